@@ -1,0 +1,39 @@
+# Each target sets up what it needs in .venv, from a bare Python 3.11 to 3.13 (PYTHON=… chooses one) and a network.
+# Words after the command: make test ARGS='tests/unit -k graph', make demo ARGS=--json.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint format clean
+
+# The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
+RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
+
+help:
+	@echo 'make demo   run the demo natively and with EGS on a local Ray, compare, write build/demo/report.html'
+	@echo 'make test   run the tests'
+	@echo 'make bench  measure: engine, graphs, and the demo in all its variants'
+	@echo 'make lint   ruff, mypy --strict, import contracts'
+	@echo 'make format apply ruff'\''s formatting and safe fixes'
+	@echo 'make clean  remove .venv, caches and build output'
+
+setup:
+	@sh scripts/with_python.sh scripts/setup_venv.py
+
+demo: setup
+	@$(RUN) .venv/bin/python -m egs_core.cli.app demo --out build/demo $(ARGS)
+
+test: setup
+	@$(RUN) .venv/bin/python -m pytest $(ARGS)
+
+bench: setup
+	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)
+
+lint: setup
+	@$(RUN) sh scripts/lint.sh
+
+format: setup
+	@$(RUN) ruff check --fix-only --quiet .
+	@$(RUN) ruff format --quiet .
+
+clean:
+	rm -rf .venv .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

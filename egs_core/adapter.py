@@ -1,0 +1,120 @@
+"""How the command line reaches a framework without importing it: one small contract, found by entry point.
+
+An adapter's distribution registers an object of this shape in the entry-point group `egs.adapters`:
+
+    [project.entry-points."egs.adapters"]
+    ray = "egs_ray.adapter:ADAPTER"
+
+Importing that module must be cheap and must not start the framework: `egs doctor` asks every adapter what it can do.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from egs_core.errors import InputError
+from egs_core.graph.columns import Graph
+
+GROUP = "egs.adapters"
+
+CAPABILITIES = ("observe", "order", "split", "preload", "gang", "preempt", "limits", "abort", "audit")
+"""What an adapter answers for, each with `yes` or `no: why`."""
+
+POLICIES = ("egs", "native")
+"""What a replay may run under: EGS on, or the framework alone."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of `egs doctor`. A check that is not ok says in `detail` what to do about it."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+class ReplayWorkload(msgspec.Struct, frozen=True):
+    """A workload that was read from a file, and when it is submitted after the replay's start (trace seconds)."""
+
+    name: str
+    graph: Graph
+    submit_s: float = 0.0
+
+
+class ReplayRequest(msgspec.Struct, frozen=True):
+    """Run workloads on the real framework, each phase holding its resources for its duration x `time_scale`."""
+
+    workloads: tuple[ReplayWorkload, ...]
+    policy: str
+    cpus: int
+    gpus: int
+    time_scale: float
+    runlog_path: Path
+
+
+class DemoRequest(msgspec.Struct, frozen=True):
+    """Run the demo's pipelines once per variant (`native`, `egs`, …) and leave one run log each in `out_dir`."""
+
+    variants: tuple[str, ...]
+    out_dir: Path
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """One finished run: its metrics (numbers by name, as `--json` prints them) and the run log they come from."""
+
+    metrics: dict[str, Any]
+    runlog_path: Path
+
+
+class DemoOutcome(msgspec.Struct, frozen=True):
+    """The demo's runs by variant, beside the bound that no schedule can beat."""
+
+    ideal_bound_s: float
+    emulated_gpus: bool
+    runs: dict[str, RunOutcome]
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """What every framework's adapter offers the command line."""
+
+    name: str
+
+    def capabilities(self) -> dict[str, str]:
+        """Each of `CAPABILITIES` with `yes` or `no: why`."""
+        ...
+
+    def doctor(self) -> list[Check]:
+        """Whether the framework is installed, in a known version, and its hooks are in place."""
+        ...
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        """Run the request's workloads on the real framework."""
+        ...
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        """Run the demo's pipelines on the real framework."""
+        ...
+
+
+def adapter_names() -> list[str]:
+    """Names of the installed adapters, sorted; none is imported."""
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
+def load_adapter(name: str) -> Adapter:
+    """The installed adapter of that name; an `InputError` that says how to install it when there is none."""
+    found = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
+    if found is None:
+        installed = ", ".join(adapter_names()) or "none"
+        raise InputError(f"adapter '{name}'", f"not installed; installed: {installed}", f"pip install egs-{name}")
+    try:
+        adapter = found.load()
+    except ImportError as error:
+        raise InputError(f"adapter '{name}'", f"cannot be imported: {error}", f"pip install egs-{name}") from error
+    if not isinstance(adapter, Adapter):
+        raise InputError(f"adapter '{name}'", f"{found.value} is not an egs_core.adapter.Adapter", "update the adapter")
+    return adapter

@@ -1,0 +1,1 @@
+"""The command line: `app.py` dispatches and words errors; every command is one module named after it."""

@@ -1,0 +1,162 @@
+"""`egs doctor`: what this installation has, what works, and what to do about what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from egs_core.adapter import Adapter, Check, adapter_names, load_adapter
+from egs_core.errors import EgsError
+
+MODES = ("off", "observe", "on")
+MODE_VARIABLE = "EGS_MODE"
+NO_DEVICES = "none visible; GPU phases are emulated"
+
+
+class AdapterState(msgspec.Struct, frozen=True):
+    """One installed adapter: what it can do and how its own checks went."""
+
+    name: str
+    capabilities: dict[str, str]
+    checks: list[Check]
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """Everything `egs doctor` knows; `--json` prints it as it is."""
+
+    ok: bool
+    checks: list[Check]
+    packages: dict[str, str]
+    adapters: list[AdapterState]
+    gpus: list[str]
+    mode: str
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Check Python, packages, adapters, GPUs and the history store. Exit code 1 when a check fails."""
+    diagnosis = diagnose()
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(diagnosis)))
+    else:
+        _show(diagnosis, Console())
+    return 0 if diagnosis.ok else 1
+
+
+def diagnose() -> Diagnosis:
+    """Look at this process's installation and environment; changes nothing."""
+    gpus, gpu_check = visible_gpus()
+    mode, mode_check = current_mode(dict(os.environ))
+    adapters = [_adapter_state(name) for name in adapter_names()]
+    checks = [python_check(sys.version_info[:3]), mode_check, gpu_check, history_check(), adapters_check(adapters)]
+    failed = [check for check in [*checks, *(c for a in adapters for c in a.checks)] if not check.ok]
+    return Diagnosis(not failed, checks, installed_packages(), adapters, gpus, mode)
+
+
+def python_check(found: tuple[int, int, int]) -> Check:
+    """Whether this Python is one that EGS is tested on."""
+    text = ".".join(map(str, found))
+    supported = (3, 11) <= found[:2] <= (3, 13)
+    return Check("python", supported, f"{text} at {sys.executable}" if supported else f"{text}; needs 3.11 to 3.13")
+
+
+def current_mode(environment: dict[str, str]) -> tuple[str, Check]:
+    """The mode that hooks on unmodified code would take, and where that was set."""
+    value = environment.get(MODE_VARIABLE)
+    if value is None:
+        return "observe", Check("mode", True, f"observe (the default; {MODE_VARIABLE} is not set)")
+    if value not in MODES:
+        return "observe", Check("mode", False, f"{MODE_VARIABLE}={value!r} is none of {', '.join(MODES)}")
+    return value, Check("mode", True, f"{value} (from {MODE_VARIABLE} in the environment)")
+
+
+def visible_gpus() -> tuple[list[str], Check]:
+    """The names of the devices that the driver shows. None is a normal state: GPU phases are then emulated."""
+    try:
+        import pynvml
+    except ImportError:
+        return [], Check("gpus", True, f"{NO_DEVICES} (nvidia-ml-py is not installed: pip install 'egs-core[gpu]')")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [], Check("gpus", True, f"{NO_DEVICES} ({error})")
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError as error:
+        return [], Check("gpus", False, f"the driver answers, its devices do not: {error}")
+    finally:
+        pynvml.nvmlShutdown()
+    return names, Check("gpus", True, ", ".join(names) or NO_DEVICES)
+
+
+def installed_packages() -> dict[str, str]:
+    """EGS's own distributions and the libraries they need, with versions; `missing` where there is none."""
+    names = {"egs-core", *(f"egs-{name}" for name in adapter_names())}
+    for own in sorted(names):
+        names |= _required_by(own)
+    return {name: _version(name) for name in sorted(names)}
+
+
+def adapters_check(adapters: list[AdapterState]) -> Check:
+    """Whether there is any framework that `egs replay` and `egs demo` could use."""
+    if not adapters:
+        return Check("adapters", False, "none installed (pip install egs-ray)")
+    return Check("adapters", True, ", ".join(adapter.name for adapter in adapters))
+
+
+def _adapter_state(name: str) -> AdapterState:
+    """Ask one adapter. One that breaks here is a failed check and takes nothing else down."""
+    try:
+        adapter: Adapter = load_adapter(name)
+        return AdapterState(name, adapter.capabilities(), adapter.doctor())
+    except EgsError as error:
+        return AdapterState(name, {}, [Check("load", False, str(error))])
+    except Exception as error:  # an adapter is someone else's code
+        return AdapterState(name, {}, [Check("load", False, f"{type(error).__name__}: {error}")])
+
+
+def _required_by(distribution: str) -> set[str]:
+    try:
+        lines = requires(distribution) or []
+    except PackageNotFoundError:
+        return set()
+    hard = [line for line in lines if "extra ==" not in line]
+    return {line.split(";")[0].split("[")[0].rstrip(" <>=!~.,0123456789") for line in hard}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _show(diagnosis: Diagnosis, console: Console) -> None:
+    table = Table("", "check", "found", box=None, pad_edge=False)
+    for check in diagnosis.checks:
+        _add(table, "", check)
+    for adapter in diagnosis.adapters:
+        for check in adapter.checks:
+            _add(table, f"{adapter.name}: ", check)
+        for name, answer in adapter.capabilities.items():
+            table.add_row("", f"{adapter.name}: can {name}", answer)
+    console.print(table)
+    console.print("packages: " + ", ".join(f"{name} {found}" for name, found in diagnosis.packages.items()))
+
+
+def _add(table: Table, prefix: str, check: Check) -> None:
+    table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", prefix + check.name, check.detail)

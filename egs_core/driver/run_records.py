@@ -1,0 +1,117 @@
+"""Run log records from the engine's events and decisions, the same for the simulator and for real drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from egs_core.engine import messages as m
+from egs_core.engine.lifecycle import GRANTED, RUNNING
+from egs_core.engine.state import State
+from egs_core.graph.columns import KIND_NAMES
+from egs_core.runlog import records as r
+
+Emit = Callable[[r.Record], None]
+
+
+class RunRecords:
+    """Turns what passes between a driver and its engine into records; call it right after `Engine.handle`.
+
+    offset_s is added to nothing: the driver's clock is the run's clock.
+    """
+
+    def __init__(self, state: State, emit: Emit) -> None:
+        self._state = state
+        self._emit = emit
+
+    def node(self, event: m.NodeAdded, now: float) -> None:
+        memory = event.memory_bytes or 0
+        self._emit(r.Capacity(now, event.node, event.cpus, event.gpus, memory))
+
+    def node_lost(self, event: m.NodeLost, now: float) -> None:
+        self._emit(r.Capacity(now, event.node))
+
+    def workload(self, event: m.WorkloadSubmitted, now: float) -> None:
+        self._emit(r.WorkloadSubmitted(now, event.workload, event.name, event.tenant, event.queue))
+
+    def tasks(self, event: m.TasksAdded, now: float) -> None:
+        graph = event.graph
+        known = self._state.workloads[self._state.workload_number(event.workload)].numbers
+        for local, task_id in enumerate(graph.ids):
+            phases = []
+            for p in graph.phases_of(local):
+                shape = graph.shapes[graph.phase_shape[p]]
+                kind = KIND_NAMES[graph.phase_kind[p]]
+                phases.append((kind, shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes))
+            parents = tuple(self._state.task_ids[known[i]] for i in graph.parents[local])
+            self._emit(r.TaskAdded(now, event.workload, task_id, graph.names[local], parents, tuple(phases)))
+
+    def grant(self, grant: m.Grant, now: float) -> None:
+        """Ready (with its true time), why it was held if it was, and the decision."""
+        state, phase = self._state, grant.phase
+        workload, task, index = self.names(phase)
+        ready_at = state.ready_at[phase]
+        self._emit(r.Ready(ready_at, workload, task, index, grant.attempt))
+        if now > ready_at:
+            self._emit(r.Held(ready_at, workload, task, index, "capacity", f"until {now:.3f}: {grant.reason}"))
+        p50, p95 = state.estimate_s[phase], state.estimate_p95_s[phase]
+        self._emit(r.Granted(now, workload, task, index, grant.attempt, grant.id, grant.reason, p50, p95))
+
+    def started(self, grant: m.Grant, now: float, warm: bool | None, framework_id: str = "", pid: int = 0) -> None:
+        workload, task, index = self.names(grant.phase)
+        lease = self._state.leases[grant.phase]
+        gpus = lease.gpu_milli * len(lease.devices) / 1000
+        self._emit(
+            r.Started(
+                now,
+                workload,
+                task,
+                index,
+                grant.attempt,
+                grant.node,
+                grant.devices,
+                lease.cpu_milli / 1000,
+                gpus,
+                lease.memory_bytes,
+                warm,
+                framework_id,
+                pid,
+            )
+        )
+
+    def cold_start(self, grant: m.Grant, start: float, end: float) -> None:
+        workload, task, index = self.names(grant.phase)
+        self._emit(r.ColdStart(start, end, workload, task, index, grant.attempt))
+
+    def ended(self, phase: int, attempt: int, outcome: str, now: float) -> None:
+        workload, task, index = self.names(phase)
+        self._emit(r.Ended(now, workload, task, index, attempt, outcome))
+
+    def preload_started(self, decision: m.Preload, now: float) -> None:
+        options = self._state.options_of(decision.task)
+        workload, task = self.task_names(decision.task)
+        cpus = 0.0 if decision.reuse else options.warm_cpu_milli / 1000
+        self._emit(r.PreloadStarted(now, workload, task, decision.node, cpus, options.warm_memory_bytes))
+
+    def preload_ended(self, task: int, outcome: str, now: float) -> None:
+        workload, name = self.task_names(task)
+        self._emit(r.PreloadEnded(now, workload, name, outcome))
+
+    def workload_ended(self, number: int, now: float) -> None:
+        workload = self._state.workloads[number]
+        self._emit(r.WorkloadEnded(now, workload.id, "failed" if workload.failed else "succeeded"))
+
+    def still_running(self, now: float, outcome: str) -> None:
+        """Close what is open when a run is cut off, so that held time is counted up to then."""
+        for phase in list(self._state.leases):
+            if self._state.status[phase] in (GRANTED, RUNNING):
+                self.ended(phase, self._state.attempt[self._state.task_of[phase]], outcome, now)
+
+    def names(self, phase: int) -> tuple[str, str, int]:
+        """(workload id, task id, phase number within the task)."""
+        state = self._state
+        task = state.task_of[phase]
+        return state.workloads[state.task_workload[task]].id, state.task_ids[task], phase - state.first_phase[task]
+
+    def task_names(self, task: int) -> tuple[str, str]:
+        state = self._state
+        return state.workloads[state.task_workload[task]].id, state.task_ids[task]

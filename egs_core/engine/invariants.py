@@ -1,0 +1,75 @@
+"""What must hold after every event. Run at the end of every engine test, and in production on demand."""
+
+from __future__ import annotations
+
+from egs_core.engine.lifecycle import COLD, HOLDS_LEASE, PENDING, READY, SKIPPED, SUCCEEDED, WARMING
+from egs_core.engine.state import UNTRACKED, WHOLE_DEVICE, State
+
+
+def validate_state(state: State) -> None:
+    """Raise AssertionError, naming what is wrong, when an invariant of the state does not hold."""
+    _check_leases(state)
+    _check_resources(state)
+    _check_processes(state)
+    _check_tasks(state)
+
+
+def _check_leases(state: State) -> None:
+    """No lease without holder, no phase without its lease."""
+    holders = {p for p, status in enumerate(state.status) if status in HOLDS_LEASE}
+    assert holders == set(state.leases), f"leases {sorted(state.leases)} against holders {sorted(holders)}"
+
+
+def _check_resources(state: State) -> None:
+    """Used plus free is the total; no device over its capacity."""
+    for number, node in enumerate(state.nodes):
+        held = [lease for lease in state.leases.values() if lease.node == number]
+        cpu = sum(lease.cpu_milli for lease in held)
+        assert cpu + node.free_cpu == node.cpu_milli, f"{node.name}: {cpu} + {node.free_cpu} of {node.cpu_milli} CPU"
+        if node.memory_bytes != UNTRACKED:
+            memory = sum(lease.memory_bytes for lease in held)
+            assert memory + node.free_memory == node.memory_bytes, f"{node.name}: memory"
+        for device, free in enumerate(node.devices):
+            used = sum(lease.gpu_milli for lease in held if device in lease.devices)
+            assert 0 <= free <= WHOLE_DEVICE, f"{node.name}: device {device} has {free} free"
+            assert used + free == WHOLE_DEVICE, f"{node.name}: device {device}: {used} used, {free} free"
+
+
+def _check_processes(state: State) -> None:
+    """Every process is counted once: with a started task, parked for a task, or idle."""
+    for number, node in enumerate(state.nodes):
+        parked = [t for t in state.parked if state.home[t] == number]
+        working = [
+            t for t, n in state.home.items() if n == number and t not in state.parked and state.options_of(t).warm_key
+        ]
+        assert node.parked == len(parked), f"{node.name}: {node.parked} parked, {len(parked)} found"
+        assert node.working == len(working), f"{node.name}: {node.working} working, {len(working)} found"
+        warming = sum(state.warmth[t] == WARMING for t in parked)
+        assert node.warming == warming, f"{node.name}: {node.warming} warming, {warming} found"
+        assert all(count >= 0 for count in node.idle_warm.values()), f"{node.name}: idle processes below zero"
+        assert node.processes <= max(node.process_slots, 0) or not node.alive, f"{node.name}: too many processes"
+    for task in state.parked:
+        assert state.warmth[task] != COLD, f"task {task} has a process kept for it but is cold"
+        assert state.status[state.cursor[task]] not in HOLDS_LEASE, f"task {task} runs but its process is parked"
+
+
+def _check_tasks(state: State) -> None:
+    """Nothing is ready before what it waits for is done; a task's phases go in order."""
+    for task in range(len(state.task_ids)):
+        open_parents = sum(not state.is_done(parent) for parent in state.parents[task])
+        assert state.waiting[task] == open_parents, f"task {task} waits for {state.waiting[task]}, not {open_parents}"
+        if open_parents:
+            for p in state.phases_of(task):
+                assert state.status[p] not in {READY, SUCCEEDED} | HOLDS_LEASE, f"task {task} runs before its parents"
+        for p in range(state.first_phase[task], state.cursor[task]):
+            assert state.status[p] in (SUCCEEDED, SKIPPED), f"phase {p} of task {task} was passed over"
+        for p in range(state.cursor[task] + 1, state.first_phase[task + 1]):
+            later_runs = state.status[p] in {READY, SUCCEEDED} | HOLDS_LEASE
+            assert not later_runs, f"phase {p} of task {task} is ahead of its turn"
+    for number, workload in enumerate(state.workloads):
+        still_open = sum(
+            any(state.status[p] in {PENDING, READY, 2} | HOLDS_LEASE for p in state.phases_of(t))
+            for t in workload.numbers
+            if state.task_workload[t] == number
+        )
+        assert workload.open_tasks == still_open, f"{workload.id}: {workload.open_tasks} open, {still_open} found"

@@ -1,0 +1,197 @@
+"""What goes into the engine (events) and what comes out of it (decisions).
+
+Both are versioned by the journal's header and the snapshot's format number; the tag `e` or `d` names the kind. Tasks and
+phases are named by the engine's own numbers, which it gives out in `TasksAdded` order (see `State.first_task`): a
+driver keeps the map to its framework's names.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.graph.columns import Graph
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="e", omit_defaults=True):
+    """Base of all events."""
+
+
+class NodeAdded(Event, frozen=True, tag="node"):
+    """Capacity appears, or changes when the node is known: running phases keep what they hold.
+
+    memory_bytes and gpu_memory_bytes (per device) of None mean: not tracked. preload_slots bounds how many processes
+    may be warming at once; process_slots how many processes of tasks with a warm key may exist, at work or not.
+    """
+
+    node: str
+    cpus: float = 0.0
+    gpus: int = 0
+    memory_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    preload_slots: int = 2
+    process_slots: int = 8
+
+
+class NodeLost(Event, frozen=True, tag="node_lost"):
+    """A node is gone, with everything that ran on it: its phases are requeued."""
+
+    node: str
+
+
+class WorkloadSubmitted(Event, frozen=True, tag="workload"):
+    workload: str
+    name: str = ""
+    tenant: str = ""
+    queue: str = ""
+
+
+class TasksAdded(Event, frozen=True, tag="tasks"):
+    """A block of tasks joins a workload; parents are task numbers within the workload, earlier blocks included."""
+
+    workload: str
+    graph: Graph
+
+
+class BranchSkipped(Event, frozen=True, tag="skipped"):
+    """The framework will not run this task. It counts as done: what waits only for it may run."""
+
+    task: int
+
+
+class Estimates(Event, frozen=True, tag="estimates"):
+    """New beliefs: (phase, median seconds, 95th percentile seconds)."""
+
+    values: tuple[tuple[int, float, float], ...]
+
+
+class DecisionApplied(Event, frozen=True, tag="applied"):
+    decision: int
+
+
+class DecisionRejected(Event, frozen=True, tag="rejected"):
+    """The driver could not do it; a grant is held back for a while and tried again."""
+
+    decision: int
+    reason: str = ""
+
+
+class DecisionLost(Event, frozen=True, tag="lost"):
+    """Nobody knows whether it was done. A grant is fenced: the next attempt has a new number."""
+
+    decision: int
+
+
+class PhaseStarted(Event, frozen=True, tag="started"):
+    """The phase runs. Implies that its grant was applied."""
+
+    phase: int
+    attempt: int
+
+
+class PhaseEnded(Event, frozen=True, tag="ended"):
+    """outcome: succeeded, failed, preempted, aborted."""
+
+    phase: int
+    attempt: int
+    outcome: str = "succeeded"
+
+
+class PreloadReady(Event, frozen=True, tag="warm"):
+    """The process for this task is warm and waits."""
+
+    task: int
+
+
+class PreloadFailed(Event, frozen=True, tag="preload_failed"):
+    """No warm process for this task (failed, or its process died); it will start cold."""
+
+    task: int
+
+
+class AbortRequested(Event, frozen=True, tag="abort"):
+    """Operator control. scope: workload, stage (`workload/stage`) or task (its number as text)."""
+
+    scope: str
+    target: str
+    actor: str = ""
+    reason: str = ""
+
+
+class Tick(Event, frozen=True, tag="tick"):
+    """Time has passed; sent when `next_wakeup` says so."""
+
+
+AnyEvent = (
+    NodeAdded
+    | NodeLost
+    | WorkloadSubmitted
+    | TasksAdded
+    | BranchSkipped
+    | Estimates
+    | DecisionApplied
+    | DecisionRejected
+    | DecisionLost
+    | PhaseStarted
+    | PhaseEnded
+    | PreloadReady
+    | PreloadFailed
+    | AbortRequested
+    | Tick
+)
+
+
+class Decision(msgspec.Struct, frozen=True, tag_field="d", omit_defaults=True):
+    """Base of all decisions; `id` is answered with DecisionApplied, DecisionRejected or DecisionLost."""
+
+    id: int
+
+
+class Grant(Decision, frozen=True, tag="grant"):
+    """Start this phase on this node. reason: the order term that put it before the next candidate.
+
+    warm: whether a warm process is expected; None for a task that needs none, or for a later phase of a task.
+    """
+
+    phase: int
+    task: int
+    attempt: int
+    node: str
+    devices: tuple[int, ...] = ()
+    reason: str = ""
+    warm: bool | None = None
+
+
+class Preload(Decision, frozen=True, tag="preload"):
+    """Make a process warm for this task. reuse: an idle warm process on the node is expected to serve it."""
+
+    task: int
+    node: str
+    reuse: bool = False
+
+
+class DropPreload(Decision, frozen=True, tag="drop_preload"):
+    """The warm process for this task is not needed any more."""
+
+    task: int
+
+
+class Stop(Decision, frozen=True, tag="stop"):
+    """End this running phase (abort; later also preemption and limits); answered by its PhaseEnded."""
+
+    phase: int
+    task: int
+    attempt: int
+    reason: str = ""
+
+
+AnyDecision = Grant | Preload | DropPreload | Stop
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to "why is my task waiting": its status, the kind of rule that blocks it, and the numbers."""
+
+    task: str
+    status: str
+    kind: str = ""
+    text: str = ""
+    waiting_for: tuple[str, ...] = ()

@@ -1,0 +1,133 @@
+"""Order among ready phases: a policy is a short list of comparable terms, the smallest first.
+
+Each term gives a number for a phase; the first term in which two candidates differ is the reason that a decision
+carries. Everything ends in `ready_order`, so ties are broken by who became ready first.
+
+    egs                 priority, overdue, remaining_path, dependents, ready_order      (rule 2)
+    fifo                ready_order
+    sjf                 shortest, ready_order
+    heft                remaining_path, ready_order
+    airflow-downstream  downstream_weight, ready_order
+    random              random, ready_order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from egs_core.engine.state import State
+
+Term = Callable[[State, int], float]
+Key = tuple[float, ...]
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+def priority(state: State, phase: int) -> float:
+    """What the user set by hand goes before everything learned."""
+    options = state.options.get(state.task_of[phase])
+    return -options.priority if options is not None else 0
+
+
+def overdue(state: State, phase: int) -> float:
+    """0 when it has waited longer than its `max_wait`; the engine moves it when that moment comes."""
+    return 1
+
+
+def remaining_path(state: State, phase: int) -> float:
+    """Longest expected path from here to an exit of the graph (upward rank), longest first.
+
+    HEFT: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
+    """
+    return -state.rank_s[phase]
+
+
+def dependents(state: State, phase: int) -> float:
+    """Of two equal paths the one that others wait for goes first."""
+    task = state.task_of[phase]
+    return 0 if state.children[task] or phase + 1 < state.first_phase[task + 1] else 1
+
+
+def ready_order(state: State, phase: int) -> float:
+    return state.order[phase]
+
+
+def shortest(state: State, phase: int) -> float:
+    """Shortest expected phase first."""
+    return state.estimate_s[phase]
+
+
+def seeded_random(seed: int) -> Term:
+    """A number drawn from seed, phase and attempt (splitmix64), so that a replay draws the same."""
+
+    def random(state: State, phase: int) -> float:
+        x = (seed * 0xD1B54A32D192ED03 + phase * 0x9E3779B97F4A7C15 + state.attempt[state.task_of[phase]]) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        return x ^ (x >> 31)
+
+    return random
+
+
+class DownstreamWeight:
+    """Airflow's default weight rule: own weight plus that of every distinct descendant, largest first.
+
+    Counted a block of tasks at a time with integers as bit sets: memory stays at a kilobyte a task.
+    """
+
+    __name__ = "downstream_weight"
+    _BLOCK = 8192
+
+    def __init__(self) -> None:
+        self._weights: list[int] = []
+
+    def __call__(self, state: State, phase: int) -> float:
+        if len(self._weights) != len(state.task_ids):
+            self._weights = self._count(state.children)
+        return -self._weights[state.task_of[phase]]
+
+    def _count(self, children: list[list[int]]) -> list[int]:
+        n = len(children)
+        weights = [0] * n
+        for low in range(0, n, self._BLOCK):
+            high = min(low + self._BLOCK, n)
+            reach = [0] * high
+            for task in range(high - 1, -1, -1):
+                bits = 1 << (task - low) if task >= low else 0
+                for child in children[task]:
+                    if child < high:
+                        bits |= reach[child]
+                reach[task] = bits
+                weights[task] += bits.bit_count()
+        return weights
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """name as on the command line; terms in order; ages: whether `max_wait` moves overdue phases forward."""
+
+    name: str
+    terms: tuple[Term, ...]
+    ages: bool = False
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        return tuple(getattr(term, "__name__", "term") for term in self.terms)
+
+
+EGS = Policy("egs", (priority, overdue, remaining_path, dependents, ready_order), ages=True)
+OVERDUE_TERM = EGS.terms.index(overdue)
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "egs": lambda seed: EGS,
+    "fifo": lambda seed: Policy("fifo", (ready_order,)),
+    "sjf": lambda seed: Policy("sjf", (shortest, ready_order)),
+    "heft": lambda seed: Policy("heft", (remaining_path, ready_order)),
+    "airflow-downstream": lambda seed: Policy("airflow-downstream", (DownstreamWeight(), ready_order)),
+    "random": lambda seed: Policy("random", (seeded_random(seed), ready_order)),
+}
+
+
+def make_policy(name: str, seed: int = 0) -> Policy:
+    """A policy by name. Raises KeyError for an unknown one."""
+    return POLICIES[name](seed)

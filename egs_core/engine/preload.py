@@ -1,0 +1,184 @@
+"""Which processes to make warm now, and when to look again. Pure: reads the state, changes nothing.
+
+A process is worth starting when nothing else will be warm at the moment its task can start:
+
+    now                         s = predicted start of task B
+     │  working process of A ────────┐ ends before s: B takes it over, nothing to do
+     │                               ▼
+     │        └── due = s - lead ──► start a process for B here, if none is left over by then
+     │
+     └ an idle warm process is given to the next candidate at once: that costs nothing
+
+Candidates are the tasks that are ready but cold, in the order in which they would be granted, then those a few steps
+ahead of what runs, by predicted start. A preload takes CPU that nobody wants (free, counted against other preloads)
+unless its task is ready and waits for nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import msgspec
+
+from egs_core.engine.lifecycle import COLD, ENDED, HOLDS_LEASE, PENDING
+from egs_core.engine.placement import fits_ever
+from egs_core.engine.state import State
+
+LOOKAHEAD_STEPS = 3
+MAX_CANDIDATES = 64
+LEAD_FACTOR, LEAD_S = 1.2, 0.1  # a warm-up takes a little longer than believed
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Warm a process for `task` on node number `node`; reuse an idle warm one or start a new one."""
+
+    task: int
+    node: int
+    reuse: bool
+
+
+def remaining_s(state: State, phase: int, now: float) -> float:
+    """Expected seconds until a running phase ends; one that outlived its median is not about to end.
+
+    Up to the median: what is left of it. From there to the 95th percentile: half of the way left. Beyond: half of
+    what it has taken already, the mean residual life of a heavy tail.
+    """
+    elapsed = now - state.started_at[phase]
+    if elapsed < state.estimate_s[phase]:
+        return state.estimate_s[phase] - elapsed
+    if elapsed < state.estimate_p95_s[phase]:
+        return (state.estimate_p95_s[phase] - elapsed) / 2
+    return elapsed / 2
+
+
+def task_end_s(state: State, task: int, now: float) -> float:
+    """When a started task is expected to end: its current phase, then the later ones."""
+    current = state.cursor[task]
+    end = state.first_phase[task + 1]
+    if state.status[current] in HOLDS_LEASE:
+        left = remaining_s(state, current, now) if state.started_at[current] else state.estimate_s[current]
+        current += 1
+    else:
+        left = 0.0
+    return now + left + sum(state.estimate_s[p] for p in range(current, end))
+
+
+def upcoming(state: State, started: Iterable[int], waiting: Iterable[int], now: float) -> list[tuple[float, int]]:
+    """(predicted start, task) of cold tasks with a warm key, up to some steps ahead of started and ready tasks."""
+    ends = {task: task_end_s(state, task, now) for task in started}
+    for task in waiting:
+        ends[task] = now + _work_s(state, task)
+    level, found = list(ends), []
+    for _ in range(LOOKAHEAD_STEPS):
+        following: list[int] = []
+        for parent in level:
+            for child in state.children[parent][:MAX_CANDIDATES]:
+                start = None if child in ends else _start_after(state, child, ends)
+                if start is None:
+                    continue
+                ends[child] = start + _work_s(state, child)
+                following.append(child)
+                options = state.options.get(child)
+                if options is not None and options.warm_key and state.warmth[child] == COLD:
+                    found.append((start, child))
+        level = following
+        if len(found) >= MAX_CANDIDATES:
+            break
+    found.sort()
+    return found[:MAX_CANDIDATES]
+
+
+def _work_s(state: State, task: int) -> float:
+    return sum(state.estimate_s[p] for p in state.phases_of(task))
+
+
+def _start_after(state: State, task: int, ends: dict[int, float]) -> float | None:
+    """When all parents of a pending task are expected to have ended; None when one of them is out of sight."""
+    if state.status[state.first_phase[task]] != PENDING:
+        return None
+    start = 0.0
+    for parent in state.parents[task]:
+        if parent in ends:
+            start = max(start, ends[parent])
+        elif state.status[state.first_phase[parent + 1] - 1] not in ENDED:
+            return None
+    return start
+
+
+class _Room:
+    """What the nodes can still take, counted down while choices are made."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.idle = [dict(node.idle_warm) for node in state.nodes]
+        self.processes = [node.processes for node in state.nodes]
+        self.warming = [node.warming for node in state.nodes]
+
+    def take_idle(self, task: int, key: str) -> int | None:
+        for number in self._nodes_for(task):
+            if self.idle[number].get(key, 0) > 0:
+                self.idle[number][key] -= 1
+                return number
+        return None
+
+    def take_new(self, task: int, *, urgent: bool) -> int | None:
+        options = self.state.options_of(task)
+        best = None
+        for number in self._nodes_for(task):
+            node = self.state.nodes[number]
+            free_cpu = node.free_cpu - self.warming[number] * options.warm_cpu_milli
+            if self.warming[number] >= node.preload_slots or not (urgent or free_cpu >= options.warm_cpu_milli):
+                continue
+            if self.processes[number] >= node.process_slots and not (urgent and node.working < node.process_slots):
+                continue
+            if best is None or free_cpu > self.state.nodes[best].free_cpu:
+                best = number
+        if best is not None:
+            self.processes[best] += 1
+            self.warming[best] += 1
+        return best
+
+    def _nodes_for(self, task: int) -> list[int]:
+        state = self.state
+        shapes = [state.shapes[state.shape[p]] for p in state.phases_of(task)]
+        return [i for i, node in enumerate(state.nodes) if all(fits_ever(node, shape) for shape in shapes)]
+
+
+def plan_preloads(
+    state: State, now: float, started: Iterable[int], waiting: list[int], blocked_on_warmth: set[int]
+) -> tuple[list[Choice], float | None]:
+    """Choices to make now, and the time at which to look again (None: only after the next event).
+
+    started: tasks whose process works; waiting: ready cold tasks with a warm key, in order of grant;
+    blocked_on_warmth: those of them that wait for nothing but their process.
+    """
+    started = list(started)
+    room, choices = _Room(state), []
+    again: float | None = None
+    ends: dict[str, list[float]] = {}
+    for task in started:
+        options = state.options.get(task)
+        if options is not None and options.warm_key:
+            heapq.heappush(ends.setdefault(options.warm_key, []), task_end_s(state, task, now))
+    first_free = min((task_end_s(state, task, now) for task in started), default=now)
+    candidates = [(now if task in blocked_on_warmth else first_free, task) for task in waiting[:MAX_CANDIDATES]]
+    for start, task in candidates + upcoming(state, started, waiting, now):
+        options = state.options_of(task)
+        key, lead = options.warm_key, options.warmup_s * LEAD_FACTOR + LEAD_S
+        left_over = ends.setdefault(key, [])
+        node = room.take_idle(task, key)
+        if node is not None:
+            choices.append(Choice(task, node, True))
+        elif left_over and left_over[0] <= start + options.warmup_s / 2:
+            start = max(start, heapq.heappop(left_over))
+        elif start - lead > now:
+            again = start - lead if again is None else min(again, start - lead)
+        else:
+            node = room.take_new(task, urgent=task in blocked_on_warmth)
+            if node is None:
+                continue
+            choices.append(Choice(task, node, False))
+            start = max(start, now + options.warmup_s)
+        heapq.heappush(left_over, start + _work_s(state, task))
+    return choices, again

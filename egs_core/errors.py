@@ -1,0 +1,19 @@
+"""The one error type that user input can cause, and how it is worded."""
+
+from __future__ import annotations
+
+
+class EgsError(Exception):
+    """Something EGS cannot do for a reason that the user can mend; the command line ends with exit code 2."""
+
+
+class InputError(EgsError):
+    """Bad input: names the place (file, path inside it, option) and what to do about it.
+
+    >>> str(InputError("pipe.json: tasks[3].parents", "unknown task 'loda'", "did you mean 'load'?"))
+    "pipe.json: tasks[3].parents: unknown task 'loda' (did you mean 'load'?)"
+    """
+
+    def __init__(self, place: str, problem: str, hint: str = "") -> None:
+        self.place, self.problem, self.hint = place, problem, hint
+        super().__init__(f"{place}: {problem}" + (f" ({hint})" if hint else ""))

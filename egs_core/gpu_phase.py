@@ -1,0 +1,174 @@
+"""`with egs.gpu():`: the stretch of a task that holds a GPU, and how to see from outside that a function has one.
+
+The block itself knows no framework. An adapter that can lend GPUs installs a *provider*; without one the block does
+nothing, because the whole task then holds its GPU anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from types import FunctionType, ModuleType, TracebackType
+from typing import Protocol
+
+from egs_core.errors import InputError
+
+Devices = tuple[int | str, ...]
+
+
+class GpuProvider(Protocol):
+    """What an adapter installs. Both calls come from the task's own thread (or one that the task started).
+
+    `acquire` blocks until the task holds its GPUs and returns their ids; it gets `cpus` only when the author wrote
+    `egs.gpu(cpus=…)`. `release` gives back what `acquire` took. What `acquire` raises goes to the task's code.
+    """
+
+    def acquire(self, cpus: float | None = None) -> Devices: ...
+
+    def release(self) -> None: ...
+
+
+class _Lease:
+    """One provider's lease, shared by nested blocks and a task's threads: the first in takes, the last out frees."""
+
+    def __init__(self, provider: GpuProvider) -> None:
+        self.provider = provider
+        self.devices: Devices = ()
+        self.holders = 0  # the lease is held exactly while this is above zero
+        self.lock = threading.Lock()
+
+    def enter(self, cpus: float | None) -> Devices:
+        with self.lock:
+            if self.holders == 0:
+                self.devices = tuple(self.provider.acquire() if cpus is None else self.provider.acquire(cpus))
+            self.holders += 1
+            return self.devices
+
+    def leave(self) -> None:
+        with self.lock:
+            self.holders -= 1
+            if self.holders == 0:
+                self.devices = ()
+                self.provider.release()
+
+
+_process_lease: _Lease | None = None
+_context_lease: ContextVar[_Lease | None] = ContextVar("egs_gpu_lease", default=None)
+
+
+def set_gpu_provider(provider: GpuProvider | None) -> None:
+    """Install the process's provider, seen by every thread; None removes it. Open blocks keep the one they entered."""
+    global _process_lease
+    _process_lease = _Lease(provider) if provider is not None else None
+
+
+@contextlib.contextmanager
+def gpu_provider(provider: GpuProvider) -> Iterator[None]:
+    """Use `provider` in this context only: for a process that runs several tasks at once, each in its own thread."""
+    token = _context_lease.set(_Lease(provider))
+    try:
+        yield
+    finally:
+        _context_lease.reset(token)
+
+
+class _GpuBlock:
+    """The context manager that `gpu()` returns; it may be entered again after it was left, or while it is open."""
+
+    def __init__(self, cpus: float | None) -> None:
+        self._cpus = cpus
+        self._entered: list[_Lease | None] = []
+
+    def __enter__(self) -> Devices:
+        lease = _context_lease.get() or _process_lease
+        devices = lease.enter(self._cpus) if lease is not None else ()
+        self._entered.append(lease)
+        return devices
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        lease = self._entered.pop()
+        if lease is not None:
+            lease.leave()
+
+    async def __aenter__(self) -> Devices:
+        raise InputError("egs.gpu()", "'async with' is not supported", "write 'with egs.gpu():'")
+
+    async def __aexit__(self, *_: object) -> None:
+        """Present because Python looks for it before it calls `__aenter__`, which is where the clear error is."""
+
+
+def gpu(cpus: float | None = None) -> _GpuBlock:
+    """Hold the task's GPUs for the length of a `with` block, which gets their ids; outside it none is held.
+
+    cpus: CPUs held meanwhile, when they differ from the task's. A block inside another one does nothing of its own.
+    Without a provider (no adapter, EGS off or failed) it does nothing and gives `()`.
+    """
+    return _GpuBlock(cpus)
+
+
+def has_gpu_block(function: object) -> bool:
+    """True when the function's own bytecode surely enters `with egs.gpu()`; helpers it calls are not looked into.
+
+    Exact: the context expression must be a call of this module's `gpu`, reached through a global or a closure variable
+    (`egs.gpu()`, `gpu()`, under any alias). A local alias, a conditional expression or an unknown bytecode: False.
+    """
+    if not isinstance(function, FunctionType):
+        return False
+    code = [i for i in dis.get_instructions(function) if i.opname not in ("EXTENDED_ARG", "CACHE", "NOP")]
+    return any(
+        with_at > 0
+        and code[with_at].opname == "BEFORE_WITH"
+        and not code[with_at].is_jump_target  # a jump to here brings another context manager
+        and _calls_gpu(function, code, with_at - 1)
+        for with_at in range(len(code))
+    )
+
+
+def _calls_gpu(function: FunctionType, code: list[dis.Instruction], call_at: int) -> bool:
+    """Whether code[call_at] is the call of an expression that begins with loading `gpu`.
+
+    The expression is the shortest run of instructions up to the call that leaves one value more than it found:
+
+        LOAD_GLOBAL egs   LOAD_ATTR gpu (+ self or NULL)   LOAD_CONST 2   CALL 1
+             +1                 +1                             +1           -2      = 1
+    """
+    if code[call_at].opname not in ("CALL", "CALL_KW"):
+        return False
+    height = 0
+    for start in range(call_at, -1, -1):
+        step = code[start]
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            return False
+        height += dis.stack_effect(step.opcode, step.arg)
+        if height == 1:
+            return _resolves_to_gpu(function, [i for i in code[start:call_at] if i.opname != "PUSH_NULL"])
+    return False
+
+
+def _resolves_to_gpu(function: FunctionType, loads: list[dis.Instruction]) -> bool:
+    """Follow `name.attribute.…` through modules only, so that no user code runs."""
+    if not loads:
+        return False
+    value = _loaded_value(function, loads[0])
+    for step in loads[1:]:
+        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(value, ModuleType):
+            break
+        if value is sys.modules.get(__package__):  # its names appear when first used: see its __getattr__
+            value = getattr(value, str(step.argval), None)
+        else:
+            value = vars(value).get(str(step.argval))
+    return value is gpu
+
+
+def _loaded_value(function: FunctionType, step: dis.Instruction) -> object:
+    if step.opname == "LOAD_GLOBAL":
+        return function.__globals__.get(str(step.argval))
+    if step.opname == "LOAD_DEREF" and step.argval in function.__code__.co_freevars:
+        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(step.argval)]
+        with contextlib.suppress(ValueError):  # an empty cell: not assigned yet
+            return cell.cell_contents
+    return None

@@ -1,0 +1,1 @@
+"""The universal workload graph: models at the boundary, columns inside, formats and analysis."""

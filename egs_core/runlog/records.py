@@ -1,0 +1,188 @@
+"""The run log's records: JSON lines, one record a line, a header first.
+
+Times `t` are seconds from the run's start on the run's own clock (virtual in the simulator). A task is named by
+(workload, task); a phase by its number within the task. A phase is *held* from `Started` to `Ended`: its resources
+are taken for that whole time. `Used` says in which part of it a GPU was really at work: a record for every stretch of
+a GPU phase's own code. A phase that holds a GPU and has no `Used` record at all is taken as used from start to end.
+`ColdStart` says which part of a held phase went into starting a process, importing and loading.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+FORMAT = "egs-runlog"
+VERSION = 1
+
+
+class Record(msgspec.Struct, frozen=True, tag_field="r", omit_defaults=True):
+    """Base of all records; `r` in the JSON names the kind."""
+
+
+class Header(Record, frozen=True, tag="header", omit_defaults=False):
+    """Written in full, so that a reader always finds format and version."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    run_id: str = ""
+    driver: str = ""  # sim, ray, airflow, kubeflow
+    policy: str = ""  # native, or the engine's policy
+    mode: str = ""  # off, observe, on
+    emulated_gpus: bool = False
+    started_at: float = 0.0  # Unix time of t = 0; 0 in a simulation
+    label: str = ""
+
+
+class Capacity(Record, frozen=True, tag="capacity"):
+    """What a node offers from `t` on; all zero when it is gone. gpus: number of devices."""
+
+    t: float
+    node: str
+    cpus: float = 0.0
+    gpus: int = 0
+    memory_bytes: int = 0
+
+
+class WorkloadSubmitted(Record, frozen=True, tag="workload"):
+    t: float
+    workload: str
+    name: str = ""
+    tenant: str = ""
+    queue: str = ""
+
+
+class TaskAdded(Record, frozen=True, tag="task"):
+    """phases: one (kind, cpus, gpus, memory_bytes) each, kind `cpu` or `gpu`; parents by task id."""
+
+    t: float
+    workload: str
+    task: str
+    name: str = ""
+    parents: tuple[str, ...] = ()
+    phases: tuple[tuple[str, float, float, int], ...] = ()
+
+
+class Ready(Record, frozen=True, tag="ready"):
+    t: float
+    workload: str
+    task: str
+    phase: int = 0
+    attempt: int = 1
+
+
+class Held(Record, frozen=True, tag="hold"):
+    """Why a ready phase was not started. kind: capacity, quota, reservation, paused, limit, order."""
+
+    t: float
+    workload: str
+    task: str
+    phase: int
+    kind: str
+    reason: str = ""
+
+
+class Granted(Record, frozen=True, tag="granted"):
+    """The engine's decision to start a phase: the term that decided, and the estimate it had at that moment."""
+
+    t: float
+    workload: str
+    task: str
+    phase: int
+    attempt: int = 1
+    decision: int = 0
+    reason: str = ""
+    estimate_p50_s: float | None = None
+    estimate_p95_s: float | None = None
+
+
+class Started(Record, frozen=True, tag="started"):
+    """The phase holds its resources from here. warm: None where nobody can know. devices: indices on the node."""
+
+    t: float
+    workload: str
+    task: str
+    phase: int = 0
+    attempt: int = 1
+    node: str = ""
+    devices: tuple[int, ...] = ()
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    warm: bool | None = None
+    framework_id: str = ""
+    pid: int = 0
+
+
+class ColdStart(Record, frozen=True, tag="cold"):
+    """Part of a held phase that went into process start, imports or loading."""
+
+    t: float
+    end_t: float
+    workload: str
+    task: str
+    phase: int = 0
+    attempt: int = 1
+
+
+class Used(Record, frozen=True, tag="used"):
+    """A stretch in which a held GPU was in its GPU phase."""
+
+    t: float
+    end_t: float
+    workload: str
+    task: str
+    phase: int = 0
+    attempt: int = 1
+
+
+class Ended(Record, frozen=True, tag="ended"):
+    """outcome: succeeded, failed, preempted, aborted, skipped (the last without a Started)."""
+
+    t: float
+    workload: str
+    task: str
+    phase: int = 0
+    attempt: int = 1
+    outcome: str = "succeeded"
+
+
+class PreloadStarted(Record, frozen=True, tag="preload"):
+    t: float
+    workload: str
+    task: str
+    node: str = ""
+    cpus: float = 0.0
+    memory_bytes: int = 0
+
+
+class PreloadEnded(Record, frozen=True, tag="preload_ended"):
+    """outcome: warm, used, unused, failed. `warm` ends the work of it; the others end the held memory."""
+
+    t: float
+    workload: str
+    task: str
+    outcome: str = "warm"
+
+
+class WorkloadEnded(Record, frozen=True, tag="workload_ended"):
+    t: float
+    workload: str
+    outcome: str = "succeeded"
+
+
+AnyRecord = (
+    Header
+    | Capacity
+    | WorkloadSubmitted
+    | TaskAdded
+    | Ready
+    | Held
+    | Granted
+    | Started
+    | ColdStart
+    | Used
+    | Ended
+    | PreloadStarted
+    | PreloadEnded
+    | WorkloadEnded
+)

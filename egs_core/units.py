@@ -1,0 +1,116 @@
+"""Sizes and durations as people write them, turned into bytes and seconds. Standard library only: workers import it.
+
+A size without a unit is bytes, a duration without one is seconds. `KiB` is 1024 bytes and `kB` 1000; single letters
+(`512m`) are refused, because tools disagree about what they mean.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from egs_core.errors import InputError
+
+_BYTE_UNITS = {"": 1, "b": 1, "byte": 1, "bytes": 1}
+for _power, _letter in enumerate("kmgtpe", start=1):
+    _BYTE_UNITS[_letter + "b"] = 1000**_power
+    _BYTE_UNITS[_letter + "ib"] = _BYTE_UNITS[_letter + "i"] = 1024**_power
+
+_SECOND_UNITS = {
+    unit: seconds
+    for units, seconds in (
+        ("us microsecond microseconds", 1e-6),
+        ("ms millisecond milliseconds", 1e-3),
+        ("s sec secs second seconds", 1.0),
+        ("m min mins minute minutes", 60.0),
+        ("h hr hrs hour hours", 3600.0),
+        ("d day days", 86400.0),
+    )
+    for unit in units.split()
+}
+
+_NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
+_SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*", re.ASCII)
+_SPAN = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]+)\s*", re.ASCII)
+_SIZE_HINT = 'write a number of bytes, or for example "20GiB" or "512 MB"'
+_SPAN_HINT = 'write a number of seconds, or for example "90s", "1.5 min" or "2h"'
+MAX_BYTES = 2**63 - 1
+_MAX_SHOWN = 40
+
+
+def parse_bytes(value: object, place: str = "size") -> int:
+    """`value` (a whole number, or text like "20GiB", "512 MB") in bytes; InputError names `place`.
+
+    >>> parse_bytes("1.5 KiB"), parse_bytes(512)
+    (1536, 512)
+    """
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        factor = _BYTE_UNITS.get(match[2].lower()) if match else None
+        if match is None or factor is None:
+            raise InputError(place, f"{_shown(value)} is not a size", _SIZE_HINT)
+        # Whole numbers stay exact; a length guard keeps int() from refusing thousands of digits with its own error.
+        exact = match[1].isdigit() and len(match[1]) <= 20
+        size: int | float = int(match[1]) * factor if exact else float(match[1]) * factor
+        return _checked_bytes(round(size) if math.isfinite(size) else size, value, place)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(place, f"{_shown(value)} is not a size", _SIZE_HINT)
+    if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
+        raise InputError(place, f"{_shown(value)} is not a whole number of bytes", _SIZE_HINT)
+    return _checked_bytes(value, value, place)
+
+
+def parse_seconds(value: object, place: str = "duration") -> float:
+    """`value` (a number, a timedelta, or text like "2h", "90s", "1h 30m") in seconds; InputError names `place`.
+
+    >>> parse_seconds("1.5 min"), parse_seconds("1h30m"), parse_seconds(3)
+    (90.0, 5400.0, 3.0)
+    """
+    if isinstance(value, str):
+        return _checked_seconds(_spans(value, place), value, place)
+    total_seconds = getattr(value, "total_seconds", None)  # a timedelta, without importing datetime
+    if callable(total_seconds):
+        return _checked_seconds(total_seconds(), value, place)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(place, f"{_shown(value)} is not a duration", _SPAN_HINT)
+    return _checked_seconds(value, value, place)
+
+
+def _spans(text: str, place: str) -> float:
+    if re.fullmatch(rf"\s*{_NUMBER}\s*", text, re.ASCII):
+        return float(text)
+    total, position = 0.0, 0
+    while match := _SPAN.match(text, position):
+        factor = _SECOND_UNITS.get(match[2].lower())
+        if factor is None:
+            break
+        total, position = total + float(match[1]) * factor, match.end()
+    if not text or position != len(text):
+        raise InputError(place, f"{_shown(text)} is not a duration", _SPAN_HINT)
+    return total
+
+
+def _checked_bytes(size: float, value: object, place: str) -> int:
+    if math.isnan(size) or size < 0:
+        raise InputError(place, f"{_shown(value)} is not a size of zero or more", _SIZE_HINT)
+    if size > MAX_BYTES:
+        raise InputError(place, f"{_shown(value)} is too large", f"at most {MAX_BYTES} bytes")
+    return int(size)
+
+
+def _checked_seconds(seconds: float, value: object, place: str) -> float:
+    try:
+        seconds = float(seconds)
+    except OverflowError:
+        seconds = math.inf
+    if not math.isfinite(seconds) or seconds < 0:
+        raise InputError(place, f"{_shown(value)} is not a finite duration of zero or more", _SPAN_HINT)
+    return seconds
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python will print
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

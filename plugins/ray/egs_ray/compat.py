@@ -1,0 +1,303 @@
+"""Every use of private or version-dependent Ray API, each with its reason, its probe and its fallback.
+
+    feature      private API                                        fallback
+    submit       RemoteFunction/ActorClass/ActorMethod._remote      none: submissions stay native; events tell of them
+    auto_init    closure of the wrapper that calls ray.init         the script's first call is known from events alone
+    ready        ObjectRef._on_ready                                one thread in ray.wait
+    task_events  ray._private.state: task events                    ray.timeline(): run times and failures only
+    actors       ray._private.state.actors: when actors died        an actor counts as alive to the session's end
+    disconnect   ray._private.worker.disconnect                     ray.shutdown replaced
+    dag          FunctionNode._body, DAGNode._upstream_nodes        none: the conversion says so
+
+`available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
+EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, cast
+
+import ray
+
+Feature = Literal["submit", "auto_init", "ready", "task_events", "actors", "disconnect", "dag"]
+KNOWN_VERSIONS = ("2.59", "2.60")
+WITHOUT = "EGS_RAY_WITHOUT"
+
+
+def supported(version: str) -> bool:
+    """Whether EGS was tried with this minor version of Ray; elsewhere it only observes."""
+    return re.match(r"\d+\.\d+(?=\D|$)", version) is not None and ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
+
+
+def available(feature: Feature) -> bool:
+    """Whether the private API behind a feature is there, and not forbidden by EGS_RAY_WITHOUT."""
+    if feature in os.environ.get(WITHOUT, "").replace(" ", "").split(","):
+        return False
+    try:
+        return _PROBES[feature]()
+    except Exception:  # a probe looks into modules that may have moved or changed shape
+        return False
+
+
+# --- submit: no public hook sees a submission of code that is already decorated ---------------------------------------
+
+
+class SubmitHandler(Protocol):
+    """What stands between a call of `.remote()` and Ray; `original(target, args, kwargs, **options)` is Ray's own."""
+
+    def __call__(
+        self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any], /
+    ) -> Any: ...
+
+
+_inside = threading.local()
+
+
+def _submit_classes() -> list[type]:
+    from ray.actor import ActorClass, ActorMethod
+    from ray.remote_function import RemoteFunction
+
+    return [RemoteFunction, ActorClass, ActorMethod]
+
+
+def wrap_submissions(handler: SubmitHandler) -> Callable[[], None]:
+    """Let `handler` make every submission of this process, also one that waits in an automatic ray.init.
+
+    What the handler itself submits goes to Ray directly. Returns the function that undoes it.
+    """
+    undo: list[tuple[type, Any]] = []
+    catch_pending = available("auto_init")
+    for cls in _submit_classes():
+        original = vars(cls)["_remote"]
+        cls._remote = _wrapper(original, handler)  # type: ignore[attr-defined]
+        undo.append((cls, original))
+        if catch_pending:
+            _catch_pending_call(original, handler)
+
+    def unwrap() -> None:
+        for cls, original in undo:
+            cls._remote = original  # type: ignore[attr-defined]
+
+    return unwrap
+
+
+def _wrapper(original: Callable[..., Any], handler: SubmitHandler) -> Callable[..., Any]:
+    # No functools.wraps: with __wrapped__ set, Ray would check calls against the inner signature.
+    def _remote(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        if more or getattr(_inside, "handler", False):
+            return original(self, args, kwargs, *more, **options)
+        _inside.handler = True
+        try:
+            return handler(original, self, args, kwargs, options)
+        finally:
+            _inside.handler = False
+
+    return _remote
+
+
+def _catch_pending_call(original: Any, handler: SubmitHandler) -> None:
+    """A script's first `.remote()` may itself call ray.init: then Ray's wrapper of `_remote` is on this stack already.
+
+    It calls the function in its closure when ray.init returns, so that cell gets the handler, for this one call.
+    """
+    if getattr(_inside, "handler", False) or not _waits_in_init(original):
+        return
+    cell = original.__closure__[0]
+    inner, thread = cell.cell_contents, threading.get_ident()
+
+    def once(self: Any, *args: Any, **options: Any) -> Any:
+        if threading.get_ident() != thread:
+            return inner(self, *args, **options)
+        cell.cell_contents = inner
+        return _wrapper(inner, handler)(self, *args, **options)
+
+    cell.cell_contents = once
+
+
+def _waits_in_init(original: Any) -> bool:
+    """Whether a call of this very wrapper (they share code, not closures) is on the calling thread's stack."""
+    inner, frame = original.__closure__[0].cell_contents, sys._getframe()
+    while frame is not None:
+        if frame.f_code is original.__code__ and frame.f_locals.get("fn") is inner:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def name_of(target: Any) -> str:
+    """The name Ray itself shows: `f`, `Actor.__init__`, `Actor.method`."""
+    try:
+        if hasattr(target, "_function_name"):
+            return cast(str, target._function_name).rpartition(".")[2]
+        if hasattr(target, "__ray_metadata__"):
+            return f"{target.__ray_metadata__.class_name}.__init__"
+        actor = target._actor._ray_actor_creation_function_descriptor.class_name
+        return f"{actor.rpartition('.')[2]}.{target._method_name}"
+    except AttributeError:
+        return getattr(target.remote, "__name__", type(target).__name__)
+
+
+def task_id_of(result: Any) -> str:
+    """The task behind what a submission returned (reference, list, generator, actor handle); "" when nothing tells."""
+    if isinstance(result, list):
+        result = result[0] if result else None
+    if isinstance(result, ray.actor.ActorHandle):
+        return "f" * 16 + result._actor_id.hex()
+    result = getattr(result, "_generator_ref", result)
+    return result.task_id().hex() if isinstance(result, ray.ObjectRef) else ""
+
+
+def actor_id_of(target: Any) -> str:
+    """The actor that a method belongs to; "" for anything else."""
+    actor_id = getattr(getattr(target, "_actor", None), "_actor_id", None)
+    return actor_id.hex() if actor_id is not None else ""
+
+
+# --- ready: a public wait costs a thread, polls, and keeps every reference alive --------------------------------------
+
+
+def on_ready(ref: ray.ObjectRef, callback: Callable[[], None]) -> None:
+    """Call `callback` once from some thread when the object exists (value or error), without fetching it."""
+    if available("ready"):
+        cast(Any, ref)._on_ready(lambda _error: callback())
+    else:
+        _WAITER.add(ref, callback)
+
+
+class _Waiter:
+    """The fallback of `on_ready`: a daemon thread that waits for all references, and ends when none is left."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[ray.ObjectRef, list[Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, ref: ray.ObjectRef, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._waiting.setdefault(ref, []).append(callback)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="egs-ready", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while refs := self._references():
+            # The time-out lets references that came meanwhile join the wait.
+            ready, _ = ray.wait(refs, num_returns=1, timeout=0.05, fetch_local=False)
+            for ref in ready:
+                with self._lock:
+                    callbacks = self._waiting.pop(ref)
+                for callback in callbacks:
+                    callback()
+
+    def _references(self) -> list[ray.ObjectRef]:
+        with self._lock:
+            if not self._waiting:
+                self._thread = None
+            return list(self._waiting)
+
+
+_WAITER = _Waiter()
+
+
+# --- disconnect: the last moment at which this session's events can be read -------------------------------------------
+
+
+def before_disconnect(callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` before Ray disconnects, as often as that happens. Returns the function that undoes it."""
+    owner, name = (ray._private.worker, "disconnect") if available("disconnect") else (ray, "shutdown")
+    original = getattr(owner, name)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if ray.is_initialized():
+            callback()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, replacement)
+    return lambda: setattr(owner, name, original)
+
+
+# --- task_events, actors: the public state API needs a dashboard ------------------------------------------------------
+
+
+def raw_task_events() -> list[Any]:
+    """Ray's TaskEvents messages of all jobs. Reads what ray.timeline() reads, without its second of sleep."""
+    from ray._private.state import state
+
+    return list(cast(Any, state)._get_all_task_events())
+
+
+def raw_actors(job_id: str) -> dict[str, dict[str, Any]]:
+    """Ray's rows of the dead actors of a job, by actor id."""
+    from ray._private.state import actors
+
+    return dict(actors(job_id=ray.JobID.from_hex(job_id), actor_state_name="DEAD"))
+
+
+# --- dag --------------------------------------------------------------------------------------------------------------
+
+
+def function_of(node: Any) -> Callable[..., Any]:
+    """The plain function that a FunctionNode was bound from."""
+    return cast(Callable[..., Any], node._body)
+
+
+def upstream_of(node: Any) -> list[Any]:
+    """The nodes that Ray found in a node's arguments, wherever they hide; with duplicates."""
+    return list(node._upstream_nodes)
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def _probe_submit() -> bool:
+    return all(callable(vars(cls).get("_remote")) for cls in _submit_classes())
+
+
+def _probe_auto_init() -> bool:
+    return all(
+        cls._remote.__code__.co_freevars == ("fn",)  # type: ignore[attr-defined]
+        for cls in _submit_classes()
+    )
+
+
+def _probe_ready() -> bool:
+    return hasattr(ray.ObjectRef, "_on_ready")
+
+
+def _probe_task_events() -> bool:
+    from ray._private.state import state
+
+    return hasattr(state, "_get_all_task_events")
+
+
+def _probe_actors() -> bool:
+    from ray._private import state
+
+    return callable(state.actors)
+
+
+def _probe_disconnect() -> bool:
+    return callable(ray._private.worker.disconnect)
+
+
+def _probe_dag() -> bool:
+    from ray.dag import FunctionNode
+
+    node = FunctionNode(_probe_dag, (), {}, {})
+    return function_of(node) is _probe_dag and upstream_of(node) == []
+
+
+_PROBES: dict[Feature, Callable[[], bool]] = {
+    "submit": _probe_submit,
+    "auto_init": _probe_auto_init,
+    "ready": _probe_ready,
+    "task_events": _probe_task_events,
+    "actors": _probe_actors,
+    "disconnect": _probe_disconnect,
+    "dag": _probe_dag,
+}

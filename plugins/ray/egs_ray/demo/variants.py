@@ -1,0 +1,174 @@
+"""The ways to run the same six pipelines, and the one real Ray that each of them gets.
+
+A variant is a function that submits the pipelines as they arrive and waits for their reports; `variant` registers it
+under its name. Ray is started and stopped outside of what is measured.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+# Ray's types are not followed (see pyproject.toml), so its decorators have none.
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import ray
+
+from egs_core.errors import InputError
+from egs_ray.demo import pipelines as demo
+from egs_ray.demo.marks import marking
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class DemoRun(msgspec.Struct, frozen=True):
+    """What a variant gives: when each pipeline was submitted (Unix time) and what it reported, by pipeline."""
+
+    submitted: tuple[float, ...]
+    reports: tuple[dict[str, Any], ...]
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One way to run the demo.
+
+    run: called with the folder for the marks. policy, mode: what the run log's header says. environment: variables
+    that are set while Ray starts, so that its workers have them too.
+    """
+
+    name: str
+    run: Callable[[str], DemoRun]
+    policy: str = "native"
+    mode: str = "off"
+    environment: dict[str, str] = {}
+
+
+VARIANTS: dict[str, Variant] = {}
+
+
+def variant(name: str, **facts: Any) -> Callable[[Callable[[str], DemoRun]], Callable[[str], DemoRun]]:
+    """Register a function as the variant `name`; facts: further fields of `Variant`."""
+
+    def register(function: Callable[[str], DemoRun]) -> Callable[[str], DemoRun]:
+        VARIANTS[name] = Variant(name, function, **facts)
+        return function
+
+    return register
+
+
+def find_variant(name: str) -> Variant:
+    """The variant of that name, or an InputError that says which there are."""
+    if name not in VARIANTS:
+        raise InputError("--variant", f"unknown variant {name!r}", f"one of: {', '.join(VARIANTS)}")
+    return VARIANTS[name]
+
+
+@contextmanager
+def local_ray(environment: Mapping[str, str]) -> Iterator[None]:
+    """A Ray of its own with the demo's capacity, also where another one runs on the machine. The GPUs are logical."""
+    with variables(environment):
+        ray.init(address="local", num_cpus=demo.CPUS, num_gpus=demo.GPUS, include_dashboard=False, log_to_driver=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and put back what was there."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def submit_arrivals(submit: Callable[[int], Any]) -> tuple[tuple[float, ...], list[Any]]:
+    """Call `submit` with each pipeline at its arrival; gives the times of the calls and what they returned."""
+    first = time.time()
+    submitted, handles = [], []
+    for number in range(demo.PIPELINES):
+        time.sleep(max(0.0, first + number * demo.ARRIVAL_S - time.time()))
+        submitted.append(time.time())
+        handles.append(submit(number))
+    return tuple(submitted), handles
+
+
+@variant("native")
+def native(folder: str) -> DemoRun:
+    """The pipelines as written, EGS off."""
+    return run_with(lambda task, *arguments: task.remote(*arguments), folder)
+
+
+@variant("tuned")
+def tuned(folder: str) -> DemoRun:
+    """What an expert does by hand without EGS: training in three Ray tasks, GPU processes kept, the model cached."""
+    by_hand = {demo.train: train_by_hand, demo.evaluate: evaluate_by_hand.remote}
+    return run_with(lambda task, *arguments: by_hand.get(task, task.remote)(*arguments), folder)
+
+
+def run_with(call: Callable[..., Any], folder: str) -> DemoRun:
+    submitted, refs = submit_arrivals(lambda number: demo.pipeline(call, folder, number))
+    return DemoRun(submitted=submitted, reports=tuple(ray.get(refs)))
+
+
+@functools.cache
+def cached_model() -> demo.Array:
+    return demo.load_model()
+
+
+def train_by_hand(folder: str, pipeline: int, number: int, images: Any) -> Any:
+    table = decode_by_hand.remote(folder, pipeline, number, images)
+    weights = fit_by_hand.remote(folder, pipeline, number, table)
+    return write_by_hand.remote(folder, pipeline, number, weights)
+
+
+@ray.remote
+def decode_by_hand(folder: str, pipeline: int, number: int, images: dict[str, bytes]) -> pd.DataFrame:
+    with marking(folder, "train", pipeline, number, part=0) as mark:
+        with mark.cold():
+            import pandas as pd
+        with mark.cpu(demo.DECODE_S):
+            return pd.DataFrame(demo.unpack(images["train"]))
+
+
+@ray.remote(num_gpus=1, num_cpus=0, max_calls=0)
+def fit_by_hand(folder: str, pipeline: int, number: int, table: pd.DataFrame) -> demo.Array:
+    with marking(folder, "train", pipeline, number, part=1) as mark, mark.held():
+        with mark.cold():
+            from sklearn.linear_model import SGDClassifier
+
+            model = cached_model()
+        with mark.gpu(demo.FIT_S):
+            return demo.fit(SGDClassifier(**demo.settings(number)), table, model)
+
+
+@ray.remote
+def write_by_hand(folder: str, pipeline: int, number: int, weights: demo.Array) -> str:
+    with marking(folder, "train", pipeline, number, part=2) as mark, mark.cpu(demo.WRITE_S):
+        return demo.write(folder, pipeline, number, weights)
+
+
+@ray.remote(num_gpus=1, num_cpus=0, max_calls=0)
+def evaluate_by_hand(folder: str, pipeline: int, images: dict[str, bytes], *paths: str) -> list[dict[str, Any]]:
+    with marking(folder, "evaluate", pipeline) as mark, mark.held():
+        with mark.cold():
+            import pandas as pd
+            from sklearn.metrics import accuracy_score
+
+            model = cached_model()
+        with mark.gpu(demo.EVALUATE_S):
+            table = pd.DataFrame(demo.unpack(images["test"]))
+            everything = (demo.centred(model), *map(demo.read, paths))
+            return [demo.score(accuracy_score, table, weights) for weights in everything]

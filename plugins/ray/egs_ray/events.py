@@ -1,0 +1,149 @@
+"""What Ray knows about the tasks that ran: private task events where they are, else the public timeline.
+
+Part of `compat`: only here and there is private Ray API allowed. Task events carry resources, the moment a task's
+arguments were ready, node, process and outcome; the timeline (which sleeps a second) only run times and failures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_ray import compat
+
+# Numbers of Ray's protobuf enums TaskStatus, TaskType and ErrorType; wire formats, so they do not change.
+_SUBMITTED, _READY, _RUNNING, _FINISHED, _FAILED = 1, 2, 8, 11, 12
+_KINDS = {0: "task", 1: "actor", 2: "method"}
+_CANCELLED = 5
+
+
+class TaskEvent(msgspec.Struct):
+    """One attempt at one task, as far as Ray has heard of it. Times are Unix seconds; None: not (yet) known.
+
+    kind: task, actor (its creation) or method. loaded_s: when the process had loaded the function. has_resources:
+    whether cpus, gpus and memory_bytes are Ray's word, or merely unknown.
+    """
+
+    task_id: str
+    attempt: int = 1
+    name: str = ""
+    kind: str = "task"
+    actor_id: str = ""
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    has_resources: bool = False
+    submitted_s: float | None = None
+    ready_s: float | None = None
+    started_s: float | None = None
+    loaded_s: float | None = None
+    ended_s: float | None = None
+    outcome: str = ""
+    pid: int = 0
+    node_id: str = ""
+
+
+def task_events(known: Container[tuple[str, int]] = ()) -> list[TaskEvent]:
+    """All task events of this job except `known` (task id, attempt) ones."""
+    if compat.available("task_events"):
+        return [event for event in _private_events(known) if event is not None]
+    return [event for event in _timeline_events() if (event.task_id, event.attempt) not in known]
+
+
+def _private_events(known: Container[tuple[str, int]]) -> Iterator[TaskEvent | None]:
+    job = ray.get_runtime_context().get_job_id()
+    for message in compat.raw_task_events():
+        if message.job_id.hex() != job or message.task_info.type not in _KINDS:
+            continue
+        task_id, attempt = message.task_id.hex(), message.attempt_number + 1
+        if (task_id, attempt) not in known:
+            yield _from_message(message, task_id, attempt)
+
+
+def _from_message(message: Any, task_id: str, attempt: int) -> TaskEvent:
+    info, state = message.task_info, message.state_updates
+    times = {status: ns / 1e9 for status, ns in state.state_ts_ns.items()}
+    failed_as = "aborted" if state.error_info.error_type == _CANCELLED and _FAILED in times else "failed"
+    loaded = [e.start_time / 1e9 for e in message.profile_events.events if e.event_name == "task:deserialize_arguments"]
+    resources = info.required_resources
+    return TaskEvent(
+        task_id=task_id,
+        attempt=attempt,
+        name=info.func_or_class_name,
+        kind=_KINDS[info.type],
+        actor_id=info.actor_id.hex(),
+        cpus=resources.get("CPU", 0.0),
+        gpus=resources.get("GPU", 0.0),
+        memory_bytes=int(resources.get("memory", 0)),
+        has_resources=message.HasField("task_info"),
+        submitted_s=times.get(_SUBMITTED),
+        ready_s=times.get(_READY),
+        started_s=times.get(_RUNNING),
+        loaded_s=loaded[0] if loaded else None,
+        ended_s=times.get(_FINISHED, times.get(_FAILED)),
+        outcome="succeeded" if _FINISHED in times else failed_as if _FAILED in times else "",
+        pid=state.worker_pid,
+        node_id=state.node_id.hex(),
+    )
+
+
+def _timeline_events() -> list[TaskEvent]:
+    with _quiet(logging.getLogger("ray._private.state")):
+        entries = ray.timeline() or []
+    failures = [(e["tid"], e["ts"]) for e in entries if e["cat"] == "task:execute" and "traceback" in e["args"]]
+    by_process: dict[str, list[float]] = {}
+    for process, at in failures:
+        by_process.setdefault(process, []).append(at)
+    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}
+    out = []
+    for entry in entries:
+        if not entry["cat"].startswith("task::"):
+            continue
+        start_us, end_us = entry["ts"], entry["ts"] + entry["dur"]
+        failed = any(start_us <= at <= end_us for at in by_process.get(entry["tid"], ()))
+        task_id, name = entry["args"]["task_id"], entry["cat"].removeprefix("task::")
+        out.append(
+            TaskEvent(
+                task_id=task_id,
+                name=name,
+                kind=_kind_of(task_id, name),
+                actor_id="" if task_id[16:].startswith("f" * 24) else task_id[16:],
+                started_s=start_us / 1e6,
+                ended_s=end_us / 1e6,
+                outcome="failed" if failed else "succeeded",
+                node_id=nodes.get(entry["pid"], ""),
+            )
+        )
+    return out
+
+
+def _kind_of(task_id: str, name: str) -> str:
+    """Ray's task ids end in the actor's id, or in ones where there is none; an actor's creation begins with ones."""
+    if task_id[16:].startswith("f" * 24):
+        return "task"
+    return "actor" if task_id.startswith("f" * 16) and name.endswith("__init__") else "method"
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Without warnings: ray.timeline() announces a change of its source on every call."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def actor_deaths() -> dict[str, float]:
+    """Unix seconds of the death of this job's dead actors, by actor id; empty when Ray does not tell."""
+    if not compat.available("actors"):
+        return {}
+    job = ray.get_runtime_context().get_job_id()
+    dead = compat.raw_actors(job)
+    return {actor_id: row["EndTime"] / 1e3 for actor_id, row in dead.items() if row["EndTime"]}

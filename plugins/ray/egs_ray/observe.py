@@ -1,0 +1,214 @@
+"""Mode `observe`: see every submission and what became of it, change nothing, leave a run log.
+
+The submitting thread only notes names and ids. A daemon thread writes them to the run log and asks Ray now and then
+how the tasks fare, so that a crash loses seconds; the end of each Ray session asks a last time. No reference to an
+object, function or argument is kept: an object that the script drops is freed as it would be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.runlog.records import Header
+from egs_ray import compat
+from egs_ray.events import actor_deaths, task_events
+from egs_ray.install import warn
+from egs_ray.sessionlog import SessionLog, Submission
+
+WRITE_EVERY_S = 1.0
+POLL_EVERY_S = 10.0
+POLL_SHARE = 0.02  # of the time, at most, goes into asking Ray: its answer grows with the number of tasks
+FLUSH_S = 1.5  # Ray's processes report once a second
+_CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
+
+
+def make_interceptor() -> Observer:
+    """The observer of this process: run log at EGS_RUNLOG, else in the user's data folder."""
+    return Observer(runlog_path())
+
+
+def runlog_path() -> Path:
+    """Where this process's run log goes."""
+    if given := os.environ.get("EGS_RUNLOG"):
+        return Path(given)
+    return data_folder() / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name()}-{os.getpid()}.jsonl"
+
+
+def data_folder() -> Path:
+    """The user's data folder for EGS, as the XDG rules have it."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "egs"
+
+
+def script_name() -> str:
+    """What to call the workload: the script's name without its ending."""
+    return Path(sys.argv[0] if sys.argv else "").stem or "python"
+
+
+class Observer:
+    """The `Interceptor` of mode observe. Safe to submit to from any thread; never raises of its own."""
+
+    def __init__(self, path: Path) -> None:
+        header = Header(
+            run_id=path.stem,
+            driver="ray",
+            policy="native",
+            mode="observe",
+            started_at=time.time(),
+            label=script_name(),
+        )
+        self.log = SessionLog(path, header)
+        self._noted: deque[Submission] = deque()
+        self._lock = threading.Lock()  # held by whoever writes the log or asks Ray
+        self._connected = False
+        self._sessions = 0
+        self._process = os.getpid()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._broken = ""
+
+    def submit(
+        self,
+        original: Callable[..., Any],
+        remote_function: Any,
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+    ) -> Any:
+        """Ray's own submission, noted."""
+        at_s = time.time()
+        result = original(remote_function, args, kwargs, **options)
+        try:
+            self._noted.append(_note(at_s, remote_function, args, kwargs, options, result))
+        except Exception as error:
+            self._give_up(error)
+        return result
+
+    def session_starts(self) -> None:
+        """Begin a workload in the run log, and the thread that writes it."""
+        with self._lock:
+            self._sessions += 1
+            self._connected = True
+            self.log.start_workload(f"{script_name()}-{self._sessions}", time.time())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="egs-observe", daemon=True)
+            self._thread.start()
+
+    def session_ends(self) -> None:
+        """Ask Ray a last time and end the workload."""
+        if os.getpid() != self._process:  # a fork has the parent's observer and no thread
+            return
+        with self._lock:
+            if self._connected:
+                self._connected = False
+                self._guarded(self._ask_until_settled)
+                self._guarded(lambda: self.log.end_workload(time.time()))
+
+    def close(self) -> None:
+        """End the session and the log, and tell the user in one line."""
+        self.session_ends()
+        if os.getpid() != self._process:
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=FLUSH_S)
+        with self._lock:
+            self._guarded(self.log.finish)
+            if not self._broken:
+                log = self.log
+                seen = f"{log.tasks_seen} tasks seen, {log.gpu_held_s:.1f} s of GPU time held"
+                warn(f"observed only: {seen}; run log: {log.path} (see it: egs report {log.path} -o report.html)")
+
+    # --- the writing thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_poll_s = time.monotonic() + POLL_EVERY_S
+        while not self._stop.wait(WRITE_EVERY_S):
+            with self._lock:
+                self._guarded(self._write_noted)
+                if self._connected and ray.is_initialized() and time.monotonic() >= next_poll_s:
+                    began_s = time.monotonic()
+                    self._guarded(self._ask)
+                    took_s = time.monotonic() - began_s
+                    next_poll_s = time.monotonic() + max(POLL_EVERY_S, took_s / POLL_SHARE)
+
+    def _write_noted(self) -> None:
+        while self._noted:
+            self.log.submitted(self._noted.popleft())
+
+    def _ask(self) -> None:
+        self._write_noted()
+        self.log.nodes(ray.nodes(), time.time())
+        for event in task_events(self.log.ended):
+            self.log.seen(event)
+        self.log.actors_died(actor_deaths())
+
+    def _ask_until_settled(self) -> None:
+        if not ray.is_initialized():
+            return self._write_noted()
+        deadline_s = time.monotonic() + FLUSH_S
+        self._ask()
+        while self.log.unsettled and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            self._ask()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Stop recording, once and for all; the script goes on natively."""
+        if not self._broken:
+            self._broken = f"{type(error).__name__}: {error}".splitlines()[0]
+            warn(f"no longer observing, the script is not affected: {self._broken}")
+
+
+def _note(at_s: float, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any) -> Submission:
+    actor_id = compat.actor_id_of(target)
+    kind = "method" if actor_id else "actor" if isinstance(result, ray.actor.ActorHandle) else "task"
+    cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
+    if kind == "method":
+        cpus = 0.0
+    elif cpus is None:
+        # Ray's rule: an actor without any stated need holds no CPU after its creation.
+        stated = gpus or options.get("resources") or options.get("accelerator_type")
+        cpus = 0.0 if kind == "actor" and not stated else 1.0
+    return Submission(
+        at_s=at_s,
+        task_id=compat.task_id_of(result),
+        name=compat.name_of(target),
+        kind=kind,
+        actor_id=actor_id,
+        producers=tuple(dict.fromkeys(ref.task_id().hex() for ref in references_in([args, kwargs]))),
+        cpus=float(cpus),
+        gpus=float(gpus or 0.0),
+        memory_bytes=int(memory or 0),
+    )
+
+
+def references_in(value: Any) -> Iterator[ray.ObjectRef]:
+    """The object references in arguments, also those inside lists, tuples, sets and dicts."""
+    for item in value.values() if type(value) is dict else value:
+        if isinstance(item, ray.ObjectRef):
+            yield item
+        elif type(item) in _CONTAINERS and _worth_a_look(item):
+            yield from references_in(item)
+
+
+def _worth_a_look(container: Any) -> bool:
+    """A long list of numbers costs one pass in C, not one in Python."""
+    kinds = set(map(type, container.values() if type(container) is dict else container))
+    return not kinds.isdisjoint(_CONTAINERS) or any(issubclass(kind, ray.ObjectRef) for kind in kinds)

@@ -1,0 +1,84 @@
+"""What is needed to run one task of a converted graph: its function, its options, and arguments with stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ray.dag import DAGInputData
+
+
+class Produced(msgspec.Struct, frozen=True):
+    """Stands in a payload's arguments for what another payload returns (as Ray would pass it: a reference)."""
+
+    payload: int
+
+
+class Given(msgspec.Struct, frozen=True):
+    """Stands for the graph's input (InputNode), or, with an accessor, for a part of it (InputAttributeNode)."""
+
+    accessor: str = ""  # "", "__getitem__" or "__getattr__"
+    key: int | str = ""
+
+
+class Payload(msgspec.Struct):
+    """What one task of the graph runs: `remote_function.options(**options).remote(*args, **kwargs)` after `fill`.
+
+    options are the user's, verbatim, except that a max_calls (only allowed in the decorator) sits in remote_function.
+    cpus, gpus, memory_bytes: what the whole task holds, from the options, else from the hints, else Ray's defaults.
+    """
+
+    task_id: str
+    function: Callable[..., Any]
+    remote_function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+
+
+def fill(value: Any, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
+    """Arguments with every stand-in replaced: by `results[payload]`, or from `given`, the value of `graph_input`."""
+    if type(value) is Produced:
+        return results[value.payload]
+    if type(value) is Given:
+        return _part_of(given, value)
+    return rebuild(value, lambda item: fill(item, results, given))
+
+
+def graph_input(*args: Any, **kwargs: Any) -> Any:
+    """What InputNode stands for when the graph is called with these arguments: as `DAGNode.execute` has it."""
+    return args[0] if len(args) == 1 and not kwargs else DAGInputData(*args, **kwargs)
+
+
+def submit(payload: Payload, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
+    """Submit one payload to Ray as it was bound; `results` has what its parents' submissions returned."""
+    remote_function = payload.remote_function
+    if payload.options:
+        remote_function = remote_function.options(**payload.options)
+    kwargs = {key: fill(value, results, given) for key, value in payload.kwargs.items()}
+    return remote_function.remote(*(fill(value, results, given) for value in payload.args), **kwargs)
+
+
+def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """The container with its items replaced; the same object when none changed, or when it is no plain container."""
+    if type(value) is dict:
+        new: Any = {replace(key): replace(item) for key, item in value.items()}
+        return value if all(key in new and new[key] is item for key, item in value.items()) else new
+    if type(value) in (list, tuple, set, frozenset) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        items = [replace(item) for item in value]
+        if all(a is b for a, b in zip(value, items, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _part_of(given: Any, part: Given) -> Any:
+    if not part.accessor:
+        return given
+    if part.accessor == "__getattr__" and not isinstance(given, DAGInputData):
+        return getattr(given, str(part.key))
+    return given[part.key]

@@ -1,0 +1,309 @@
+"""From submissions and Ray's task events to the records of a run log.
+
+One Ray session is one workload. A task's record is written when it is submitted, its start and end when Ray has told
+of them, so the file is complete but not in order while the script runs; `finish` sorts it by time.
+
+An actor is two tasks: its creation, which ends like any task, and its life, from the end of its creation to its death,
+which holds the actor's resources and is used while one of its methods runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from egs_core.runlog.io import RunLogWriter, read_run, write_run
+from egs_core.runlog.records import (
+    Capacity,
+    ColdStart,
+    Ended,
+    Header,
+    Ready,
+    Record,
+    Started,
+    TaskAdded,
+    Used,
+    WorkloadEnded,
+    WorkloadSubmitted,
+)
+from egs_ray.events import TaskEvent
+
+LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
+
+
+class Submission(msgspec.Struct):
+    """What was seen of one `.remote()`. producers: ids of the tasks whose results it takes, as references name them."""
+
+    at_s: float
+    task_id: str
+    name: str
+    kind: str  # task, actor (its creation) or method
+    actor_id: str = ""
+    producers: tuple[str, ...] = ()
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_bytes: int = 0
+
+
+class _Life(msgspec.Struct):
+    """An actor that was created: what it holds since when, and when its methods ran."""
+
+    started_s: float
+    task: Submission
+    calls: list[tuple[float, float]] = []
+
+
+class SessionLog:
+    """Writes one run log. Not for several threads at once; times that go in are Unix seconds."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.tasks_seen = 0
+        self.gpu_held_s = 0.0
+        self.ended: set[tuple[str, int]] = set()  # (task, attempt) of this session that need no more asking
+        self._header = header
+        self._writer = RunLogWriter(path, header, overwrite=True)
+        self._capacity: dict[str, Capacity] = {}
+        self._warm: set[tuple[int, str]] = set()  # (process, function) that has run before
+        self._start_empty("")
+
+    def _start_empty(self, workload: str) -> None:
+        self._workload = workload
+        self._tasks: dict[str, Submission] = {}
+        self._by_tail: dict[str, str] = {}
+        self._waiting: list[Submission] = []  # a producer of theirs is not known yet
+        self._started: dict[tuple[str, int], TaskEvent] = {}
+        self._pending: set[str] = set()
+        self._lives: dict[str, _Life] = {}
+        self._buried: set[str] = set()
+        self.ended.clear()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a submitted task has not been seen to end."""
+        return bool(self._pending)
+
+    def start_workload(self, workload: str, at_s: float) -> None:
+        """A Ray session begins; task ids start over."""
+        self._start_empty(workload)
+        self._write(WorkloadSubmitted(t=self._t(at_s), workload=workload, name=self._header.label))
+
+    def submitted(self, task: Submission) -> None:
+        """A task of the driver. One without an id (num_returns=0) is left to the events."""
+        if task.task_id and task.task_id not in self._tasks:
+            self._pending.add(task.task_id)
+            self._add(task)
+
+    def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
+        """What `ray.nodes()` says; only changes are written."""
+        for row in rows:
+            resources = row["Resources"] if row["Alive"] else {}
+            now = Capacity(
+                t=self._t(at_s),
+                node=row["NodeID"],
+                cpus=resources.get("CPU", 0.0),
+                gpus=int(resources.get("GPU", 0)),
+                memory_bytes=int(resources.get("memory", 0)),
+            )
+            before = self._capacity.get(now.node, Capacity(t=0.0, node=now.node))
+            if msgspec.structs.replace(before, t=now.t) != now:
+                self._capacity[now.node] = now
+                self._write(now)
+
+    def seen(self, event: TaskEvent) -> None:
+        """What Ray knows about one attempt; may be told again with more in it, until it has ended."""
+        if (event.task_id, event.attempt) in self.ended:
+            return
+        if event.task_id not in self._tasks:
+            self._add(_submission_of(event))
+        key = (event.task_id, event.attempt)
+        if event.started_s is not None and key not in self._started:
+            self._started[key] = event
+            self._write_start(event, event.started_s)
+        if event.ended_s is not None:
+            self.ended.add(key)
+            self._write_end(event, event.ended_s)
+
+    def actors_died(self, deaths: dict[str, float]) -> None:
+        """End the lives of actors, by actor id."""
+        for actor_id, at_s in deaths.items():
+            if actor_id in self._lives:
+                self._buried.add(actor_id)
+                self._end_life(self._lives.pop(actor_id), actor_id, at_s)
+
+    def end_workload(self, at_s: float) -> None:
+        """The session ends: what runs is aborted, what lives dies, and every edge gets both its ends."""
+        self._add_unseen_producers(at_s)
+        for key, event in self._started.items():
+            if key not in self.ended:
+                self._write_end(msgspec.structs.replace(event, outcome="aborted"), at_s)
+        self.actors_died(dict.fromkeys(self._lives, at_s))
+        self._write(WorkloadEnded(t=self._t(at_s), workload=self._workload))
+        for node in self._capacity:
+            self._write(Capacity(t=self._t(at_s), node=node))
+        self._capacity.clear()
+        self._start_empty("")
+
+    def finish(self) -> None:
+        """Close the log and put its records in the order of time; a crash here leaves the unsorted log."""
+        self._writer.close()
+        records = sorted(read_run(self.path).records, key=lambda record: getattr(record, "t", 0.0))
+        sorted_path = self.path.with_name(self.path.name + ".sorted")
+        write_run(sorted_path, self._header, records)
+        os.replace(sorted_path, self.path)
+
+    # --- tasks and edges ----------------------------------------------------------------------------------------------
+
+    def _add(self, task: Submission) -> None:
+        self.tasks_seen += 1
+        self._tasks[task.task_id] = task
+        self._by_tail[task.task_id[2:]] = task.task_id
+        self._waiting.append(task)
+        known = [waiting for waiting in self._waiting if all(map(self._is_known, waiting.producers))]
+        if known:
+            self._waiting = [waiting for waiting in self._waiting if waiting not in known]
+        for waiting in known:
+            self._write_task(waiting)
+
+    def _is_known(self, producer: str) -> bool:
+        return _is_driver(producer) or producer[2:] in self._by_tail
+
+    def _write_task(self, task: Submission) -> None:
+        parents = dict.fromkeys(self._by_tail[p[2:]] for p in task.producers if not _is_driver(p))
+        if task.kind == "method" and (creation := "f" * 16 + task.actor_id) in self._tasks:
+            parents = {creation: None, **parents}
+        self._write(
+            TaskAdded(
+                t=self._t(task.at_s),
+                workload=self._workload,
+                task=task.task_id,
+                name=task.name,
+                parents=tuple(parents),
+                phases=(_phase(task),),
+            )
+        )
+
+    def _add_unseen_producers(self, at_s: float) -> None:
+        """Tasks of other workers that no event told of: known by their results alone."""
+        for task in list(self._waiting):
+            for producer in task.producers:
+                if not self._is_known(producer):
+                    unseen = Submission(at_s=min(task.at_s, at_s), task_id=producer, name="unseen", kind="task")
+                    self._add(unseen)
+
+    # --- starts and ends ----------------------------------------------------------------------------------------------
+
+    def _write_start(self, event: TaskEvent, at_s: float) -> None:
+        task, process = self._tasks[event.task_id], (event.pid, event.name)
+        ready_s = min(at_s, event.ready_s if event.ready_s is not None else task.at_s)
+        self._write(
+            Ready(t=self._t(ready_s), workload=self._workload, task=event.task_id, attempt=event.attempt),
+            Started(
+                t=self._t(at_s),
+                workload=self._workload,
+                task=event.task_id,
+                attempt=event.attempt,
+                node=event.node_id,
+                cpus=task.cpus,
+                gpus=task.gpus,
+                memory_bytes=task.memory_bytes,
+                warm=process in self._warm if event.pid else None,
+                framework_id=event.task_id,
+                pid=event.pid,
+            ),
+        )
+        self._warm.add(process)
+
+    def _write_end(self, event: TaskEvent, at_s: float) -> None:
+        task, started_s = self._tasks[event.task_id], event.started_s
+        names = {"workload": self._workload, "task": event.task_id, "attempt": event.attempt}
+        self._pending.discard(event.task_id)
+        if started_s is not None:
+            loaded_s = min(event.loaded_s or started_s, at_s)
+            if loaded_s - started_s >= LEAST_COLD_S:
+                self._write(ColdStart(t=self._t(started_s), end_t=self._t(loaded_s), **names))
+            self.gpu_held_s += task.gpus * max(0.0, at_s - started_s)
+            self._note_actor(task, event, started_s, at_s)
+        self._write(Ended(t=self._t(at_s), outcome=event.outcome if started_s is not None else "skipped", **names))
+
+    def _note_actor(self, task: Submission, event: TaskEvent, started_s: float, ended_s: float) -> None:
+        if task.kind == "method" and event.actor_id in self._lives:
+            self._lives[event.actor_id].calls.append((started_s, ended_s))
+        elif task.kind == "actor" and event.outcome == "succeeded" and event.actor_id not in self._buried:
+            self._start_life(task, event, ended_s)
+
+    def _start_life(self, task: Submission, event: TaskEvent, at_s: float) -> None:
+        t, name = self._t(at_s), task.name.removesuffix(".__init__")
+        self._lives[event.actor_id] = _Life(started_s=at_s, task=task)
+        self._write(
+            TaskAdded(t, self._workload, event.actor_id, name, (task.task_id,), (_phase(task),)),
+            Ready(t, self._workload, event.actor_id),
+            Started(
+                t=t,
+                workload=self._workload,
+                task=event.actor_id,
+                node=event.node_id,
+                cpus=task.cpus,
+                gpus=task.gpus,
+                memory_bytes=task.memory_bytes,
+                framework_id=event.actor_id,
+                pid=event.pid,
+            ),
+        )
+
+    def _end_life(self, life: _Life, actor_id: str, at_s: float) -> None:
+        at_s = max(at_s, life.started_s)
+        if life.task.gpus:
+            self.gpu_held_s += life.task.gpus * (at_s - life.started_s)
+            # A stretch of no length says that the GPU was held and not used.
+            for begin_s, end_s in _merged(life.calls) or [(life.started_s, life.started_s)]:
+                begin_s, end_s = max(begin_s, life.started_s), min(end_s, at_s)
+                self._write(Used(self._t(begin_s), self._t(max(begin_s, end_s)), self._workload, actor_id))
+        self._write(Ended(self._t(at_s), self._workload, actor_id))
+
+    def _t(self, at_s: float) -> float:
+        return round(max(0.0, at_s - self._header.started_at), 6)
+
+    def _write(self, *records: Record) -> None:
+        for record in records:
+            self._writer.write(record)
+
+
+def _submission_of(event: TaskEvent) -> Submission:
+    """A task that the driver did not submit, or not visibly: what Ray knows of it."""
+    at_s = event.submitted_s or event.ready_s or event.started_s or event.ended_s or 0.0
+    return Submission(
+        at_s=at_s,
+        task_id=event.task_id,
+        name=event.name,
+        kind=event.kind,
+        actor_id=event.actor_id,
+        cpus=event.cpus,
+        gpus=event.gpus,
+        memory_bytes=event.memory_bytes,
+    )
+
+
+def _phase(task: Submission) -> tuple[str, float, float, int]:
+    return ("gpu" if task.gpus else "cpu", task.cpus, task.gpus, task.memory_bytes)
+
+
+def _is_driver(task_id: str) -> bool:
+    """`ray.put` gives its objects the putting task's id with the first byte zeroed; the driver's id is all ones."""
+    return task_id[2:40] == "f" * 38
+
+
+def _merged(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Stretches of time without overlaps, in order."""
+    out: list[tuple[float, float]] = []
+    for begin_s, end_s in sorted(stretches):
+        if out and begin_s <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end_s))
+        else:
+            out.append((begin_s, end_s))
+    return out

@@ -1,0 +1,91 @@
+"""Makes `.venv` complete: EGS and its Ray adapter, editable, with the pinned development tools.
+
+Standard library only: this runs before anything is installed. It does nothing when `.venv` is up to date, so every
+make target can call it first. Two targets at once are safe: the second waits on a lock that the operating system
+releases even when its holder is killed. The stamp is written last, so a half-made `.venv` has none and is rebuilt.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "egs-stamp"
+LOG = VENV / "egs-setup.log"
+PROJECTS = [".[dev,demo,bench]", "./plugins/ray"]
+INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+
+
+def main() -> int:
+    """Bring `.venv` up to date; 0 when it is, 1 when it cannot be."""
+    with (ROOT / ".venv.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        place, content = _place(), _content()
+        if _stamp() == [place, content] and _runs():
+            return 0
+        try:
+            _build(place, content)
+        except subprocess.CalledProcessError as error:
+            return _explain(error)
+    return 0
+
+
+def _build(place: str, content: str) -> None:
+    fresh = _stamp()[:1] != [place] or not _runs()
+    print(f"setting up .venv with Python {sys.version.split()[0]} …", file=sys.stderr, flush=True)
+    STAMP.unlink(missing_ok=True)
+    if fresh:
+        shutil.rmtree(VENV, ignore_errors=True)
+        subprocess.run([_base_python(), "-m", "venv", str(VENV)], check=True)
+    editable = [word for project in PROJECTS for word in ("-e", project)]
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    with LOG.open("w") as log:
+        command = [*pip, "-c", "constraints.txt", *editable]
+        subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    STAMP.write_text(f"{place}\n{content}\n")
+
+
+def _place() -> str:
+    """What an environment cannot survive a change of: its folder and its Python."""
+    return hashlib.sha256(f"{VENV}|{sys.version}|{_base_python()}".encode()).hexdigest()
+
+
+def _content() -> str:
+    """What an environment can be brought up to date with: the projects' files and the pins."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in [*INPUTS, Path(__file__)])).hexdigest()
+
+
+def _stamp() -> list[str]:
+    return STAMP.read_text().split() if STAMP.is_file() else []
+
+
+def _runs() -> bool:
+    """Whether the environment's Python starts: the one it was made from may have been removed since."""
+    try:
+        return subprocess.run([str(PYTHON), "-c", ""], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def _base_python() -> str:
+    """The Python itself, also when this runs in a virtual environment (perhaps the very one to be rebuilt)."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def _explain(error: subprocess.CalledProcessError) -> int:
+    lines = LOG.read_text(errors="replace").splitlines() if LOG.is_file() else []
+    problems = [line for line in lines if line.startswith("ERROR")] or lines[-5:]
+    print(*problems, sep="\n", file=sys.stderr)
+    print(f"error: .venv could not be set up (exit code {error.returncode}; all output: {LOG})", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""`egs doctor`: each check on its own, and the whole as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from egs_core import adapter as adapters
+from egs_core.adapter import Adapter, Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome, load_adapter
+from egs_core.cli import app, doctor
+from egs_core.errors import InputError
+
+
+class Framework:
+    """An adapter of this test: `observe` works, and its one check is as it was made."""
+
+    name = "framework"
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+
+    def capabilities(self) -> dict[str, str]:
+        return {"observe": "yes", "order": "no: it has no queue"}
+
+    def doctor(self) -> list[Check]:
+        return [self.check]
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        return RunOutcome({}, request.runlog_path)
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        return DemoOutcome(float(len(request.variants)), True, {})
+
+
+class Broken(Framework):
+    """An adapter whose own check fails with an exception."""
+
+    def doctor(self) -> list[Check]:
+        raise RuntimeError("no such hook")
+
+
+WORKS = Framework(Check("version", True, "2.0"))
+FAILS = Framework(Check("version", False, "1.0; needs 2.0"))
+BROKEN = Broken(Check("never", True))
+NO_ADAPTER = object()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    """Make the object `name` of this file the only installed adapter; none for None."""
+    found = [] if name is None else [EntryPoint("framework", f"{__name__}:{name}", adapters.GROUP)]
+    monkeypatch.setattr(adapters, "entry_points", lambda group: [e for e in found if e.group == group])
+
+
+def diagnosis(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
+    """What `egs doctor --json` printed."""
+    shown: dict[str, list[dict[str, object]]] = json.loads(capsys.readouterr().out)
+    return shown
+
+
+@pytest.mark.parametrize(("found", "ok"), [((3, 10, 14), False), ((3, 11, 0), True), ((3, 13, 9), True), ((3, 14, 0), False)])
+def test_python_is_supported_from_311_to_313(found: tuple[int, int, int], ok: bool) -> None:
+    """Only the versions that the tests run on are called good."""
+    assert doctor.python_check(found).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode", "ok"),
+    [({}, "observe", True), ({"EGS_MODE": "on"}, "on", True), ({"EGS_MODE": "onn"}, "observe", False)],
+)
+def test_the_mode_and_where_it_was_set(environment: dict[str, str], mode: str, ok: bool) -> None:
+    """The mode is the environment's, `observe` without one, and a misspelt one is a failed check."""
+    found, check = doctor.current_mode(environment)
+    assert (found, check.ok) == (mode, ok)
+    assert "EGS_MODE" in check.detail
+
+
+def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`egs doctor --json` prints one object with packages, adapters and checks; exit code 0 when all is well."""
+    install(monkeypatch, "WORKS")
+    assert app.run(["doctor", "--json"]) == 0
+    shown = diagnosis(capsys)
+    assert [a["name"] for a in shown["adapters"]] == ["framework"]
+    assert shown["adapters"][0]["capabilities"] == {"observe": "yes", "order": "no: it has no queue"}
+    assert {check["name"] for check in shown["checks"]} == {"python", "mode", "gpus", "history", "adapters"}
+    assert "numpy" in shown["packages"]
+
+
+@pytest.mark.parametrize("name", ["FAILS", "BROKEN", "NO_ADAPTER", "ABSENT", None])
+def test_a_failed_check_is_exit_code_1(
+    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter that fails, breaks, is none, cannot be found or is not there: a failed check, never a traceback."""
+    install(monkeypatch, name)
+    assert app.run(["doctor"]) == 1
+    out, err = capsys.readouterr()
+    assert "no " in out
+    assert err == ""
+
+
+def test_an_adapter_that_is_not_installed_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for an adapter that is not there says which are, and how to install it."""
+    install(monkeypatch, "WORKS")
+    with pytest.raises(InputError, match=r"adapter 'kubeflow': not installed; installed: framework \(pip install egs-k"):
+        load_adapter("kubeflow")
+
+
+def test_the_installed_adapter_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point's object comes back when it has the contract's shape, and an error names it when not."""
+    install(monkeypatch, "WORKS")
+    assert isinstance(load_adapter("framework"), Adapter)
+    install(monkeypatch, "NO_ADAPTER")
+    with pytest.raises(InputError, match="is not an egs_core.adapter.Adapter"):
+        load_adapter("framework")
