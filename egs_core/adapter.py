@@ -105,6 +105,11 @@ def adapter_names() -> list[str]:
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
+def adapter_distributions() -> list[str]:
+    """Names of the distributions that the installed adapters come from, sorted."""
+    return sorted({entry.dist.name for entry in entry_points(group=GROUP) if entry.dist is not None})
+
+
 def load_adapter(name: str) -> Adapter:
     """The installed adapter of that name; an `InputError` that says how to install it when there is none."""
     found = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
@@ -113,7 +118,7 @@ def load_adapter(name: str) -> Adapter:
         raise InputError(f"adapter '{name}'", f"not installed; installed: {installed}", f"pip install egs-{name}")
     try:
         adapter = found.load()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise InputError(f"adapter '{name}'", f"cannot be imported: {error}", f"pip install egs-{name}") from error
     if not isinstance(adapter, Adapter):
         raise InputError(f"adapter '{name}'", f"{found.value} is not an egs_core.adapter.Adapter", "update the adapter")

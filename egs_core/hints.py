@@ -159,9 +159,7 @@ def phases(*functions: Callable[..., Any], name: str = "") -> Callable[..., Any]
         if not isinstance(step, OnGpu):
             _check_step(step, "egs.phases")
     plain = [step.function if isinstance(step, OnGpu) else step for step in functions]
-    name = name or "_".join(getattr(function, "__name__", "phase") for function in plain)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InputError("egs.phases: name", f"{name!r} is not a function name")
+    name = _check_text(name, "egs.phases: name") or "_".join(getattr(f, "__name__", "phase") for f in plain)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return run_steps(functions, args, kwargs)

@@ -55,7 +55,7 @@ PreloadItem = Modules | Files | Call
 def modules(*names: str) -> Modules:
     """Preload item: import these modules, by their full dotted names."""
     for name in names:
-        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        if not _is_module_name(name):
             raise InputError("egs.modules", f"{name!r} is not a module name", 'for example egs.modules("torch")')
     return Modules(_some(names, "egs.modules", "module name"))
 
@@ -63,7 +63,7 @@ def modules(*names: str) -> Modules:
 def files(*paths: str | os.PathLike[str]) -> Files:
     """Preload item: read these files through the page cache. Relative paths are those of the task's process."""
     for path in paths:
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        if not _is_path(path):
             raise InputError("egs.files", f"{path!r} is not a path", 'for example egs.files("model.pt")')
     return Files(_some(tuple(os.fspath(path) for path in paths), "egs.files", "path"))
 
@@ -202,6 +202,14 @@ def _some(names: tuple[str, ...], place: str, what: str) -> tuple[str, ...]:
     if not names:
         raise InputError(place, f"needs at least one {what}")
     return names
+
+
+def _is_module_name(name: object) -> bool:
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str) and bool(os.fspath(path))
 
 
 def _check_load_function(function: Callable[[], T], place: str) -> Callable[[], T]:

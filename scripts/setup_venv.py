@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
-PROJECTS = [".[dev,demo,bench]", "./plugins/ray"]
+PROJECTS = [".[dev,demo,bench,gpu]", "./plugins/ray"]
 INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 
@@ -54,7 +54,7 @@ def _build(place: str, content: str) -> None:
 
 def _place() -> str:
     """What an environment cannot survive a change of: its folder and its Python."""
-    return hashlib.sha256(f"{VENV}|{sys.version}|{_base_python()}".encode()).hexdigest()
+    return hashlib.sha256(f"{VENV}|{sys.version}|{sys.base_prefix}".encode()).hexdigest()
 
 
 def _content() -> str:

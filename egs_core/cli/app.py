@@ -43,18 +43,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(args: list[str]) -> int:
     """Run one command line and return its exit code; never raises for what a command did."""
     try:
-        code = _exit_code(build_app(_asked_for(args))(args, prog_name="egs", standalone_mode=False))
+        returned = build_app(_asked_for(args))(args, prog_name="egs", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
         return EXIT_BUG
     except SystemExit as end:
-        return _exit_code(end.code)
+        return end.code if isinstance(end.code, int) else EXIT_BUG if end.code else 0
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
         return _report(error)
-    return code
+    return returned if isinstance(returned, int) else 0
 
 
 def build_app(asked_for: str | None = None) -> typer.Typer:
@@ -96,12 +96,6 @@ def _load(name: str) -> Callable[..., Any]:
         remedy = "reinstall egs-core" if missing in ("", "egs_core") else f"pip install {missing}"
         raise EgsError(f"egs {name}: cannot be loaded: {error} ({remedy})") from error
     return command
-
-
-def _exit_code(value: object) -> int:
-    if value is None or isinstance(value, bool):
-        return 0
-    return value if isinstance(value, int) else EXIT_BUG
 
 
 def _report(error: Exception) -> int:

@@ -6,15 +6,18 @@ import json
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from egs_core.adapter import Adapter, Check, adapter_names, load_adapter
+from egs_core.adapter import Adapter, Check, adapter_distributions, adapter_names, load_adapter
 from egs_core.errors import EgsError
+from egs_core.places import data_folder
 
 MODES = ("off", "observe", "on")
 MODE_VARIABLE = "EGS_MODE"
@@ -71,8 +74,8 @@ def python_check(found: tuple[int, int, int]) -> Check:
 
 def current_mode(environment: dict[str, str]) -> tuple[str, Check]:
     """The mode that hooks on unmodified code would take, and where that was set."""
-    value = environment.get(MODE_VARIABLE)
-    if value is None:
+    value = environment.get(MODE_VARIABLE, "").strip().lower()
+    if not value:
         return "observe", Check("mode", True, f"observe (the default; {MODE_VARIABLE} is not set)")
     if value not in MODES:
         return "observe", Check("mode", False, f"{MODE_VARIABLE}={value!r} is none of {', '.join(MODES)}")
@@ -99,9 +102,24 @@ def visible_gpus() -> tuple[list[str], Check]:
     return names, Check("gpus", True, ", ".join(names) or NO_DEVICES)
 
 
+def history_check(folder: Path | None = None) -> Check:
+    """Where durations of past runs are kept, and whether they can be read."""
+    from egs_core.history.sql import FILE_NAME, SqlHistory
+
+    path = (folder or data_folder()) / FILE_NAME
+    if not path.exists():
+        return Check("history", True, f"{path}: nothing recorded yet")
+    history = SqlHistory.in_folder(path.parent)
+    pipelines = history.pipelines()
+    history.close()
+    if history.problem is not None:
+        return Check("history", False, f"{path}: {history.problem} (move it away: EGS then starts a new one)")
+    return Check("history", True, f"{path}: {len(pipelines)} pipelines")
+
+
 def installed_packages() -> dict[str, str]:
     """EGS's own distributions and the libraries they need, with versions; `missing` where there is none."""
-    names = {"egs-core", *(f"egs-{name}" for name in adapter_names())}
+    names = {"egs-core", *adapter_distributions()}
     for own in sorted(names):
         names |= _required_by(own)
     return {name: _version(name) for name in sorted(names)}
@@ -153,10 +171,10 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
         for check in adapter.checks:
             _add(table, f"{adapter.name}: ", check)
         for name, answer in adapter.capabilities.items():
-            table.add_row("", f"{adapter.name}: can {name}", answer)
+            table.add_row("", f"{adapter.name}: can {name}", escape(answer))
     console.print(table)
     console.print("packages: " + ", ".join(f"{name} {found}" for name, found in diagnosis.packages.items()))
 
 
 def _add(table: Table, prefix: str, check: Check) -> None:
-    table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", prefix + check.name, check.detail)
+    table.add_row("[green]ok[/]" if check.ok else "[red]no[/]", prefix + check.name, escape(check.detail))

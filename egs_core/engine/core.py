@@ -89,6 +89,7 @@ class Engine:
             m.TasksAdded: self._on_tasks,
             m.BranchSkipped: self._on_skipped,
             m.Estimates: self._on_estimates,
+            m.TaskFinished: self._on_finished,
             m.PreloadReady: self._on_preload_ready,
             m.PreloadFailed: self._on_preload_failed,
             m.AbortRequested: self._on_abort,
@@ -179,6 +180,16 @@ class Engine:
                 self._started.discard(task)
             for p in freed:
                 self._make_ready(p, now)
+
+    def _on_finished(self, event: m.TaskFinished, now: float) -> None:
+        task = event.task
+        if self._is_open(task) and task in self._started and self.state.attempt[task] == event.attempt:
+            self._full.clear()
+            self._unqueue(task)
+            self._started.discard(task)
+            self._plan_now = True
+            for phase in self._do.finish(task):
+                self._make_ready(phase, now)
 
     def _after_failure(self, task: int, status: int, now: float) -> None:
         """Preempted or lost: again. Failed: again while it has retries. Else it is over, and what waits for it too."""

@@ -96,6 +96,13 @@ class PhaseEnded(Event, frozen=True, tag="ended"):
     outcome: str = "succeeded"
 
 
+class TaskFinished(Event, frozen=True, tag="finished"):
+    """The task has succeeded although phases are left: its code did not take them (no GPU block was entered)."""
+
+    task: int
+    attempt: int
+
+
 class PreloadReady(Event, frozen=True, tag="warm"):
     """The process for this task is warm and waits."""
 
@@ -133,6 +140,7 @@ AnyEvent = (
     | DecisionLost
     | PhaseStarted
     | PhaseEnded
+    | TaskFinished
     | PreloadReady
     | PreloadFailed
     | AbortRequested

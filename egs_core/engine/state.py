@@ -385,6 +385,16 @@ class State(msgspec.Struct):
             self._leave_process(task, reusable=True)
         return self._close(task)
 
+    def finish(self, task: int) -> list[int]:
+        """A started task is over with phases left. Returns the phases that become free to run."""
+        for p in self.phases_of(task):
+            self._release(p)
+            self.retry_at.pop(p, None)
+            self.status[p] = SUCCEEDED
+        self.cursor[task] = self.first_phase[task + 1] - 1
+        self._leave_process(task, reusable=True)
+        return self._close(task)
+
     def _close(self, task: int) -> list[int]:
         """A task is done: count it out, and return the first phases of children that wait for nothing else."""
         self.workloads[self.task_workload[task]].open_tasks -= 1

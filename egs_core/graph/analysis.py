@@ -114,11 +114,13 @@ def ranked_plan(rank: Sequence[float]) -> list[int]:
     return sorted(range(len(rank)), key=rank.__getitem__, reverse=True)
 
 
-def critical_path(graph: Graph, durations_s: Sequence[float] | None = None) -> tuple[float, list[int]]:
+def critical_path(
+    graph: Graph, durations_s: Sequence[float] | None = None, order: Sequence[int] | None = None
+) -> tuple[float, list[int]]:
     """Length in seconds and the tasks of one longest path, first to last."""
     if not graph.n_tasks:
         return 0.0, []
-    seconds, order = _defaults(graph, durations_s, None)
+    seconds, order = _defaults(graph, durations_s, order)
     head = heads(graph, seconds, order)
     last = max(range(graph.n_tasks), key=lambda t: (head[t] + seconds[t], -t))
     path = [last]

@@ -43,10 +43,12 @@ class Bound(msgspec.Struct, frozen=True):
     exact: bool = True
 
 
-def lower_bound(graph: Graph, slots: int, durations_s: Sequence[float] | None = None) -> float:
+def lower_bound(
+    graph: Graph, slots: int, durations_s: Sequence[float] | None = None, order: Sequence[int] | None = None
+) -> float:
     """LB2 in seconds for tasks that each hold one of `slots` equal slots for all their seconds."""
     seconds = task_durations(graph) if durations_s is None else durations_s
-    order = topological_order(graph)
+    order = topological_order(graph) if order is None else order
     return compute_bound(heads(graph, seconds, order), tails(graph, seconds, order), seconds, slots).seconds
 
 

@@ -19,8 +19,9 @@ from egs_core.errors import InputError
 from egs_core.graph import wfformat
 from egs_core.graph.columns import Graph
 from egs_core.graph.model import FORMAT, VERSION, GraphBuilder, Task, WorkloadHead, input_error, iterate_tasks
+from egs_core.graph.places import join
 from egs_core.graph.render import to_dot, to_mermaid
-from egs_core.graph.source import join, json_errors, read_bytes
+from egs_core.graph.source import json_errors, read_bytes
 from egs_core.graph.validate import validate
 
 TARGETS = ("egs", "wfformat", "mermaid", "dot")
@@ -62,8 +63,8 @@ def decode_workload(data: bytes, place: str, default_id: str = "workload") -> Lo
 def _from_wfformat(document: dict[str, msgspec.Raw], place: str, default_id: str) -> LoadedWorkload:
     version = _plain(document, "schemaVersion", place)
     if version not in wfformat.VERSIONS:
-        problem = "is missing" if version is None else f"unknown version {str(version)[:40]!r}"
-        raise InputError(join(place, "schemaVersion"), problem, f"EGS reads WfFormat {' and '.join(wfformat.VERSIONS)}")
+        hint = f"EGS reads WfFormat {' and '.join(map(_shown, wfformat.VERSIONS))}"
+        raise InputError(join(place, "schemaVersion"), _version_problem(version), hint)
     if "workflow" not in document:
         raise InputError(join(place, "workflow"), "is missing")
     name = _plain(document, "name", place)
@@ -73,11 +74,10 @@ def _from_wfformat(document: dict[str, msgspec.Raw], place: str, default_id: str
 
 def _from_own(document: dict[str, msgspec.Raw], place: str) -> LoadedWorkload:
     if (kind := _plain(document, "format", place)) != FORMAT:
-        raise InputError(join(place, "format"), f"unknown format {str(kind)[:40]!r}", f'expected "{FORMAT}"')
+        raise InputError(join(place, "format"), f"unknown format {_shown(kind)}", f'expected "{FORMAT}"')
     version = _plain(document, "version", place)
     if version != VERSION or isinstance(version, bool):
-        problem = "is missing" if version is None else f"unknown version {str(version)[:40]!r}"
-        raise InputError(join(place, "version"), problem, f"this EGS reads version {VERSION}")
+        raise InputError(join(place, "version"), _version_problem(version), f"this EGS reads version {VERSION}")
     tasks = document.pop("tasks", None)
     if tasks is None:
         raise InputError(join(place, "tasks"), "is missing", "a workload is a list of tasks")
@@ -99,6 +99,16 @@ def _build(head: WorkloadHead, entries: list[msgspec.Raw], place: str) -> Graph:
         except ValidationError as error:
             raise input_error(error, place, f"tasks[{number}]") from None
     return builder.finish()
+
+
+def _version_problem(version: object) -> str:
+    return "is missing" if version is None else f"unknown version {_shown(version)}"
+
+
+def _shown(value: object) -> str:
+    """A value as JSON writes it, so that 1.5 and "1.5" can be told apart; cut to a readable length."""
+    text = msgspec.json.encode(value)[:200].decode(errors="replace")
+    return text if len(text) <= 40 else text[:40] + "…"
 
 
 def _plain(document: dict[str, msgspec.Raw], field: str, place: str) -> object:
@@ -137,10 +147,10 @@ def _own_json(loaded: LoadedWorkload) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def save_workload(loaded: LoadedWorkload, path: str | Path, to: str = "egs") -> None:
+def save_workload(loaded: LoadedWorkload, path: str | Path, to: str = "egs", place: str = "") -> None:
     """Write the workload to a file, gzip when its name ends in .gz; InputError when that cannot be."""
     path = Path(path)
-    data = encode_workload(loaded, to, loaded.id)
+    data = encode_workload(loaded, to, place or loaded.id)
     try:
         path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     except OSError as error:

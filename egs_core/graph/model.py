@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape, TaskOptions
-from egs_core.graph.source import did_you_mean, join
+from egs_core.graph.places import did_you_mean, join
 from egs_core.units import parse_bytes
 
 FORMAT = "egs-workload"
@@ -242,12 +242,17 @@ def input_error(error: ValidationError, place: str, inside: str = "") -> InputEr
     path = inside
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    problem = first["msg"].removeprefix("Value error, ")
-    hint = ""
-    if first["type"] == "extra_forbidden":
+    problem, hint = first["msg"].removeprefix("Value error, "), ""
+    if first["type"] == "too_short":
+        problem = "needs at least one entry"
+    elif first["type"] == "json_invalid" and "recursion" in problem:
+        problem = "JSON is nested too deeply"
+    elif first["type"] == "extra_forbidden":
         problem = "unknown field"
         hint = did_you_mean(str(first["loc"][-1]), [*Task.model_fields, *Phase.model_fields, *Workload.model_fields])
-    return InputError(join(place, path), problem[:1].lower() + problem[1:], hint)
+    if not problem.startswith("JSON"):
+        problem = problem[:1].lower() + problem[1:]
+    return InputError(join(place, path), problem, hint)
 
 
 __all__ = ["FORMAT", "KIND_NAMES", "VERSION", "File", "GraphBuilder", "Phase", "Task", "Workload", "WorkloadHead"]

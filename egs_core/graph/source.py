@@ -6,12 +6,11 @@ nested JSON) is found here, so that the formats only see decoded JSON.
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from egs_core.errors import InputError
+from egs_core.graph.places import join
 
 MAX_FILE_BYTES = 4 * 1024**3
 # A gzip file may not grow by more than this once it is past RATIO_FREE_BYTES: workload files compress 10 to 60 times,
@@ -27,7 +27,6 @@ MAX_GZIP_RATIO = 250
 RATIO_FREE_BYTES = 64 * 1024**2
 _CHUNK_BYTES = 4 * 1024**2
 _GZIP_MAGIC = b"\x1f\x8b"
-_NEAR_CANDIDATES = 5000  # difflib is quadratic in text length; a suggestion is a courtesy
 
 
 def read_bytes(path: Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -121,6 +120,8 @@ def _malformed(message: str, data: bytes | None) -> str:
     """msgspec's words for broken JSON, with line and column, and what is really there where that is clear."""
     if data is not None and b"\0" in data[:4096]:
         return "is a binary file, not JSON"
+    if "truncated" in message and (data is None or data.rstrip().endswith(b"}")):
+        return "is not JSON: a string has a broken escape, or something in it is not closed"
     if "truncated" in message:
         return "JSON is truncated: the file ends too early"
     found = re.search(r"\(byte (\d+)\)", message)
@@ -132,26 +133,3 @@ def _malformed(message: str, data: bytes | None) -> str:
     if re.match(rb"-?(NaN|Infinity)", data[max(0, at - 1) : at + 9].lstrip(b"- :,[")):
         text = "NaN and Infinity are not numbers"
     return f"is not JSON at line {line}, column {column}: {re.sub(r' ?[(]byte [0-9]+[)]', '', text)}"
-
-
-def join(place: str, inside: str) -> str:
-    """`file: path inside it`, or the one that there is.
-
-    >>> join("a.json", "tasks[3]"), join("", "tasks[3]")
-    ('a.json: tasks[3]', 'tasks[3]')
-    """
-    return f"{place}: {inside}" if place and inside else place or inside
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest known word, or nothing when none is near."""
-    near: list[str] = []
-    for candidate, _ in zip(_near_in_length(word, known), range(_NEAR_CANDIDATES), strict=False):
-        near.append(candidate)
-    found = difflib.get_close_matches(word[:100], near, n=1)
-    return f"did you mean {found[0]!r}?" if found else ""
-
-
-def _near_in_length(word: str, known: Iterable[str]) -> Iterator[str]:
-    """Same first letter counts as near, and so does anything in a small graph, as long as the length is similar."""
-    return (k for i, k in enumerate(known) if abs(len(k) - len(word)) <= 3 and (i < 1000 or k[:3] == word[:3]))

@@ -14,7 +14,7 @@ import numpy as np
 from egs_core.errors import InputError
 from egs_core.graph.analysis import peel_sinks
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape
-from egs_core.graph.source import join
+from egs_core.graph.places import join
 
 MAX_CPUS = 1_000_000
 MAX_GPUS = 1_000_000

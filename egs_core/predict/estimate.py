@@ -89,7 +89,8 @@ def sample_estimate(values: Sequence[float], cumulative: Sequence[int], above_s:
     first = bisect_right(values, above_s) if above_s > 0 else 0
     n = len(values) - first
     if n == 0:
-        return Estimate(*(above_s * factor for factor in _TAIL_FACTORS), n=0, source="history")
+        p50_s, p90_s, p95_s = (above_s * factor for factor in _TAIL_FACTORS)
+        return Estimate(p50_s, p90_s, p95_s, 0, "history")
     base = cumulative[first - 1] if first else 0
     p50_s, *tail = (_weighted_quantile(values, cumulative, first, base, q) for q in QUANTILES)
     p90_s, p95_s = (max(v, p50_s * (1 + k / n)) for v, k in zip(tail, _SMALL_SAMPLE[1:], strict=True))
@@ -106,7 +107,7 @@ def conditional_estimate(estimate: Estimate, elapsed_s: float) -> Estimate:
     spread = min(estimate.p95_s / estimate.p50_s, MAX_SPREAD) if estimate.p50_s > 0 else 1.0
     sigma = math.log(spread) / _Z95 if spread > 1 else 0.0
     if sigma:
-        passed = _NORMAL.cdf(math.log(elapsed_s / estimate.p50_s) / sigma)
+        passed = _NORMAL.cdf((math.log(elapsed_s) - math.log(estimate.p50_s)) / sigma)
     else:
         passed = 1.0 if elapsed_s >= estimate.p50_s else 0.0
     if passed >= _TAIL_BEGINS:
@@ -116,8 +117,8 @@ def conditional_estimate(estimate: Estimate, elapsed_s: float) -> Estimate:
     else:
         mass = (passed + q * (1 - passed) for q in QUANTILES)
         totals = [estimate.p50_s * math.exp(sigma * _NORMAL.inv_cdf(q)) for q in mass]
-    known = (estimate.p50_s, estimate.p90_s, estimate.p95_s)
-    return Estimate(*map(max, totals, known), n=estimate.n, source=estimate.source)
+    p50_s, p90_s, p95_s = map(max, totals, (estimate.p50_s, estimate.p90_s, estimate.p95_s))
+    return Estimate(p50_s, p90_s, p95_s, estimate.n, estimate.source)
 
 
 def minus_elapsed(total: Estimate, elapsed_s: float) -> Estimate:

@@ -194,8 +194,8 @@ class Predictor:
             warmups = msgspec.convert(snapshot.get("warmups", []), list[tuple[str, str, list[float]]])
         except msgspec.ValidationError as error:
             raise InputError("predictor snapshot", str(error)) from error
-        for *parts, durations in rows:
-            signature = Signature(*parts)
+        for pipeline, task, phase, shape, flavor, bucket, durations in rows:
+            signature = Signature(pipeline, task, phase, shape, flavor, bucket)
             for seconds in durations:
                 predictor._add(signature, seconds)
             if signature in predictor._windows:

@@ -55,7 +55,7 @@ class _Builder:
         self.open_holds: dict[PhaseRun, Hold] = {}
         self.open_waits: dict[PhaseRun, Wait] = {}
         self.open_preloads: dict[tuple[str, str], Preload] = {}
-        self.held_since: dict[Phase, tuple[PhaseRun, float, str]] = {}
+        self.held_since: dict[Phase, tuple[Wait, float, str]] = {}
         self.granted: dict[PhaseRun, str] = {}
         self.last_end_s: float | None = None
         self.first_s: float | None = None
@@ -103,15 +103,15 @@ class _Builder:
         wait = Wait(record.workload, record.task, record.phase, record.attempt, demand)
         self.open_waits[run] = wait
         self.line.waits.append(wait)
-        self.held_since[run[:3]] = (run, record.t, "")
+        self.held_since[run[:3]] = (wait, record.t, "")
         self._seen(record.t)
 
     def on_held(self, record: Held) -> None:
         key = (record.workload, record.task, record.phase)
         if key not in self.held_since:
             return
-        run = self._end_piece(key, record.t)
-        self.held_since[key] = (run, record.t, record.kind)
+        wait = self._end_piece(key, record.t)
+        self.held_since[key] = (wait, record.t, record.kind)
 
     def on_granted(self, record: Granted) -> None:
         self.granted[_run_of(record)] = record.reason
@@ -167,12 +167,11 @@ class _Builder:
             self.held_since.pop(run[:3], None)
             wait.started = started
 
-    def _end_piece(self, key: Phase, t: float) -> PhaseRun:
-        run, since, hold = self.held_since[key]
-        wait = self.open_waits.get(run)
-        if wait is not None and t > since:
+    def _end_piece(self, key: Phase, t: float) -> Wait:
+        wait, since, hold = self.held_since[key]
+        if t > since:
             wait.pieces.append((since, t, hold))
-        return run
+        return wait
 
     # --- preloads, workloads, capacity --------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """EGS for Ray. `egs_ray.run(dag)` runs a static graph; `RAY_RUNTIME_ENV_HOOK=egs_ray.hook` works on unmodified scripts.
 
 Importing this package imports nothing else: Ray loads it by name inside `ray.init`, where a missing or broken
-dependency must leave Ray as it is. `hook` is a function of this module, so no submodule may have that name.
+dependency must leave Ray as it is. `hook` is a function of this module, so no submodule may have that name, nor that of `run`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["hook", "run"]
+__all__ = ["Options", "Run", "Session", "hook", "run"]
 
-_LAZY = {"run": "egs_ray.run"}
+_LAZY = {"Options": "egs_ray.session", "Run": "egs_ray.api", "Session": "egs_ray.session", "run": "egs_ray.api"}
 
 
 def hook(runtime_env: Any) -> Any:

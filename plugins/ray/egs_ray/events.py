@@ -17,7 +17,7 @@ import ray
 from egs_ray import compat
 
 # Numbers of Ray's protobuf enums TaskStatus, TaskType and ErrorType; wire formats, so they do not change.
-_SUBMITTED, _READY, _RUNNING, _FINISHED, _FAILED = 1, 2, 8, 11, 12
+_SUBMITTED, _READY, _PUSHED, _RUNNING, _FINISHED, _FAILED = 1, 2, 5, 8, 11, 12
 _KINDS = {0: "task", 1: "actor", 2: "method"}
 _CANCELLED = 5
 
@@ -25,8 +25,8 @@ _CANCELLED = 5
 class TaskEvent(msgspec.Struct):
     """One attempt at one task, as far as Ray has heard of it. Times are Unix seconds; None: not (yet) known.
 
-    kind: task, actor (its creation) or method. loaded_s: when the process had loaded the function. has_resources:
-    whether cpus, gpus and memory_bytes are Ray's word, or merely unknown.
+    kind: task, actor (its creation) or method. pushed_s: when the submitter handed the task to a process; started_s:
+    when that process took it up, by its own report. loaded_s: when it had loaded the function.
     """
 
     task_id: str
@@ -37,9 +37,9 @@ class TaskEvent(msgspec.Struct):
     cpus: float = 0.0
     gpus: float = 0.0
     memory_bytes: int = 0
-    has_resources: bool = False
     submitted_s: float | None = None
     ready_s: float | None = None
+    pushed_s: float | None = None
     started_s: float | None = None
     loaded_s: float | None = None
     ended_s: float | None = None
@@ -51,11 +51,11 @@ class TaskEvent(msgspec.Struct):
 def task_events(known: Container[tuple[str, int]] = ()) -> list[TaskEvent]:
     """All task events of this job except `known` (task id, attempt) ones."""
     if compat.available("task_events"):
-        return [event for event in _private_events(known) if event is not None]
+        return list(_private_events(known))
     return [event for event in _timeline_events() if (event.task_id, event.attempt) not in known]
 
 
-def _private_events(known: Container[tuple[str, int]]) -> Iterator[TaskEvent | None]:
+def _private_events(known: Container[tuple[str, int]]) -> Iterator[TaskEvent]:
     job = ray.get_runtime_context().get_job_id()
     for message in compat.raw_task_events():
         if message.job_id.hex() != job or message.task_info.type not in _KINDS:
@@ -80,9 +80,9 @@ def _from_message(message: Any, task_id: str, attempt: int) -> TaskEvent:
         cpus=resources.get("CPU", 0.0),
         gpus=resources.get("GPU", 0.0),
         memory_bytes=int(resources.get("memory", 0)),
-        has_resources=message.HasField("task_info"),
         submitted_s=times.get(_SUBMITTED),
         ready_s=times.get(_READY),
+        pushed_s=times.get(_PUSHED),
         started_s=times.get(_RUNNING),
         loaded_s=loaded[0] if loaded else None,
         ended_s=times.get(_FINISHED, times.get(_FAILED)),
@@ -92,34 +92,34 @@ def _from_message(message: Any, task_id: str, attempt: int) -> TaskEvent:
     )
 
 
-def _timeline_events() -> list[TaskEvent]:
+def _timeline_events() -> Iterator[TaskEvent]:
     with _quiet(logging.getLogger("ray._private.state")):
-        entries = ray.timeline() or []
-    failures = [(e["tid"], e["ts"]) for e in entries if e["cat"] == "task:execute" and "traceback" in e["args"]]
-    by_process: dict[str, list[float]] = {}
-    for process, at in failures:
-        by_process.setdefault(process, []).append(at)
-    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}
-    out = []
+        entries: list[dict[str, Any]] = ray.timeline() or []
+    failures: dict[str, list[float]] = {}  # process -> when a task of its raised
     for entry in entries:
-        if not entry["cat"].startswith("task::"):
-            continue
-        start_us, end_us = entry["ts"], entry["ts"] + entry["dur"]
-        failed = any(start_us <= at <= end_us for at in by_process.get(entry["tid"], ()))
-        task_id, name = entry["args"]["task_id"], entry["cat"].removeprefix("task::")
-        out.append(
-            TaskEvent(
-                task_id=task_id,
-                name=name,
-                kind=_kind_of(task_id, name),
-                actor_id="" if task_id[16:].startswith("f" * 24) else task_id[16:],
-                started_s=start_us / 1e6,
-                ended_s=end_us / 1e6,
-                outcome="failed" if failed else "succeeded",
-                node_id=nodes.get(entry["pid"], ""),
-            )
-        )
-    return out
+        if entry["cat"] == "task:execute" and "traceback" in entry["args"]:
+            failures.setdefault(entry["tid"], []).append(entry["ts"])
+    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}
+    job = ray.get_runtime_context().get_job_id()
+    for entry in entries:
+        if entry["cat"].startswith("task::") and entry["args"]["task_id"].endswith(job):
+            yield _from_entry(entry, failures.get(entry["tid"], []), nodes.get(entry["pid"], ""))
+
+
+def _from_entry(entry: dict[str, Any], failures: list[float], node_id: str) -> TaskEvent:
+    start_us, end_us = entry["ts"], entry["ts"] + entry["dur"]
+    task_id, name = entry["args"]["task_id"], entry["cat"].removeprefix("task::")
+    kind = _kind_of(task_id, name)
+    return TaskEvent(
+        task_id=task_id,
+        name=name,
+        kind=kind,
+        actor_id="" if kind == "task" else task_id[16:],
+        started_s=start_us / 1e6,
+        ended_s=end_us / 1e6,
+        outcome="failed" if any(start_us <= at <= end_us for at in failures) else "succeeded",
+        node_id=node_id,
+    )
 
 
 def _kind_of(task_id: str, name: str) -> str:

@@ -7,6 +7,7 @@ object, function or argument is kept: an object that the script drops is freed a
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -16,14 +17,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import ray
 
 from egs_core.runlog.records import Header
 from egs_ray import compat
 from egs_ray.events import actor_deaths, task_events
 from egs_ray.install import warn
-from egs_ray.sessionlog import SessionLog, Submission
+from egs_ray.sessionlog import SessionLog
+from egs_ray.submission import Submission
 
 WRITE_EVERY_S = 1.0
 POLL_EVERY_S = 10.0
@@ -96,6 +97,8 @@ class Observer:
     def session_starts(self) -> None:
         """Begin a workload in the run log, and the thread that writes it."""
         with self._lock:
+            if self._connected:  # the last ray.init failed after its hook
+                self._guarded(lambda: self.log.end_workload(time.time()))
             self._sessions += 1
             self._connected = True
             self.log.start_workload(f"{script_name()}-{self._sessions}", time.time())
@@ -131,7 +134,7 @@ class Observer:
     # --- the writing thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_poll_s = time.monotonic() + POLL_EVERY_S
+        next_poll_s = time.monotonic()
         while not self._stop.wait(WRITE_EVERY_S):
             with self._lock:
                 self._guarded(self._write_noted)
@@ -148,7 +151,8 @@ class Observer:
     def _ask(self) -> None:
         self._write_noted()
         self.log.nodes(ray.nodes(), time.time())
-        for event in task_events(self.log.ended):
+        # In the order of their ends: an actor's creation comes before its methods.
+        for event in sorted(task_events(self.log.ended), key=lambda event: event.ended_s or math.inf):
             self.log.seen(event)
         self.log.actors_died(actor_deaths())
 
@@ -157,7 +161,8 @@ class Observer:
             return self._write_noted()
         deadline_s = time.monotonic() + FLUSH_S
         self._ask()
-        while self.log.unsettled and time.monotonic() < deadline_s:
+        blind = not compat.available("submit")  # then what is unsettled is not known either
+        while (blind or self.log.unsettled) and time.monotonic() < deadline_s:
             time.sleep(0.05)
             self._ask()
 

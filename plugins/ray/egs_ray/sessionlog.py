@@ -31,22 +31,9 @@ from egs_core.runlog.records import (
     WorkloadSubmitted,
 )
 from egs_ray.events import TaskEvent
+from egs_ray.submission import Submission, is_driver, phase_of, submission_of
 
 LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
-
-
-class Submission(msgspec.Struct):
-    """What was seen of one `.remote()`. producers: ids of the tasks whose results it takes, as references name them."""
-
-    at_s: float
-    task_id: str
-    name: str
-    kind: str  # task, actor (its creation) or method
-    actor_id: str = ""
-    producers: tuple[str, ...] = ()
-    cpus: float = 0.0
-    gpus: float = 0.0
-    memory_bytes: int = 0
 
 
 class _Life(msgspec.Struct):
@@ -65,7 +52,7 @@ class SessionLog:
         self.path = path
         self.tasks_seen = 0
         self.gpu_held_s = 0.0
-        self.ended: set[tuple[str, int]] = set()  # (task, attempt) of this session that need no more asking
+        self.ended: dict[tuple[str, int], float] = {}  # (task, attempt) that need no more asking; when they ended
         self._header = header
         self._writer = RunLogWriter(path, header, overwrite=True)
         self._capacity: dict[str, Capacity] = {}
@@ -76,21 +63,24 @@ class SessionLog:
         self._workload = workload
         self._tasks: dict[str, Submission] = {}
         self._by_tail: dict[str, str] = {}
-        self._waiting: list[Submission] = []  # a producer of theirs is not known yet
+        self._waiting: dict[str, list[Submission]] = {}  # tail of an unknown producer's id -> who takes its result
         self._started: dict[tuple[str, int], TaskEvent] = {}
+        self._unstarted: dict[tuple[str, int], TaskEvent] = {}  # ended by one report, the report of the start to come
         self._pending: set[str] = set()
+        self._session_s = 0.0
         self._lives: dict[str, _Life] = {}
-        self._buried: set[str] = set()
+        self._deaths: dict[str, float] = {}
         self.ended.clear()
 
     @property
     def unsettled(self) -> bool:
-        """Whether a submitted task has not been seen to end."""
-        return bool(self._pending)
+        """Whether a known task has not been seen to end, or one that ended not to start."""
+        return bool(self._pending or self._unstarted)
 
     def start_workload(self, workload: str, at_s: float) -> None:
         """A Ray session begins; task ids start over."""
         self._start_empty(workload)
+        self._session_s = at_s
         self._write(WorkloadSubmitted(t=self._t(at_s), workload=workload, name=self._header.label))
 
     def submitted(self, task: Submission) -> None:
@@ -100,7 +90,8 @@ class SessionLog:
             self._add(task)
 
     def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
-        """What `ray.nodes()` says; only changes are written."""
+        """What `ray.nodes()` says; only changes are written. What is there at first was there when the session began."""
+        at_s = at_s if self._capacity else self._session_s
         for row in rows:
             resources = row["Resources"] if row["Alive"] else {}
             now = Capacity(
@@ -120,34 +111,47 @@ class SessionLog:
         if (event.task_id, event.attempt) in self.ended:
             return
         if event.task_id not in self._tasks:
-            self._add(_submission_of(event))
+            self._pending.add(event.task_id)
+            self._add(submission_of(event))
         key = (event.task_id, event.attempt)
         if event.started_s is not None and key not in self._started:
             self._started[key] = event
             self._write_start(event, event.started_s)
-        if event.ended_s is not None:
-            self.ended.add(key)
+        if event.ended_s is not None and event.started_s is None:
+            self._unstarted[key] = event
+        elif event.ended_s is not None:
+            self._unstarted.pop(key, None)
+            self.ended[key] = event.ended_s
             self._write_end(event, event.ended_s)
 
     def actors_died(self, deaths: dict[str, float]) -> None:
-        """End the lives of actors, by actor id."""
-        for actor_id, at_s in deaths.items():
-            if actor_id in self._lives:
-                self._buried.add(actor_id)
-                self._end_life(self._lives.pop(actor_id), actor_id, at_s)
+        """When actors died, by actor id; perhaps before Ray told that they were created."""
+        self._deaths.update(deaths)
+        for actor_id in deaths.keys() & self._lives.keys():
+            self._end_life(self._lives.pop(actor_id), actor_id, deaths[actor_id])
 
     def end_workload(self, at_s: float) -> None:
         """The session ends: what runs is aborted, what lives dies, and every edge gets both its ends."""
         self._add_unseen_producers(at_s)
+        for event in list(self._unstarted.values()):
+            self._settle_unstarted(event)
         for key, event in self._started.items():
             if key not in self.ended:
                 self._write_end(msgspec.structs.replace(event, outcome="aborted"), at_s)
-        self.actors_died(dict.fromkeys(self._lives, at_s))
+        self.actors_died({actor_id: self._deaths.get(actor_id, at_s) for actor_id in self._lives})
         self._write(WorkloadEnded(t=self._t(at_s), workload=self._workload))
         for node in self._capacity:
             self._write(Capacity(t=self._t(at_s), node=node))
         self._capacity.clear()
         self._start_empty("")
+
+    def _settle_unstarted(self, event: TaskEvent) -> None:
+        """A process that was killed never reported its last starts; then the submitter's word counts."""
+        started_s = event.pushed_s or (event.ended_s if event.outcome == "succeeded" else None)
+        if started_s is None:
+            self._write_end(event, event.ended_s or 0.0)
+        else:
+            self.seen(msgspec.structs.replace(event, started_s=started_s))
 
     def finish(self) -> None:
         """Close the log and put its records in the order of time; a crash here leaves the unsorted log."""
@@ -163,18 +167,19 @@ class SessionLog:
         self.tasks_seen += 1
         self._tasks[task.task_id] = task
         self._by_tail[task.task_id[2:]] = task.task_id
-        self._waiting.append(task)
-        known = [waiting for waiting in self._waiting if all(map(self._is_known, waiting.producers))]
-        if known:
-            self._waiting = [waiting for waiting in self._waiting if waiting not in known]
-        for waiting in known:
-            self._write_task(waiting)
+        self._write_or_wait(task)
+        for waiting in self._waiting.pop(task.task_id[2:], ()):
+            self._write_or_wait(waiting)
 
-    def _is_known(self, producer: str) -> bool:
-        return _is_driver(producer) or producer[2:] in self._by_tail
+    def _write_or_wait(self, task: Submission) -> None:
+        unknown = next((p for p in task.producers if not is_driver(p) and p[2:] not in self._by_tail), None)
+        if unknown is None:
+            self._write_task(task)
+        else:
+            self._waiting.setdefault(unknown[2:], []).append(task)
 
     def _write_task(self, task: Submission) -> None:
-        parents = dict.fromkeys(self._by_tail[p[2:]] for p in task.producers if not _is_driver(p))
+        parents = dict.fromkeys(self._by_tail[p[2:]] for p in task.producers if not is_driver(p))
         if task.kind == "method" and (creation := "f" * 16 + task.actor_id) in self._tasks:
             parents = {creation: None, **parents}
         self._write(
@@ -184,23 +189,22 @@ class SessionLog:
                 task=task.task_id,
                 name=task.name,
                 parents=tuple(parents),
-                phases=(_phase(task),),
+                phases=(phase_of(task),),
             )
         )
 
     def _add_unseen_producers(self, at_s: float) -> None:
         """Tasks of other workers that no event told of: known by their results alone."""
-        for task in list(self._waiting):
-            for producer in task.producers:
-                if not self._is_known(producer):
-                    unseen = Submission(at_s=min(task.at_s, at_s), task_id=producer, name="unseen", kind="task")
-                    self._add(unseen)
+        while self._waiting:
+            task = next(iter(self._waiting.values()))[0]
+            unknown = next(p for p in task.producers if not is_driver(p) and p[2:] not in self._by_tail)
+            self._add(Submission(at_s=min(task.at_s, at_s), task_id=unknown, name="unseen", kind="task"))
 
     # --- starts and ends ----------------------------------------------------------------------------------------------
 
     def _write_start(self, event: TaskEvent, at_s: float) -> None:
         task, process = self._tasks[event.task_id], (event.pid, event.name)
-        ready_s = min(at_s, event.ready_s if event.ready_s is not None else task.at_s)
+        ready_s = min(at_s, event.ready_s if event.ready_s is not None else self._ready_s(task))
         self._write(
             Ready(t=self._t(ready_s), workload=self._workload, task=event.task_id, attempt=event.attempt),
             Started(
@@ -219,6 +223,11 @@ class SessionLog:
         )
         self._warm.add(process)
 
+    def _ready_s(self, task: Submission) -> float:
+        """Where Ray does not tell: when it was submitted and the producers seen to end had ended."""
+        producers = (self._by_tail.get(producer[2:], "") for producer in task.producers)
+        return max([task.at_s, *(self.ended.get((producer, 1), 0.0) for producer in producers)])
+
     def _write_end(self, event: TaskEvent, at_s: float) -> None:
         task, started_s = self._tasks[event.task_id], event.started_s
         names = {"workload": self._workload, "task": event.task_id, "attempt": event.attempt}
@@ -234,14 +243,14 @@ class SessionLog:
     def _note_actor(self, task: Submission, event: TaskEvent, started_s: float, ended_s: float) -> None:
         if task.kind == "method" and event.actor_id in self._lives:
             self._lives[event.actor_id].calls.append((started_s, ended_s))
-        elif task.kind == "actor" and event.outcome == "succeeded" and event.actor_id not in self._buried:
+        elif task.kind == "actor" and event.outcome == "succeeded":
             self._start_life(task, event, ended_s)
 
     def _start_life(self, task: Submission, event: TaskEvent, at_s: float) -> None:
         t, name = self._t(at_s), task.name.removesuffix(".__init__")
         self._lives[event.actor_id] = _Life(started_s=at_s, task=task)
         self._write(
-            TaskAdded(t, self._workload, event.actor_id, name, (task.task_id,), (_phase(task),)),
+            TaskAdded(t, self._workload, event.actor_id, name, (task.task_id,), (phase_of(task),)),
             Ready(t, self._workload, event.actor_id),
             Started(
                 t=t,
@@ -272,30 +281,6 @@ class SessionLog:
     def _write(self, *records: Record) -> None:
         for record in records:
             self._writer.write(record)
-
-
-def _submission_of(event: TaskEvent) -> Submission:
-    """A task that the driver did not submit, or not visibly: what Ray knows of it."""
-    at_s = event.submitted_s or event.ready_s or event.started_s or event.ended_s or 0.0
-    return Submission(
-        at_s=at_s,
-        task_id=event.task_id,
-        name=event.name,
-        kind=event.kind,
-        actor_id=event.actor_id,
-        cpus=event.cpus,
-        gpus=event.gpus,
-        memory_bytes=event.memory_bytes,
-    )
-
-
-def _phase(task: Submission) -> tuple[str, float, float, int]:
-    return ("gpu" if task.gpus else "cpu", task.cpus, task.gpus, task.memory_bytes)
-
-
-def _is_driver(task_id: str) -> bool:
-    """`ray.put` gives its objects the putting task's id with the first byte zeroed; the driver's id is all ones."""
-    return task_id[2:40] == "f" * 38
 
 
 def _merged(stretches: list[tuple[float, float]]) -> list[tuple[float, float]]:

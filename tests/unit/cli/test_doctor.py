@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,9 @@ from egs_core import adapter as adapters
 from egs_core.adapter import Adapter, Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome, load_adapter
 from egs_core.cli import app, doctor
 from egs_core.errors import InputError
+from egs_core.graph.columns import Shape
+from egs_core.history.rows import HistoryRow
+from egs_core.history.sql import FILE_NAME, SqlHistory
 
 
 class Framework:
@@ -53,13 +58,15 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     monkeypatch.setattr(adapters, "entry_points", lambda group: [e for e in found if e.group == group])
 
 
-def diagnosis(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
+def diagnosis(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What `egs doctor --json` printed."""
-    shown: dict[str, list[dict[str, object]]] = json.loads(capsys.readouterr().out)
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     return shown
 
 
-@pytest.mark.parametrize(("found", "ok"), [((3, 10, 14), False), ((3, 11, 0), True), ((3, 13, 9), True), ((3, 14, 0), False)])
+@pytest.mark.parametrize(
+    ("found", "ok"), [((3, 10, 14), False), ((3, 11, 0), True), ((3, 13, 9), True), ((3, 14, 0), False)]
+)
 def test_python_is_supported_from_311_to_313(found: tuple[int, int, int], ok: bool) -> None:
     """Only the versions that the tests run on are called good."""
     assert doctor.python_check(found).ok is ok
@@ -76,15 +83,28 @@ def test_the_mode_and_where_it_was_set(environment: dict[str, str], mode: str, o
     assert "EGS_MODE" in check.detail
 
 
+def test_the_history_store_is_read(tmp_path: Path) -> None:
+    """A store that does not exist yet is fine, one with a pipeline is counted, and one that is no database is not."""
+    assert doctor.history_check(tmp_path).ok
+    assert "nothing recorded yet" in doctor.history_check(tmp_path).detail
+    history = SqlHistory.in_folder(tmp_path)
+    assert history.record([HistoryRow(pipeline="digits", task="train", phase=0, shape=Shape(), seconds=1.5)]) == 1
+    history.close()
+    assert doctor.history_check(tmp_path).detail.endswith(": 1 pipelines")
+    (tmp_path / FILE_NAME).write_bytes(b"no database" * 100)
+    assert not doctor.history_check(tmp_path).ok
+
+
 def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """`egs doctor --json` prints one object with packages, adapters and checks; exit code 0 when all is well."""
     install(monkeypatch, "WORKS")
-    assert app.run(["doctor", "--json"]) == 0
+    code = app.run(["doctor", "--json"])
     shown = diagnosis(capsys)
     assert [a["name"] for a in shown["adapters"]] == ["framework"]
     assert shown["adapters"][0]["capabilities"] == {"observe": "yes", "order": "no: it has no queue"}
     assert {check["name"] for check in shown["checks"]} == {"python", "mode", "gpus", "history", "adapters"}
     assert "numpy" in shown["packages"]
+    assert (code, shown["ok"]) == (0, True), shown
 
 
 @pytest.mark.parametrize("name", ["FAILS", "BROKEN", "NO_ADAPTER", "ABSENT", None])
@@ -102,7 +122,9 @@ def test_a_failed_check_is_exit_code_1(
 def test_an_adapter_that_is_not_installed_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for an adapter that is not there says which are, and how to install it."""
     install(monkeypatch, "WORKS")
-    with pytest.raises(InputError, match=r"adapter 'kubeflow': not installed; installed: framework \(pip install egs-k"):
+    with pytest.raises(
+        InputError, match=r"adapter 'kubeflow': not installed; installed: framework \(pip install egs-k"
+    ):
         load_adapter("kubeflow")
 
 
@@ -111,5 +133,5 @@ def test_the_installed_adapter_is_loaded(monkeypatch: pytest.MonkeyPatch) -> Non
     install(monkeypatch, "WORKS")
     assert isinstance(load_adapter("framework"), Adapter)
     install(monkeypatch, "NO_ADAPTER")
-    with pytest.raises(InputError, match="is not an egs_core.adapter.Adapter"):
+    with pytest.raises(InputError, match=r"is not an egs_core\.adapter\.Adapter"):
         load_adapter("framework")

@@ -67,7 +67,7 @@ def test_version_1_fixture_means_what_it_meant() -> None:
     started = [r for r in run.records if isinstance(r, Started)]
     assert started[0] == Started(1.0, "w1", "train", 0, 1, "n1", (), 1.0, 0.0, 0, False, "0123abcd", 4242)
     assert started[1] == Started(2.75, "w1", "train", 1, 1, "n1", (1,), 1.0, 1.0, 1073741824, True)
-    assert run.records[4:6] == [
+    assert run.records[3:5] == [
         msgspec.json.decode(b'{"r":"ready","t":0.5,"workload":"w1","task":"train"}', type=AnyRecord),
         Held(0.5, "w1", "train", 0, "capacity", "no CPU is free"),
     ]

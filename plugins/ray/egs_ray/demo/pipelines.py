@@ -85,12 +85,12 @@ def load_model() -> Array:
     return model
 
 
+# What training and evaluation both need: the same list, so that a process that is warm for one is warm for the other.
+PRELOAD = (egs.modules("pandas", "sklearn.linear_model", "sklearn.metrics"), egs.call(load_model))
+
+
 @ray.remote(num_gpus=1)
-@egs.task(
-    preload=[egs.modules("pandas", "sklearn.linear_model"), egs.call(load_model)],
-    gpu_cpus=0,
-    expect=(DECODE_S, FIT_S, WRITE_S),
-)
+@egs.task(preload=PRELOAD, gpu_cpus=0, expect=(DECODE_S, FIT_S, WRITE_S))
 def train(folder: str, pipeline: int, number: int, images: dict[str, bytes]) -> str:
     """Fit one classifier, starting from the pretrained model, and write it to a file; gives the file's path."""
     with marking(folder, "train", pipeline, number) as mark:
@@ -109,11 +109,7 @@ def train(folder: str, pipeline: int, number: int, images: dict[str, bytes]) -> 
 
 
 @ray.remote(num_gpus=1)
-@egs.task(
-    preload=[egs.modules("pandas", "sklearn.metrics"), egs.call(load_model)],
-    gpu_cpus=0,
-    expect=(EVALUATE_S,),
-)
+@egs.task(preload=PRELOAD, gpu_cpus=0, expect=EVALUATE_S)
 def evaluate(folder: str, pipeline: int, images: dict[str, bytes], *paths: str) -> list[dict[str, Any]]:
     """How well the pretrained model and each trained one recognise the test images."""
     with marking(folder, "evaluate", pipeline) as mark:
@@ -143,7 +139,7 @@ def report(folder: str, pipeline: int, scores: list[dict[str, Any]]) -> dict[str
 
 
 def pipeline(call: Callable[..., Any], folder: str, number: int) -> Any:
-    """Wire one pipeline. `call(task, *arguments)` is `task.remote(*arguments)`, or for a DAG `task.bind(*arguments)`."""
+    """Wire a pipeline. `call(task, *arguments)` is `task.remote(*arguments)`, or for a DAG `task.bind(*arguments)`."""
     images = call(preprocess, folder, number, call(load, folder, number))
     trained = [call(train, folder, number, training, images) for training in range(TRAININGS)]
     return call(report, folder, number, call(evaluate, folder, number, images, *trained))

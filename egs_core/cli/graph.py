@@ -1,0 +1,118 @@
+"""`egs graph FILE`: what is in a workload file, and the same workload in another format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from egs_core.errors import InputError
+from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes, topological_order, work_s
+from egs_core.graph.bounds import lower_bound
+from egs_core.graph.columns import GPU
+from egs_core.graph.load import TARGETS, LoadedWorkload, encode_workload, load_workload, save_workload
+
+_SHOWN_TASKS = 6
+
+
+def graph(
+    file: Annotated[Path, typer.Argument(help="A workload: EGS JSON, or WfFormat 1.5 or 1.6; plain or gzip.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    to: Annotated[str | None, typer.Option("--to", help=f"Convert: {', '.join(TARGETS)}.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the converted workload here.")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", help="Add the lower bound on this many equal slots.")] = None,
+) -> None:
+    """Read a workload file and show its graph: tasks, edges, critical path; convert it."""
+    if to is not None and to not in TARGETS:
+        raise InputError("--to", f"unknown format {to!r}", f"one of {', '.join(TARGETS)}")
+    if as_json and to is not None and output is None:
+        raise InputError("--json", "prints the summary, --to the workload", "give -o a file, or use one")
+    if slots is not None and slots < 1:
+        raise InputError("--slots", f"must be at least 1, not {slots}")
+    loaded = load_workload(file)
+    if output is not None:
+        save_workload(loaded, output, to or "egs", str(file))
+    if as_json:
+        typer.echo(json.dumps(summarise(loaded, slots)))
+    elif output is not None:
+        typer.echo(f"{output}: {loaded.graph.n_tasks} tasks written as {to or 'egs'}")
+    elif to is not None:
+        typer.echo(encode_workload(loaded, to, str(file)).decode(), nl=False)
+    else:
+        Console().print(_table(summarise(loaded, slots)))
+
+
+def summarise(loaded: LoadedWorkload, slots: int | None = None) -> dict[str, Any]:
+    """Figures of a workload; unknown durations count as zero seconds and are counted themselves."""
+    graph = loaded.graph
+    order = topological_order(graph)
+    seconds, path = critical_path(graph, order=order)
+    levels = depth_and_width(graph, order)
+    gpu_phases = [phase for phase, kind in enumerate(graph.phase_kind) if kind == GPU]
+    return {
+        "id": loaded.id,
+        "name": loaded.name,
+        "tasks": graph.n_tasks,
+        "edges": sum(map(len, graph.parents)),
+        "phases": graph.n_phases,
+        "gpu_phases": len(gpu_phases),
+        "depth": levels.depth,
+        "width": levels.width,
+        "critical_path_s": seconds,
+        "critical_path": [graph.ids[task] for task in path],
+        "work_s": work_s(graph),
+        "gpu_work_s": sum(graph.phase_duration_s[phase] or 0.0 for phase in gpu_phases),
+        "unknown_durations": sum(d is None for d in graph.phase_duration_s),
+        "files": len(graph.file_ids),
+        "files_bytes": sum(graph.file_sizes),
+        "edges_bytes": edges_bytes(graph),
+        "slots": slots,
+        "lower_bound_s": None if slots is None else lower_bound(graph, slots, order=order),
+    }
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    table = Table(title=Text(facts["name"] or facts["id"]), show_header=False, title_justify="left")
+    path = facts["critical_path"]
+    files, on_edges = format_bytes(facts["files_bytes"]), format_bytes(facts["edges_bytes"])
+    rows = {
+        "tasks": f"{facts['tasks']:,}",
+        "edges": f"{facts['edges']:,}",
+        "phases": f"{facts['phases']:,}, {facts['gpu_phases']:,} of them on a GPU",
+        "levels": f"{facts['depth']:,}, the fullest with {facts['width']:,} tasks",
+        "critical path": f"{facts['critical_path_s']:,.1f} s: {_shortened(path)}",
+        "work": f"{facts['work_s']:,.1f} s, {facts['gpu_work_s']:,.1f} s of it on a GPU",
+        "files": f"{facts['files']:,}, {files}; {on_edges} on edges",
+    }
+    if facts["unknown_durations"]:
+        rows["unknown durations"] = f"{facts['unknown_durations']:,}, counted as 0 s"
+    if facts["lower_bound_s"] is not None:
+        rows[f"lower bound on {facts['slots']:,} slots"] = f"{facts['lower_bound_s']:,.1f} s"
+    for name, value in rows.items():
+        table.add_row(name, Text(value))
+    return table
+
+
+def _shortened(ids: list[str]) -> str:
+    if len(ids) <= _SHOWN_TASKS:
+        return " → ".join(ids)
+    half = _SHOWN_TASKS // 2
+    return " → ".join([*ids[:half], f"… {len(ids) - 2 * half} more …", *ids[-half:]])
+
+
+def format_bytes(size_bytes: int) -> str:
+    """A size for people, in the largest binary unit that keeps it above one.
+
+    >>> format_bytes(1536), format_bytes(20)
+    ('1.5 KiB', '20 B')
+    """
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

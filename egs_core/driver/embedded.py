@@ -1,0 +1,137 @@
+"""The embedded driver: one thread that owns an engine, its clock, its timers, its journal and its run log.
+
+    any thread ── post(event) ──► queue ──► handle ──► journal, run log ──► perform(decision)
+                                    ▲                                            │
+                                    └────────── events that follow ◄─────────────┘
+
+It never raises into the caller's pipeline. If the engine or the performer fails, `on_death` is called once and the
+driver does nothing more: the adapter then lets everything pass as its framework would.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from egs_core.engine import Engine
+from egs_core.engine import messages as m
+
+if TYPE_CHECKING:
+    from egs_core.driver.journal import Journal
+
+T = TypeVar("T")
+Perform = Callable[[m.Decision, float], None]
+Observe = Callable[[m.Event, float], None]
+IDLE_S = 3600.0
+
+
+class EmbeddedDriver:
+    """See the module. perform(decision, now) is called on the driver's thread, and must not block for long;
+    before(event, now) and after(event, now) see each event around the engine's handling of it, for the run log."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        perform: Perform,
+        *,
+        before: Observe | None = None,
+        after: Observe | None = None,
+        on_death: Callable[[BaseException], None] | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.engine = engine
+        self._perform = perform
+        self._before, self._after, self._on_death = before, after, on_death
+        self._journal = journal
+        self._origin = time.monotonic()
+        self._queue: queue.SimpleQueue[m.Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._dead = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="egs-driver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and not self._dead.is_set()
+
+    def now(self) -> float:
+        """Seconds since the driver was made, on a clock that never goes back."""
+        return time.monotonic() - self._origin
+
+    def post(self, event: m.Event) -> None:
+        """Give the engine an event; from any thread, never blocks."""
+        self._queue.put(event)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Run something on the driver's thread, in turn with the events; from any thread, never blocks."""
+        self._queue.put(action)
+
+    def ask(self, question: Callable[[Engine], T], timeout_s: float = 10.0) -> T:
+        """The answer of a function of the engine, computed on the driver's thread.
+
+        Raises TimeoutError when the driver is dead or does not get to it in time, and what the function raises.
+        """
+        answer: list[Any] = []
+        done = threading.Event()
+
+        def compute() -> None:
+            try:
+                answer.extend((True, question(self.engine)))
+            except Exception as error:
+                answer.extend((False, error))
+            done.set()
+
+        self._queue.put(compute)
+        if self._dead.is_set() or not done.wait(timeout_s):
+            raise TimeoutError("the EGS driver gave no answer")
+        if not answer[0]:
+            raise answer[1]
+        return answer[1]  # type: ignore[no-any-return]  # what question returned
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Handle what is queued, then end the thread."""
+        self._queue.put(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        if self._journal is not None:
+            self._journal.close()
+
+    # --- on the driver's thread ---
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                if isinstance(item, m.Event):
+                    self._handle(item)
+                else:
+                    item()
+        except BaseException as error:  # whatever it is, the pipeline must go on without EGS
+            self._dead.set()
+            if self._on_death is not None:
+                self._on_death(error)
+        self._dead.set()
+
+    def _next(self) -> m.Event | Callable[[], None] | None:
+        """The next thing to do; a Tick when a timer of the engine is due first."""
+        due = self.engine.next_wakeup()
+        wait = IDLE_S if due is None else max(0.0, due - self.now())
+        try:
+            return self._queue.get(timeout=wait)
+        except queue.Empty:
+            return m.Tick()
+
+    def _handle(self, event: m.Event) -> None:
+        now = self.now()
+        if self._before is not None:
+            self._before(event, now)
+        decisions = self.engine.handle(event, now)
+        if self._journal is not None:
+            self._journal.append(event, now, self.engine.take_transitions())
+        if self._after is not None:
+            self._after(event, now)
+        for decision in decisions:
+            self._perform(decision, now)

@@ -1,0 +1,217 @@
+"""The history in a database: SQLite by default, PostgreSQL by URL. It fails open.
+
+Whatever is wrong with the store (corrupt, locked, read-only, of a later version, no driver), the first time gives one
+warning, and from then on this history is empty and keeps nothing: a pipeline must not notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from egs_core.graph.columns import Shape
+from egs_core.history.rows import HistoryRow, is_storable
+from egs_core.predict.estimate import Signature
+
+SCHEMA_VERSION = 1
+FILE_NAME = "history.sqlite"
+LOAD_LIMIT = 20_000  # rows of a pipeline that are read at most: a predictor keeps 200 for each signature
+
+T = TypeVar("T")
+_log = logging.getLogger("egs.history")
+
+_metadata = sa.MetaData()
+_schema = sa.Table("egs_history_schema", _metadata, sa.Column("version", sa.Integer, primary_key=True))
+_phases = sa.Table(
+    "egs_history_phase",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("pipeline", sa.Text, nullable=False),
+    sa.Column("task", sa.Text, nullable=False),
+    sa.Column("phase", sa.Integer, nullable=False),
+    sa.Column("cpu_milli", sa.BigInteger, nullable=False),
+    sa.Column("gpu_milli", sa.BigInteger, nullable=False),
+    sa.Column("memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("gpu_memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("flavor", sa.Text, nullable=False),
+    sa.Column("input_bytes", sa.BigInteger, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Column("warmup_s", sa.Double, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("ended_at", sa.Double, nullable=False),
+    sa.Column("framework", sa.Text, nullable=False),
+    sa.Index("egs_history_phase_by_pipeline", "pipeline", "ended_at"),
+)
+_SHAPE_FIELDS = Shape.__struct_fields__
+
+
+class SqlHistory:
+    """A `History` in a database; several processes may write to one. Nothing is opened before the first use."""
+
+    def __init__(self, url: str, *, busy_timeout_s: float = 5.0) -> None:
+        self.url = url
+        self.busy_timeout_s = busy_timeout_s
+        self.problem: str | None = None  # set once, when the store proved unusable: then every method is a no-op
+        self._engine: sa.Engine | None = None
+
+    @classmethod
+    def in_folder(cls, folder: str | Path, *, busy_timeout_s: float = 5.0) -> SqlHistory:
+        """The SQLite history in a folder, which is made when the first row is kept."""
+        url = sa.URL.create("sqlite", database=str(Path(folder) / FILE_NAME))
+        return cls(url.render_as_string(hide_password=False), busy_timeout_s=busy_timeout_s)
+
+    def record(self, rows: Iterable[HistoryRow]) -> int:
+        """Keep rows in one transaction and return how many were kept; rows with impossible times are left out."""
+        values = [_to_columns(row) for row in rows if is_storable(row)]
+        return self._fail_open(lambda: self._insert(values), 0) if values else 0
+
+    def load(self, pipeline: str, limit: int = LOAD_LIMIT) -> list[HistoryRow]:
+        """The newest `limit` rows of a pipeline, oldest first."""
+        newest = (
+            sa.select(_phases)
+            .where(_phases.c.pipeline == pipeline)
+            .order_by(_phases.c.ended_at.desc(), _phases.c.id.desc())
+            .limit(limit)
+        )
+        rows = [row for found in self._select(newest) if (row := _to_row(found)) is not None]
+        return rows[::-1]
+
+    def pipelines(self) -> list[str]:
+        """Names of all pipelines that have rows, sorted."""
+        return sorted(str(found["pipeline"]) for found in self._select(sa.select(_phases.c.pipeline).distinct()))
+
+    def signatures(self, pipeline: str) -> list[Signature]:
+        """The different signatures of a pipeline's rows, in order of first appearance."""
+        return list(dict.fromkeys(row.signature for row in self.load(pipeline)))
+
+    def close(self) -> None:
+        """Give back what is open; the history can be used again after it."""
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def _fail_open(self, action: Callable[[], T], default: T) -> T:
+        if self.problem is not None:
+            return default
+        try:
+            return action()
+        except Exception as error:  # a driver may raise anything, and none of it is the pipeline's business
+            self.problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            shown = _without_password(self.url)
+            _log.warning("history %s is not usable, going on without it (%s)", shown, self.problem)
+            with contextlib.suppress(Exception):
+                self.close()
+            return default
+
+    def _insert(self, values: list[dict[str, Any]]) -> int:
+        with self._opened(create=True).begin() as connection:
+            connection.execute(sa.insert(_phases), values)
+        return len(values)
+
+    def _select(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        return self._fail_open(lambda: self._read(query), [])
+
+    def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
+        if self._engine is None and _is_missing_file(self.url):
+            return []  # nothing was recorded yet: reading does not create the store
+        with self._opened(create=False).connect() as connection:
+            return [{str(name): v for name, v in found.items()} for found in connection.execute(query).mappings()]
+
+    def _opened(self, create: bool) -> sa.Engine:
+        if self._engine is None:
+            if create:
+                _make_folder(self.url)
+            engine = _make_engine(self.url, self.busy_timeout_s)
+            _prepare(engine)
+            self._engine = engine
+        return self._engine
+
+
+class UnknownVersionError(Exception):
+    """The store was written by a later EGS."""
+
+
+def _make_engine(url: str, busy_timeout_s: float) -> sa.Engine:
+    # No pool: a connection for each call is cheap here, and nothing is shared by a fork or left open at exit.
+    options: dict[str, Any] = {"poolclass": sa.pool.NullPool}
+    if sa.make_url(url).get_backend_name() == "sqlite":
+        options["connect_args"] = {"timeout": busy_timeout_s}
+    return sa.create_engine(url, **options)
+
+
+def _prepare(engine: sa.Engine) -> None:
+    """Make the tables where they are missing, and check the version where they are not."""
+    if engine.dialect.name == "sqlite":
+        # The mode stays with the file. Two processes that switch it at once: one is refused, and need not mind.
+        with engine.connect() as connection, contextlib.suppress(sa.exc.OperationalError):
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    version = _version(engine)
+    if version is None:
+        try:
+            _create(engine)
+        except sa.exc.IntegrityError:  # PostgreSQL, when another process makes them at the same moment
+            _create(engine)
+        version = _version(engine)
+    if version != SCHEMA_VERSION:
+        raise UnknownVersionError(f"its schema has version {version}, this EGS knows version {SCHEMA_VERSION}")
+
+
+def _version(engine: sa.Engine) -> int | None:
+    if not sa.inspect(engine).has_table(_schema.name):
+        return None
+    with engine.connect() as connection:
+        return connection.execute(sa.select(sa.func.max(_schema.c.version))).scalar()
+
+
+def _create(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # one process makes them, the others wait and find them
+        _metadata.create_all(connection)
+        if connection.execute(sa.select(sa.func.max(_schema.c.version))).scalar() is None:
+            connection.execute(sa.insert(_schema).values(version=SCHEMA_VERSION))
+
+
+def _to_columns(row: HistoryRow) -> dict[str, Any]:
+    values = msgspec.structs.asdict(row)
+    del values["shape"]
+    return values | {field: getattr(row.shape, field) for field in _SHAPE_FIELDS}
+
+
+def _to_row(found: dict[str, Any]) -> HistoryRow | None:
+    """The row, or None for one that is damaged (SQLite does not enforce column types)."""
+    try:
+        row = msgspec.convert(found | {"shape": [found[field] for field in _SHAPE_FIELDS]}, HistoryRow)
+    except msgspec.ValidationError:
+        return None
+    return row if is_storable(row) else None
+
+
+def _sqlite_path(url: str) -> Path | None:
+    parsed = sa.make_url(url)
+    plain = parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith("file:")
+    return Path(parsed.database) if plain and parsed.database else None
+
+
+def _is_missing_file(url: str) -> bool:
+    path = _sqlite_path(url)
+    return path is not None and not path.exists()
+
+
+def _make_folder(url: str) -> None:
+    path = _sqlite_path(url)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _without_password(url: str) -> str:
+    try:
+        return sa.make_url(url).render_as_string(hide_password=True)
+    except sa.exc.ArgumentError:
+        return "with an unreadable URL"

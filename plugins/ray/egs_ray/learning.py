@@ -1,0 +1,95 @@
+"""What a session writes down and learns from: the run log, the history, and the estimates for the next run.
+
+None of it may hurt a run: a full disk or a broken store costs one warning, and the run goes on without.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from egs_core.graph.columns import Graph
+from egs_core.history import history_from_runlog
+from egs_core.history.sql import SqlHistory
+from egs_core.predict import Predictor, signature_of
+from egs_core.runlog import records as r
+from egs_core.runlog.io import RunLogWriter
+from egs_ray.convert import Converted
+from egs_ray.install import warn
+from egs_ray.observe import data_folder, runlog_path
+
+
+class Learning:
+    """Owned by a session; used on its driver's thread, but for `close`."""
+
+    def __init__(self, runlog: str | None, history: str | None, policy: str) -> None:
+        self.path = Path(runlog) if runlog else runlog_path()
+        self._records: list[r.Record] = []
+        self._header = r.Header(
+            run_id=self.path.stem, driver="ray", policy=policy, mode="on", started_at=time.time(), label=f"EGS ({policy})"
+        )
+        self._writer = self._open()
+        self._history = SqlHistory(history) if history else SqlHistory.in_folder(data_folder())
+        self._predictors: dict[str, Predictor] = {}
+
+    def _open(self) -> RunLogWriter | None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return RunLogWriter(self.path, self._header, overwrite=True)
+        except Exception as error:
+            warn(f"no run log: {error}")
+            return None
+
+    def record(self, record: r.Record) -> None:
+        self._records.append(record)
+        if self._writer is not None:
+            try:
+                self._writer.write(record)
+            except OSError as error:
+                warn(f"the run log ends here: {error}")
+                self._writer = None
+
+    def believe(self, pipeline: str, graph: Graph) -> Graph:
+        """The graph with durations and warm-up times as history has them, else as hinted; unknown stays unknown."""
+        predictor = self._predictor(pipeline)
+        durations: list[float | None] = list(graph.phase_duration_s)
+        options = dict(graph.options)
+        for task in range(graph.n_tasks):
+            name = graph.names[task]
+            for number, p in enumerate(graph.phases_of(task)):
+                shape = graph.shapes[graph.phase_shape[p]]
+                signature = signature_of(pipeline, name, number, shape)
+                estimate = predictor.estimate(signature, graph.phase_kind[p], graph.phase_duration_s[p])
+                durations[p] = estimate.p50_s if estimate.source in ("history", "hint") else None
+            known = predictor.warmup(pipeline, name)
+            if task in options and known is not None and options[task].warm_key:
+                options[task] = msgspec.structs.replace(options[task], warmup_s=known.p50_s)
+        return msgspec.structs.replace(graph, phase_duration_s=durations, options=options)
+
+    def warmed_up(self, converted: Converted, index: int, seconds: float) -> None:
+        """A process got warm for a task, from cold, in this time."""
+        self._predictor(converted.name).observe_warmup(converted.name, converted.graph.names[index], seconds)
+
+    def run_over(self) -> None:
+        """A run has ended: keep what it took for the next one."""
+        try:
+            self._history.record(history_from_runlog(self._records))
+        except Exception as error:
+            warn(f"nothing learned from this run: {error}")
+        self._records = []
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._history.close()
+
+    def _predictor(self, pipeline: str) -> Predictor:
+        if pipeline not in self._predictors:
+            try:
+                self._predictors[pipeline] = Predictor.from_history(self._history, [pipeline])
+            except Exception as error:
+                warn(f"no history: {error}")
+                self._predictors[pipeline] = Predictor()
+        return self._predictors[pipeline]

@@ -1,0 +1,546 @@
+"""The session: one engine for all runs of a driver process, and what it takes to carry out its decisions on Ray.
+
+    worker ── hello, warm, began, want, free, end ──► events ──► engine ──► decisions ──► submit, lease, go, drop ──► worker
+
+Everything below the public methods runs on the embedded driver's thread, so nothing here needs a lock. Whatever fails
+inside EGS ends in `_fail_open`: the runs are finished by Ray alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.driver.embedded import EmbeddedDriver
+from egs_core.driver.run_records import RunRecords
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.lifecycle import SUCCEEDED
+from egs_core.graph.columns import GPU, Graph, Shape
+from egs_core.runlog import records as r
+from egs_core.sim.simulator import merge_phases
+from egs_ray import compat
+from egs_ray.convert import Converted
+from egs_ray.install import warn
+from egs_ray.learning import Learning
+from egs_ray.leases import Leases
+from egs_ray.link import Message, Peer, Server
+from egs_ray.payload import submit
+from egs_ray.shell import EgsUnreachableError, Spec, make_observed, make_shell
+from egs_ray.tasks import Job, RemoteFunctions, RunBooks, Way, is_ungated, way_of
+
+
+class Options(msgspec.Struct, frozen=True):
+    """policy: a name of `egs_core.engine.POLICIES`. preload, split: switch off to compare. runlog: where the run log
+    goes (None: EGS_RUNLOG, else the user's data folder); history: a database URL (None: beside the run logs)."""
+
+    policy: str = "egs"
+    preload: bool = True
+    split: bool = True
+    runlog: str | None = None
+    history: str | None = None
+    default_max_wait_s: float | None = None
+
+
+class Session:
+    """Runs graphs on the Ray that this process is connected to. `close` ends it; it is a context manager."""
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        config = EngineConfig(self.options.policy, self.options.preload, self.options.default_max_wait_s)
+        self.engine = Engine(config)
+        self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
+        self._records = RunRecords(self.engine.state, self.learning.record)
+        self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
+        self._leases = Leases(self._server.address)
+        self._remotes = RemoteFunctions()
+        self._jobs: dict[int, Job] = {}  # engine's task number -> job
+        self._submitted: dict[int, Job] = {}  # submission -> job
+        self._submissions = itertools.count(1)
+        self._runs: dict[str, RunBooks] = {}
+        self._broken = False
+        self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
+        self.driver.start()
+        self._describe_cluster()
+
+    # --- for callers, from any thread ---
+
+    def submit(self, converted: Converted, given: Any) -> RunBooks:
+        """Start a run of a converted graph; returns at once."""
+        if not self.options.split:
+            converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
+        number = len(self._runs)
+        books = RunBooks(f"{converted.name}#{number}", converted, given)
+        self._runs[books.workload] = books
+        self.driver.do(lambda: self._begin(books))
+        if not self.driver.is_alive:
+            self._finish_natively(books)
+        return books
+
+    def close(self) -> None:
+        """End the session; running tasks of unfinished runs are left to Ray."""
+        self.driver.close()
+        self._server.close()
+        self.learning.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- the start of things ---
+
+    def _describe_cluster(self) -> None:
+        """Tell the engine what Ray's nodes offer, and let Ray start the holders' processes."""
+        cpus = gpus = 0
+        for node in ray.nodes():
+            if not node["Alive"]:
+                continue
+            offered = node["Resources"]
+            node_cpus, node_gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
+            slots = int(node_cpus) + 2 * node_gpus
+            memory = int(offered["memory"]) if "memory" in offered else None
+            event = m.NodeAdded(node["NodeID"], node_cpus, node_gpus, memory, None, self._preload_slots(), slots)
+            self.driver.post(event)
+            cpus, gpus = cpus + int(node_cpus), gpus + node_gpus
+        self._leases.prepare(min(cpus, 16), min(gpus, 16))
+
+    def _preload_slots(self) -> int:
+        """How many processes may import at once on a node: importing is real work, whatever num_cpus says."""
+        return max(2, (os.cpu_count() or 2) // 2)
+
+    def _begin(self, books: RunBooks) -> None:
+        """Give the graph to the engine, with what is known about its durations."""
+        if self._broken:
+            self._finish_natively(books)
+            return
+        name = books.converted.name
+        graph = self.learning.believe(name, books.converted.graph)
+        submitted = m.WorkloadSubmitted(books.workload, name)
+        self._handle(submitted)
+        first = len(self.engine.state.task_ids)
+        for index in range(graph.n_tasks):
+            way = way_of(graph, index)
+            books.jobs.append(Job(books, index, first + index, way))
+            self._jobs[first + index] = books.jobs[-1]
+        block = msgspec.structs.replace(graph)
+        self._ungate(block)
+        tasks = m.TasksAdded(books.workload, block)
+        self._records.workload(submitted, self.driver.now())
+        self._handle(tasks)
+        self._records.tasks(m.TasksAdded(books.workload, graph), self.driver.now())
+
+    def _ungate(self, graph: Graph) -> None:
+        """Short CPU tasks need nothing of the engine's capacity, so that they are granted the moment they are ready."""
+        nothing = None
+        for index in range(graph.n_tasks):
+            if is_ungated(graph, index, graph.phase_duration_s[graph.phase_offsets[index]]):
+                if nothing is None:
+                    graph.shapes, graph.phase_shape = list(graph.shapes), list(graph.phase_shape)
+                    nothing = graph.intern_shape(Shape(0))
+                graph.phase_shape[graph.phase_offsets[index]] = nothing
+
+    def _handle(self, event: m.Event) -> None:
+        """Handle at once, on the driver's thread, what must not wait for its turn in the queue."""
+        now = self.driver.now()
+        decisions = self.engine.handle(event, now)
+        self._after(event, now)
+        for decision in decisions:
+            self._perform(decision, now)
+
+    def _after(self, event: m.Event, now: float) -> None:
+        if isinstance(event, m.NodeAdded):
+            self._records.node(event, now)
+
+    # --- decisions ---
+
+    def _perform(self, decision: m.Decision, now: float) -> None:
+        job = self._jobs[decision.task]  # type: ignore[attr-defined]  # every decision so far names its task
+        if isinstance(decision, m.Grant):
+            self._grant(job, decision)
+        elif isinstance(decision, m.Preload):
+            self._records.preload_started(decision, now)
+            job.parked_since = now
+            if not job.submission:
+                self._submit_shell(job, decision.node)
+        elif isinstance(decision, m.DropPreload):
+            self._drop(job, now)
+        elif isinstance(decision, m.Stop):
+            self._stop(job)
+
+    def _grant(self, job: Job, grant: m.Grant) -> None:
+        job.grant = grant
+        self._records.grant(grant, self.driver.now())
+        if job.way is Way.NATIVE:
+            self._submit_native(job)
+            self.driver.post(m.PhaseStarted(grant.phase, grant.attempt))
+        elif job.way is Way.OBSERVED:
+            self._submit_observed(job)
+        else:
+            if job.parked_since is not None and job.peer is not None:
+                self._records.preload_ended(job.number, "used", self.driver.now())
+            job.parked_since = None
+            if not job.submission:
+                self._submit_shell(job, grant.node)
+            self._take_lease(job, grant)
+
+    def _take_lease(self, job: Job, grant: m.Grant) -> None:
+        state = self.engine.state
+        shape = state.shapes[state.shape[grant.phase]]
+        job.lease = self._leases.take(job, grant, shape)
+
+    def _let_go(self, job: Job) -> None:
+        """Open the phase's gate when the process waits there and Ray has given its resources."""
+        lease = job.lease
+        if lease is None or lease.peer is None or job.peer is None or job.went_at:
+            return
+        job.went_at = self.driver.now()
+        self._send(job, {"m": "go", "devices": list(lease.devices)})
+
+    def _drop(self, job: Job, now: float) -> None:
+        """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
+        self._records.preload_ended(job.number, "unused", now)
+        if job.peer is not None:
+            self._send(job, {"m": "drop"})
+        elif job.ref is not None:
+            ray.cancel(job.ref)
+        self._submitted.pop(job.submission, None)
+        job.submission, job.ref, job.peer, job.parked_since, job.is_warm = 0, None, None, None, False
+        job.run.results.pop(job.index, None)
+
+    def _stop(self, job: Job) -> None:
+        if job.ref is not None:
+            ray.cancel(job.ref, force=True)
+
+    # --- submissions ---
+
+    def _submit_shell(self, job: Job, node: str) -> None:
+        payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
+        kinds = [graph.phase_kind[p] for p in graph.phases_of(job.index)]
+        options = dict(payload.options)
+        for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
+            options.pop(taken_by_leases, None)
+        options["runtime_env"] = self._process_env(options.get("runtime_env"), graph.options_of(job.index).warm_key)
+        if "scheduling_strategy" not in options and len(self.engine.state.nodes) > 1:
+            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+            options["scheduling_strategy"] = strategy
+        remote = self._remotes.get(make_shell, payload.function, max_calls=0)
+        spec = self._spec(job, payload.gpus or 1.0, split=len(kinds) > 1)
+        self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
+
+    def _process_env(self, given: Any, key: str) -> Any:
+        """Tasks that warm the same things share worker processes, and nobody else gets them."""
+        environment = dict(given or {})
+        variables = {**environment.get("env_vars", {}), "EGS_ROLE": f"task-{key or 'any'}"}
+        return {**environment, "env_vars": variables}
+
+    def _submit_observed(self, job: Job) -> None:
+        payload = job.run.converted.nodes[job.index]
+        remote = self._remotes.get(make_observed, payload.function)
+        self._submit(job, remote.options(**payload.options), self._spec(job, 0.0, split=False))
+
+    def _submit(self, job: Job, remote: Any, spec: Spec) -> None:
+        args, kwargs = job.run.arguments(job.index)
+        job.ref = remote.remote(spec, args, kwargs)
+        self._watch(job)
+
+    def _submit_native(self, job: Job) -> None:
+        payload = job.run.converted.nodes[job.index]
+        job.submission = next(self._submissions)
+        self._submitted[job.submission] = job
+        job.ref = submit(payload, job.run.results, job.run.given)
+        self._watch(job)
+
+    def _spec(self, job: Job, gpus: float, *, split: bool) -> Spec:
+        job.submission = next(self._submissions)
+        self._submitted[job.submission] = job
+        job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
+        return Spec(self._server.address, job.submission, gpus, self.options.preload, split, job.run.workload)
+
+    def _watch(self, job: Job) -> None:
+        job.run.results[job.index] = job.ref
+        submission = job.submission
+        compat.on_ready(job.ref, lambda: self.driver.do(lambda: self._on_result(submission)))
+
+    def _send(self, job: Job, message: Message) -> None:
+        try:
+            if job.peer is not None:
+                job.peer.send(message)
+        except OSError:
+            pass  # its end comes through `_on_gone`
+
+    # --- what workers say ---
+
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        self.driver.do(lambda: self._take_message(peer, message))
+
+    def _on_gone(self, peer: Peer) -> None:
+        self.driver.do(lambda: self._worker_gone(peer))
+
+    def _take_message(self, peer: Peer, message: Message) -> None:
+        if message.get("m") == "lease":
+            job = self._leases.started(peer, message)
+            if job is not None:
+                self._lease_started(job)
+            return
+        job = self._submitted.get(message.get("task", 0))
+        if job is None:
+            if message.get("m") == "hello":
+                _tell(peer, {"m": "drop"})
+            return
+        said: dict[str, Callable[[Job, Peer, Message], None]] = {
+            "hello": self._hello,
+            "warm": self._warm,
+            "began": self._began,
+            "want": self._want,
+            "free": self._free,
+            "end": self._end,
+        }
+        said[message["m"]](job, peer, message)
+
+    def _hello(self, job: Job, peer: Peer, message: Message) -> None:
+        job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
+        job.node, job.was_warm = message["node"], message["warm"]
+        job.went_at = 0.0
+        self._let_go(job)
+
+    def _warm(self, job: Job, peer: Peer, message: Message) -> None:
+        job.is_warm = True
+        for problem in message["errors"]:
+            warn(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
+        if not job.was_warm:
+            self.learning.warmed_up(job.run.converted, job.index, message["seconds"])
+        if job.parked_since is not None:
+            self._records.preload_ended(job.number, "warm", self.driver.now())
+        self._handle(m.PreloadReady(job.number))
+
+    def _began(self, job: Job, peer: Peer, message: Message) -> None:
+        job.began = True
+        if job.way is Way.OBSERVED and job.grant is not None:
+            job.pid, job.framework_id = message["pid"], message["id"]
+            self._phase_started(job, job.grant, None)
+
+    def _lease_started(self, job: Job) -> None:
+        """Ray gave the phase its resources: it holds them from here."""
+        lease = job.lease
+        if lease is None:
+            return
+        first = self.engine.state.is_first_phase(lease.grant.phase)
+        devices = tuple(int(d) if d.isdecimal() else i for i, d in enumerate(lease.devices))
+        grant = msgspec.structs.replace(lease.grant, devices=devices)
+        has_preload = bool(job.run.converted.graph.options_of(job.index).warm_key)
+        self._phase_started(job, grant, (job.is_warm or job.was_warm) if first and has_preload else None)
+        self._let_go(job)
+
+    def _phase_started(self, job: Job, grant: m.Grant, warm: bool | None) -> None:
+        if self.engine.state.leases.get(grant.phase) is None:
+            return
+        self._records.started(grant, self.driver.now(), warm, job.framework_id, job.pid)
+        self._handle(m.PhaseStarted(grant.phase, grant.attempt))
+
+    def _want(self, job: Job, peer: Peer, message: Message) -> None:
+        self._phase_over(job)
+        if self._broken:
+            self._send(job, {"m": "go", "open": True})
+
+    def _free(self, job: Job, peer: Peer, message: Message) -> None:
+        self._phase_over(job)
+        if self._broken:
+            self._send(job, {"m": "go", "open": True})
+
+    def _phase_over(self, job: Job) -> None:
+        """The current phase has ended well: give back what it held, then let the engine go on."""
+        grant = job.grant
+        if grant is None:
+            return
+        now = self.driver.now()
+        self._used(job, grant, now)
+        self._give_back(job)
+        job.grant, job.went_at = None, 0.0
+        if not self._broken:
+            self._records.ended(grant.phase, grant.attempt, "succeeded", now)
+            self._handle(m.PhaseEnded(grant.phase, grant.attempt))
+
+    def _used(self, job: Job, grant: m.Grant, now: float) -> None:
+        """A GPU phase of its own is used from the moment its code was let go."""
+        kinds = job.run.converted.graph.phases_of(job.index)
+        if self.engine.state.kind[grant.phase] == GPU and job.went_at and (len(kinds) > 1 or self.options.split):
+            workload, task, index = self._records.names(grant.phase)
+            self.learning.record(r.Used(job.went_at, now, workload, task, index, grant.attempt))
+
+    def _give_back(self, job: Job) -> None:
+        if job.lease is not None:
+            self._leases.release(job.lease)
+            job.lease = None
+
+    def _end(self, job: Job, peer: Peer, message: Message) -> None:
+        job.ended = True
+        if message["ok"]:
+            self._succeeded(job)
+        else:
+            self._give_back(job)  # whether it is tried again is Ray's decision; see `_on_result`
+
+    def _succeeded(self, job: Job) -> None:
+        if job.succeeded:
+            return
+        job.succeeded = True
+        self._phase_over(job)
+        job.run.release_parents(job.index)
+        if not self._broken:
+            state = self.engine.state
+            if state.status[state.cursor[job.number]] < SUCCEEDED:  # phases are left that the code did not take
+                self._handle(m.TaskFinished(job.number, state.attempt[job.number]))
+            self._check_over(job.run)
+
+    def _worker_gone(self, peer: Peer) -> None:
+        """A worker process died, with a holder, a shell or an observed task in it. Ray may start the task again."""
+        if self._leases.holder_gone(peer) is not None:
+            return
+        for job in [job for job in self._submitted.values() if job.peer is peer and not job.ended]:
+            job.peer, job.is_warm, job.went_at = None, False, 0.0
+            self._give_back(job)
+            if self._broken:
+                continue
+            grant, job.grant = job.grant, None
+            if grant is not None:
+                self._records.ended(grant.phase, grant.attempt, "preempted", self.driver.now())
+                self._handle(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))
+            else:
+                self._handle(m.PreloadFailed(job.number))
+
+    def _on_result(self, submission: int) -> None:
+        """The task's reference has a value or an error, for good."""
+        job = self._submitted.pop(submission, None)
+        if job is None or job.succeeded or self._broken:
+            return
+        error = _error_of(job.ref)
+        if error is None:
+            self._succeeded(job)
+        elif not job.pid and not job.began and not _is_users(error):
+            self._without_egs(job, error)
+        else:
+            self._failed(job, error)
+
+    def _without_egs(self, job: Job, error: BaseException) -> None:
+        """The wrapped task never got as far as the user's code: run it as the user wrote it."""
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        warn(f"{job.run.converted.graph.ids[job.index]} runs without EGS: {first}")
+        self._give_back(job)
+        job.way, job.submission = Way.NATIVE, 0
+        if job.grant is not None:
+            self._submit_native(job)
+        else:
+            self._handle(m.PreloadFailed(job.number))
+
+    def _failed(self, job: Job, error: BaseException) -> None:
+        job.failed = True
+        job.run.failure = job.run.failure if job.run.failure is not None else job.ref
+        self._give_back(job)
+        grant, job.grant = job.grant, None
+        aborted = isinstance(error, ray.exceptions.TaskCancelledError)
+        if grant is not None:
+            outcome = "aborted" if aborted else "failed"
+            self._records.ended(grant.phase, grant.attempt, outcome, self.driver.now())
+            self._handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+        else:
+            self._handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
+        self._check_over(job.run)
+
+    def _check_over(self, books: RunBooks) -> None:
+        state = self.engine.state
+        number = state.workload_number(books.workload)
+        if not state.workloads[number].open_tasks and not books.over.is_set():
+            self._records.workload_ended(number, self.driver.now())
+            self.learning.run_over()
+            books.over.set()
+
+    # --- control ---
+
+    def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
+        """Abort on behalf of an operator; from any thread."""
+
+        def act() -> None:
+            self._handle(m.AbortRequested(scope, target, actor, reason))
+            for books in self._runs.values():
+                if books.jobs:
+                    self._check_over(books)
+
+        self.driver.do(act)
+
+    # --- when EGS itself fails ---
+
+    def _fail_open(self, error: BaseException) -> None:
+        """The engine is gone. What waits at a gate goes, what was not submitted goes to Ray as written."""
+        self._broken = True
+        if not isinstance(error, ray.exceptions.RayError):
+            warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {error}")
+        if os.environ.get("EGS_DEBUG"):
+            import traceback
+
+            traceback.print_exception(error, file=sys.stderr)
+        for books in self._runs.values():
+            if not books.over.is_set():
+                self._finish_natively(books)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Answer workers without an engine until the session is closed; this is the old driver's thread."""
+        import queue
+
+        while True:
+            try:
+                item = self.driver._queue.get(timeout=1.0)
+            except queue.Empty:
+                if all(books.over.is_set() for books in self._runs.values()):
+                    return
+                continue
+            if item is None:
+                return
+            if callable(item):
+                try:
+                    item()
+                except Exception as error:
+                    warn(f"{type(error).__name__}: {error}")
+
+    def _finish_natively(self, books: RunBooks) -> None:
+        books.native = True
+        for index, payload in enumerate(books.converted.nodes):
+            job = books.jobs[index] if index < len(books.jobs) else None
+            if job is not None and job.submission:
+                if not job.began and job.peer is not None:
+                    self._send(job, {"m": "go", "open": True})
+                continue
+            if job is None or not job.succeeded:
+                books.results[index] = submit(payload, books.results, books.given)
+        books.over.set()
+
+
+def _tell(peer: Peer, message: Message) -> None:
+    try:
+        peer.send(message)
+    except OSError:
+        pass
+
+
+def _error_of(ref: Any) -> BaseException | None:
+    """The error that a finished task's reference carries, or None."""
+    try:
+        ray.get(ref)
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether the user's code, or Ray on its behalf, caused the error, rather than EGS's wrapper."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, EgsUnreachableError) or isinstance(error, EgsUnreachableError):
+        return False
+    return isinstance(error, ray.exceptions.TaskCancelledError)

@@ -1,0 +1,266 @@
+"""What runs inside Ray's workers for `egs_ray.run`: the shell around a user's function, and the lease holder.
+
+    shell (num_cpus=0)     hello ─ imports ─ loads ─ warm ─ wait ─► go ─ decode ─ want ─► go ─ fit ─ free ─► go ─ write ─ end
+    holder (num_cpus=1)                                     ├───────────────┤
+    holder (num_gpus=1)                                                           ├──────┤
+
+The shell is submitted before its task may start, so that its process is warm by then, and holds nothing in Ray's books.
+What a phase holds there is held by a *holder*: a task with exactly the phase's resources that waits until the driver
+ends it. When the shell's process dies, its connection ends and the driver ends the holder, so the GPU comes back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from egs_core import hints
+from egs_ray.link import Message, Peer, connect, forget
+
+Address = tuple[str, int, str]
+DROPPED = "egs: dropped"
+CONNECT_ERRORS = (OSError, EOFError, ValueError)
+
+
+class EgsUnreachableError(RuntimeError):
+    """The worker cannot reach the driver's process; the driver runs the task as Ray alone would."""
+
+
+class Spec:
+    """How the driver tells a shell what it is: plain data, pickled with the task."""
+
+    def __init__(self, address: Address, task: int, gpus: float, preload: bool, split: bool, label: str) -> None:
+        self.address, self.task, self.gpus = address, task, gpus
+        self.preload, self.split, self.label = preload, split, label
+
+
+def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The shell around one function, as Ray will export it; keeps the function's name for Ray's own views."""
+
+    def shell(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _Shell(spec, function).run(args, kwargs)
+
+    _name_like(shell, function)
+    return shell
+
+
+def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its start, end and outcome told to the driver; without a line to it, just the function."""
+
+    def observed(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tell = _teller(spec)
+        tell({"m": "began", "task": spec.task, "at": time.time(), "pid": os.getpid(), "id": _task_id()})
+        try:
+            value = function(*_resolved(args), **dict(zip(kwargs, _resolved(tuple(kwargs.values())), strict=True)))
+        except BaseException:
+            tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
+            raise
+        tell({"m": "end", "task": spec.task, "ok": True, "at": time.time()})
+        return value
+
+    _name_like(observed, function)
+    return observed
+
+
+def hold(address: Address, lease: int) -> None:
+    """Hold whatever resources this task was given until the driver says so, or is gone."""
+    try:
+        peer = connect(address)
+        peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "at": time.time()})
+        peer.receive()
+    except CONNECT_ERRORS:
+        forget(address)
+
+
+def touch() -> None:
+    """A task that only makes Ray start a process for leases."""
+
+
+class LeaseActor:
+    """The fallback lease, when the driver's side of EGS is dead: an actor with the GPUs, killed when the phase ends."""
+
+    def devices(self) -> list[str]:
+        return [str(i) for i in ray.get_gpu_ids()]
+
+
+class _Shell:
+    """One task's way through its phases. Main thread only, but for loads, which run beside the first phase."""
+
+    def __init__(self, spec: Spec, function: Callable[..., Any]) -> None:
+        self.spec, self.function = spec, function
+        found = hints.hints_of(function)
+        self.preload = found.preload if found is not None and spec.preload else ()
+        self.loaded = threading.Event()
+        self.peer = self._connect()
+        self.open = False  # the driver's engine is gone: take leases from Ray directly
+
+    def _connect(self) -> Peer:
+        try:
+            return connect(self.spec.address)
+        except CONNECT_ERRORS as error:
+            raise EgsUnreachableError(f"cannot reach the driver: {error}") from error
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hide_gpus()
+        started_warm = bool(self.preload) and hints.is_warm(self.preload)
+        self._tell({"m": "hello", "pid": os.getpid(), "id": _task_id(), "warm": started_warm, "node": _node_id()})
+        self._warm(started_warm)
+        answer = self._await_go()
+        if answer.get("m") == "drop":
+            return DROPPED
+        self._tell({"m": "began", "at": time.time()})
+        try:
+            value = self._call(answer, args, kwargs)
+        except BaseException:
+            self._tell({"m": "end", "ok": False, "at": time.time()})
+            raise
+        self._tell({"m": "end", "ok": True, "at": time.time()})
+        return value
+
+    def _call(self, answer: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = _resolved(args)
+        named = dict(zip(kwargs, _resolved(tuple(kwargs.values())), strict=True))
+        if not self.spec.split:
+            show_gpus(answer.get("devices", ()))
+            return self.function(*values, **named)
+        hints.set_gpu_provider(_Provider(self))
+        try:
+            return self.function(*values, **named)
+        finally:
+            hints.set_gpu_provider(None)
+
+    # --- warming ---
+
+    def _warm(self, started_warm: bool) -> None:
+        """Imports here, on the main thread, where modules expect to be imported; load functions beside what follows.
+        A preload that fails leaves a task that starts cold, no more."""
+        began = time.time()
+        calls = [item for item in self.preload if isinstance(item, hints.Call)]
+        errors: list[Any] = []
+        hints.warm([item for item in self.preload if item not in calls], errors)
+        if started_warm or not calls:
+            self._warmed(began, errors)
+        else:
+            threading.Thread(target=self._load, args=(began, calls, errors), name="egs-load", daemon=True).start()
+
+    def _load(self, began: float, calls: list[Any], errors: list[Any]) -> None:
+        hints.warm(calls, errors)
+        self._warmed(began, errors)
+
+    def _warmed(self, began: float, errors: list[Any]) -> None:
+        self.loaded.set()
+        if self.preload:
+            problems = [f"{item}: {type(error).__name__}: {error}"[:300] for item, error in errors]
+            self._tell({"m": "warm", "seconds": time.time() - began, "at": time.time(), "errors": problems})
+
+    # --- the line ---
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self.peer.send({"task": self.spec.task, **message})
+        except CONNECT_ERRORS:
+            self._lost_line()
+
+    def _await_go(self) -> Message:
+        """The driver's next word to this shell; without a driver, go and help yourself."""
+        if self.open:
+            return {"m": "go", "open": True}
+        try:
+            answer = self.peer.receive()
+        except CONNECT_ERRORS:
+            self._lost_line()
+            return {"m": "go", "open": True}
+        self.open = bool(answer.get("open"))
+        return answer
+
+    def _lost_line(self) -> None:
+        self.open = True
+        forget(self.spec.address)
+
+
+class _Provider:
+    """What `with egs.gpu():` asks: the driver's engine for its turn, and Ray's books for the device."""
+
+    def __init__(self, shell: _Shell) -> None:
+        self.shell = shell
+        self.turns = 0
+        self.actor: Any = None
+
+    def acquire(self, cpus: float | None = None) -> tuple[int | str, ...]:
+        self.shell.loaded.wait()
+        self.turns += 1
+        if self.turns > 1 or self.shell.open:
+            return show_gpus(self._take_from_ray())
+        self.shell._tell({"m": "want", "at": time.time()})
+        answer = self.shell._await_go()
+        devices = self._take_from_ray() if answer.get("open") else answer.get("devices", ())
+        return show_gpus(devices)
+
+    def release(self) -> None:
+        hide_gpus()
+        if self.actor is not None:
+            ray.kill(self.actor)
+            self.actor = None
+        elif self.turns == 1:
+            self.shell._tell({"m": "free", "at": time.time()})
+            self.shell._await_go()
+
+    def _take_from_ray(self) -> list[str]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(_node_id(), soft=False)
+        actor = ray.remote(LeaseActor).options(num_cpus=0, num_gpus=self.shell.spec.gpus, scheduling_strategy=here)
+        self.actor = actor.remote()
+        return ray.get(self.actor.devices.remote())  # type: ignore[no-any-return]  # Ray is untyped here
+
+
+def show_gpus(devices: Any) -> tuple[int | str, ...]:
+    """Let libraries that look from now on see these devices, and no others."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
+    return tuple(int(d) if str(d).isdecimal() else str(d) for d in devices)
+
+
+def hide_gpus() -> None:
+    """A CPU phase sees no GPU; unset would mean all of them."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _teller(spec: Spec) -> Callable[[Message], None]:
+    try:
+        peer = connect(spec.address)
+    except CONNECT_ERRORS:
+        return lambda message: None
+
+    def tell(message: Message) -> None:
+        try:
+            peer.send(message)
+        except CONNECT_ERRORS:
+            forget(spec.address)
+
+    return tell
+
+
+def _resolved(values: tuple[Any, ...]) -> list[Any]:
+    """References directly among the arguments become their values, as Ray passes them; nested ones stay references."""
+    refs = [value for value in values if isinstance(value, ray.ObjectRef)]
+    got = dict(zip(refs, ray.get(refs), strict=True)) if refs else {}
+    return [got[value] if isinstance(value, ray.ObjectRef) else value for value in values]
+
+
+def _name_like(wrapper: Any, function: Callable[..., Any]) -> None:
+    """Ray shows a task by its function's module and name. No `__wrapped__`: Ray would check the inner signature."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(wrapper, attribute, getattr(function, attribute, getattr(wrapper, attribute)))
+
+
+def _task_id() -> str:
+    return str(ray.get_runtime_context().get_task_id())
+
+
+def _node_id() -> str:
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,0 +1,140 @@
+"""The driver's books on the tasks of its runs: how each is run, what it holds, and how far it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.engine import messages as m
+from egs_core.graph.columns import CPU, Graph
+from egs_ray.convert import Converted
+from egs_ray.link import Peer
+from egs_ray.payload import fill
+
+UNGATED_S = 0.1
+"""A CPU task known to be at most this long is not worth a decision: it goes to Ray at once."""
+
+
+class Way(Enum):
+    """How a task reaches Ray. SHELL: early, in a process of its own that takes its resources phase by phase. OBSERVED:
+    when granted, as the user wrote it, but telling its start and end. NATIVE: untouched, when EGS cannot do better."""
+
+    SHELL = "shell"
+    OBSERVED = "observed"
+    NATIVE = "native"
+
+
+class Lease(msgspec.Struct, eq=False):
+    """What a running phase holds in Ray's books: a holder task, from the moment its `peer` has told of its start."""
+
+    id: int
+    grant: m.Grant
+    ref: Any = None
+    peer: Peer | None = None
+    devices: tuple[str, ...] = ()
+    over: bool = False
+
+
+class Job(msgspec.Struct, eq=False):
+    """One task of a run. `number` is the engine's; `submission` names its current submission to Ray, 0 before one."""
+
+    run: RunBooks
+    index: int  # in the run's graph
+    number: int
+    way: Way
+    submission: int = 0
+    ref: Any = None
+    peer: Peer | None = None
+    node: str = ""
+    pid: int = 0
+    framework_id: str = ""
+    lease: Lease | None = None
+    grant: m.Grant | None = None  # of the phase that runs or is about to
+    parked_since: float | None = None
+    is_warm: bool = False
+    was_warm: bool = False  # its process was warm when it said hello
+    began: bool = False
+    went_at: float = 0.0  # when its phase was let go
+    ended: bool = False  # it told of its end, well or not
+    succeeded: bool = False
+    failed: bool = False
+
+
+class RunBooks:
+    """One call of `run`: the converted graph, the tasks' references, and whether all is over.
+
+    results[i] is the reference that stands for task i's value; it is dropped when no task or output needs it.
+    """
+
+    def __init__(self, workload: str, converted: Converted, given: Any) -> None:
+        self.workload, self.converted, self.given = workload, converted, given
+        self.jobs: list[Job] = []
+        self.results: dict[int, Any] = {}
+        self.failure: Any = None  # the reference of the first task that failed
+        self.error: BaseException | None = None
+        self.over = threading.Event()
+        self.native = False  # EGS's engine is gone; Ray finishes the run
+        self._needed = [0] * converted.graph.n_tasks
+        for parents in converted.graph.parents:
+            for parent in parents:
+                self._needed[parent] += 1
+        self._output: set[int] = set()
+        fill(converted.output, _Noting(self._output))
+
+    def arguments(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The task's arguments, with references where other tasks' values go."""
+        payload = self.converted.nodes[index]
+        args = tuple(fill(value, self.results, self.given) for value in payload.args)
+        return args, {key: fill(value, self.results, self.given) for key, value in payload.kwargs.items()}
+
+    def output(self) -> Any:
+        """What the graph returns: a reference, or a list of them."""
+        return fill(self.converted.output, self.results, self.given)
+
+    def release_parents(self, index: int) -> None:
+        """Task `index` has ended: values that only it still needed can go."""
+        for parent in self.converted.graph.parents[index]:
+            self._needed[parent] -= 1
+            if not self._needed[parent] and parent not in self._output:
+                self.results.pop(parent, None)
+
+
+class _Noting(dict[int, Any]):
+    """Notes which results an output asks for."""
+
+    def __init__(self, noted: set[int]) -> None:
+        super().__init__()
+        self._noted = noted
+
+    def __missing__(self, key: int) -> None:
+        self._noted.add(key)
+
+
+def way_of(graph: Graph, index: int) -> Way:
+    """A shell for tasks with a GPU phase or something to preload; the others run as written."""
+    kinds = {graph.phase_kind[p] for p in graph.phases_of(index)}
+    return Way.OBSERVED if kinds == {CPU} and not graph.options_of(index).warm_key else Way.SHELL
+
+
+def is_ungated(graph: Graph, index: int, estimate_s: float | None) -> bool:
+    """Whether a CPU task is so short that it goes to Ray without a decision."""
+    return way_of(graph, index) is Way.OBSERVED and estimate_s is not None and estimate_s <= UNGATED_S
+
+
+class RemoteFunctions:
+    """One RemoteFunction for each (wrapper, function): Ray exports each to the cluster once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def get(self, wrapper: Callable[[Any], Any], function: Callable[..., Any], **options: Any) -> Any:
+        key = (wrapper.__name__, id(function))
+        if key not in self._made:
+            remote = ray.remote(**options) if options else ray.remote
+            self._made[key] = (remote(wrapper(function)), function)  # the function is kept: its id is the key
+        return self._made[key][0]

@@ -1,0 +1,78 @@
+"""One real Ray for the whole run: four CPUs, two emulated GPUs, no dashboard. Scripts connect to it as drivers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here starts or uses Ray."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.ray)
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """The address of the session's Ray, to which this process is connected; all of it is gone afterwards."""
+    before = set(psutil.Process().children(recursive=True))
+    folder = tempfile.mkdtemp(prefix="egs-")  # sockets below pytest's own folders would have too long a path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns about its own default
+        patch.setenv("PYTHONPATH", _python_path())  # workers unpickle what this process pickled
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.delenv("RAY_RUNTIME_ENV_HOOK", raising=False)
+        import ray
+
+        ray.init(
+            num_cpus=4,
+            num_gpus=2,
+            include_dashboard=False,
+            object_store_memory=80_000_000,
+            _temp_dir=folder,
+            log_to_driver=False,
+        )
+        try:
+            yield ray.get_runtime_context().gcs_address
+        finally:
+            ray.shutdown()
+            started = [child for child in psutil.Process().children(recursive=True) if child not in before]
+            _, alive = psutil.wait_procs(started, timeout=20)
+            for process in alive:
+                process.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def run_script(ray_address: str, tmp_path: Path) -> Script:
+    """Run Python source as a driver of the session's Ray, by default with the hook; ends within its time-out."""
+
+    def run(source: str, *, hook: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "script.py"
+        path.write_text(source)
+        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path(), **environment}
+        if hook:
+            variables = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_RUNLOG": str(tmp_path / "log.jsonl"), **variables}
+        return subprocess.run(
+            [sys.executable, str(path)], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+def _python_path() -> str:
+    return os.pathsep.join([str(ROOT), str(ROOT / "plugins" / "ray"), os.environ.get("PYTHONPATH", "")])

@@ -1,0 +1,157 @@
+"""Every private API of Ray and its fallback do the same, on a real Ray."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import ray
+
+from egs_ray import compat
+from egs_ray.events import TaskEvent, actor_deaths, task_events
+
+pytestmark = pytest.mark.usefixtures("ray_address")
+BOTH = pytest.mark.parametrize("without", ["", "ready,task_events,actors,disconnect"])
+
+
+@ray.remote(num_cpus=0.5)
+def after(gate: str, value: int) -> int:
+    if value < 0:
+        raise ValueError(gate)
+    return value
+
+
+@ray.remote
+class Turnstile:
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    def wait(self) -> int:
+        self.open.wait(30)
+        return 1
+
+    def release(self) -> None:
+        self.open.set()
+
+
+@BOTH
+def test_on_ready_tells_of_values_and_errors(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callback comes once per reference, for results and for failures, and not before the object exists."""
+    monkeypatch.setenv(compat.WITHOUT, without)
+    turnstile = Turnstile.options(max_concurrency=2).remote()
+    late = turnstile.wait.remote()
+    told: list[str] = []
+    done = {name: threading.Event() for name in ("value", "error", "late")}
+
+    def tell(name: str) -> None:
+        told.append(name)
+        done[name].set()
+
+    compat.on_ready(late, lambda: tell("late"))
+    compat.on_ready(after.remote("a", 1), lambda: tell("value"))
+    compat.on_ready(after.remote("a", -1), lambda: tell("error"))
+    assert done["value"].wait(30)
+    assert done["error"].wait(30)
+    assert not done["late"].is_set()
+    ray.get(turnstile.release.remote())
+    assert done["late"].wait(30)
+    assert sorted(told) == ["error", "late", "value"]
+
+
+def events_of(ids: set[str]) -> dict[str, TaskEvent]:
+    """Ray's word on these tasks once it has told of all their ends; Ray's processes report every second."""
+    deadline = threading.Event()
+    for _ in range(100):
+        events = {event.task_id: event for event in task_events() if event.task_id in ids}
+        if len(events) == len(ids) and all(event.started_s and event.ended_s for event in events.values()):
+            return events
+        deadline.wait(0.1)
+    raise AssertionError(f"Ray did not tell of {ids - events.keys()}")
+
+
+@BOTH
+def test_task_events(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sources tell of tasks, actors and methods: kind, name, times, outcome, node."""
+    monkeypatch.setenv(compat.WITHOUT, without)
+    good, bad, turnstile = after.remote("b", 1), after.remote("b", -1), Turnstile.remote()
+    released = turnstile.release.remote()
+    ray.wait([good, bad, released], num_returns=3)
+    keys = {name: compat.task_id_of(x) for name, x in (("good", good), ("bad", bad), ("new", turnstile), ("call", released))}
+    events = events_of(set(keys.values()))
+    told = {name: (events[key].kind, events[key].name, events[key].outcome) for name, key in keys.items()}
+    assert told == {
+        "good": ("task", "after", "succeeded"),
+        "bad": ("task", "after", "failed"),
+        "new": ("actor", "Turnstile.__init__", "succeeded"),
+        "call": ("method", "Turnstile.release", "succeeded"),
+    }
+    node = ray.get_runtime_context().get_node_id()
+    assert all(event.node_id in ("", node) for event in events.values())
+    assert events[keys["call"]].actor_id == events[keys["new"]].actor_id == turnstile._actor_id.hex()
+
+
+def test_private_events_agree_with_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same task has the same times in both sources, and only the private one tells of its resources."""
+    key = compat.task_id_of(ref := after.remote("c", 1))
+    ray.get(ref)
+    private = events_of({key})[key]
+    monkeypatch.setenv(compat.WITHOUT, "task_events")
+    public = events_of({key})[key]
+    assert private.started_s == pytest.approx(public.started_s, abs=0.25)
+    assert private.ended_s == pytest.approx(public.ended_s, abs=0.25)
+    assert (private.cpus, public.cpus) == (0.5, 0.0)
+
+
+def test_known_events_are_left_out() -> None:
+    """What is known already is not told again."""
+    key = compat.task_id_of(ref := after.remote("d", 1))
+    ray.get(ref)
+    events_of({key})
+    assert key not in {event.task_id for event in task_events({(key, 1)})}
+
+
+def test_actor_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed actor's death is told; without the private API nothing is."""
+    turnstile = Turnstile.remote()
+    ray.get(turnstile.release.remote())
+    ray.kill(turnstile)
+    for _ in range(100):
+        if turnstile._actor_id.hex() in actor_deaths():
+            break
+        threading.Event().wait(0.1)
+    assert turnstile._actor_id.hex() in actor_deaths()
+    monkeypatch.setenv(compat.WITHOUT, "actors")
+    assert actor_deaths() == {}
+
+
+@BOTH
+def test_before_disconnect(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both places are restored by the undo; the callback itself is proven by the observed scripts."""
+    monkeypatch.setenv(compat.WITHOUT, without)
+    places = ray._private.worker.disconnect, ray.shutdown
+    undo = compat.before_disconnect(lambda: None)
+    assert (ray._private.worker.disconnect, ray.shutdown) != places
+    undo()
+    assert (ray._private.worker.disconnect, ray.shutdown) == places
+
+
+def test_wrapped_submissions_and_the_handlers_own() -> None:
+    """Calls, options, actors and methods go through the handler; what the handler submits itself does not."""
+    seen: list[str] = []
+
+    def handler(original, target, args, kwargs, options):  # type: ignore[no-untyped-def]
+        seen.append(compat.name_of(target))
+        ray.get(after.remote("inner", 0))
+        return original(target, args, kwargs, **options)
+
+    unwrap = compat.wrap_submissions(handler)
+    try:
+        assert ray.get(after.remote("e", value=1)) == 1
+        assert ray.get(after.options(num_cpus=0).remote("e", 2)) == 2
+        turnstile = Turnstile.options(num_cpus=0).remote()
+        ray.get(turnstile.release.remote())
+        ray.get(turnstile.release.options(name="x").remote())
+    finally:
+        unwrap()
+    ray.get(after.remote("e", 3))
+    assert seen == ["after", "after", "Turnstile.__init__", "Turnstile.release", "Turnstile.release"]

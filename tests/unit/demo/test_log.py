@@ -1,0 +1,125 @@
+"""From marks to run log, on marks written by hand, with figures computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from egs_core.runlog.metrics import summarise
+from egs_core.runlog.records import ColdStart, Ended, Ready, Record, Started, TaskAdded, Used
+from egs_ray.demo.log import Mark, held_start, read_marks, records_of
+from egs_ray.demo.marks import MARKS_FILE, append
+
+ORIGIN = 1_000.0
+R = TypeVar("R", bound=Record)
+
+
+def mark(task: str, start: float, end: float, **fields: Any) -> Mark:
+    """A mark of pipeline 0 at times counted from the first submission, in an old and warm process."""
+    defaults: dict[str, Any] = {
+        "pipeline": 0,
+        "number": 0,
+        "part": 0,
+        "process_start": -50.0,
+        "stretches": [],
+        "devices": "",
+        "resources": {"CPU": 1.0},
+        "framework_id": "",
+        "pid": 1,
+        "outcome": "succeeded",
+    }
+    raw = defaults | fields
+    if raw["process_start"] is not None:
+        raw["process_start"] += ORIGIN
+    raw["stretches"] = [(kind, ORIGIN + begin, ORIGIN + stop) for kind, begin, stop in raw["stretches"]]
+    return Mark(task=task, start=ORIGIN + start, end=ORIGIN + end, **raw)
+
+
+UPSTREAM = [mark("load", 0.0, 1.0), mark("preprocess", 1.0, 2.0)]
+WHOLE = {"resources": {"CPU": 1.0, "GPU": 1.0}, "devices": "1"}
+TRAIN = [("cold", 3.0, 5.0), ("cpu", 5.0, 6.0), ("held", 6.0, 8.5), ("cold", 6.0, 7.0), ("gpu", 7.0, 8.5)]
+WRITE = ("cpu", 8.5, 8.8)
+
+
+def records_for(*marks: Mark) -> list[Record]:
+    return records_of(sorted([*UPSTREAM, *marks], key=lambda m: m.start), [ORIGIN])
+
+
+def of_task(records: list[Record], kind: type[R], task: str) -> list[R]:
+    return [record for record in records if isinstance(record, kind) and getattr(record, "task", "") == task]
+
+
+def test_whole_task_holds_its_gpu_from_process_start_to_end() -> None:
+    """A process created for the task at 2.5 s holds the GPU from then on; only the fit uses it."""
+    train = mark("train", 3.0, 8.8, **WHOLE, pid=7, process_start=2.5, stretches=[*TRAIN, WRITE])
+    records = records_for(train)
+    (started,) = of_task(records, Started, "train-0")
+    assert (started.t, started.cpus, started.gpus, started.devices, started.warm) == (2.5, 1.0, 1.0, (1,), False)
+    assert [r.t for r in of_task(records, Ended, "train-0")] == [pytest.approx(8.8)]
+    assert [(r.t, r.end_t) for r in of_task(records, Used, "train-0")] == [(7.0, 8.5)]
+    assert [(r.t, r.end_t) for r in of_task(records, ColdStart, "train-0")] == [(2.5, 3.0), (3.0, 5.0), (6.0, 7.0)]
+
+
+def test_figures_of_a_whole_task_by_hand() -> None:
+    """Held 2.5 to 8.8, used 7.0 to 8.5, one cold start: the definitions of the run log applied to these marks."""
+    train = mark("train", 3.0, 8.8, **WHOLE, pid=7, process_start=2.5, stretches=[*TRAIN, WRITE])
+    metrics = summarise(records_for(train))
+    assert metrics.makespan_s == pytest.approx(8.8)
+    assert metrics.gpu_held_s == pytest.approx(6.3)
+    assert metrics.gpu_used_s == pytest.approx(1.5)
+    assert metrics.cold_starts == 1
+
+
+def test_gpu_asked_for_inside_is_held_only_there() -> None:
+    """Where Ray gave the function no GPU, the task has three phases and waits for its GPU between two of them."""
+    stretches = [("cold", 3.0, 3.00001), ("cpu", 3.0, 4.0), ("held", 6.0, 7.5), ("gpu", 6.0, 7.5), ("cpu", 7.5, 7.8)]
+    records = records_for(mark("train", 3.0, 7.8, devices="0", stretches=stretches))
+    added = of_task(records, TaskAdded, "train-0")[0]
+    assert [(kind, gpus) for kind, _, gpus, _ in added.phases] == [("cpu", 0.0), ("gpu", 1.0), ("cpu", 0.0)]
+    assert [r.t for r in of_task(records, Ready, "train-0")] == pytest.approx([2.0, 4.0, 7.5])
+    assert [r.t for r in of_task(records, Started, "train-0")] == pytest.approx([3.0, 6.0, 7.5])
+    assert [r.t for r in of_task(records, Ended, "train-0")] == pytest.approx([4.0, 7.5, 7.8])
+    assert all(r.warm for r in of_task(records, Started, "train-0"))
+
+
+def test_task_split_by_hand_is_one_task_with_a_phase_a_part() -> None:
+    """Three Ray tasks of one training become its three phases, ready one after the other."""
+    gpu = {"resources": {"GPU": 1.0}, "devices": "0"}
+    records = records_for(
+        mark("train", 2.0, 3.0, part=0, stretches=[("cpu", 2.0, 3.0)]),
+        mark("train", 5.0, 6.5, part=1, **gpu, stretches=[("held", 5.0, 6.5), ("gpu", 5.0, 6.5)]),
+        mark("train", 6.5, 6.8, part=2, stretches=[("cpu", 6.5, 6.8)]),
+    )
+    assert [(r.phase, r.gpus) for r in of_task(records, Started, "train-0")] == [(0, 0.0), (1, 1.0), (2, 0.0)]
+    assert [r.t for r in of_task(records, Ready, "train-0")] == pytest.approx([2.0, 3.0, 6.5])
+
+
+def test_process_that_followed_another_task_on_the_device_holds_it_only_from_then() -> None:
+    """A process created while the device was still in use was not created for this task alone: held from its start."""
+    first = mark("train", 3.0, 8.8, **WHOLE, pid=7, process_start=2.5, stretches=[*TRAIN, WRITE])
+    second = mark("train", 9.5, 12.0, **WHOLE, number=1, pid=8, process_start=8.0)
+    third = mark("train", 12.5, 14.0, **WHOLE, number=2, pid=9, process_start=12.1)
+    records = records_for(first, second, third)
+    assert [r.t for r in of_task(records, Started, "train-1")] == [9.5]
+    assert [r.t for r in of_task(records, Started, "train-2")] == [pytest.approx(12.1)]
+
+
+@pytest.mark.parametrize(
+    ("process_start", "first_of_process", "expected"),
+    [(2.5, True, 2.5), (1.5, True, 3.0), (2.5, False, 3.0), (None, True, 3.0)],
+    ids=["created for it", "was there before", "kept process", "system does not say"],
+)
+def test_held_start(process_start: float | None, first_of_process: bool, expected: float) -> None:
+    """Only a process created after the task could have its GPU (2 s) was created holding it."""
+    task = mark("evaluate", 3.0, 4.0, process_start=process_start)
+    assert held_start(task, ORIGIN + 2.0, first_of_process) == ORIGIN + expected
+
+
+def test_marks_are_read_in_order_of_their_start(tmp_path: Path) -> None:
+    """Tasks write when they end; the log needs them by when they began."""
+    for one in (mark("report", 5.0, 6.0), mark("load", 0.0, 9.0)):
+        append(tmp_path / MARKS_FILE, msgspec.to_builtins(one))
+    assert [one.task for one in read_marks(tmp_path)] == ["load", "report"]

@@ -1,0 +1,104 @@
+"""Laws of the predictor, over random histories."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egs_core.graph.columns import Shape
+from egs_core.predict import Estimate, Predictor, signature_of
+
+SIGNATURE = signature_of("p", "t", 0, Shape(1000, 1000))
+UNSEEN = signature_of("q", "u", 0, Shape(1000, 1000))
+seconds = st.floats(0.0, 1e6)
+histories = st.lists(seconds, min_size=1, max_size=260)
+ROUNDING = 1 + 1e-9
+
+
+def trained(durations: list[float]) -> Predictor:
+    predictor = Predictor()
+    for duration in durations:
+        predictor.observe(SIGNATURE, duration)
+    return predictor
+
+
+def quantiles(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.p50_s, estimate.p90_s, estimate.p95_s
+
+
+@given(histories, seconds, st.floats(0.0, 1e7))
+def test_quantiles_are_ordered_and_never_negative(durations: list[float], hint_s: float, elapsed_s: float) -> None:
+    """0 <= p50 <= p90 <= p95, from any source, before and while it runs."""
+    predictor = trained(durations)
+    known = [predictor.estimate(SIGNATURE), predictor.estimate(UNSEEN), predictor.estimate(UNSEEN, hint_s=hint_s)]
+    for estimate in [*known, *(predictor.remaining(k, elapsed_s) for k in [*known, SIGNATURE, UNSEEN])]:
+        p50_s, p90_s, p95_s = quantiles(estimate)
+        assert 0 <= p50_s <= p90_s * ROUNDING <= p95_s * ROUNDING**2
+
+
+@given(histories, st.floats(0.0, 100.0))
+def test_longer_durations_never_give_shorter_estimates(durations: list[float], more_s: float) -> None:
+    """Adding the same time to every run raises every quantile, or leaves it."""
+    before = quantiles(trained(durations).estimate(SIGNATURE))
+    after = quantiles(trained([duration + more_s for duration in durations]).estimate(SIGNATURE))
+    assert all(b <= a * ROUNDING for b, a in zip(before, after, strict=True))
+
+
+@given(histories, st.floats(0.0, 1e7), st.floats(0.0, 1e7), st.floats(1e-3, 1e5))
+def test_the_predicted_end_never_moves_back(durations: list[float], a: float, b: float, hint_s: float) -> None:
+    """Time passing without an end is evidence of a later end: elapsed + remaining never goes down."""
+    predictor = trained(durations)
+    early_s, late_s = sorted((a, b))
+    for known in (SIGNATURE, predictor.estimate(UNSEEN), predictor.estimate(UNSEEN, hint_s=hint_s)):
+        early = quantiles(predictor.remaining(known, early_s))
+        late = quantiles(predictor.remaining(known, late_s))
+        assert all(early_s + e <= (late_s + x) * ROUNDING + 1e-9 for e, x in zip(early, late, strict=True))
+
+
+@given(histories, st.randoms(use_true_random=False))
+def test_order_within_the_window_does_not_matter(durations: list[float], random: object) -> None:
+    """Shuffling the newest 50, and the ones before them within the window, changes nothing."""
+    durations = durations[-200:]
+    older, newest = durations[:-50], durations[-50:]
+    shuffle = random.shuffle  # type: ignore[attr-defined]  # hypothesis gives a random.Random
+    before = trained(durations)
+    shuffle(older)
+    shuffle(newest)
+    after = trained([*older, *newest])
+    assert after.estimate(SIGNATURE) == before.estimate(SIGNATURE)
+    assert after.estimate(UNSEEN) == before.estimate(UNSEEN)
+    assert after.remaining(SIGNATURE, 10.0) == before.remaining(SIGNATURE, 10.0)
+
+
+@given(histories, seconds)
+def test_what_is_left_at_the_start_is_everything(durations: list[float], hint_s: float) -> None:
+    """At zero seconds the remaining time is the estimate."""
+    predictor = trained(durations)
+    assert predictor.remaining(SIGNATURE, 0.0) == predictor.estimate(SIGNATURE)
+    hint = predictor.estimate(UNSEEN, hint_s=hint_s)
+    assert predictor.remaining(hint, 0.0) == hint
+
+
+def test_an_estimate_costs_at_most_50_microseconds() -> None:
+    """The best of five rounds, for each source and for the remaining time, over 1,000 signatures."""
+    predictor = trained([float(i % 17) for i in range(300)])
+    for i in range(1000):
+        predictor.observe(signature_of("p", f"t{i}", 0, Shape(1000, 1000)), float(i % 91))
+    hint = predictor.estimate(UNSEEN, hint_s=3.0)
+    calls = [
+        lambda: predictor.estimate(SIGNATURE),
+        lambda: predictor.estimate(UNSEEN),
+        lambda: predictor.estimate(UNSEEN, hint_s=3.0),
+        lambda: predictor.remaining(SIGNATURE, 5.0),
+        lambda: predictor.remaining(hint, 5.0),
+    ]
+    for call in calls:
+        rounds = []
+        for _ in range(5):
+            began = time.perf_counter()
+            for _ in range(200):
+                call()
+            rounds.append((time.perf_counter() - began) / 200)
+        assert min(rounds) <= 50e-6

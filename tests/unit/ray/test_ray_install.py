@@ -1,0 +1,82 @@
+"""The hook's choices that need no Ray: which mode, which version, and that it never raises."""
+
+from __future__ import annotations
+
+import pytest
+
+import egs_ray
+from egs_ray import compat, install
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("2.59.0", True), ("2.60.1", True), ("2.60", True), ("2.61.0", False), ("2.6.0", False), ("3.0.0.dev0", False), ("?", False)],
+)
+def test_supported_versions(version: str, known: bool) -> None:
+    """Exactly the minor versions that were tried count as known."""
+    assert compat.supported(version) is known
+
+
+def test_hook_resolves_as_ray_does() -> None:
+    """`egs_ray.hook` is the function that Ray's load_class finds, and stays it after its module was used."""
+    from ray._common.utils import load_class
+
+    assert load_class("egs_ray.hook") is egs_ray.hook
+    assert callable(egs_ray.hook)
+
+
+def test_off_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EGS_MODE=off returns the very object and installs nothing."""
+    monkeypatch.setenv("EGS_MODE", "off")
+    runtime_env = {"env_vars": {"A": "1"}}
+    assert egs_ray.hook(runtime_env) is runtime_env
+    assert install.interceptor is None
+
+
+def test_unknown_mode_observes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped mode is one warning and observe, never on."""
+    monkeypatch.setenv("EGS_MODE", "onn")
+    assert install._mode() == "observe"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("mode", ["observe", "on"])
+def test_unknown_version_observes(mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a Ray that EGS does not know, even `on` observes, with one warning."""
+    monkeypatch.setenv("EGS_MODE", mode)
+    monkeypatch.setattr("ray.__version__", "2.99.0")
+    assert install._mode() == "observe"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_on_without_submission_hook_observes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`on` cannot act where submissions cannot be seen."""
+    monkeypatch.setenv("EGS_MODE", "on")
+    monkeypatch.setenv("EGS_RAY_WITHOUT", "submit")
+    assert install._mode() == "observe"
+
+
+def test_hook_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run log that cannot be written leaves Ray native, with one line."""
+    monkeypatch.setenv("EGS_RUNLOG", "/proc/no/such/log.jsonl")
+    runtime_env = {"pip": []}
+    assert egs_ray.hook(runtime_env) is runtime_env
+    assert capsys.readouterr().err.startswith("egs: off, Ray runs as it would without EGS:")
+    assert install.interceptor is None
+
+
+@pytest.mark.parametrize("feature", ["submit", "auto_init", "ready", "task_events", "actors", "disconnect", "dag"])
+def test_features_of_this_ray(feature: compat.Feature, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each probe finds its API in a known version (2.59 has no _on_ready), and can be made to fail."""
+    import ray
+
+    expected = not (feature == "ready" and ray.__version__.startswith("2.59"))
+    assert compat.available(feature) is expected
+    monkeypatch.setenv(compat.WITHOUT, f"x, {feature}")
+    assert not compat.available(feature)
+
+
+def test_probe_survives_a_moved_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that raises means: not available."""
+    monkeypatch.delattr("ray._private.worker.disconnect")
+    assert not compat.available("disconnect")
