@@ -18,6 +18,7 @@ from typing import Protocol
 from egs_core.errors import InputError
 
 Devices = tuple[int | str, ...]
+_ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 class GpuProvider(Protocol):
@@ -143,25 +144,54 @@ def _calls_gpu(function: FunctionType, code: list[dis.Instruction], call_at: int
         step = code[start]
         if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
             return False
-        height += dis.stack_effect(step.opcode, step.arg)
+        height += _effect(step)
         if height == 1:
-            return _resolves_to_gpu(function, [i for i in code[start:call_at] if i.opname != "PUSH_NULL"])
+            return _resolves_to_gpu(function, code[start:call_at])
     return False
 
 
-def _resolves_to_gpu(function: FunctionType, loads: list[dis.Instruction]) -> bool:
-    """Follow `name.attribute.…` through modules only, so that no user code runs."""
-    if not loads:
+def _resolves_to_gpu(function: FunctionType, steps: list[dis.Instruction]) -> bool:
+    """Whether the steps load `gpu` in the form for a call (two values: it, and NULL or self), then its arguments."""
+    has_null = steps[0].opname == "PUSH_NULL"  # before 3.13 it comes first, and only where a closure variable is called
+    steps = steps[has_null:]
+    value, at = _loaded_value(function, steps[0]), 1
+    while at < len(steps) and steps[at].opname in _ATTRIBUTE_LOADS and isinstance(value, ModuleType):
+        value, at = _attribute(value, str(steps[at].argval)), at + 1
+    at += at < len(steps) and steps[at].opname == "PUSH_NULL"  # from 3.13 it comes after the variable
+    pushed = has_null + sum(_effect(step) for step in steps[:at])
+    if value is not gpu or pushed != 2 or (has_null and steps[0].opname == "LOAD_GLOBAL"):
         return False
-    value = _loaded_value(function, loads[0])
-    for step in loads[1:]:
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not isinstance(value, ModuleType):
-            break
-        if value is sys.modules.get(__package__):  # its names appear when first used: see its __getattr__
-            value = getattr(value, str(step.argval), None)
-        else:
-            value = vars(value).get(str(step.argval))
-    return value is gpu
+    return _leaves_alone_what_is_below(steps[at:])
+
+
+def _leaves_alone_what_is_below(steps: list[dis.Instruction]) -> bool:
+    """Whether steps only compute arguments; taking a value from below them uses `gpu` up: `gpu().x()`, `(gpu, f)[1]()`.
+
+    Every step that takes values leaves one, so it takes 1 - effect; attributes may leave two, and the first part of a
+    call (3.11) and the names of its keywords only look.
+    """
+    height = 0
+    for step in steps:
+        taken = max(0, 1 - _effect(step))
+        if step.opname in _ATTRIBUTE_LOADS:
+            taken = 1
+        elif step.opname in ("PRECALL", "KW_NAMES"):
+            taken = 0
+        if height < taken:
+            return False
+        height += _effect(step)
+    return True
+
+
+def _effect(step: dis.Instruction) -> int:
+    return dis.stack_effect(step.opcode, step.arg)
+
+
+def _attribute(module: ModuleType, name: str) -> object:
+    """A module's attribute without running its code; this package alone makes its names when they are first used."""
+    if module is sys.modules.get(str(__package__)):
+        return getattr(module, name, None)
+    return vars(module).get(name)
 
 
 def _loaded_value(function: FunctionType, step: dis.Instruction) -> object:

@@ -196,7 +196,10 @@ def phase_kinds(function: object, gpus: float | None = None) -> tuple[PhaseKind,
     entered: the lease follows the block). Otherwise, and whenever that is not certain, one phase: GPU when it has GPUs.
     The hint `split` overrides what the code shows.
     """
-    hints = hints_of(function) or TaskHints()
+    return _kinds(function, hints_of(function) or TaskHints(), gpus)
+
+
+def _kinds(function: object, hints: TaskHints, gpus: float | None) -> tuple[PhaseKind, ...]:
     gpus = hints.gpus if gpus is None else gpus
     explicit: tuple[PhaseKind, ...] = getattr(function, "__egs_phases__", ())
     if explicit and hints.split is not False:
@@ -211,11 +214,12 @@ def _attach(function: Any, hints: dict[str, Any]) -> Any:
     if not isinstance(function, FunctionType):
         problem = f"{type(function).__name__} is not a plain function"
         raise InputError("@egs.task", problem, "put @egs.task directly above 'def', below the framework's decorator")
-    function.__dict__["__egs__"] = checked = _checked_hints(f"@egs.task on {function.__qualname__}", hints)
-    kinds = phase_kinds(function)
+    checked = _checked_hints(f"@egs.task on {function.__qualname__}", hints)
+    kinds = _kinds(function, checked, None)
     if checked.expect_s and len(checked.expect_s) != len(kinds):
         problem = f"{len(checked.expect_s)} durations for {len(kinds)} phases ({', '.join(kinds)})"
         raise InputError(f"@egs.task on {function.__qualname__}: expect", problem, "give one a phase")
+    function.__dict__["__egs__"] = checked
     return function
 
 

@@ -91,7 +91,7 @@ def _spans(text: str, place: str) -> float:
 
 
 def _checked_bytes(size: float, value: object, place: str) -> int:
-    if math.isnan(size) or size < 0:
+    if not size >= 0:  # also NaN
         raise InputError(place, f"{_shown(value)} is not a size of zero or more", _SIZE_HINT)
     if size > MAX_BYTES:
         raise InputError(place, f"{_shown(value)} is too large", f"at most {MAX_BYTES} bytes")

@@ -34,6 +34,8 @@ def main() -> int:
             _build(place, content)
         except subprocess.CalledProcessError as error:
             return _explain(error)
+        except KeyboardInterrupt:
+            return 130
     return 0
 
 

@@ -4,56 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from egs_core.engine.lifecycle import GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARM, WARMING
+from egs_core.engine.capacity import WHOLE_DEVICE, Node
+from egs_core.engine.lifecycle import GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.messages import Reason
-from egs_core.engine.placement import fits_ever, lacking
-from egs_core.engine.state import Node, State
-from egs_core.graph.columns import KIND_NAMES, Shape
+from egs_core.engine.placement import fits_ever, fits_task, has_process, lacking, possible_nodes
+from egs_core.engine.state import State
+from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
 
 
-def explain(state: State, task: int, ahead: Sequence[int]) -> Reason:
-    """The reason for `task`; `ahead` are the phases queued before its current one, first first."""
+def explain(state: State, task: int, ahead: Sequence[int], waits_for_process: bool) -> Reason:
+    """The reason for `task`. ahead: the phases queued before its current one, first first; waits_for_process: it is
+    kept out of the queue until its process is warm."""
     phase = state.cursor[task]
     status = state.status[phase]
-    name = state.task_ids[task]
-    label = STATUS_NAMES[status]
+    name, label = state.task_ids[task], STATUS_NAMES[status]
+    if task in state.stopping:
+        return Reason(name, label, "abort", "an abort is under way; it ends when its code has stopped")
     if status == PENDING:
-        return _pending(state, task, name, label)
+        return _pending(state, task, name)
+    if status == READY and waits_for_process:
+        return _cold(state, task, name)
     if status == READY:
-        return _ready(state, task, phase, name, ahead)
+        return _ready(state, task, name, ahead)
     if status == HELD:
         tries, until = state.rejections[phase], state.retry_at[phase]
-        return Reason(name, label, "rejected", f"its start was refused {tries} times; next try at {until:.3f} s")
+        return Reason(name, label, "rejected", f"its start was refused {_times(tries)}; next try at {until:.3f} s")
     if status in (GRANTED, RUNNING):
         lease = state.leases[phase]
         devices = f", devices {list(lease.devices)}" if lease.devices else ""
-        where = f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}"
-        return Reason(name, label, "", where)
+        return Reason(
+            name, label, "", f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}"
+        )
     return Reason(name, label, "", f"ended: {label}")
 
 
-def _pending(state: State, task: int, name: str, label: str) -> Reason:
+def _pending(state: State, task: int, name: str) -> Reason:
     open_parents = [p for p in state.parents[task] if not state.is_done(p)]
     names = tuple(state.task_ids[p] for p in open_parents[:SHOWN])
     more = f" and {len(open_parents) - SHOWN} more" if len(open_parents) > SHOWN else ""
-    return Reason(name, label, "dependency", f"waits for {', '.join(names)}{more}", names)
+    return Reason(name, "pending", "dependency", f"waits for {', '.join(names)}{more}", names)
 
 
-def _ready(state: State, task: int, phase: int, name: str, ahead: Sequence[int]) -> Reason:
+def _cold(state: State, task: int, name: str) -> Reason:
+    if state.warmth[task] == WARMING:
+        how = f"its process is being loaded on {state.nodes[state.home[task]].name}"
+    else:
+        how = "no process is warm for it yet: one is about to be left over, or every process slot is taken"
+    return Reason(name, "ready", "warming", f"{how}; no GPU is held for that")
+
+
+def _ready(state: State, task: int, name: str, ahead: Sequence[int]) -> Reason:
+    phase = state.cursor[task]
     shape = state.shapes[state.shape[phase]]
-    fitting = [node for node in state.nodes if fits_ever(node, shape)]
+    fitting = [i for i in possible_nodes(state, phase) if fits_ever(state.nodes[i], shape)]
     if not fitting:
         return Reason(name, "ready", "infeasible", f"needs {_describe(shape)}; no node offers that at all")
-    options = state.options.get(task)
-    if options is not None and options.warm_key and state.warmth[task] != WARM and all(lacking(n, shape) == "" for n in fitting):
-        how = "is being loaded" if state.warmth[task] == WARMING else "waits for a free process slot"
-        return Reason(name, "ready", "warming", f"its process {how}; no GPU is held for that")
-    missing = "; ".join(_missing(node, shape) for node in fitting[:SHOWN])
+    if state.is_first_phase(phase):
+        fitting = [i for i in fitting if fits_task(state, task, state.nodes[i])]
+    if not fitting:
+        return Reason(name, "ready", "infeasible", "no one node offers what all its phases need")
+    room = [i for i in fitting if not lacking(state.nodes[i], shape)]
+    missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     queue = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
-    return Reason(name, "ready", "capacity", f"needs {_describe(shape)}: {missing}{queue}", names)
+    kind = "capacity" if not room else "reservation"
+    if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
+        kind, missing = "process_slots", "room is there, but every process slot is taken by a task at work"
+    return Reason(name, "ready", kind, f"needs {_describe(shape)}: {missing}{queue}", names)
 
 
 def _describe(shape: Shape) -> str:
@@ -63,16 +82,21 @@ def _describe(shape: Shape) -> str:
     if shape.gpu_milli:
         parts.append(f"{shape.gpu_milli / 1000:g} GPUs")
     if shape.memory_bytes:
-        parts.append(f"{shape.memory_bytes / 1024**3:g} GiB")
+        parts.append(f"{shape.memory_bytes / GIB:g} GiB")
+    if shape.gpu_memory_bytes:
+        parts.append(f"{shape.gpu_memory_bytes / GIB:g} GiB of GPU memory")
     return ", ".join(parts) or "nothing"
 
 
 def _missing(node: Node, shape: Shape) -> str:
-    kind = lacking(node, shape)
     free = {
-        "": "room is there, what is ahead takes it or a reservation keeps it",
+        "": "room, but an overdue task waits for it",
         "cpus": f"{node.free_cpu / 1000:g} of {node.cpu_milli / 1000:g} CPUs free",
-        "memory": f"{node.free_memory / 1024**3:g} GiB free",
-        "gpus": f"{sum(d == 1000 for d in node.devices)} of {len(node.devices)} GPUs wholly free",
+        "memory": f"{node.free_memory / GIB:g} of {node.memory_bytes / GIB:g} GiB free",
+        "gpus": f"{sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])} of {node.gpus} GPUs wholly free",
     }
-    return f"{node.name} has {free[kind]}" if kind else f"{node.name}: {free['']}"
+    return f"{node.name} has {free[lacking(node, shape)]}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

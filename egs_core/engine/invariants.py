@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from egs_core.engine.lifecycle import COLD, HOLDS_LEASE, PENDING, READY, SKIPPED, SUCCEEDED, WARMING
-from egs_core.engine.state import UNTRACKED, WHOLE_DEVICE, State
+from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE
+from egs_core.engine.lifecycle import COLD, ENDED, HELD, HOLDS_LEASE, READY, SKIPPED, SUCCEEDED, WARMING
+from egs_core.engine.state import State
 
 
 def validate_state(state: State) -> None:
@@ -18,6 +19,13 @@ def _check_leases(state: State) -> None:
     """No lease without holder, no phase without its lease."""
     holders = {p for p, status in enumerate(state.status) if status in HOLDS_LEASE}
     assert holders == set(state.leases), f"leases {sorted(state.leases)} against holders {sorted(holders)}"
+    for phase, lease in state.leases.items():
+        assert state.nodes[lease.node].alive, f"phase {phase} runs on {state.nodes[lease.node].name}, which is lost"
+    for decision, subject in state.decisions.items():
+        known = state.parked.get(-1 - subject) if subject < 0 else state.leases[subject].decision
+        assert known == decision, f"decision {decision} is open for nothing"
+    held = {p for p, status in enumerate(state.status) if status == HELD}
+    assert held == set(state.retry_at), f"held {sorted(held)}, to be tried again {sorted(state.retry_at)}"
 
 
 def _check_resources(state: State) -> None:
@@ -29,6 +37,7 @@ def _check_resources(state: State) -> None:
         if node.memory_bytes != UNTRACKED:
             memory = sum(lease.memory_bytes for lease in held)
             assert memory + node.free_memory == node.memory_bytes, f"{node.name}: memory"
+        assert len(node.devices) >= node.gpus, f"{node.name}: {len(node.devices)} devices of {node.gpus}"
         for device, free in enumerate(node.devices):
             used = sum(lease.gpu_milli for lease in held if device in lease.devices)
             assert 0 <= free <= WHOLE_DEVICE, f"{node.name}: device {device} has {free} free"
@@ -46,8 +55,9 @@ def _check_processes(state: State) -> None:
         assert node.working == len(working), f"{node.name}: {node.working} working, {len(working)} found"
         warming = sum(state.warmth[t] == WARMING for t in parked)
         assert node.warming == warming, f"{node.name}: {node.warming} warming, {warming} found"
-        assert all(count >= 0 for count in node.idle_warm.values()), f"{node.name}: idle processes below zero"
-        assert node.processes <= max(node.process_slots, 0) or not node.alive, f"{node.name}: too many processes"
+        assert all(count > 0 for count in node.idle_warm.values()), f"{node.name}: an empty count of idle processes"
+        assert node.processes <= node.process_slots, f"{node.name}: {node.processes} processes"
+        assert node.alive or not node.processes, f"{node.name} is lost and has processes"
     for task in state.parked:
         assert state.warmth[task] != COLD, f"task {task} has a process kept for it but is cold"
         assert state.status[state.cursor[task]] not in HOLDS_LEASE, f"task {task} runs but its process is parked"
@@ -68,7 +78,7 @@ def _check_tasks(state: State) -> None:
             assert not later_runs, f"phase {p} of task {task} is ahead of its turn"
     for number, workload in enumerate(state.workloads):
         still_open = sum(
-            any(state.status[p] in {PENDING, READY, 2} | HOLDS_LEASE for p in state.phases_of(t))
+            any(state.status[p] not in ENDED for p in state.phases_of(t))
             for t in workload.numbers
             if state.task_workload[t] == number
         )

@@ -1,8 +1,9 @@
 """The life of a phase, as a table; `State` moves phases only along it.
 
-    pending → ready → (held →) granted → running → succeeded | failed | aborted
-                 ▲                 │         │
-                 └─── requeue ─────┴─────────┴── preempted
+pending → ready → granted → running → succeeded | failed | aborted | preempted
+   ▲       ▲  ▼      ▼         ▼                   ▼                   ▼
+   │       held ◄─ rejected    │                   │                   │
+   └───────────────────────────┴─── requeue ───────┴───────────────────┘
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ STATUS_NAMES = (
 
 ALLOWED: dict[int, frozenset[int]] = {
     PENDING: frozenset({READY, ABORTED, SKIPPED}),
-    READY: frozenset({HELD, GRANTED, PENDING, ABORTED, SKIPPED}),
-    HELD: frozenset({READY, PENDING, ABORTED, SKIPPED}),
-    GRANTED: frozenset({RUNNING, READY, HELD, SUCCEEDED, FAILED, PREEMPTED, ABORTED}),
+    READY: frozenset({HELD, GRANTED, ABORTED, SKIPPED}),
+    HELD: frozenset({READY, ABORTED, SKIPPED}),
+    GRANTED: frozenset({RUNNING, HELD, SUCCEEDED, FAILED, PREEMPTED, ABORTED}),
     RUNNING: frozenset({SUCCEEDED, FAILED, PREEMPTED, ABORTED}),
-    # A task starts again as a whole: its ended phases go back to pending, only through `State.requeue`.
-    SUCCEEDED: frozenset({PENDING}),
-    FAILED: frozenset({PENDING}),
-    PREEMPTED: frozenset({PENDING}),
+    # What has ended never moves by this table. `State.requeue` starts a task again as a whole, with a new attempt
+    # number: all its phases go back to pending.
+    SUCCEEDED: frozenset(),
+    FAILED: frozenset(),
+    PREEMPTED: frozenset({ABORTED}),  # preempted while an abort is under way: there is no next attempt
     ABORTED: frozenset(),
     SKIPPED: frozenset(),
 }

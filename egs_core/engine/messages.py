@@ -1,8 +1,8 @@
 """What goes into the engine (events) and what comes out of it (decisions).
 
-Both are versioned by the journal's header and the snapshot's format number; the tag `e` or `d` names the kind. Tasks and
-phases are named by the engine's own numbers, which it gives out in `TasksAdded` order (see `State.first_task`): a
-driver keeps the map to its framework's names.
+Both are versioned by the journal's header and the snapshot's format number; the tag `e` or `d` names the kind. Tasks
+and phases are named by the engine's own numbers, see `Engine.task_number`: a driver keeps the map to its framework's
+names.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class NodeLost(Event, frozen=True, tag="node_lost"):
 
 
 class WorkloadSubmitted(Event, frozen=True, tag="workload"):
+    """A workload is there; its tasks follow."""
+
     workload: str
     name: str = ""
     tenant: str = ""
@@ -46,7 +48,10 @@ class WorkloadSubmitted(Event, frozen=True, tag="workload"):
 
 
 class TasksAdded(Event, frozen=True, tag="tasks"):
-    """A block of tasks joins a workload; parents are task numbers within the workload, earlier blocks included."""
+    """A block of tasks joins a workload; parents are task numbers within the workload, earlier blocks included.
+
+    Blocks carry no number: a driver sends each once, after its workload.
+    """
 
     workload: str
     graph: Graph
@@ -65,6 +70,8 @@ class Estimates(Event, frozen=True, tag="estimates"):
 
 
 class DecisionApplied(Event, frozen=True, tag="applied"):
+    """The driver has done it."""
+
     decision: int
 
 
@@ -104,15 +111,17 @@ class TaskFinished(Event, frozen=True, tag="finished"):
 
 
 class PreloadReady(Event, frozen=True, tag="warm"):
-    """The process for this task is warm and waits."""
+    """The process for this task is warm and waits. decision: the Preload that it answers; 0: the latest one."""
 
     task: int
+    decision: int = 0
 
 
 class PreloadFailed(Event, frozen=True, tag="preload_failed"):
-    """No warm process for this task (failed, or its process died); it will start cold."""
+    """No warm process for this task (failed, or its process died); it will start cold. decision: as above."""
 
     task: int
+    decision: int = 0
 
 
 class AbortRequested(Event, frozen=True, tag="abort"):
@@ -178,7 +187,8 @@ class Preload(Decision, frozen=True, tag="preload"):
 
 
 class DropPreload(Decision, frozen=True, tag="drop_preload"):
-    """The warm process for this task is not needed any more."""
+    """The process for this task is not needed by it any more. One that is warm stays idle for another task: the
+    engine counts on it until process_slots are full; whoever makes room then is the driver's own choice."""
 
     task: int
 

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from egs_core.engine.state import UNTRACKED, WHOLE_DEVICE, Node, State
-from egs_core.graph.columns import Shape
+from collections.abc import Iterable, Sequence
+
+from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.lifecycle import READY
+from egs_core.engine.state import State
+from egs_core.graph.columns import GPU, Shape
+
+Place = tuple[int, tuple[int, ...]]  # node, devices
+
+
+def devices_of(shape: Shape) -> int:
+    """How many devices a phase of this shape touches."""
+    return -(-shape.gpu_milli // WHOLE_DEVICE)
 
 
 def fits_ever(node: Node, shape: Shape) -> bool:
     """Whether an empty node could run it."""
-    wanted = -(-shape.gpu_milli // WHOLE_DEVICE)
+    wanted = devices_of(shape)
     return (
         node.alive
         and shape.cpu_milli <= node.cpu_milli
         and (node.memory_bytes == UNTRACKED or shape.memory_bytes <= node.memory_bytes)
-        and wanted <= len(node.devices)
+        and wanted <= node.gpus
         and (not wanted or node.gpu_memory_bytes == UNTRACKED or shape.gpu_memory_bytes <= node.gpu_memory_bytes)
     )
 
 
+def fits_task(state: State, task: int, node: Node) -> bool:
+    """Whether an empty node could run every phase of the task: it stays where it starts."""
+    return all(fits_ever(node, state.shapes[state.shape[p]]) for p in state.phases_of(task))
+
+
 def lacking(node: Node, shape: Shape) -> str:
     """The first resource kind of which too little is free on the node: cpus, memory, gpus, or "" when it fits."""
-    if shape.cpu_milli > node.free_cpu:
+    if shape.cpu_milli > node.free_cpu and shape.cpu_milli:
         return "cpus"
-    if node.memory_bytes != UNTRACKED and shape.memory_bytes > node.free_memory:
+    if shape.memory_bytes > node.free_memory and shape.memory_bytes and node.memory_bytes != UNTRACKED:
         return "memory"
     if shape.gpu_milli and select_devices(node, shape) is None:
         return "gpus"
@@ -35,54 +51,115 @@ def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
     share = min(shape.gpu_milli, WHOLE_DEVICE)
     usable = [
         i
-        for i, free in enumerate(node.devices)
+        for i, free in enumerate(node.devices[: node.gpus])
         if free >= share and (not tracked or node.device_memory[i] >= shape.gpu_memory_bytes)
     ]
     if shape.gpu_milli < WHOLE_DEVICE:
         return (min(usable, key=lambda i: (node.devices[i], i)),) if usable else None
-    wanted = shape.gpu_milli // WHOLE_DEVICE
+    wanted = devices_of(shape)
     return tuple(usable[:wanted]) if len(usable) >= wanted else None
 
 
-def select_node(state: State, phase: int) -> tuple[int, tuple[int, ...]] | None:
-    """Node and devices for the phase now, or None.
+def select_place(state: State, phase: int, reserved_by: Sequence[int] = ()) -> Place | None:
+    """Node and devices for the phase now, or None. reserved_by: overdue phases that must not lose what they wait for.
 
-    A started task stays on its node. Otherwise: where its warm process waits, or one is idle; then nodes without GPUs
-    for CPU phases, then the fullest node that fits (best fit), then the first.
+    Where its warm process waits, or one is idle; then nodes without GPUs for CPU phases, then the node with the least
+    free that still fits (best fit), then the first.
     """
-    task = state.task_of[phase]
     shape = state.shapes[state.shape[phase]]
-    home = state.home.get(task)
-    started = home is not None and task not in state.parked
+    task = state.task_of[phase]
     best, best_score = None, None
-    for number in (home,) if started and home is not None else range(len(state.nodes)):
+    for number in possible_nodes(state, phase):
         node = state.nodes[number]
-        if not node.alive or lacking(node, shape) or not (started or has_process(state, task, number)):
+        if lacking(node, shape) or not may_start_on(state, phase, number):
             continue
-        score = (-warmth_on(state, task, number), bool(node.devices) and not shape.gpu_milli, node.free_cpu, number)
+        if reserved_by and not _leaves_room(state, number, shape, reserved_by):
+            continue
+        fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
+        score = (-warmth_on(state, task, number), fullness, node.free_cpu, number)
         if best_score is None or score < best_score:
             best, best_score = number, score
     if best is None:
         return None
-    devices = select_devices(state.nodes[best], shape) if shape.gpu_milli else ()
-    return best, devices or ()
+    return best, (select_devices(state.nodes[best], shape) or ()) if shape.gpu_milli else ()
+
+
+def possible_nodes(state: State, phase: int) -> Iterable[int]:
+    """A started task stays on its node, and a GPU is not held while a process loads: it is where the process waits."""
+    task = state.task_of[phase]
+    if phase != state.first_phase[task] or (task in state.parked and state.kind[phase] == GPU):
+        return (state.home[task],)
+    return range(len(state.nodes))
+
+
+def may_start_on(state: State, phase: int, number: int) -> bool:
+    """Apart from what is free: the node is there, could run the whole task, and has or may make its process."""
+    node = state.nodes[number]
+    if not node.alive:
+        return False
+    task = state.task_of[phase]
+    first = state.first_phase[task]
+    if phase != first:
+        return True
+    if state.first_phase[task + 1] - first > 1 and not fits_task(state, task, node):
+        return False
+    return task not in state.options or has_process(state, task, number)
 
 
 def warmth_on(state: State, task: int, number: int) -> int:
     """2: its own process waits on this node; 1: an idle warm one would serve; 0: it would start cold, or needs none."""
-    options = state.options.get(task)
-    if options is None or not options.warm_key:
+    key = state.warm_key_of(task)
+    if not key:
         return 0
     if state.home.get(task) == number:
         return 2
-    return 1 if state.nodes[number].idle_warm.get(options.warm_key) else 0
+    return 1 if key in state.nodes[number].idle_warm else 0
 
 
 def has_process(state: State, task: int, number: int) -> bool:
     """Whether the node has, or may make, a process for the task. One kept for a task that is not yet ready, or idle
-    with other things loaded, can be given up for it."""
-    options = state.options.get(task)
-    if options is None or not options.warm_key or state.home.get(task) == number:
+    with other things loaded, can be given up for it; one kept for a ready task cannot."""
+    if not state.warm_key_of(task) or state.home.get(task) == number:
         return True
     node = state.nodes[number]
-    return node.working < node.process_slots
+    return node.working + ready_parked(state, number) < node.process_slots
+
+
+def ready_parked(state: State, number: int) -> int:
+    """Processes on the node that are kept for tasks which only wait to be granted."""
+    if not state.nodes[number].parked:
+        return 0
+    return sum(state.home[t] == number and state.status[state.cursor[t]] == READY for t in state.parked)
+
+
+def _leaves_room(state: State, number: int, shape: Shape, reserved_by: Sequence[int]) -> bool:
+    """Whether overdue phases find no less of what they wait for on this node once the shape is taken.
+
+    free      |=============|            3 of 4 CPUs
+    reserved  |==================|       an overdue phase waits for all 4: nobody gets one
+    free      |=============|
+    reserved  |=======|                  another waits for 2 and a GPU: one CPU may still be taken
+    """
+    waiting = [state.shapes[state.shape[p]] for p in reserved_by if _waits_on(state, p, number)]
+    if not waiting:
+        return True
+    node = state.nodes[number]
+    if shape.cpu_milli and shape.cpu_milli + sum(s.cpu_milli for s in waiting) > node.free_cpu:
+        return False
+    memory = shape.memory_bytes + sum(s.memory_bytes for s in waiting)
+    if shape.memory_bytes and node.memory_bytes != UNTRACKED and memory > node.free_memory:
+        return False
+    wanted = sum(devices_of(s) for s in waiting)
+    if not shape.gpu_milli or not wanted:
+        return True
+    free = sum(device == WHOLE_DEVICE for device in node.devices[: node.gpus])
+    taken = sum(node.devices[i] == WHOLE_DEVICE for i in select_devices(node, shape) or ())
+    return free >= wanted and free - taken >= wanted
+
+
+def _waits_on(state: State, phase: int, number: int) -> bool:
+    """Whether an overdue phase could start on this node if only enough were free. Without a process for it the node
+    is no place for it, and keeping room there could keep out the very tasks that would free one."""
+    shape = state.shapes[state.shape[phase]]
+    node = state.nodes[number]
+    return number in possible_nodes(state, phase) and fits_ever(node, shape) and may_start_on(state, phase, number)

@@ -17,17 +17,19 @@ unless its task is ready and waits for nothing else.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
-from egs_core.engine.lifecycle import COLD, ENDED, HOLDS_LEASE, PENDING
-from egs_core.engine.placement import fits_ever
+from egs_core.engine.capacity import WHOLE_DEVICE
+from egs_core.engine.lifecycle import COLD, ENDED, HOLDS_LEASE, PENDING, RUNNING
+from egs_core.engine.placement import fits_task, ready_parked
 from egs_core.engine.state import State
 
 LOOKAHEAD_STEPS = 3
 MAX_CANDIDATES = 64
 LEAD_FACTOR, LEAD_S = 1.2, 0.1  # a warm-up takes a little longer than believed
+MIN_PAUSE_S = 0.05  # the end of a late phase moves away as time passes: do not run after it in ever smaller steps
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -57,7 +59,8 @@ def task_end_s(state: State, task: int, now: float) -> float:
     current = state.cursor[task]
     end = state.first_phase[task + 1]
     if state.status[current] in HOLDS_LEASE:
-        left = remaining_s(state, current, now) if state.started_at[current] else state.estimate_s[current]
+        runs = state.status[current] == RUNNING
+        left = remaining_s(state, current, now) if runs else state.estimate_s[current]
         current += 1
     else:
         left = 0.0
@@ -107,73 +110,77 @@ def _start_after(state: State, task: int, ends: dict[int, float]) -> float | Non
 
 
 class _Room:
-    """What the nodes can still take, counted down while choices are made."""
+    """What the nodes can still take, counted down while choices are made.
+
+    firm counts the processes that nobody gives up: those at work, and those kept for tasks that are ready.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.idle = [dict(node.idle_warm) for node in state.nodes]
         self.processes = [node.processes for node in state.nodes]
         self.warming = [node.warming for node in state.nodes]
+        self.firm = [node.working + ready_parked(state, i) for i, node in enumerate(state.nodes)]
 
-    def take_idle(self, task: int, key: str) -> int | None:
+    def take_idle(self, task: int, key: str, *, is_ready: bool) -> int | None:
         for number in self._nodes_for(task):
             if self.idle[number].get(key, 0) > 0:
                 self.idle[number][key] -= 1
+                self.firm[number] += is_ready
                 return number
         return None
 
     def take_new(self, task: int, *, urgent: bool) -> int | None:
-        options = self.state.options_of(task)
-        best = None
+        """The node where a new process would find the most room; urgent ones may displace what can be given up."""
+        wanted_cpu = self.state.options_of(task).warm_cpu_milli
+        best, most = None, (0, 0)
         for number in self._nodes_for(task):
             node = self.state.nodes[number]
-            free_cpu = node.free_cpu - self.warming[number] * options.warm_cpu_milli
-            if self.warming[number] >= node.preload_slots or not (urgent or free_cpu >= options.warm_cpu_milli):
+            free_cpu = node.free_cpu - self.warming[number] * wanted_cpu
+            in_use = self.firm[number] if urgent else self.processes[number]
+            if self.warming[number] >= node.preload_slots or in_use >= node.process_slots:
                 continue
-            if self.processes[number] >= node.process_slots and not (urgent and node.working < node.process_slots):
+            if not urgent and free_cpu < wanted_cpu:
                 continue
-            if best is None or free_cpu > self.state.nodes[best].free_cpu:
-                best = number
+            room = (sum(node.devices) - WHOLE_DEVICE * node.parked, free_cpu)
+            if best is None or room > most:
+                best, most = number, room
         if best is not None:
             self.processes[best] += 1
             self.warming[best] += 1
+            self.firm[best] += urgent
         return best
 
     def _nodes_for(self, task: int) -> list[int]:
-        state = self.state
-        shapes = [state.shapes[state.shape[p]] for p in state.phases_of(task)]
-        return [i for i, node in enumerate(state.nodes) if all(fits_ever(node, shape) for shape in shapes)]
+        return [i for i, node in enumerate(self.state.nodes) if fits_task(self.state, task, node)]
 
 
 def plan_preloads(
-    state: State, now: float, started: Iterable[int], waiting: list[int], blocked_on_warmth: set[int]
+    state: State, now: float, started: Sequence[int], waiting: Sequence[int], blocked_on_warmth: Set[int]
 ) -> tuple[list[Choice], float | None]:
     """Choices to make now, and the time at which to look again (None: only after the next event).
 
     started: tasks whose process works; waiting: ready cold tasks with a warm key, in order of grant;
     blocked_on_warmth: those of them that wait for nothing but their process.
     """
-    started = list(started)
     room, choices = _Room(state), []
     again: float | None = None
-    ends: dict[str, list[float]] = {}
-    for task in started:
-        options = state.options.get(task)
-        if options is not None and options.warm_key:
-            heapq.heappush(ends.setdefault(options.warm_key, []), task_end_s(state, task, now))
+    ends = _process_ends(state, started, now)
     first_free = min((task_end_s(state, task, now) for task in started), default=now)
-    candidates = [(now if task in blocked_on_warmth else first_free, task) for task in waiting[:MAX_CANDIDATES]]
-    for start, task in candidates + upcoming(state, started, waiting, now):
+    ready = [(now if task in blocked_on_warmth else first_free, task) for task in waiting]
+    for start, task in ready + upcoming(state, started, waiting, now):
         options = state.options_of(task)
-        key, lead = options.warm_key, options.warmup_s * LEAD_FACTOR + LEAD_S
-        left_over = ends.setdefault(key, [])
-        node = room.take_idle(task, key)
+        due = start - options.warmup_s * LEAD_FACTOR - LEAD_S
+        left_over = ends.setdefault(options.warm_key, [])
+        node = room.take_idle(task, options.warm_key, is_ready=task in blocked_on_warmth)
         if node is not None:
             choices.append(Choice(task, node, True))
         elif left_over and left_over[0] <= start + options.warmup_s / 2:
             start = max(start, heapq.heappop(left_over))
-        elif start - lead > now:
-            again = start - lead if again is None else min(again, start - lead)
+            if task in blocked_on_warmth:  # and if that process is late, it gets one of its own
+                again = start if again is None else min(again, start)
+        elif due > now:
+            again = due if again is None else min(again, due)
         else:
             node = room.take_new(task, urgent=task in blocked_on_warmth)
             if node is None:
@@ -181,4 +188,14 @@ def plan_preloads(
             choices.append(Choice(task, node, False))
             start = max(start, now + options.warmup_s)
         heapq.heappush(left_over, start + _work_s(state, task))
-    return choices, again
+    return choices, None if again is None else max(again, now + MIN_PAUSE_S)
+
+
+def _process_ends(state: State, started: Iterable[int], now: float) -> dict[str, list[float]]:
+    """By warm key the times (a heap) at which processes at work are expected to be left over."""
+    ends: dict[str, list[float]] = {}
+    for task in started:
+        key = state.warm_key_of(task)
+        if key:
+            heapq.heappush(ends.setdefault(key, []), task_end_s(state, task, now))
+    return ends

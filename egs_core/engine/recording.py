@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from egs_core.engine import messages as m
-from egs_core.engine.state import State
+from egs_core.engine.state import TRANSITIONS, State
 
 Transition = tuple[str, tuple[Any, ...]]
 EVENT_MARK = "$event"
@@ -27,9 +27,9 @@ class Recorder:
         method = getattr(self._state, name)
 
         def record(*args: Any) -> Any:
-            noted = tuple(EVENT_MARK if isinstance(arg, m.Event) else arg for arg in args)
-            self._log.append((name, noted))
-            return method(*args)
+            result = method(*args)  # first: what raises has changed nothing and is no transition
+            self._log.append((name, tuple([EVENT_MARK if isinstance(arg, m.Event) else arg for arg in args])))
+            return result
 
         self.__dict__[name] = record
         return record
@@ -42,8 +42,10 @@ class Recorder:
 
 
 def fold(state: State, event: m.Event, transitions: Sequence[Transition]) -> None:
-    """Apply one journal entry to the state; decides nothing."""
+    """Apply one journal entry to the state; decides nothing. Raises ValueError for an unknown transition."""
     for name, args in transitions:
+        if name not in TRANSITIONS:
+            raise ValueError(f"unknown transition {name!r}")
         getattr(state, name)(*[event if arg == EVENT_MARK else _tuple(arg) for arg in args])
 
 

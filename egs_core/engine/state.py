@@ -1,20 +1,22 @@
 """What the engine knows, as columns, and the transitions that change it.
 
-Every change is one of the public methods below and decides nothing, so a journal of (method, arguments) folds to the
-same state without asking the engine again. Tasks and phases carry the engine's own numbers, given in topological
-order: a parent's number is always below its child's.
+Every change is one of the public methods named in `TRANSITIONS` and decides nothing, so a journal of (method,
+arguments) folds to the same state without asking the engine again. Tasks and phases carry the engine's own numbers,
+given in topological order: a parent's number is always below its child's.
 
     task t     phases first_phase[t] … first_phase[t + 1] - 1, `cursor[t]` is the current one
-    phase p    status, ready_at …, rank[p] = seconds of the longest path from p's start to an exit
+    phase p    status, ready_at …, rank_s[p] = seconds of the longest path from p's start to an exit
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
+from math import isfinite
 
 import msgspec
 
+from egs_core.engine.capacity import Lease, Node, Workload, lease_of
+from egs_core.engine.growth import append_block, refresh_ranks
 from egs_core.engine.lifecycle import (
     ABORTED,
     ALLOWED,
@@ -23,6 +25,7 @@ from egs_core.engine.lifecycle import (
     GRANTED,
     HELD,
     PENDING,
+    PREEMPTED,
     READY,
     RUNNING,
     SKIPPED,
@@ -35,60 +38,6 @@ from egs_core.engine.messages import Estimates, NodeAdded, TasksAdded, WorkloadS
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1
-UNTRACKED = -1
-WHOLE_DEVICE = 1000
-PRIOR_S = 1.0  # what a phase is believed to take until an estimate says otherwise
-
-
-class Node(msgspec.Struct):
-    """One machine: capacity, what is free, its devices (free thousandths each) and its warm processes.
-
-    Of the processes that tasks with a warm key run in, `working` belong to a started task, `parked` wait for a certain
-    task (`warming` of them are still loading), and idle_warm counts those without a task, by warm key.
-    """
-
-    name: str
-    cpu_milli: int
-    free_cpu: int
-    memory_bytes: int
-    free_memory: int
-    gpu_memory_bytes: int
-    devices: list[int]
-    device_memory: list[int]
-    preload_slots: int = 2
-    process_slots: int = 8
-    alive: bool = True
-    idle_warm: dict[str, int] = {}
-    working: int = 0
-    parked: int = 0
-    warming: int = 0
-
-    @property
-    def processes(self) -> int:
-        return self.working + self.parked + sum(self.idle_warm.values())
-
-
-class Lease(msgspec.Struct, frozen=True):
-    """What a granted or running phase holds. gpu_milli and gpu_memory_bytes are per device."""
-
-    decision: int
-    node: int
-    cpu_milli: int
-    memory_bytes: int
-    gpu_milli: int
-    gpu_memory_bytes: int
-    devices: tuple[int, ...]
-
-
-class Workload(msgspec.Struct):
-    id: str
-    name: str = ""
-    tenant: str = ""
-    queue: str = ""
-    submitted_at: float = 0.0
-    open_tasks: int = 0
-    failed: bool = False
-    numbers: list[int] = []  # task index within the workload -> engine's task number
 
 
 class State(msgspec.Struct):
@@ -98,8 +47,10 @@ class State(msgspec.Struct):
     now: float = 0.0
     seq: int = 0  # order in which phases became ready
     next_decision: int = 1
+    plan_at: float | None = None  # when the preload planner wants to look again
     nodes: list[Node] = []
     workloads: list[Workload] = []
+    workload_numbers: dict[str, int] = {}  # id -> index in `workloads`
     shapes: list[Shape] = []
     options: dict[int, TaskOptions] = {}
 
@@ -114,7 +65,7 @@ class State(msgspec.Struct):
     attempt: list[int] = []
     warmth: list[int] = []
     home: dict[int, int] = {}  # task -> node of its process, running or parked; later phases stay there
-    parked: set[int] = set()  # tasks with a process that waits for them, warm or warming; the rest of `home` has started
+    parked: dict[int, int] = {}  # task whose process waits for it, warm or warming -> its Preload's number
     start_cold: set[int] = set()  # tasks whose preload failed: they may start without a warm process
     stopping: set[int] = set()  # tasks with an abort under way
 
@@ -133,157 +84,14 @@ class State(msgspec.Struct):
     leases: dict[int, Lease] = {}
     decisions: dict[int, int] = {}  # open decision -> phase (grants) or -1 - task (preloads)
 
-    # --- structure: absorbed from events as they are ---
-
-    def absorb_node(self, event: NodeAdded) -> None:
-        """Add a node, or change a known one: what is free moves by the difference, never what is held."""
-        cpu = round(event.cpus * 1000)
-        memory = UNTRACKED if event.memory_bytes is None else event.memory_bytes
-        gpu_memory = UNTRACKED if event.gpu_memory_bytes is None else event.gpu_memory_bytes
-        for node in self.nodes:
-            if node.name == event.node:
-                self._resize(node, cpu, memory, event.gpus)
-                return
-        per_device = max(gpu_memory, 0)
-        self.nodes.append(
-            Node(
-                event.node,
-                cpu,
-                cpu,
-                memory,
-                max(memory, 0),
-                gpu_memory,
-                [WHOLE_DEVICE] * event.gpus,
-                [per_device] * event.gpus,
-                event.preload_slots,
-                event.process_slots,
-            )
-        )
-
-    def _resize(self, node: Node, cpu: int, memory: int, gpus: int) -> None:
-        """Capacity below what is held leaves a negative free amount: nothing new starts until it is paid back."""
-        node.alive = True
-        node.free_cpu += cpu - node.cpu_milli
-        node.cpu_milli = cpu
-        if memory != UNTRACKED and node.memory_bytes != UNTRACKED:
-            node.free_memory += memory - node.memory_bytes
-            node.memory_bytes = memory
-        while len(node.devices) < gpus:
-            node.devices.append(WHOLE_DEVICE)
-            node.device_memory.append(max(node.gpu_memory_bytes, 0))
-        while len(node.devices) > gpus and node.devices[-1] == WHOLE_DEVICE:
-            node.devices.pop()
-            node.device_memory.pop()
-
-    def absorb_workload(self, event: WorkloadSubmitted, now: float) -> None:
-        self.workloads.append(Workload(event.workload, event.name, event.tenant, event.queue, now))
-
-    def workload_number(self, workload_id: str) -> int:
-        for number in range(len(self.workloads) - 1, -1, -1):
-            if self.workloads[number].id == workload_id:
-                return number
-        raise KeyError(f"unknown workload {workload_id!r}")
-
-    def absorb_tasks(self, event: TasksAdded) -> range:
-        """Append a block in topological order and return its task numbers."""
-        graph, w = event.graph, self.workload_number(event.workload)
-        workload = self.workloads[w]
-        known = len(workload.numbers)
-        order = _topological(graph.parents, known)
-        start = len(self.task_ids)
-        numbers = workload.numbers + [0] * len(order)
-        for offset, local in enumerate(order):
-            numbers[known + local] = start + offset
-        workload.numbers = numbers
-        workload.open_tasks += len(order)
-        shape_of = [self._shape_number(shape) for shape in graph.shapes]
-        for local in order:
-            self._append_task(graph.ids[local], graph.names[local], w, tuple(numbers[p] for p in graph.parents[local]))
-            task = len(self.task_ids) - 1
-            options = graph.options.get(local)
-            if options is not None:
-                self.options[task] = options
-            for p in graph.phases_of(local):
-                seconds = graph.phase_duration_s[p]
-                self._append_phase(task, graph.phase_kind[p], shape_of[graph.phase_shape[p]], seconds)
-            self.first_phase.append(len(self.kind))
-        self.refresh_ranks(range(start, len(self.task_ids)))
-        return range(start, len(self.task_ids))
-
-    def _append_task(self, task_id: str, name: str, workload: int, parents: tuple[int, ...]) -> None:
-        task = len(self.task_ids)
-        self.task_ids.append(task_id)
-        self.task_names.append(name)
-        self.task_workload.append(workload)
-        self.parents.append(parents)
-        self.children.append([])
-        waiting = 0
-        for parent in parents:
-            self.children[parent].append(task)
-            waiting += not self.is_done(parent)
-        self.waiting.append(waiting)
-        self.cursor.append(self.first_phase[task])
-        self.attempt.append(1)
-        self.warmth.append(COLD)
-
-    def _append_phase(self, task: int, kind: int, shape: int, seconds: float | None) -> None:
-        estimate = PRIOR_S if seconds is None else seconds
-        self.kind.append(kind)
-        self.shape.append(shape)
-        self.task_of.append(task)
-        self.estimate_s.append(estimate)
-        self.estimate_p95_s.append(estimate)
-        self.rank_s.append(0.0)
-        self.status.append(PENDING)
-        self.ready_at.append(0.0)
-        self.started_at.append(0.0)
-        self.order.append(0)
-
-    def _shape_number(self, shape: Shape) -> int:
-        if shape in self.shapes:
-            return self.shapes.index(shape)
-        self.shapes.append(shape)
-        return len(self.shapes) - 1
-
-    def absorb_estimates(self, event: Estimates) -> list[int]:
-        """Take new estimates over; returns the tasks whose rank changed."""
-        tasks = set()
-        for phase, p50, p95 in event.values:
-            self.estimate_s[phase], self.estimate_p95_s[phase] = p50, max(p50, p95)
-            tasks.add(self.task_of[phase])
-        return self.refresh_ranks(tasks)
-
-    def refresh_ranks(self, tasks: Iterable[int]) -> list[int]:
-        """Recompute the ranks of these tasks and of every ancestor they change; returns the tasks that changed.
-
-        Highest number first: a parent's number is below its children's, so each task is computed once.
-        """
-        pending = [-task for task in tasks]
-        heapq.heapify(pending)
-        changed, last = [], None
-        while pending:
-            task = -heapq.heappop(pending)
-            if task == last:
-                continue
-            last = task
-            first, end = self.first_phase[task], self.first_phase[task + 1]
-            before = self.rank_s[first]
-            rank = max((self.rank_s[self.first_phase[c]] for c in self.children[task]), default=0.0)
-            for p in range(end - 1, first - 1, -1):
-                rank += self.estimate_s[p]
-                self.rank_s[p] = rank
-            changed.append(task)
-            if rank != before:
-                for parent in self.parents[task]:
-                    heapq.heappush(pending, -parent)
-        return changed
-
     # --- questions ---
 
     def is_done(self, task: int) -> bool:
         """Finished in a way that lets its children run."""
-        status = self.status
-        return all(status[p] in (SUCCEEDED, SKIPPED) for p in self.phases_of(task)) and task not in self.stopping
+        first, end = self.first_phase[task], self.first_phase[task + 1]
+        if task in self.stopping:
+            return False
+        return all(status in (SUCCEEDED, SKIPPED) for status in self.status[first:end])
 
     def phases_of(self, task: int) -> range:
         return range(self.first_phase[task], self.first_phase[task + 1])
@@ -291,10 +99,52 @@ class State(msgspec.Struct):
     def options_of(self, task: int) -> TaskOptions:
         return self.options.get(task, DEFAULT_OPTIONS)
 
+    def warm_key_of(self, task: int) -> str:
+        options = self.options.get(task)
+        return options.warm_key if options is not None else ""
+
     def is_first_phase(self, phase: int) -> bool:
         return self.first_phase[self.task_of[phase]] == phase
 
-    # --- transitions ---
+    def workload_number(self, workload_id: str) -> int:
+        """Raises KeyError for an unknown one."""
+        return self.workload_numbers[workload_id]
+
+    # --- transitions: structure, absorbed from events as they are ---
+
+    def absorb_node(self, event: NodeAdded) -> None:
+        """Add a node, or change a known one."""
+        node = next((node for node in self.nodes if node.name == event.node), None)
+        if node is None:
+            node = Node(event.node)
+            self.nodes.append(node)
+        node.take_capacity(event)
+
+    def absorb_workload(self, event: WorkloadSubmitted, now: float) -> None:
+        self.workload_numbers[event.workload] = len(self.workloads)
+        self.workloads.append(Workload(event.workload, event.name, event.tenant, event.queue, now))
+
+    def absorb_tasks(self, event: TasksAdded) -> list[int]:
+        """Append a block in topological order; returns the earlier tasks whose rank or children changed."""
+        return append_block(self, self.workload_number(event.workload), event.graph)
+
+    def absorb_estimates(self, event: Estimates) -> list[int]:
+        """Take new estimates over, unless they are no durations; returns the tasks whose ranks were computed."""
+        tasks = set()
+        for phase, p50, p95 in event.values:
+            if 0 <= phase < len(self.kind) and isfinite(p50) and isfinite(p95) and p50 >= 0:
+                self.estimate_s[phase], self.estimate_p95_s[phase] = p50, max(p50, p95)
+                tasks.add(self.task_of[phase])
+        return self.refresh_ranks(tasks)
+
+    def refresh_ranks(self, tasks: Iterable[int]) -> list[int]:
+        return refresh_ranks(self, tasks)
+
+    def close_workload(self, number: int) -> None:
+        """An operator has aborted the workload: it takes no more tasks."""
+        self.workloads[number].aborted = True
+
+    # --- transitions: the life of a phase ---
 
     def _move(self, phase: int, status: int) -> None:
         if status not in ALLOWED[self.status[phase]]:
@@ -307,15 +157,17 @@ class State(msgspec.Struct):
 
     def ready(self, phase: int, now: float) -> None:
         self._move(phase, READY)
-        self.retry_at.pop(phase, None)
         self.seq += 1
         self.order[phase] = self.seq
         self.ready_at[phase] = now
 
     def hold(self, phase: int, until: float) -> None:
-        """A rejected grant: its lease is given back, and it is ready again at `until`."""
+        """A rejected grant: its lease is given back, and it is ready again at `until`. A first phase may then start
+        on another node; no process is counted on any more."""
         self._release(phase)
         self._move(phase, HELD)
+        if self.is_first_phase(phase):
+            self._leave_process(self.task_of[phase], reusable=False)
         self.rejections[phase] = self.rejections.get(phase, 0) + 1
         self.retry_at[phase] = until
 
@@ -327,48 +179,24 @@ class State(msgspec.Struct):
     def grant(self, phase: int, decision: int, node: int, devices: tuple[int, ...], warm: bool) -> None:
         """Take the phase's resources on the node; `warm` also takes its process from the node's warm ones."""
         self._move(phase, GRANTED)
-        task = self.task_of[phase]
-        shape, home = self.shapes[self.shape[phase]], self.nodes[node]
-        per_device = shape.gpu_milli // len(devices) if devices else 0
-        self.leases[phase] = Lease(
-            decision, node, shape.cpu_milli, shape.memory_bytes, per_device, shape.gpu_memory_bytes, devices
-        )
-        home.free_cpu -= shape.cpu_milli
-        home.free_memory -= shape.memory_bytes
-        for device in devices:
-            home.devices[device] -= per_device
-            home.device_memory[device] -= shape.gpu_memory_bytes
+        lease = lease_of(decision, node, self.shapes[self.shape[phase]], devices)
+        self.leases[phase] = lease
+        self.nodes[node].take(lease)
         self.decisions[decision] = phase
         self.next_decision = decision + 1
+        task = self.task_of[phase]
         if self.first_phase[task] == phase:
             if task in self.options:
                 self._take_process(task, node, warm)
             elif self.first_phase[task + 1] - phase > 1:
                 self.home[task] = node
 
-    def _take_process(self, task: int, node: int, warm: bool) -> None:
-        key = self.options[task].warm_key
-        if key:
-            if task in self.parked:
-                self.unpark(task)
-            elif warm:
-                self.nodes[node].idle_warm[key] -= 1
-            self.nodes[node].working += 1
-            self.warmth[task] = WARM
-        self.home[task] = node
-
-    def count_decision(self) -> None:
-        """A decision that changes nothing by itself has been given out."""
-        self.next_decision += 1
-
-    def applied(self, decision: int) -> None:
-        self.decisions.pop(decision, None)
-
     def start(self, phase: int, now: float) -> None:
         self._move(phase, RUNNING)
         self.started_at[phase] = now
         self.decisions.pop(self.leases[phase].decision, None)
-        self.rejections.pop(phase, None)
+        if self.rejections:
+            self.rejections.pop(phase, None)
 
     def end(self, phase: int, status: int) -> list[int]:
         """The phase is over and holds nothing. Returns the phases that nothing keeps from being ready now."""
@@ -408,26 +236,9 @@ class State(msgspec.Struct):
 
     def _release(self, phase: int) -> None:
         lease = self.leases.pop(phase, None)
-        if lease is None:
-            return
-        node = self.nodes[lease.node]
-        node.free_cpu += lease.cpu_milli
-        node.free_memory += lease.memory_bytes
-        for device in lease.devices:
-            node.devices[device] += lease.gpu_milli
-            node.device_memory[device] += lease.gpu_memory_bytes
-        self.decisions.pop(lease.decision, None)
-
-    def _leave_process(self, task: int, *, reusable: bool) -> None:
-        """A started task is over; its process, if still good, is warm and idle."""
-        if task not in self.home or task in self.parked:
-            return
-        node, key = self.nodes[self.home.pop(task)], self.options_of(task).warm_key
-        if key:
-            node.working -= 1
-            if reusable and node.alive:
-                node.idle_warm[key] = node.idle_warm.get(key, 0) + 1
-        self.warmth[task] = COLD
+        if lease is not None:
+            self.nodes[lease.node].give_back(lease)
+            self.decisions.pop(lease.decision, None)
 
     def skip(self, task: int) -> list[int]:
         """A branch not taken: counts as done for its children. Returns the phases that become free to run."""
@@ -437,20 +248,22 @@ class State(msgspec.Struct):
     def abort(self, task: int) -> None:
         """A task that will never run, by an operator's wish or because something before it failed."""
         self._drop(task, ABORTED)
-        workload = self.workloads[self.task_workload[task]]
-        workload.open_tasks -= 1
-        workload.failed = True
+        self._close_failed(task)
 
     def _drop(self, task: int, status: int) -> None:
         self.unpark(task)
-        self.stopping.discard(task)
         for p in self.phases_of(task):
             if self.status[p] not in ENDED:
                 self.retry_at.pop(p, None)
                 self._move(p, status)
 
+    def _close_failed(self, task: int) -> None:
+        workload = self.workloads[self.task_workload[task]]
+        workload.open_tasks -= 1
+        workload.failed = True
+
     def stop(self, task: int) -> None:
-        """An abort of a running task is under way; `end` or `skip` finishes it."""
+        """An abort of a running task is under way; `end` or `fail` finishes it."""
         self.stopping.add(task)
 
     def fail(self, task: int) -> None:
@@ -458,30 +271,51 @@ class State(msgspec.Struct):
         self._leave_process(task, reusable=False)
         self.stopping.discard(task)
         for p in self.phases_of(task):
-            if self.status[p] in (PENDING, READY, HELD):
+            if self.status[p] in (PENDING, READY, HELD, PREEMPTED):
+                self.retry_at.pop(p, None)
                 self._move(p, ABORTED)
-        workload = self.workloads[self.task_workload[task]]
-        workload.open_tasks -= 1
-        workload.failed = True
+        self._close_failed(task)
 
     def requeue(self, task: int) -> int:
         """Back to the start of the task with a new attempt number, which fences off the old one."""
         for p in self.phases_of(task):
             self._release(p)
             self.retry_at.pop(p, None)
-            if self.status[p] != PENDING:
-                self.status[p] = PENDING
+            self.status[p] = PENDING
         self._leave_process(task, reusable=False)
+        self.start_cold.discard(task)
         self.attempt[task] += 1
         self.cursor[task] = self.first_phase[task]
         return self.cursor[task]
+
+    def lose_node(self, node: int) -> list[int]:
+        """Everything the node offered is gone; returns the started tasks that must be requeued."""
+        home = self.nodes[node]
+        hit = {self.task_of[p] for p, lease in self.leases.items() if lease.node == node}
+        hit |= {t for t, n in self.home.items() if n == node and t not in self.parked}
+        home.alive = False
+        home.idle_warm = {}
+        return sorted(hit)
+
+    # --- transitions: decisions and processes ---
+
+    def count_decision(self) -> None:
+        """A decision that changes nothing by itself has been given out."""
+        self.next_decision += 1
+
+    def applied(self, decision: int) -> None:
+        self.decisions.pop(decision, None)
+
+    def planned(self, again_at: float | None) -> None:
+        """The preload planner has looked, and wants to look again at this time at the latest."""
+        self.plan_at = again_at
 
     def park(self, task: int, node: int, decision: int, reuse: bool) -> None:
         """A process on the node gets warm for this task; with reuse it is an idle one that already is."""
         home = self.nodes[node]
         if reuse:
-            home.idle_warm[self.options[task].warm_key] -= 1
-        self.parked.add(task)
+            home.retire(self.options[task].warm_key)
+        self.parked[task] = decision
         home.parked += 1
         home.warming += not reuse
         self.warmth[task] = WARM if reuse else WARMING
@@ -490,61 +324,85 @@ class State(msgspec.Struct):
         self.next_decision = decision + 1
 
     def warmed(self, task: int) -> None:
-        if self.warmth[task] == WARMING:
-            self.warmth[task] = WARM
-            self.nodes[self.home[task]].warming -= 1
+        self.warmth[task] = WARM
+        self.nodes[self.home[task]].warming -= 1
 
-    def unpark(self, task: int, keep: bool = False) -> None:
-        """No process is kept waiting for this task any more; keep: it is warm and stays idle for another task."""
+    def unpark(self, task: int) -> None:
+        """No process is kept waiting for this task any more; one that is warm stays idle for another."""
         if task not in self.parked:
             return
-        self.parked.discard(task)
-        node = self.nodes[self.home.pop(task)]
-        node.parked -= 1
-        node.warming -= self.warmth[task] == WARMING
-        if keep and self.warmth[task] == WARM and node.alive:
-            key = self.options[task].warm_key
-            node.idle_warm[key] = node.idle_warm.get(key, 0) + 1
-        self.warmth[task] = COLD
+        node, was_warm = self._unpark(task)
+        if was_warm and node.alive:
+            node.add_idle(self.options[task].warm_key)
 
     def preload_failed(self, task: int) -> None:
-        self.unpark(task)
+        """The process kept for the task is not there; the task may start without."""
+        self._unpark(task)
         self.start_cold.add(task)
+
+    def _unpark(self, task: int) -> tuple[Node, bool]:
+        self.decisions.pop(self.parked.pop(task), None)
+        node, was_warm = self.nodes[self.home.pop(task)], self.warmth[task] == WARM
+        node.parked -= 1
+        node.warming -= not was_warm
+        self.warmth[task] = COLD
+        return node, was_warm
+
+    def _take_process(self, task: int, node: int, warm: bool) -> None:
+        key = self.options[task].warm_key
+        if key:
+            if task in self.parked:
+                self._unpark(task)
+            elif warm:
+                self.nodes[node].retire(key)
+            self.nodes[node].working += 1
+            self.warmth[task] = WARM
+        self.home[task] = node
+
+    def _leave_process(self, task: int, *, reusable: bool) -> None:
+        """A started task is over; its process, if still good, is warm and idle."""
+        if task not in self.home or task in self.parked:
+            return
+        node, key = self.nodes[self.home.pop(task)], self.warm_key_of(task)
+        if key:
+            node.working -= 1
+            if reusable and node.alive:
+                node.add_idle(key)
+        self.warmth[task] = COLD
 
     def retire(self, node: int, key: str) -> None:
         """An idle warm process ends."""
-        self.nodes[node].idle_warm[key] -= 1
-
-    def lose_node(self, node: int) -> list[int]:
-        """Everything the node offered is gone; returns the tasks that must be requeued."""
-        home = self.nodes[node]
-        hit = {self.task_of[p] for p, lease in self.leases.items() if lease.node == node}
-        hit |= {t for t, n in self.home.items() if n == node and t not in self.parked}
-        for task in [t for t in self.parked if self.home[t] == node]:
-            self.unpark(task)
-        home.alive = False
-        home.idle_warm = {}
-        return sorted(hit)
+        self.nodes[node].retire(key)
 
 
-def _topological(parents: list[tuple[int, ...]], known: int) -> list[int]:
-    """Indices of a block in an order that puts parents first; parents below `known` belong to earlier blocks."""
-    n = len(parents)
-    if all(p < known + i for i, ps in enumerate(parents) for p in ps):
-        return list(range(n))
-    children: list[list[int]] = [[] for _ in range(n)]
-    missing = [0] * n
-    for i, ps in enumerate(parents):
-        for p in ps:
-            if p >= known:
-                children[p - known].append(i)
-                missing[i] += 1
-    order = [i for i in range(n) if not missing[i]]
-    for i in order:
-        for child in children[i]:
-            missing[child] -= 1
-            if not missing[child]:
-                order.append(child)
-    if len(order) != n:
-        raise ValueError("the block has a cycle")
-    return order
+TRANSITIONS = frozenset(
+    {
+        "absorb_node",
+        "absorb_workload",
+        "absorb_tasks",
+        "absorb_estimates",
+        "close_workload",
+        "clock",
+        "ready",
+        "hold",
+        "unhold",
+        "grant",
+        "start",
+        "end",
+        "finish",
+        "skip",
+        "abort",
+        "stop",
+        "fail",
+        "requeue",
+        "lose_node",
+        "count_decision",
+        "applied",
+        "planned",
+        "park",
+        "warmed",
+        "unpark",
+        "preload_failed",
+        "retire",
+    }
+)

@@ -237,8 +237,10 @@ def _unfit(graph: Graph, task: int) -> str:
     phases = graph.phases_of(task)
     if len(phases) != 1 or graph.phase_kind[phases[0]] != CPU:
         return "WfFormat holds one CPU phase a task"
-    if graph.options_of(task) != DEFAULT_OPTIONS:
-        return f"WfFormat has no place for {', '.join(msgspec.to_builtins(graph.options[task]))}"
+    options = graph.options_of(task)
+    changed = [f for f in options.__struct_fields__ if getattr(options, f) != getattr(DEFAULT_OPTIONS, f)]
+    if changed:
+        return f"WfFormat has no place for {', '.join(changed)}"
     if graph.phase_duration_s[phases[0]] is None and graph.shapes[graph.phase_shape[phases[0]]] != Shape():
         return "WfFormat has no place for the resources of a task of unknown duration"
     return ""

@@ -28,9 +28,14 @@ def run_chart(line: Timeline, title: str) -> dict[str, Any]:
         "end": _ms(end_s),
         "lanes": lanes,
         "names": names.all,
-        "pipelines": [_workload_name(line, w) for w in workloads],
+        "pipelines": pipelines_of(line),
         "flows": {kind: _flow(line, kind) for kind in ("gpu", "cpu")} if end_s > 0 else {},
     }
+
+
+def pipelines_of(line: Timeline) -> list[str]:
+    """The readable name of every workload, in the order of their colours."""
+    return [_workload_name(line, workload) for workload in _workloads(line)]
 
 
 def _workloads(line: Timeline) -> list[str]:

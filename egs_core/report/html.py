@@ -20,7 +20,7 @@ class Markup(str):
     __slots__ = ()
 
 
-def tag(name: str, *children: object, **attributes: object) -> Markup:
+def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     """One element. `class_` and `for_` lose their underscore, other underscores become dashes; None and False are left
     out, True has no value."""
     opening = "".join(_attribute(key, value) for key, value in attributes.items())

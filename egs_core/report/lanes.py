@@ -36,7 +36,8 @@ class Lane(msgspec.Struct):
 def lay_out(line: Timeline) -> list[Lane]:
     """All lanes of a run: devices first (idle ones too), then CPU lanes, then preloads."""
     on_device: dict[tuple[str, int], list[Bar]] = {key: [] for key in _offered(line)}
-    unnamed, cpu = [], []
+    unnamed: list[Bar] = []
+    cpu: list[Bar] = []
     for hold in line.holds:
         bar = Bar(hold.start_s, hold.end_s, hold=hold)
         if hold.demand.gpus > 0 and hold.devices:

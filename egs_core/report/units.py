@@ -34,3 +34,9 @@ def number(value: float | None) -> str:
 def share(value: float | None) -> str:
     """A ratio as a percentage, `4.2 %`."""
     return NONE if value is None else f"{value * 100:.{0 if value >= 0.995 or value == 0 else 1}f}{NBSP}%"
+
+
+def short(text: str, most: int = 40) -> str:
+    """At most `most` characters; what is left out in the middle is an ellipsis, for names often differ at the end."""
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"

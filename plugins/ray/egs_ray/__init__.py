@@ -1,7 +1,7 @@
 """EGS for Ray. `egs_ray.run(dag)` runs a static graph; `RAY_RUNTIME_ENV_HOOK=egs_ray.hook` works on unmodified scripts.
 
 Importing this package imports nothing else: Ray loads it by name inside `ray.init`, where a missing or broken
-dependency must leave Ray as it is. `hook` is a function of this module, so no submodule may have that name, nor that of `run`.
+dependency must leave Ray as it is. `hook` and `run` are functions of this module: no submodule may have their names.
 """
 
 from __future__ import annotations

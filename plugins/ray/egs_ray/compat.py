@@ -139,7 +139,7 @@ def name_of(target: Any) -> str:
         actor = target._actor._ray_actor_creation_function_descriptor.class_name
         return f"{actor.rpartition('.')[2]}.{target._method_name}"
     except AttributeError:
-        return getattr(target.remote, "__name__", type(target).__name__)
+        return str(getattr(target.remote, "__name__", type(target).__name__))
 
 
 def task_id_of(result: Any) -> str:
@@ -147,7 +147,7 @@ def task_id_of(result: Any) -> str:
     if isinstance(result, list):
         result = result[0] if result else None
     if isinstance(result, ray.actor.ActorHandle):
-        return "f" * 16 + result._actor_id.hex()
+        return f"{'f' * 16}{result._actor_id.hex()}"
     result = getattr(result, "_generator_ref", result)
     return result.task_id().hex() if isinstance(result, ray.ObjectRef) else ""
 
@@ -155,7 +155,7 @@ def task_id_of(result: Any) -> str:
 def actor_id_of(target: Any) -> str:
     """The actor that a method belongs to; "" for anything else."""
     actor_id = getattr(getattr(target, "_actor", None), "_actor_id", None)
-    return actor_id.hex() if actor_id is not None else ""
+    return "" if actor_id is None else str(actor_id.hex())
 
 
 # --- ready: a public wait costs a thread, polls, and keeps every reference alive --------------------------------------

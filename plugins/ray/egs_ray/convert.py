@@ -219,6 +219,7 @@ def _task_options(hints: TaskHints) -> TaskOptions:
         max_runtime_s=hints.max_runtime_s,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
+        warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead
         gang=hints.gang,
         retries=0,  # Ray retries by itself, as its max_retries says
     )

@@ -102,7 +102,8 @@ def _timeline_events() -> Iterator[TaskEvent]:
     nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes()}
     job = ray.get_runtime_context().get_job_id()
     for entry in entries:
-        if entry["cat"].startswith("task::") and entry["args"]["task_id"].endswith(job):
+        # An entry without an id is one whose details Ray could not keep.
+        if entry["cat"].startswith("task::") and entry["args"].get("task_id", "").endswith(job):
             yield _from_entry(entry, failures.get(entry["tid"], []), nodes.get(entry["pid"], ""))
 
 

@@ -28,7 +28,12 @@ class Learning:
         self.path = Path(runlog) if runlog else runlog_path()
         self._records: list[r.Record] = []
         self._header = r.Header(
-            run_id=self.path.stem, driver="ray", policy=policy, mode="on", started_at=time.time(), label=f"EGS ({policy})"
+            run_id=self.path.stem,
+            driver="ray",
+            policy=policy,
+            mode="on",
+            started_at=time.time(),
+            label=f"EGS ({policy})",
         )
         self._writer = self._open()
         self._history = SqlHistory(history) if history else SqlHistory.in_folder(data_folder())

@@ -6,6 +6,7 @@ behind it, and it behind a foreign task: Ray decides, EGS only chooses what it a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -18,10 +19,8 @@ from egs_ray.link import Message, Peer
 from egs_ray.shell import Address, hold, touch
 from egs_ray.tasks import Job, Lease
 
-HOLDER_ENV = {"env_vars": {"EGS_ROLE": "lease"}}
-"""Holders get worker processes of their own, so that they do not sit in the ones that tasks have warmed."""
-
-TOUCH = 0.001
+TOUCH, TOUCH_S = 0.001, 0.02
+MOST_KEPT = 8
 
 
 class Leases:
@@ -32,14 +31,18 @@ class Leases:
         self._open: dict[int, tuple[Lease, Job]] = {}
         self._by_peer: dict[Peer, int] = {}
         self._numbers = itertools.count(1)
+        self._touches: list[Any] = []
         self._hold = ray.remote(max_calls=0, max_retries=0, num_cpus=0)(hold)
         self._touch = ray.remote(max_calls=0, max_retries=0, num_cpus=0)(touch)
 
-    def prepare(self, cpus: int, gpus: int) -> None:
-        """Let Ray start processes for holders; holds a thousandth of each resource for a moment."""
-        for count, resources in ((gpus, {"num_gpus": TOUCH}), (cpus, {"num_cpus": TOUCH})):
-            for _ in range(count):
-                self._touch.options(runtime_env=HOLDER_ENV, name="egs-lease", **resources).remote()
+    def keep(self, gpus: int) -> None:
+        """Let Ray have a process ready for each GPU that is not leased; takes a thousandth of one each for a moment.
+        Holders of CPUs run in the processes that Ray keeps for its CPUs anyway."""
+        if self._touches and len(ray.wait(self._touches, num_returns=len(self._touches), timeout=0)[1]) > 0:
+            return
+        leased = sum(len(lease.devices) for lease, _ in self._open.values())
+        free = min(gpus, MOST_KEPT) - leased
+        self._touches = [self._touch.options(name="egs-lease", num_gpus=TOUCH).remote(TOUCH_S) for _ in range(free)]
 
     def take(self, job: Job, grant: m.Grant, shape: Shape) -> Lease:
         """Ask Ray for the phase's resources, on the node of the job's process when that is known."""
@@ -49,7 +52,7 @@ class Leases:
             options["memory"] = shape.memory_bytes
         if job.node:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(job.node, soft=False)
-        holder = self._hold.options(runtime_env=HOLDER_ENV, name="egs-lease", **options)
+        holder = self._hold.options(name="egs-lease", **options)
         self._open[lease.id] = (lease, job)
         lease.ref = holder.remote(self._address, lease.id)
         return lease
@@ -58,7 +61,7 @@ class Leases:
         """A holder tells that Ray gave it its resources. None: the lease was given up meanwhile."""
         entry = self._open.get(message["lease"])
         if entry is None or entry[0].over:
-            self._end(peer)
+            _end(peer, message["lease"])
             return None
         lease, job = entry
         lease.peer, lease.devices = peer, tuple(message["devices"])
@@ -73,7 +76,7 @@ class Leases:
         self._open.pop(lease.id, None)
         if lease.peer is not None:
             self._by_peer.pop(lease.peer, None)
-            self._end(lease.peer)
+            _end(lease.peer, lease.id)
         else:
             ray.cancel(lease.ref)
 
@@ -86,8 +89,7 @@ class Leases:
         entry[0].over = True
         return entry[0]
 
-    def _end(self, peer: Peer) -> None:
-        try:
-            peer.send({"m": "release"})
-        except OSError:
-            pass
+
+def _end(peer: Peer, lease: int) -> None:
+    with contextlib.suppress(OSError):  # a dead holder holds nothing
+        peer.send({"m": "release", "lease": lease})

@@ -47,9 +47,7 @@ class Peer:
 class Server:
     """The driver's end: accepts workers and calls `on_message(peer, message)` and `on_gone(peer)` on reader threads."""
 
-    def __init__(
-        self, host: str, on_message: Callable[[Peer, Message], None], on_gone: Callable[[Peer], None]
-    ) -> None:
+    def __init__(self, host: str, on_message: Callable[[Peer, Message], None], on_gone: Callable[[Peer], None]) -> None:
         self._key = secrets.token_bytes(32)
         self._listener = Listener((host, 0), family="AF_INET", backlog=128)
         self._on_message, self._on_gone = on_message, on_gone

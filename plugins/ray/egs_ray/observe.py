@@ -19,6 +19,8 @@ from typing import Any
 
 import ray
 
+from egs_core.history import history_from_runlog
+from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Header
 from egs_ray import compat
 from egs_ray.events import actor_deaths, task_events
@@ -48,6 +50,17 @@ def runlog_path() -> Path:
 def data_folder() -> Path:
     """The user's data folder for EGS, as the XDG rules have it."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "egs"
+
+
+def keep_history(path: Path) -> None:
+    """Put the durations of a finished run log into the user's history (EGS_HISTORY: a database URL)."""
+    from egs_core.history.sql import SqlHistory  # the database stack is for the end of a run only
+
+    url = os.environ.get("EGS_HISTORY")
+    history = SqlHistory(url) if url else SqlHistory.in_folder(data_folder())
+    run = read_run(path)
+    history.record(history_from_runlog([run.header, *run.records]))
+    history.close()
 
 
 def script_name() -> str:
@@ -126,6 +139,7 @@ class Observer:
             self._thread.join(timeout=FLUSH_S)
         with self._lock:
             self._guarded(self.log.finish)
+            self._guarded(lambda: keep_history(self.log.path))
             if not self._broken:
                 log = self.log
                 seen = f"{log.tasks_seen} tasks seen, {log.gpu_held_s:.1f} s of GPU time held"
@@ -158,7 +172,8 @@ class Observer:
 
     def _ask_until_settled(self) -> None:
         if not ray.is_initialized():
-            return self._write_noted()
+            self._write_noted()
+            return
         deadline_s = time.monotonic() + FLUSH_S
         self._ask()
         blind = not compat.available("submit")  # then what is unsettled is not known either

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,16 @@ from egs_ray.learning import Learning
 from egs_ray.leases import Leases
 from egs_ray.link import Message, Peer, Server
 from egs_ray.payload import submit
-from egs_ray.shell import EgsUnreachableError, Spec, make_observed, make_shell
+from egs_ray.promises import Promises
+from egs_ray.shell import DROPPED, EgsUnreachableError, Spec, make_observed, make_shell, touch
 from egs_ray.tasks import Job, RemoteFunctions, RunBooks, Way, is_ungated, way_of
+
+
+PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
+MOST_PREPARED = 8
+PREPARE_S = 30.0
+KEEP_S = 0.5
+TOGETHER_S = 0.3  # long enough that several tasks need several processes
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -59,15 +68,20 @@ class Session:
         self._records = RunRecords(self.engine.state, self.learning.record)
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self._leases = Leases(self._server.address)
+        self._promises = Promises()
         self._remotes = RemoteFunctions()
         self._jobs: dict[int, Job] = {}  # engine's task number -> job
         self._submitted: dict[int, Job] = {}  # submission -> job
         self._submissions = itertools.count(1)
+        self._leaving: dict[str, int] = {}  # warm key -> processes whose task has ended but not yet left them
+        self._deferred: dict[str, list[tuple[Job, str]]] = {}  # warm key -> shells that wait for one of these
         self._runs: dict[str, RunBooks] = {}
         self._broken = False
         self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
         self.driver.start()
-        self._describe_cluster()
+        self._closing = threading.Event()
+        threading.Thread(target=self._keep_holders, name="egs-keep", daemon=True).start()
+        self._prepared = self._describe_cluster()
 
     # --- for callers, from any thread ---
 
@@ -85,11 +99,14 @@ class Session:
 
     def close(self) -> None:
         """End the session; running tasks of unfinished runs are left to Ray."""
+        self._closing.set()
         self.driver.close()
         self._server.close()
         self.learning.close()
 
     def __enter__(self) -> Session:
+        """Wait, for a while, until its processes are there, as `ray.init` does for Ray's own."""
+        ray.wait(self._prepared, num_returns=len(self._prepared), timeout=PREPARE_S)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -97,24 +114,42 @@ class Session:
 
     # --- the start of things ---
 
-    def _describe_cluster(self) -> None:
-        """Tell the engine what Ray's nodes offer, and let Ray start the holders' processes."""
-        cpus = gpus = 0
+    def _describe_cluster(self) -> list[Any]:
+        """Tell the engine what Ray's nodes offer, and let Ray start processes; returns references ready when it has."""
+        gpus = processes = 0
         for node in ray.nodes():
             if not node["Alive"]:
                 continue
             offered = node["Resources"]
             node_cpus, node_gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
-            slots = int(node_cpus) + 2 * node_gpus
+            slots = int(node_cpus) + node_gpus
             memory = int(offered["memory"]) if "memory" in offered else None
             event = m.NodeAdded(node["NodeID"], node_cpus, node_gpus, memory, None, self._preload_slots(), slots)
             self.driver.post(event)
-            cpus, gpus = cpus + int(node_cpus), gpus + node_gpus
-        self._leases.prepare(min(cpus, 16), min(gpus, 16))
+            gpus += node_gpus
+            processes += slots
+        self._gpus = gpus
+        return [
+            self._promises.ready(),
+            *self._prepare_processes(min(processes, MOST_PREPARED)),
+        ]
+
+    def _keep_holders(self) -> None:
+        """While GPU phases are to come, keep processes for holders of the GPUs that are free: Ray ends idle ones after
+        a second, and starting one takes about that long, with the GPU waiting."""
+        while not self._closing.wait(KEEP_S):
+            if any(not books.over.is_set() for books in list(self._runs.values())):
+                self.driver.do(lambda: self._leases.keep(self._gpus))
+
+    def _prepare_processes(self, count: int) -> list[Any]:
+        """Let Ray start empty processes for the tasks to come, as it does itself for plain tasks."""
+        remote = self._remotes.get(_touch, touch, max_calls=0)
+        shell = remote.options(num_cpus=0, runtime_env=PROCESS_ENV, name="egs-process")
+        return [shell.remote(TOGETHER_S) for _ in range(count)]
 
     def _preload_slots(self) -> int:
-        """How many processes may import at once on a node: importing is real work, whatever num_cpus says."""
-        return max(2, (os.cpu_count() or 2) // 2)
+        """How many processes may load at once on a node: loading is real work, whatever num_cpus says."""
+        return int(os.environ.get("EGS_SLOTS", 0)) or max(2, (os.cpu_count() or 2) // 2)
 
     def _begin(self, books: RunBooks) -> None:
         """Give the graph to the engine, with what is known about its durations."""
@@ -168,8 +203,7 @@ class Session:
         elif isinstance(decision, m.Preload):
             self._records.preload_started(decision, now)
             job.parked_since = now
-            if not job.submission:
-                self._submit_shell(job, decision.node)
+            self._submit_shell(job, decision.node)
         elif isinstance(decision, m.DropPreload):
             self._drop(job, now)
         elif isinstance(decision, m.Stop):
@@ -187,9 +221,22 @@ class Session:
             if job.parked_since is not None and job.peer is not None:
                 self._records.preload_ended(job.number, "used", self.driver.now())
             job.parked_since = None
-            if not job.submission:
-                self._submit_shell(job, grant.node)
-            self._take_lease(job, grant)
+            self._submit_shell(job, grant.node)
+            self._keep_promise(job)
+            if not self._gets_warm_first(job, grant):
+                self._take_lease(job, grant)
+
+    def _keep_promise(self, job: Job) -> None:
+        """Hand the arguments to a shell that was submitted before they were there."""
+        if job.promised:
+            job.promised = False
+            self._promises.keep(str(job.submission), job.run.arguments(job.index))
+
+    def _gets_warm_first(self, job: Job, grant: m.Grant) -> bool:
+        """Whether a task that starts on the GPU is still being loaded: no GPU is taken for that."""
+        state = self.engine.state
+        starts_on_gpu = state.kind[grant.phase] == GPU and state.is_first_phase(grant.phase)
+        return starts_on_gpu and self.options.preload and bool(self._key_of(job)) and not job.is_warm
 
     def _take_lease(self, job: Job, grant: m.Grant) -> None:
         state = self.engine.state
@@ -207,11 +254,10 @@ class Session:
     def _drop(self, job: Job, now: float) -> None:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
         self._records.preload_ended(job.number, "unused", now)
-        if job.peer is not None:
-            self._send(job, {"m": "drop"})
-        elif job.ref is not None:
-            ray.cancel(job.ref)
+        self._send(job, {"m": "drop"})  # one that has not said hello yet is told when it does
         self._submitted.pop(job.submission, None)
+        if job.peer is not None:
+            self._about_to_leave(job)
         job.submission, job.ref, job.peer, job.parked_since, job.is_warm = 0, None, None, None, False
         job.run.results.pop(job.index, None)
 
@@ -222,12 +268,43 @@ class Session:
     # --- submissions ---
 
     def _submit_shell(self, job: Job, node: str) -> None:
+        """Submit a shell, unless there is one. While a process that would serve it is about to be free, wait for that:
+        Ray would start another one."""
+        if job.submission:
+            return
+        key = self._key_of(job)
+        if self._leaving.get(key, 0) > len(self._deferred.setdefault(key, [])):
+            self._deferred[key].append((job, node))
+        elif all(job is not other for other, _ in self._deferred[key]):
+            self._submit_shell_now(job, node)
+
+    def _left(self, key: str) -> None:
+        """A process that was about to be free is."""
+        self._leaving[key] = max(0, self._leaving.get(key, 0) - 1)
+        waiting = self._deferred.get(key)
+        if waiting:
+            job, node = waiting.pop(0)
+            if not job.submission and (job.grant is not None or job.parked_since is not None):
+                self._submit_shell_now(job, node)
+                if job.grant is not None:
+                    self._keep_promise(job)
+
+    def _key_of(self, job: Job) -> str:
+        return job.run.converted.graph.options_of(job.index).warm_key
+
+    def _about_to_leave(self, job: Job) -> None:
+        """The shell's process will be free as soon as its result is there."""
+        key = self._key_of(job)
+        self._leaving[key] = self._leaving.get(key, 0) + 1
+        compat.on_ready(job.ref, lambda: self.driver.do(lambda: self._left(key)))
+
+    def _submit_shell_now(self, job: Job, node: str) -> None:
         payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
         kinds = [graph.phase_kind[p] for p in graph.phases_of(job.index)]
         options = dict(payload.options)
         for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
             options.pop(taken_by_leases, None)
-        options["runtime_env"] = self._process_env(options.get("runtime_env"), graph.options_of(job.index).warm_key)
+        options["runtime_env"] = self._process_env(options.get("runtime_env"))
         if "scheduling_strategy" not in options and len(self.engine.state.nodes) > 1:
             strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
             options["scheduling_strategy"] = strategy
@@ -235,11 +312,10 @@ class Session:
         spec = self._spec(job, payload.gpus or 1.0, split=len(kinds) > 1)
         self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
 
-    def _process_env(self, given: Any, key: str) -> Any:
-        """Tasks that warm the same things share worker processes, and nobody else gets them."""
+    def _process_env(self, given: Any) -> Any:
+        """Shells have worker processes of their own: neither a plain task nor a holder gets one that was warmed."""
         environment = dict(given or {})
-        variables = {**environment.get("env_vars", {}), "EGS_ROLE": f"task-{key or 'any'}"}
-        return {**environment, "env_vars": variables}
+        return {**environment, "env_vars": {**environment.get("env_vars", {}), **PROCESS_ENV["env_vars"]}}
 
     def _submit_observed(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]
@@ -247,8 +323,11 @@ class Session:
         self._submit(job, remote.options(**payload.options), self._spec(job, 0.0, split=False))
 
     def _submit(self, job: Job, remote: Any, spec: Spec) -> None:
-        args, kwargs = job.run.arguments(job.index)
-        job.ref = remote.remote(spec, args, kwargs)
+        if job.run.has_arguments(job.index):
+            job.promised, arguments = False, list(job.run.arguments(job.index))
+        else:
+            job.promised, arguments = True, [self._promises.new(str(job.submission))]
+        job.ref = remote.remote(spec, arguments)
         self._watch(job)
 
     def _submit_native(self, job: Job) -> None:
@@ -272,7 +351,7 @@ class Session:
     def _send(self, job: Job, message: Message) -> None:
         try:
             if job.peer is not None:
-                job.peer.send(message)
+                job.peer.send({"task": job.submission, **message})
         except OSError:
             pass  # its end comes through `_on_gone`
 
@@ -293,7 +372,7 @@ class Session:
         job = self._submitted.get(message.get("task", 0))
         if job is None:
             if message.get("m") == "hello":
-                _tell(peer, {"m": "drop"})
+                _tell(peer, {"m": "drop", "task": message["task"]})
             return
         said: dict[str, Callable[[Job, Peer, Message], None]] = {
             "hello": self._hello,
@@ -319,6 +398,8 @@ class Session:
             self.learning.warmed_up(job.run.converted, job.index, message["seconds"])
         if job.parked_since is not None:
             self._records.preload_ended(job.number, "warm", self.driver.now())
+        if job.grant is not None and job.lease is None:
+            self._take_lease(job, job.grant)
         self._handle(m.PreloadReady(job.number))
 
     def _began(self, job: Job, peer: Peer, message: Message) -> None:
@@ -382,6 +463,8 @@ class Session:
 
     def _end(self, job: Job, peer: Peer, message: Message) -> None:
         job.ended = True
+        if job.way is Way.SHELL:
+            self._about_to_leave(job)
         if message["ok"]:
             self._succeeded(job)
         else:
@@ -420,8 +503,11 @@ class Session:
         job = self._submitted.pop(submission, None)
         if job is None or job.succeeded or self._broken:
             return
-        error = _error_of(job.ref)
-        if error is None:
+        value, error = _result_of(job.ref)
+        if isinstance(value, str) and value == DROPPED:
+            job.submission, job.ref, job.peer = 0, None, None
+            self._handle(m.PreloadFailed(job.number))
+        elif error is None:
             self._succeeded(job)
         elif not job.pid and not job.began and not _is_users(error):
             self._without_egs(job, error)
@@ -514,12 +600,17 @@ class Session:
         for index, payload in enumerate(books.converted.nodes):
             job = books.jobs[index] if index < len(books.jobs) else None
             if job is not None and job.submission:
+                self._keep_promise(job)
                 if not job.began and job.peer is not None:
                     self._send(job, {"m": "go", "open": True})
                 continue
             if job is None or not job.succeeded:
                 books.results[index] = submit(payload, books.results, books.given)
         books.over.set()
+
+
+def _touch(function: Any) -> Any:
+    return function
 
 
 def _tell(peer: Peer, message: Message) -> None:
@@ -529,13 +620,12 @@ def _tell(peer: Peer, message: Message) -> None:
         pass
 
 
-def _error_of(ref: Any) -> BaseException | None:
-    """The error that a finished task's reference carries, or None."""
+def _result_of(ref: Any) -> tuple[Any, BaseException | None]:
+    """The value of a finished task, or its error."""
     try:
-        ray.get(ref)
+        return ray.get(ref), None
     except Exception as error:
-        return error
-    return None
+        return None, error
 
 
 def _is_users(error: BaseException) -> bool:

@@ -90,7 +90,7 @@ class SessionLog:
             self._add(task)
 
     def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
-        """What `ray.nodes()` says; only changes are written. What is there at first was there when the session began."""
+        """What `ray.nodes()` says; only changes are written. The first ones were there when the session began."""
         at_s = at_s if self._capacity else self._session_s
         for row in rows:
             resources = row["Resources"] if row["Alive"] else {}
@@ -230,15 +230,16 @@ class SessionLog:
 
     def _write_end(self, event: TaskEvent, at_s: float) -> None:
         task, started_s = self._tasks[event.task_id], event.started_s
-        names = {"workload": self._workload, "task": event.task_id, "attempt": event.attempt}
         self._pending.discard(event.task_id)
         if started_s is not None:
             loaded_s = min(event.loaded_s or started_s, at_s)
             if loaded_s - started_s >= LEAST_COLD_S:
-                self._write(ColdStart(t=self._t(started_s), end_t=self._t(loaded_s), **names))
+                cold = (self._t(started_s), self._t(loaded_s))
+                self._write(ColdStart(*cold, self._workload, event.task_id, 0, event.attempt))
             self.gpu_held_s += task.gpus * max(0.0, at_s - started_s)
             self._note_actor(task, event, started_s, at_s)
-        self._write(Ended(t=self._t(at_s), outcome=event.outcome if started_s is not None else "skipped", **names))
+        outcome = event.outcome if started_s is not None else "skipped"
+        self._write(Ended(self._t(at_s), self._workload, event.task_id, 0, event.attempt, outcome))
 
     def _note_actor(self, task: Submission, event: TaskEvent, started_s: float, ended_s: float) -> None:
         if task.kind == "method" and event.actor_id in self._lives:

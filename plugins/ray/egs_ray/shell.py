@@ -42,8 +42,8 @@ class Spec:
 def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
     """The shell around one function, as Ray will export it; keeps the function's name for Ray's own views."""
 
-    def shell(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _Shell(spec, function).run(args, kwargs)
+    def shell(spec: Spec, arguments: list[Any]) -> Any:
+        return _Shell(spec, function).run(arguments)
 
     _name_like(shell, function)
     return shell
@@ -52,11 +52,12 @@ def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
 def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its start, end and outcome told to the driver; without a line to it, just the function."""
 
-    def observed(spec: Spec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def observed(spec: Spec, arguments: list[Any]) -> Any:
         tell = _teller(spec)
+        args, kwargs = _resolved(arguments)
         tell({"m": "began", "task": spec.task, "at": time.time(), "pid": os.getpid(), "id": _task_id()})
         try:
-            value = function(*_resolved(args), **dict(zip(kwargs, _resolved(tuple(kwargs.values())), strict=True)))
+            value = function(*args, **kwargs)
         except BaseException:
             tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
             raise
@@ -72,13 +73,15 @@ def hold(address: Address, lease: int) -> None:
     try:
         peer = connect(address)
         peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "at": time.time()})
-        peer.receive()
+        while peer.receive().get("lease") != lease:
+            pass  # meant for an earlier holder in this process
     except CONNECT_ERRORS:
         forget(address)
 
 
-def touch() -> None:
-    """A task that only makes Ray start a process for leases."""
+def touch(seconds: float) -> None:
+    """Only makes Ray start a process for leases; long enough that several of these need several processes."""
+    time.sleep(seconds)
 
 
 class LeaseActor:
@@ -105,7 +108,7 @@ class _Shell:
         except CONNECT_ERRORS as error:
             raise EgsUnreachableError(f"cannot reach the driver: {error}") from error
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, arguments: list[Any]) -> Any:
         hide_gpus()
         started_warm = bool(self.preload) and hints.is_warm(self.preload)
         self._tell({"m": "hello", "pid": os.getpid(), "id": _task_id(), "warm": started_warm, "node": _node_id()})
@@ -113,6 +116,7 @@ class _Shell:
         answer = self._await_go()
         if answer.get("m") == "drop":
             return DROPPED
+        args, kwargs = _resolved(arguments)
         self._tell({"m": "began", "at": time.time()})
         try:
             value = self._call(answer, args, kwargs)
@@ -122,15 +126,13 @@ class _Shell:
         self._tell({"m": "end", "ok": True, "at": time.time()})
         return value
 
-    def _call(self, answer: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = _resolved(args)
-        named = dict(zip(kwargs, _resolved(tuple(kwargs.values())), strict=True))
+    def _call(self, answer: Message, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not self.spec.split:
             show_gpus(answer.get("devices", ()))
-            return self.function(*values, **named)
+            return self.function(*args, **kwargs)
         hints.set_gpu_provider(_Provider(self))
         try:
-            return self.function(*values, **named)
+            return self.function(*args, **kwargs)
         finally:
             hints.set_gpu_provider(None)
 
@@ -172,6 +174,8 @@ class _Shell:
             return {"m": "go", "open": True}
         try:
             answer = self.peer.receive()
+            while answer.get("task") != self.spec.task:
+                answer = self.peer.receive()  # that was for an earlier task in this process
         except CONNECT_ERRORS:
             self._lost_line()
             return {"m": "go", "open": True}
@@ -245,11 +249,22 @@ def _teller(spec: Spec) -> Callable[[Message], None]:
     return tell
 
 
-def _resolved(values: tuple[Any, ...]) -> list[Any]:
-    """References directly among the arguments become their values, as Ray passes them; nested ones stay references."""
-    refs = [value for value in values if isinstance(value, ray.ObjectRef)]
+def _resolved(arguments: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as Ray passes them: references directly among them become values, nested ones stay references.
+
+    `arguments` is [args, kwargs], or [a promise of these two].
+    """
+    try:
+        args, kwargs = ray.get(arguments[0]) if len(arguments) == 1 else arguments
+    except ray.exceptions.RayActorError as error:
+        raise EgsUnreachableError(f"its arguments did not come: {error}") from error
+    refs = [value for value in (*args, *kwargs.values()) if isinstance(value, ray.ObjectRef)]
     got = dict(zip(refs, ray.get(refs), strict=True)) if refs else {}
-    return [got[value] if isinstance(value, ray.ObjectRef) else value for value in values]
+
+    def value_of(value: Any) -> Any:
+        return got[value] if isinstance(value, ray.ObjectRef) else value
+
+    return [value_of(value) for value in args], {key: value_of(value) for key, value in kwargs.items()}
 
 
 def _name_like(wrapper: Any, function: Callable[..., Any]) -> None:

@@ -56,6 +56,7 @@ class Job(msgspec.Struct, eq=False):
     lease: Lease | None = None
     grant: m.Grant | None = None  # of the phase that runs or is about to
     parked_since: float | None = None
+    promised: bool = False  # its arguments are still to come
     is_warm: bool = False
     was_warm: bool = False  # its process was warm when it said hello
     began: bool = False
@@ -85,6 +86,10 @@ class RunBooks:
                 self._needed[parent] += 1
         self._output: set[int] = set()
         fill(converted.output, _Noting(self._output))
+
+    def has_arguments(self, index: int) -> bool:
+        """Whether every task that this one takes a value from has been submitted."""
+        return all(parent in self.results for parent in self.converted.graph.parents[index])
 
     def arguments(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The task's arguments, with references where other tasks' values go."""

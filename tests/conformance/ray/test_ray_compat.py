@@ -21,8 +21,7 @@ def after(gate: str, value: int) -> int:
     return value
 
 
-@ray.remote
-class Turnstile:
+class Gate:
     def __init__(self) -> None:
         self.open = threading.Event()
 
@@ -32,6 +31,9 @@ class Turnstile:
 
     def release(self) -> None:
         self.open.set()
+
+
+Turnstile = ray.remote(Gate)
 
 
 @BOTH
@@ -76,14 +78,16 @@ def test_task_events(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad, turnstile = after.remote("b", 1), after.remote("b", -1), Turnstile.remote()
     released = turnstile.release.remote()
     ray.wait([good, bad, released], num_returns=3)
-    keys = {name: compat.task_id_of(x) for name, x in (("good", good), ("bad", bad), ("new", turnstile), ("call", released))}
+    keys = {
+        name: compat.task_id_of(x) for name, x in (("good", good), ("bad", bad), ("new", turnstile), ("call", released))
+    }
     events = events_of(set(keys.values()))
     told = {name: (events[key].kind, events[key].name, events[key].outcome) for name, key in keys.items()}
     assert told == {
         "good": ("task", "after", "succeeded"),
         "bad": ("task", "after", "failed"),
-        "new": ("actor", "Turnstile.__init__", "succeeded"),
-        "call": ("method", "Turnstile.release", "succeeded"),
+        "new": ("actor", "Gate.__init__", "succeeded"),
+        "call": ("method", "Gate.release", "succeeded"),
     }
     node = ray.get_runtime_context().get_node_id()
     assert all(event.node_id in ("", node) for event in events.values())
@@ -154,4 +158,4 @@ def test_wrapped_submissions_and_the_handlers_own() -> None:
     finally:
         unwrap()
     ray.get(after.remote("e", 3))
-    assert seen == ["after", "after", "Turnstile.__init__", "Turnstile.release", "Turnstile.release"]
+    assert seen == ["after", "after", "Gate.__init__", "Gate.release", "Gate.release"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.history.sql import SqlHistory
 from egs_core.runlog.io import Run, read_run
 from egs_core.runlog.records import Capacity, Ended, Ready, Started, TaskAdded, Used, WorkloadEnded, WorkloadSubmitted
 
@@ -240,7 +241,7 @@ def test_several_sessions(run_script: Script, tmp_path: Path) -> None:
     assert done.stderr.count("egs:") == 1
 
 
-@pytest.mark.parametrize("without", ["submit", "task_events,actors", "disconnect", "submit,auto_init,task_events,actors"])
+@pytest.mark.parametrize("without", ["submit", "task_events,actors", "disconnect", "submit,task_events,actors"])
 def test_without_private_api(run_script: Script, tmp_path: Path, without: str) -> None:
     """With private API gone the script is untouched and every task is still in the log, with its times."""
     done = run_script(IMPLICIT, EGS_RAY_WITHOUT=without)
@@ -330,8 +331,11 @@ def test_running_task_is_aborted_at_the_end(run_script: Script, tmp_path: Path) 
 
 
 def test_data_folder_is_the_default(run_script: Script, tmp_path: Path) -> None:
-    """Without EGS_RUNLOG each run has its own file in the user's data folder."""
+    """Without EGS_RUNLOG each run has its own file in the user's data folder; the history is there too."""
     done = run_script(IMPLICIT, EGS_RUNLOG="", XDG_DATA_HOME=str(tmp_path / "data"))
     (path,) = (tmp_path / "data" / "egs" / "runs").iterdir()
     assert str(path) in done.stderr
     assert sorted(names(read_run(path)).values()) == ["first", "second"]
+    history = SqlHistory.in_folder(tmp_path / "data" / "egs")
+    assert sorted(row.task for row in history.load("script")) == ["first", "second"]
+    history.close()

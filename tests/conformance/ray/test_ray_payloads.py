@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def total(number: int, *args: Any, **kwargs: Any) -> int:
 
 
 remote_total = ray.remote(num_cpus=0.1)(total)
-WAYS = {
+WAYS: dict[str, Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "plain": lambda x: ((x,), {}),
     "keyword": lambda x: ((), {"k": x}),
     "list": lambda x: (([1, x],), {}),
@@ -63,7 +64,7 @@ def arguments(sources: list[tuple[int, str]], earlier: list[Any]) -> tuple[list[
     return args, kwargs
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_results_equal_direct_evaluation(plan: list[tuple[list[tuple[int, str]], float]]) -> None:
     """A random graph, converted and submitted payload by payload, gives what calling the functions gives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -135,5 +136,5 @@ def test_the_critical_path_is_a_path_of_its_length(graph: Graph) -> None:
     """Its tasks follow each other by edges, their seconds add up, and no rank is longer."""
     seconds = analysis.task_durations(graph)
     length, path = analysis.critical_path(graph)
-    assert all(a in graph.parents[b] for a, b in zip(path, path[1:], strict=False))
+    assert all(a in graph.parents[b] for a, b in pairwise(path))
     assert sum(seconds[t] for t in path) == length == max(analysis.upward_rank(graph))

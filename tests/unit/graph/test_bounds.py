@@ -155,9 +155,9 @@ def test_a_thinned_bound_is_valid_and_says_so(seed: int, slots: int, cuts: int) 
 
 
 def test_thinning_loses_little() -> None:
-    """On 5,000 random items 64 cuts come within one percent of all cuts."""
+    """On 2,000 random items 64 cuts come within one percent of all cuts."""
     rng = random.Random(3)
-    head, tail, work = ([rng.random() * 100 for _ in range(5000)] for _ in range(3))
-    exact = compute_bound(head, tail, work, 1000, max_cuts=5000)
+    head, tail, work = ([rng.random() * 100 for _ in range(2000)] for _ in range(3))
+    exact = compute_bound(head, tail, work, 400, max_cuts=2000)
     assert exact.exact
-    assert compute_bound(head, tail, work, 1000, max_cuts=64).seconds >= 0.99 * exact.seconds
+    assert compute_bound(head, tail, work, 400, max_cuts=64).seconds >= 0.99 * exact.seconds

@@ -102,8 +102,8 @@ def test_columns_that_do_not_fit_are_named() -> None:
     with pytest.raises(InputError, match="phase_shape"):
         validate(graph)
     graph = make(())
-    graph.ids.append("x"), graph.names.append("x"), graph.parents.append(()), graph.phase_offsets.append(1)
-    with pytest.raises(InputError, match="'x' .*has no phase"):
+    graph.add_task("x", phases=())
+    with pytest.raises(InputError, match=r"'x' .*has no phase"):
         validate(graph)
 
 

@@ -27,7 +27,13 @@ def document(tasks: list[dict[str, Any]], runs: list[dict[str, Any]], version: s
 def sample(version: str = "1.5") -> Graph:
     """Three tasks; one edge is told by the parent only, one by the child only, one by both."""
     tasks = [
-        {"id": "split_ID01", "name": "split_ID01", "parents": [], "children": ["work_ID02"], "outputFiles": ["mid.txt"]},
+        {
+            "id": "split_ID01",
+            "name": "split_ID01",
+            "parents": [],
+            "children": ["work_ID02"],
+            "outputFiles": ["mid.txt"],
+        },
         {"id": "work_ID02", "name": "work_ID02", "parents": ["split_ID01"], "children": [], "inputFiles": ["mid.txt"]},
         {"id": "NF.MERGE_3", "name": "NF.MERGE", "parents": ["split_ID01", "work_ID02"], "inputFiles": ["unlisted"]},
     ]
@@ -91,7 +97,7 @@ def test_what_the_format_cannot_hold_is_an_error_naming_it() -> None:
     """GPU phases, several phases, options and an unknown version are refused, never dropped."""
     graph = Graph()
     graph.add_task("a", (), ((GPU, Shape(0, 1000), 1.0),))
-    with pytest.raises(InputError, match="'a' .*one CPU phase"):
+    with pytest.raises(InputError, match=r"'a' .*one CPU phase"):
         write_document(graph, "n", "f")
     graph = Graph()
     graph.add_task("a", (), ((CPU, Shape(), 1.0), (CPU, Shape(), 1.0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,11 +29,11 @@ class Recorder:
 
 
 @pytest.fixture
-def provider(request: pytest.FixtureRequest) -> Recorder:
+def provider() -> Iterator[Recorder]:
     recorder = Recorder()
     set_gpu_provider(recorder)
-    request.addfinalizer(lambda: set_gpu_provider(None))
-    return recorder
+    yield recorder
+    set_gpu_provider(None)
 
 
 def test_without_a_provider_nothing_happens() -> None:

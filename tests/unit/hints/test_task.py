@@ -180,7 +180,7 @@ def test_phases_refuse_what_cannot_be_a_phase() -> None:
 
     for bad in ((), (5,), (later,), (plain, stream)):
         with pytest.raises(InputError, match=r"egs\.phases"):
-            egs.phases(*bad)  # type: ignore[arg-type]
+            egs.phases(*bad)
     with pytest.raises(InputError, match=r"egs\.on_gpu"):
         egs.on_gpu(later)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,9 @@ def test_quantiles_are_ordered_and_never_negative(durations: list[float], hint_s
     """0 <= p50 <= p90 <= p95, from any source, before and while it runs."""
     predictor = trained(durations)
     known = [predictor.estimate(SIGNATURE), predictor.estimate(UNSEEN), predictor.estimate(UNSEEN, hint_s=hint_s)]
-    for estimate in [*known, *(predictor.remaining(k, elapsed_s) for k in [*known, SIGNATURE, UNSEEN])]:
+    left = [predictor.remaining(k, elapsed_s) for k in known]
+    left += [predictor.remaining(k, elapsed_s) for k in (SIGNATURE, UNSEEN)]
+    for estimate in [*known, *left]:
         p50_s, p90_s, p95_s = quantiles(estimate)
         assert 0 <= p50_s <= p90_s * ROUNDING <= p95_s * ROUNDING**2
 
@@ -58,14 +62,13 @@ def test_the_predicted_end_never_moves_back(durations: list[float], a: float, b:
 
 
 @given(histories, st.randoms(use_true_random=False))
-def test_order_within_the_window_does_not_matter(durations: list[float], random: object) -> None:
+def test_order_within_the_window_does_not_matter(durations: list[float], random: Random) -> None:
     """Shuffling the newest 50, and the ones before them within the window, changes nothing."""
     durations = durations[-200:]
     older, newest = durations[:-50], durations[-50:]
-    shuffle = random.shuffle  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     before = trained(durations)
-    shuffle(older)
-    shuffle(newest)
+    random.shuffle(older)
+    random.shuffle(newest)
     after = trained([*older, *newest])
     assert after.estimate(SIGNATURE) == before.estimate(SIGNATURE)
     assert after.estimate(UNSEEN) == before.estimate(UNSEEN)
@@ -87,7 +90,7 @@ def test_an_estimate_costs_at_most_50_microseconds() -> None:
     for i in range(1000):
         predictor.observe(signature_of("p", f"t{i}", 0, Shape(1000, 1000)), float(i % 91))
     hint = predictor.estimate(UNSEEN, hint_s=3.0)
-    calls = [
+    calls: list[Callable[[], Estimate]] = [
         lambda: predictor.estimate(SIGNATURE),
         lambda: predictor.estimate(UNSEEN),
         lambda: predictor.estimate(UNSEEN, hint_s=3.0),

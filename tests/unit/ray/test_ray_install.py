@@ -10,7 +10,15 @@ from egs_ray import compat, install
 
 @pytest.mark.parametrize(
     ("version", "known"),
-    [("2.59.0", True), ("2.60.1", True), ("2.60", True), ("2.61.0", False), ("2.6.0", False), ("3.0.0.dev0", False), ("?", False)],
+    [
+        ("2.59.0", True),
+        ("2.60.1", True),
+        ("2.60", True),
+        ("2.61.0", False),
+        ("2.6.0", False),
+        ("3.0.0.dev0", False),
+        ("?", False),
+    ],
 )
 def test_supported_versions(version: str, known: bool) -> None:
     """Exactly the minor versions that were tried count as known."""
@@ -41,7 +49,9 @@ def test_unknown_mode_observes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 @pytest.mark.parametrize("mode", ["observe", "on"])
-def test_unknown_version_observes(mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_version_observes(
+    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a Ray that EGS does not know, even `on` observes, with one warning."""
     monkeypatch.setenv("EGS_MODE", mode)
     monkeypatch.setattr("ray.__version__", "2.99.0")
@@ -58,8 +68,9 @@ def test_on_without_submission_hook_observes(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_hook_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A run log that cannot be written leaves Ray native, with one line."""
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests of this process may have connected
     monkeypatch.setenv("EGS_RUNLOG", "/proc/no/such/log.jsonl")
-    runtime_env = {"pip": []}
+    runtime_env = {"working_dir": "."}
     assert egs_ray.hook(runtime_env) is runtime_env
     assert capsys.readouterr().err.startswith("egs: off, Ray runs as it would without EGS:")
     assert install.interceptor is None

@@ -14,14 +14,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
 
 from egs_core.errors import InputError
+from egs_ray.api import run
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.marks import marking
+from egs_ray.session import Options, Session
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,3 +175,47 @@ def evaluate_by_hand(folder: str, pipeline: int, images: dict[str, bytes], *path
             table = pd.DataFrame(demo.unpack(images["test"]))
             everything = (demo.centred(model), *map(demo.read, paths))
             return [demo.score(accuracy_score, table, weights) for weights in everything]
+
+
+def with_egs(folder: str, **options: Any) -> DemoRun:
+    """The pipelines as Ray graphs under `egs_ray.run`; its run log and an empty history of its own in `folder`."""
+    history = f"sqlite:///{folder}/history.sqlite"
+    runlog = str(Path(folder) / "egs.jsonl")
+    with Session(Options(runlog=runlog, history=history, **options)) as session:
+
+        def start(number: int) -> Any:
+            graph = demo.pipeline(lambda task, *arguments: task.bind(*arguments), folder, number)
+            return run(graph, name="digits", session=session)
+
+        submitted, runs = submit_arrivals(start)
+        return DemoRun(submitted=submitted, reports=tuple(one.get() for one in runs))
+
+
+@variant("egs", policy="egs", mode="on")
+def egs_with_hints(folder: str) -> DemoRun:
+    """The same tasks with their hints, run by EGS."""
+    return with_egs(folder)
+
+
+@variant("egs-no-preload", policy="egs", mode="on")
+def without_preload(folder: str) -> DemoRun:
+    """Ablation: nothing is loaded ahead of its task."""
+    return with_egs(folder, preload=False)
+
+
+@variant("egs-no-split", policy="egs", mode="on")
+def without_split(folder: str) -> DemoRun:
+    """Ablation: a task holds its GPU from start to end."""
+    return with_egs(folder, split=False)
+
+
+@variant("egs-no-order", policy="fifo", mode="on")
+def without_order(folder: str) -> DemoRun:
+    """Ablation: first ready, first served."""
+    return with_egs(folder, policy="fifo")
+
+
+@variant("hook", policy="egs", mode="on", environment={"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"})
+def hook_only(folder: str) -> DemoRun:
+    """The pipelines as written, with nothing but the hook set from outside."""
+    return run_with(lambda task, *arguments: task.remote(*arguments), folder)

@@ -1,0 +1,117 @@
+"""How tasks end early: by an operator's wish, because something before them failed, or as a branch not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from egs_core.engine import messages as m
+from egs_core.engine.issuer import Issuer
+from egs_core.engine.lifecycle import ABORTED, ENDED, FAILED, HOLDS_LEASE, PENDING
+from egs_core.engine.processes import Processes
+from egs_core.engine.queue import ReadyQueue
+
+
+class Aborts:
+    """See the module."""
+
+    def __init__(self, issuer: Issuer, queue: ReadyQueue, processes: Processes, started: set[int]) -> None:
+        self._issuer = issuer
+        self._do = issuer.do
+        self._state = issuer.state
+        self._queue = queue
+        self._processes = processes
+        self._started = started
+
+    def request(self, event: m.AbortRequested) -> None:
+        """Operator control: what runs is stopped, what waits is dropped, and with both what waits for them."""
+        number = self._state.workload_numbers.get(event.target)
+        if event.scope == "workload" and number is not None and not self._state.workloads[number].aborted:
+            self._do.close_workload(number)
+        reason = f"aborted by {event.actor or 'operator'}" + (f": {event.reason}" if event.reason else "")
+        for task in self._targets(event):
+            if not self._is_open(task):
+                continue
+            if task in self._started:
+                self._stop(task, reason)
+            else:
+                self._drop(task)
+                self._abort_descendants(task)
+
+    def _targets(self, event: m.AbortRequested) -> list[int]:
+        """Tasks of a workload, a stage of it or one task, highest number first so that children go before parents."""
+        state = self._state
+        if event.scope == "task":
+            number = int(event.target) if event.target.isdecimal() else -1
+            return [number] if 0 <= number < len(state.task_ids) else []
+        workload, stage = event.target, ""
+        if event.scope == "stage":
+            workload, _, stage = event.target.rpartition("/")
+        if workload not in state.workload_numbers:
+            return []
+        numbers = state.workloads[state.workload_number(workload)].numbers
+        return sorted((t for t in numbers if not stage or state.options_of(t).stage == stage), reverse=True)
+
+    def _is_open(self, task: int) -> bool:
+        """Not ended in any way, and no stop under way."""
+        return task not in self._state.stopping and self._state.status[self._state.cursor[task]] not in ENDED
+
+    def _stop(self, task: int, reason: str) -> None:
+        """A started task: its code must be stopped, also between phases, where it holds a process."""
+        state, phase = self._state, self._state.cursor[task]
+        self._issuer.decide(m.Stop(state.next_decision, phase, task, state.attempt[task], reason))
+        self._do.stop(task)
+        if state.status[phase] not in HOLDS_LEASE:
+            self.finish(task)
+
+    def finish(self, task: int) -> None:
+        """A started task that holds nothing any more and will not go on."""
+        self._started.discard(task)
+        self._queue.remove(self._state.cursor[task])
+        self._do.fail(task)
+        self._abort_descendants(task)
+
+    def skip(self, task: int) -> list[int]:
+        """A branch not taken; returns the phases that become free to run. Nothing for one that has started."""
+        if not 0 <= task < len(self._state.task_ids) or task in self._started or not self._is_open(task):
+            return []
+        self._leave(task)
+        return self._do.skip(task)
+
+    def after_growth(self, workload: str, added: range) -> None:
+        """New tasks that can never run: their workload has been aborted, or something that they wait for."""
+        state = self._state
+        if state.workloads[state.workload_number(workload)].aborted:
+            self._drop_all(added)
+        dead = {p for task in added for p in state.parents[task] if p < added.start and self._is_dead(p)}
+        for task in sorted(dead):
+            self._abort_descendants(task)
+
+    def _is_dead(self, task: int) -> bool:
+        """Ended in a way that its children can never run."""
+        return any(self._state.status[p] in (FAILED, ABORTED) for p in self._state.phases_of(task))
+
+    def _drop_all(self, tasks: Iterable[int]) -> None:
+        for task in tasks:
+            self._drop(task)
+
+    def _drop(self, task: int) -> None:
+        self._leave(task)
+        self._do.abort(task)
+
+    def _leave(self, task: int) -> None:
+        """A task that has not started gives up its place and its process."""
+        self._queue.remove(self._state.cursor[task])
+        self._processes.forget(task)
+        self._processes.is_wanted = True
+        if task in self._state.parked:
+            self._processes.give_up(task)
+
+    def _abort_descendants(self, task: int) -> None:
+        """Nothing that waits for this task will ever run."""
+        state = self._state
+        pending = list(state.children[task])
+        while pending:
+            child = pending.pop()
+            if state.status[state.cursor[child]] == PENDING and child not in self._started:
+                self._drop(child)
+                pending.extend(state.children[child])

@@ -1,0 +1,136 @@
+"""What nodes offer and what phases hold of it: the small structs of the state and their arithmetic."""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine.messages import NodeAdded
+from egs_core.graph.columns import Shape
+
+UNTRACKED = -1
+WHOLE_DEVICE = 1000
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """What a granted or running phase holds. gpu_milli and gpu_memory_bytes are per device."""
+
+    decision: int
+    node: int
+    cpu_milli: int
+    memory_bytes: int
+    gpu_milli: int
+    gpu_memory_bytes: int
+    devices: tuple[int, ...]
+
+
+class Node(msgspec.Struct):
+    """One machine: capacity, what is free, its devices (free thousandths each) and its warm processes.
+
+    Of the processes that tasks with a warm key run in, `working` belong to a started task, `parked` wait for a certain
+    task (`warming` of them are still loading), and idle_warm counts those without a task, by warm key.
+    Devices from number `gpus` on have been withdrawn while held: nothing new takes them, and they go when given back.
+    """
+
+    name: str
+    cpu_milli: int = 0
+    free_cpu: int = 0
+    memory_bytes: int = UNTRACKED
+    free_memory: int = 0
+    gpu_memory_bytes: int = UNTRACKED
+    gpus: int = 0
+    devices: list[int] = []
+    device_memory: list[int] = []
+    preload_slots: int = 2
+    process_slots: int = 8
+    alive: bool = True
+    idle_warm: dict[str, int] = {}
+    working: int = 0
+    parked: int = 0
+    warming: int = 0
+
+    @property
+    def processes(self) -> int:
+        return self.working + self.parked + sum(self.idle_warm.values())
+
+    def take_capacity(self, event: NodeAdded) -> None:
+        """Become what the event says; what is free moves by the difference, never what is held.
+
+        Capacity below what is held leaves a negative free amount: nothing new starts until it is paid back.
+        Processes at work are not ended, so process_slots goes down no further than to their number.
+        """
+        cpu = round(event.cpus * 1000)
+        self.free_cpu += cpu - self.cpu_milli
+        self.cpu_milli = cpu
+        memory = UNTRACKED if event.memory_bytes is None else event.memory_bytes
+        self.free_memory += max(memory, 0) - max(self.memory_bytes, 0)
+        self.memory_bytes = memory
+        self._take_devices(event)
+        self.preload_slots = event.preload_slots
+        self.process_slots = max(event.process_slots, self.working + self.parked)
+        while self.processes > self.process_slots:
+            self.retire(max(key for key, count in self.idle_warm.items() if count))
+        self.alive = True
+
+    def _take_devices(self, event: NodeAdded) -> None:
+        per_device = UNTRACKED if event.gpu_memory_bytes is None else event.gpu_memory_bytes
+        change = max(per_device, 0) - max(self.gpu_memory_bytes, 0)
+        self.device_memory = [free + change for free in self.device_memory]
+        self.gpu_memory_bytes = per_device
+        self.gpus = event.gpus
+        while len(self.devices) < self.gpus:
+            self.devices.append(WHOLE_DEVICE)
+            self.device_memory.append(max(per_device, 0))
+        self._drop_withdrawn()
+
+    def _drop_withdrawn(self) -> None:
+        while len(self.devices) > self.gpus and self.devices[-1] == WHOLE_DEVICE:
+            self.devices.pop()
+            self.device_memory.pop()
+
+    def take(self, lease: Lease) -> None:
+        """Count what the lease holds as no longer free."""
+        self.free_cpu -= lease.cpu_milli
+        self.free_memory -= lease.memory_bytes
+        for device in lease.devices:
+            self.devices[device] -= lease.gpu_milli
+            self.device_memory[device] -= lease.gpu_memory_bytes
+
+    def give_back(self, lease: Lease) -> None:
+        """The opposite of `take`."""
+        self.free_cpu += lease.cpu_milli
+        self.free_memory += lease.memory_bytes
+        for device in lease.devices:
+            self.devices[device] += lease.gpu_milli
+            self.device_memory[device] += lease.gpu_memory_bytes
+        if len(self.devices) > self.gpus:
+            self._drop_withdrawn()
+
+    def add_idle(self, key: str) -> None:
+        self.idle_warm[key] = self.idle_warm.get(key, 0) + 1
+
+    def retire(self, key: str) -> None:
+        """An idle warm process is taken, or ends."""
+        if self.idle_warm[key] > 1:
+            self.idle_warm[key] -= 1
+        else:
+            del self.idle_warm[key]
+
+
+class Workload(msgspec.Struct):
+    """One submission: who, when, and its tasks. aborted: tasks that join it later are aborted at once."""
+
+    id: str
+    name: str = ""
+    tenant: str = ""
+    queue: str = ""
+    submitted_at: float = 0.0
+    open_tasks: int = 0
+    failed: bool = False
+    aborted: bool = False
+    numbers: list[int] = []  # task index within the workload -> engine's task number
+
+
+def lease_of(decision: int, node: int, shape: Shape, devices: tuple[int, ...]) -> Lease:
+    """The lease of a phase of this shape on these devices."""
+    per_device = shape.gpu_milli // len(devices) if devices else 0
+    return Lease(decision, node, shape.cpu_milli, shape.memory_bytes, per_device, shape.gpu_memory_bytes, devices)

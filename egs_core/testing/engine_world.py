@@ -1,0 +1,205 @@
+"""A made-up world around an engine, for property tests: whatever can happen next, happens as a list of numbers says.
+
+What is open (granted, running or warming) is answered well or badly, work arrives and is aborted, nodes come and go.
+`drain` then lets everything end well. Every event goes through `EngineBench`, so invariants hold after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.lifecycle import ENDED, GRANTED, RUNNING, WARMING
+from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.testing.engine_bench import EngineBench
+
+DRAIN_LIMIT = 3000
+_SHAPES = (Shape(1000), Shape(2000, 0, 1 << 30), Shape(0, 1000), Shape(1000, 500), Shape(0, 2000, 0, 1 << 30), Shape(0))
+
+
+class Numbers:
+    """Choices from a list of numbers; afterwards always the first."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._left: Iterator[int] = iter(numbers)
+        self.are_over = False
+
+    def below(self, n: int) -> int:
+        number = next(self._left, None)
+        if number is None:
+            self.are_over = True
+            return 0
+        return number % n
+
+
+class World:
+    """See the module. twin: an engine restored from a snapshot, which must decide the same from then on."""
+
+    def __init__(self, config: EngineConfig, nodes: Sequence[m.NodeAdded], numbers: Sequence[int]) -> None:
+        self.bench = EngineBench(config=config)
+        self.twin: Engine | None = None
+        self.nodes = {node.node: node for node in nodes}
+        self.numbers = Numbers(numbers)
+        self.blocks = 0
+        for node in nodes:
+            self.send(node)
+
+    def send(self, event: m.Event) -> None:
+        decisions = self.bench.send(event)
+        if self.twin is not None:
+            assert self.twin.handle(event, self.bench.now) == decisions, "the restored engine decides otherwise"
+            assert self.twin.next_wakeup() == self.bench.engine.next_wakeup()
+
+    def restore_twin(self) -> None:
+        """From here on a second engine, restored from a snapshot, gets the same events."""
+        self.twin = Engine.restore(self.bench.engine.snapshot(), self.bench.engine.config)
+
+    # --- what can happen ---
+
+    def run(self) -> None:
+        """Until the numbers are used up."""
+        actions: list[Callable[[], None]] = [
+            self._answer,
+            self._answer,
+            self._answer,
+            self._grow,
+            self._preloads,
+            self._pass_time,
+            self._operator,
+            self._capacity,
+            self._estimate,
+        ]
+        while not self.numbers.are_over:
+            actions[self.numbers.below(len(actions))]()
+
+    def _answer(self) -> None:
+        """Something that holds a lease starts, ends in some way, or is refused or lost."""
+        state = self.bench.state
+        if not state.leases:
+            return
+        phase = sorted(state.leases)[self.numbers.below(len(state.leases))]
+        attempt, decision = state.attempt[state.task_of[phase]], state.leases[phase].decision
+        ends = [m.PhaseEnded(phase, attempt, o) for o in ("succeeded", "succeeded", "failed", "preempted", "aborted")]
+        before = [m.DecisionRejected(decision), m.DecisionLost(decision), m.DecisionApplied(decision)]
+        choices: list[m.Event] = [m.PhaseStarted(phase, attempt), *ends, m.TaskFinished(state.task_of[phase], attempt)]
+        self.send([*choices, *before][self.numbers.below(len(choices) + len(before))])
+
+    def _preloads(self) -> None:
+        warming = sorted(self.bench.state.parked)
+        if warming:
+            task = warming[self.numbers.below(len(warming))]
+            decision = self.bench.state.parked[task]
+            choices = [m.PreloadReady(task, decision), m.PreloadFailed(task), m.DecisionRejected(decision)]
+            self.send(choices[self.numbers.below(3)])
+
+    def _grow(self) -> None:
+        """One to four tasks join a new or a known workload."""
+        state = self.bench.state
+        workload = f"w{self.numbers.below(3)}"
+        if workload not in state.workload_numbers:
+            self.send(m.WorkloadSubmitted(workload))
+        known = len(state.workloads[state.workload_number(workload)].numbers)
+        self.send(m.TasksAdded(workload, self._block(known)))
+
+    def _block(self, known: int) -> Graph:
+        graph = Graph()
+        self.blocks += 1
+        for i in range(1 + self.numbers.below(4)):
+            parents = {self.numbers.below(known + i) for _ in range(self.numbers.below(3)) if known + i}
+            graph.add_task(f"t{self.blocks}.{i}", tuple(sorted(parents)), self._phases(), options=self._options())
+        return graph
+
+    def _phases(self) -> tuple[tuple[int, Shape, float | None], ...]:
+        shapes = [_SHAPES[self.numbers.below(len(_SHAPES))] for _ in range(1 + self.numbers.below(3))]
+        return tuple((GPU if s.gpu_milli else CPU, s, (None, 1.0, 2.0, 5.0)[self.numbers.below(4)]) for s in shapes)
+
+    def _options(self) -> TaskOptions | None:
+        which = self.numbers.below(6)
+        if which < 2:
+            return None
+        return TaskOptions(
+            stage=("", "x")[which % 2],
+            priority=self.numbers.below(2),
+            max_wait_s=(None, 0.5, 3.0)[self.numbers.below(3)],
+            warm_key=("", "k1", "k2", "k3")[self.numbers.below(4)],
+            warmup_s=(0.0, 0.5, 2.0)[self.numbers.below(3)],
+            retries=self.numbers.below(2),
+        )
+
+    def _pass_time(self) -> None:
+        due = self.bench.engine.next_wakeup()
+        step = (0.1, 1.0, 10.0)[self.numbers.below(3)]
+        self.bench.now = max(self.bench.now, due) if due is not None and step == 10.0 else self.bench.now + step
+        self.send(m.Tick())
+
+    def _operator(self) -> None:
+        state = self.bench.state
+        if not state.task_ids:
+            return
+        task = self.numbers.below(len(state.task_ids))
+        workload = state.workloads[state.task_workload[task]].id
+        choices = [
+            m.BranchSkipped(task),
+            m.BranchSkipped(task),
+            m.AbortRequested("task", str(task)),
+            m.AbortRequested("stage", f"{workload}/x"),
+            m.AbortRequested("workload", workload),
+        ]
+        self.send(choices[self.numbers.below(len(choices))])
+
+    def _capacity(self) -> None:
+        name = sorted(self.nodes)[self.numbers.below(len(self.nodes))]
+        node = self.nodes[name]
+        small = msgspec.structs.replace(node, cpus=1.0, gpus=min(node.gpus, 1), process_slots=1, preload_slots=1)
+        choices = (m.NodeLost(name), node, small)
+        self.send(choices[self.numbers.below(3)])
+
+    def _estimate(self) -> None:
+        count = len(self.bench.state.kind)
+        if count:
+            phase, seconds = self.numbers.below(count), float(self.numbers.below(8))
+            self.send(m.Estimates(((phase, seconds, seconds * (1 + self.numbers.below(3))),)))
+
+    # --- the end ---
+
+    def drain(self) -> None:
+        """All nodes are there and whatever is open ends well: then every workload must end."""
+        for node in self.nodes.values():
+            self.send(node)
+        for _ in range(DRAIN_LIMIT):
+            if not self._drain_one():
+                break
+        else:
+            raise AssertionError("no end in sight")
+        state = self.bench.state
+        stuck = [self.bench.engine.explain(t) for t in range(len(state.task_ids)) if not self._has_ended(t)]
+        assert not stuck, f"nothing is left to happen, but {stuck}"
+        assert all(workload.open_tasks == 0 for workload in state.workloads)
+
+    def _has_ended(self, task: int) -> bool:
+        return all(self.bench.state.status[p] in ENDED for p in self.bench.state.phases_of(task))
+
+    def _drain_one(self) -> bool:
+        """One good answer to the oldest open thing, or the next timer; whether there was any."""
+        state = self.bench.state
+        for phase in sorted(state.leases, key=lambda p: state.leases[p].decision):
+            attempt = state.attempt[state.task_of[phase]]
+            if state.status[phase] == GRANTED:
+                self.send(m.PhaseStarted(phase, attempt))
+                return True
+            if state.status[phase] == RUNNING:
+                self.bench.now += 0.5
+                self.send(m.PhaseEnded(phase, attempt))
+                return True
+        for task in sorted(state.parked):
+            if state.warmth[task] == WARMING:
+                self.send(m.PreloadReady(task))
+                return True
+        due = self.bench.engine.next_wakeup()
+        if due is not None:
+            self.bench.now = max(self.bench.now, due)
+            self.send(m.Tick())
+        return due is not None

@@ -1,0 +1,176 @@
+"""From submissions and task events, in the orders in which Ray tells of them, to a run log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Capacity, ColdStart, Ended, Header, Ready, Record, Started, TaskAdded, Used
+from egs_ray.events import TaskEvent
+from egs_ray.sessionlog import SessionLog
+from egs_ray.submission import Submission
+
+JOB = "01000000"
+NO_ACTOR = "f" * 24 + JOB
+ACTOR = "ab" * 12 + JOB
+CREATION = "f" * 16 + ACTOR
+
+
+def task_id(letter: str) -> str:
+    return letter * 16 + NO_ACTOR
+
+
+def put_by(producer: str) -> str:
+    """The id that an object shows which the producer made with ray.put."""
+    return "00" + producer[2:]
+
+
+def submission(letter: str, at_s: float = 1.0, producers: tuple[str, ...] = (), gpus: float = 0.0) -> Submission:
+    return Submission(at_s, task_id(letter), letter, "task", producers=producers, cpus=1.0, gpus=gpus)
+
+
+def event(key: str, started_s: float | None, ended_s: float | None, outcome: str = "succeeded") -> TaskEvent:
+    return TaskEvent(key, name=key[0], started_s=started_s, ended_s=ended_s, outcome=outcome if ended_s else "", pid=7)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SessionLog:
+    log = SessionLog(tmp_path / "new" / "log.jsonl", Header(driver="ray"))
+    log.start_workload("w", 0.5)
+    return log
+
+
+def written(log: SessionLog) -> list[Record]:
+    log.end_workload(100.0)
+    log.finish()
+    return read_run(log.path).records
+
+
+def parents(records: list[Record]) -> dict[str, tuple[str, ...]]:
+    return {record.task: record.parents for record in records if isinstance(record, TaskAdded)}
+
+
+def test_edges_of_put_objects(log: SessionLog) -> None:
+    """What the driver put is data; what a task put makes that task a producer; one edge however often it is used."""
+    log.submitted(submission("a"))
+    driver = "f" * 16 + NO_ACTOR
+    log.submitted(submission("b", producers=(put_by(driver), put_by(task_id("a")), task_id("a"))))
+    assert parents(written(log)) == {task_id("a"): (), task_id("b"): (task_id("a"),)}
+
+
+def test_producer_known_later(log: SessionLog) -> None:
+    """A nested task's result is used before Ray told of the task: the edge waits for it."""
+    log.submitted(submission("b", producers=(task_id("n"), task_id("m"))))
+    log.seen(event(task_id("m"), 1.0, 2.0))
+    log.seen(event(task_id("n"), 1.0, 2.0))
+    assert parents(written(log))[task_id("b")] == (task_id("n"), task_id("m"))
+
+
+def test_producer_never_known(log: SessionLog) -> None:
+    """An edge whose producer Ray never told of is kept, to a task that says so."""
+    log.submitted(submission("b", producers=(task_id("x"), put_by(task_id("y")))))
+    records = written(log)
+    assert len(parents(records)[task_id("b")]) == 2
+    assert [record.name for record in records if isinstance(record, TaskAdded)].count("unseen") == 2
+
+
+def test_end_reported_before_start(log: SessionLog) -> None:
+    """The submitter's report of the end may come first: nothing is settled until the start is there."""
+    log.submitted(submission("a", gpus=1.0))
+    log.seen(event(task_id("a"), None, 5.0))
+    assert log.unsettled
+    log.seen(event(task_id("a"), 2.0, 5.0))
+    assert not log.unsettled
+    log.seen(event(task_id("a"), 2.0, 5.0))
+    records = written(log)
+    assert [(r.t, r.gpus) for r in records if isinstance(r, Started)] == [(2.0, 1.0)]
+    assert [(r.t, r.outcome) for r in records if isinstance(r, Ended)] == [(5.0, "succeeded")]
+    assert log.gpu_held_s == 3.0
+
+
+def test_start_never_reported(log: SessionLog) -> None:
+    """A killed process did not report: the moment of handing over counts; a failure without one never started."""
+    log.submitted(submission("a"))
+    log.submitted(submission("b"))
+    pushed = event(task_id("a"), None, 5.0)
+    pushed.pushed_s = 3.0
+    log.seen(pushed)
+    log.seen(event(task_id("b"), None, 4.0, "failed"))
+    records = written(log)
+    assert [(r.task, r.t) for r in records if isinstance(r, Started)] == [(task_id("a"), 3.0)]
+    assert {r.task: r.outcome for r in records if isinstance(r, Ended)} == {
+        task_id("a"): "succeeded",
+        task_id("b"): "skipped",
+    }
+
+
+def test_retry(log: SessionLog) -> None:
+    """Each attempt has its own start, end and outcome."""
+    log.submitted(submission("a"))
+    log.seen(event(task_id("a"), 1.0, 2.0, "failed"))
+    second = event(task_id("a"), 3.0, 4.0)
+    second.attempt = 2
+    log.seen(second)
+    ended = [record for record in written(log) if isinstance(record, Ended)]
+    assert [(record.attempt, record.outcome) for record in ended] == [(1, "failed"), (2, "succeeded")]
+
+
+def test_cold_and_warm(log: SessionLog) -> None:
+    """Loading before the user's first line is a cold start; the same function again in that process is warm."""
+    for letter, start_s in (("a", 1.0), ("a", 3.0)):
+        told = event(task_id(letter), start_s, start_s + 1)
+        told.task_id, told.loaded_s = task_id(str(int(start_s))), start_s + 0.25
+        log.seen(told)
+    records = written(log)
+    assert [(r.t, r.end_t) for r in records if isinstance(r, ColdStart)] == [(1.0, 1.25), (3.0, 3.25)]
+    assert [r.warm for r in records if isinstance(r, Started)] == [False, True]
+
+
+def test_ready_without_rays_word(log: SessionLog) -> None:
+    """Where Ray does not tell, a task is ready when it was submitted and its producers had ended."""
+    log.submitted(submission("a"))
+    log.submitted(submission("b", producers=(task_id("a"),)))
+    log.seen(event(task_id("a"), 1.5, 4.0))
+    log.seen(event(task_id("b"), 5.0, 6.0))
+    assert [record.t for record in written(log) if isinstance(record, Ready)] == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("death_told_first", [False, True])
+def test_actor_holds_its_gpu_for_life(log: SessionLog, death_told_first: bool) -> None:
+    """An actor's GPU is held from its creation to its death and used during its methods, overlaps counted once."""
+    log.submitted(Submission(1.0, CREATION, "A.__init__", "actor", gpus=1.0))
+    created = TaskEvent(CREATION, name="A.__init__", kind="actor", actor_id=ACTOR, started_s=1.0, ended_s=2.0)
+    created.outcome = "succeeded"
+    if death_told_first:
+        log.actors_died({ACTOR: 10.0})
+    log.seen(created)
+    for number, (start_s, end_s) in enumerate([(3.0, 5.0), (4.0, 6.0), (8.0, 9.0)]):
+        call = TaskEvent(f"{number}" * 16 + ACTOR, name="A.m", kind="method", actor_id=ACTOR, outcome="succeeded")
+        call.started_s, call.ended_s = start_s, end_s
+        log.seen(call)
+    if not death_told_first:
+        log.actors_died({ACTOR: 10.0})
+    records = written(log)
+    assert [(r.t, r.end_t) for r in records if isinstance(r, Used)] == [(3.0, 6.0), (8.0, 9.0)]
+    assert next(r.t for r in records if isinstance(r, Ended) and r.task == ACTOR) == 10.0
+    assert log.gpu_held_s == 9.0
+    assert {parents(records)[str(n) * 16 + ACTOR] for n in range(3)} == {(CREATION,)}
+
+
+def test_idle_actor_used_nothing(log: SessionLog) -> None:
+    """An actor without a call held its GPU and did not use it."""
+    log.submitted(Submission(1.0, CREATION, "A.__init__", "actor", gpus=1.0))
+    log.seen(TaskEvent(CREATION, kind="actor", actor_id=ACTOR, started_s=1.0, ended_s=2.0, outcome="succeeded"))
+    assert [(r.t, r.end_t) for r in written(log) if isinstance(r, Used)] == [(2.0, 2.0)]
+
+
+def test_capacity_changes_only(log: SessionLog) -> None:
+    """Nodes are written when they come, change or go; the first from the session's start."""
+    row = {"NodeID": "n", "Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0, "memory": 10.0}}
+    log.nodes([row], 3.0)
+    log.nodes([row], 4.0)
+    log.nodes([{**row, "Alive": False}], 5.0)
+    capacity = [record for record in written(log) if isinstance(record, Capacity)]
+    assert [(r.t, r.cpus, r.gpus) for r in capacity][:2] == [(0.5, 4.0, 2), (5.0, 0.0, 0)]
