@@ -8,9 +8,11 @@ how the driver learns of a crash.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
@@ -41,7 +43,9 @@ class Peer:
         return message
 
     def close(self) -> None:
-        self._connection.close()
+        """End the connection for both sides; a thread that is reading it sees its end, which closing would not do."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
 
 
 class Server:

@@ -55,10 +55,15 @@ def graph_input(*args: Any, **kwargs: Any) -> Any:
 
 
 def submit(payload: Payload, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
-    """Submit one payload to Ray as it was bound; `results` has what its parents' submissions returned."""
-    remote_function = payload.remote_function
-    if payload.options:
-        remote_function = remote_function.options(**payload.options)
+    """Submit one payload to Ray as it was bound; `results` has what its parents' submissions returned.
+
+    A need that only the hints declare (`egs.task(gpus=1)`) is reserved too, for the whole task.
+    """
+    remote_function, options = payload.remote_function, dict(payload.options)
+    if payload.gpus:
+        options.setdefault("num_gpus", payload.gpus)
+    if options:
+        remote_function = remote_function.options(**options)
     kwargs = {key: fill(value, results, given) for key, value in payload.kwargs.items()}
     return remote_function.remote(*(fill(value, results, given) for value in payload.args), **kwargs)
 
