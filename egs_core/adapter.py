@@ -10,6 +10,7 @@ Importing that module must be cheap and must not start the framework: `egs docto
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +37,10 @@ class Check(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+Progress = Callable[[int, int], None]
+"""Told now and then, from any thread, how many tasks have ended, and of how many."""
+
+
 class ReplayWorkload(msgspec.Struct, frozen=True):
     """A workload that was read from a file, and when it is submitted after the replay's start (trace seconds)."""
 
@@ -53,6 +58,7 @@ class ReplayRequest(msgspec.Struct, frozen=True):
     gpus: int
     time_scale: float
     runlog_path: Path
+    progress: Progress | None = None
 
 
 class DemoRequest(msgspec.Struct, frozen=True):
@@ -60,13 +66,18 @@ class DemoRequest(msgspec.Struct, frozen=True):
 
     variants: tuple[str, ...]
     out_dir: Path
+    progress: Progress | None = None
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """One finished run: its metrics (numbers by name, as `--json` prints them) and the run log they come from."""
+    """One finished run: its metrics (numbers by name, as `--json` prints them) and the run log they come from.
+
+    digest: equal for runs whose pipelines gave equal results; empty where there are none to compare.
+    """
 
     metrics: dict[str, Any]
     runlog_path: Path
+    digest: str = ""
 
 
 class DemoOutcome(msgspec.Struct, frozen=True):

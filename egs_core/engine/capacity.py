@@ -11,7 +11,7 @@ UNTRACKED = -1
 WHOLE_DEVICE = 1000
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """What a granted or running phase holds. gpu_milli and gpu_memory_bytes are per device."""
 
     decision: int

@@ -155,10 +155,14 @@ class Engine:
         status = OUTCOMES.get(event.outcome)
         if status is None:
             raise ValueError(f"unknown outcome {event.outcome!r}; one of {', '.join(OUTCOMES)}")
-        if not self._is_current(phase, event.attempt) or state.status[phase] not in HOLDS_LEASE:
+        if not self._is_current(phase, event.attempt):
+            return
+        task = state.task_of[phase]
+        if state.status[phase] not in HOLDS_LEASE:
+            if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
+                self._lost_between(task, now)
             return
         self._freed()
-        task = state.task_of[phase]
         freed = self._do.end(phase, status)
         if status != SUCCEEDED:
             self._after_failure(task, status, now)
@@ -187,6 +191,13 @@ class Engine:
             self._requeue(task, now)
         else:
             self._aborts.finish(task)
+
+    def _lost_between(self, task: int, now: float) -> None:
+        """The process of a started task died while its next phase waited: back to the first."""
+        if task not in self.state.stopping:
+            self._freed()
+            self._queue.remove(self.state.cursor[task])
+            self._requeue(task, now)
 
     def _requeue(self, task: int, now: float) -> None:
         self._started.discard(task)
@@ -319,7 +330,7 @@ class Engine:
 
     def _freed(self) -> None:
         """Something may fit now that did not before."""
-        self._queue.full.clear()
+        self._queue.something_freed()
         self._processes.is_wanted = True
 
     def _reorder(self, changed: list[int]) -> None:

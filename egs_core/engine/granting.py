@@ -23,14 +23,17 @@ class Granting:
     def run(self) -> None:
         """Grant until nothing fits. What an overdue phase waits for is reserved: nobody behind it may take it."""
         queue, state = self._queue, self._state
+        if not queue.is_dirty:
+            return
+        queue.is_dirty = False
         reserved_by: list[int] = []
         passed: set[ClassId] = set()
         while (found := queue.front(passed)) is not None:
-            (key, phase), runner_up, class_id = found
+            key, phase, class_id = found
             place = select_place(state, phase, reserved_by)
             if place is not None:
                 queue.take(class_id)
-                self._grant(phase, place, queue.deciding_term(key, runner_up))
+                self._grant(phase, place, queue.deciding_term(key))
                 continue
             passed.add(class_id)
             if queue.is_overdue(key):

@@ -25,12 +25,9 @@ def append_block(state: State, number: int, graph: Graph) -> list[int]:
         numbers[known + local] = start + offset
     workload.numbers = numbers
     workload.open_tasks += len(order)
-    shape_of = [_shape_number(state, shape) for shape in graph.shapes]
-    outside: set[int] = set()
-    for local in order:
-        parents = tuple([numbers[p] for p in graph.parents[local]])
-        outside.update(p for p in parents if p < start)
-        _append_task(state, graph, local, number, parents, shape_of)
+    _append_tasks(state, graph, order, number)
+    _append_phases(state, graph, order, start)
+    outside = _append_edges(state, graph, order, numbers, start)
     for task in range(len(state.task_ids) - 1, start - 1, -1):
         _rank_task(state, task)
     return refresh_ranks(state, outside)
@@ -66,43 +63,55 @@ def block_order(graph: Graph, known: int) -> list[int]:
     return order
 
 
-def _append_task(
-    state: State, graph: Graph, local: int, workload: int, parents: tuple[int, ...], shape_of: Sequence[int]
-) -> None:
-    task = len(state.task_ids)
-    state.task_ids.append(graph.ids[local])
-    state.task_names.append(graph.names[local])
-    state.task_workload.append(workload)
-    state.parents.append(parents)
-    state.children.append([])
-    waiting = 0
-    for parent in parents:
-        state.children[parent].append(task)
-        waiting += not state.is_done(parent)
-    state.waiting.append(waiting)
-    state.cursor.append(len(state.kind))
-    state.attempt.append(1)
-    state.warmth.append(COLD)
-    options = graph.options.get(local)
-    if options is not None:
-        state.options[task] = options
-    for p in graph.phases_of(local):
-        _append_phase(state, task, graph.phase_kind[p], shape_of[graph.phase_shape[p]], graph.phase_duration_s[p])
-    state.first_phase.append(len(state.kind))
+def _append_tasks(state: State, graph: Graph, order: Sequence[int], workload: int) -> None:
+    start, n = len(state.task_ids), len(order)
+    state.task_ids += [graph.ids[i] for i in order]
+    state.task_names += [graph.names[i] for i in order]
+    state.task_workload += [workload] * n
+    state.attempt += [1] * n
+    state.warmth += [COLD] * n
+    if graph.options:
+        state.options.update((start + k, graph.options[i]) for k, i in enumerate(order) if i in graph.options)
 
 
-def _append_phase(state: State, task: int, kind: int, shape: int, seconds: float | None) -> None:
-    estimate = PRIOR_S if seconds is None else seconds
-    state.kind.append(kind)
-    state.shape.append(shape)
-    state.task_of.append(task)
-    state.estimate_s.append(estimate)
-    state.estimate_p95_s.append(estimate)
-    state.rank_s.append(0.0)
-    state.status.append(PENDING)
-    state.ready_at.append(0.0)
-    state.started_at.append(0.0)
-    state.order.append(0)
+def _append_phases(state: State, graph: Graph, order: Sequence[int], start: int) -> None:
+    shape_of = [_shape_number(state, shape) for shape in graph.shapes]
+    offsets, end = graph.phase_offsets, state.first_phase[-1]
+    phases: list[int] = []
+    for task, i in enumerate(order, start):
+        count = offsets[i + 1] - offsets[i]
+        phases += range(offsets[i], offsets[i + 1])
+        state.task_of += [task] * count
+        state.cursor.append(end)
+        end += count
+        state.first_phase.append(end)
+    seconds = [PRIOR_S if (s := graph.phase_duration_s[p]) is None else s for p in phases]
+    state.kind += [graph.phase_kind[p] for p in phases]
+    state.shape += [shape_of[graph.phase_shape[p]] for p in phases]
+    state.estimate_s += seconds
+    state.estimate_p95_s += seconds
+    state.status += [PENDING] * len(phases)
+    state.order += [0] * len(phases)
+    for column in (state.rank_s, state.ready_at, state.started_at):
+        column.extend([0.0] * len(phases))
+
+
+def _append_edges(state: State, graph: Graph, order: Sequence[int], numbers: Sequence[int], start: int) -> set[int]:
+    """Parents and children of the new tasks; returns the parents that are earlier blocks' tasks."""
+    outside: set[int] = set()
+    children = state.children
+    children += [[] for _ in order]
+    for task, i in enumerate(order, start):
+        parents = tuple([numbers[p] for p in graph.parents[i]])
+        state.parents.append(parents)
+        waiting = len(parents)
+        for parent in parents:
+            children[parent].append(task)
+            if parent < start:
+                outside.add(parent)
+                waiting -= state.is_done(parent)
+        state.waiting.append(waiting)
+    return outside
 
 
 def _shape_number(state: State, shape: Shape) -> int:

@@ -88,14 +88,14 @@ class DecisionLost(Event, frozen=True, tag="lost"):
     decision: int
 
 
-class PhaseStarted(Event, frozen=True, tag="started"):
+class PhaseStarted(Event, frozen=True, gc=False, tag="started"):
     """The phase runs. Implies that its grant was applied."""
 
     phase: int
     attempt: int
 
 
-class PhaseEnded(Event, frozen=True, tag="ended"):
+class PhaseEnded(Event, frozen=True, gc=False, tag="ended"):
     """outcome: succeeded, failed, preempted, aborted."""
 
     phase: int
@@ -163,7 +163,7 @@ class Decision(msgspec.Struct, frozen=True, tag_field="d", omit_defaults=True):
     id: int
 
 
-class Grant(Decision, frozen=True, tag="grant"):
+class Grant(Decision, frozen=True, gc=False, tag="grant"):
     """Start this phase on this node. reason: the order term that put it before the next candidate.
 
     warm: whether a warm process is expected; None for a task that needs none, or for a later phase of a task.

@@ -68,10 +68,11 @@ def select_place(state: State, phase: int, reserved_by: Sequence[int] = ()) -> P
     """
     shape = state.shapes[state.shape[phase]]
     task = state.task_of[phase]
+    is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
     best, best_score = None, None
-    for number in possible_nodes(state, phase):
+    for number in range(len(state.nodes)) if is_plain else possible_nodes(state, phase):
         node = state.nodes[number]
-        if lacking(node, shape) or not may_start_on(state, phase, number):
+        if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
         if reserved_by and not _leaves_room(state, number, shape, reserved_by):
             continue

@@ -111,6 +111,7 @@ class Processes:
         if not self._is_current(task, decision):
             return
         self._do.preload_failed(task)
+        self._queue.is_dirty = True
         self.is_wanted = True
         if task in self.cold_wait:
             self._release(task)
@@ -127,6 +128,7 @@ class Processes:
         """Drop the process kept for a task; if it is warm it stays idle for another."""
         self._issuer.decide(m.DropPreload(self._state.next_decision, task))
         self._do.unpark(task)
+        self._queue.is_dirty = True
 
     def lose_node(self, number: int) -> None:
         """Processes kept on a lost node are gone; ready tasks that had one wait anew."""

@@ -35,7 +35,9 @@ class ReadyQueue:
         self.policy = policy
         self.keys: dict[int, Key] = {}
         self.full: set[ClassId] = set()
+        self.is_dirty = True  # something has changed that may let a phase start
         self._key_of = policy.key
+        self._names = policy.term_names
         self._default_max_wait_s = default_max_wait_s
         self._heaps: dict[ClassId, list[Entry]] = {}
         self._deadlines: list[tuple[float, int, int]] = []  # (time, phase, order) of queued phases that age
@@ -50,7 +52,13 @@ class ReadyQueue:
 
     def remove(self, phase: int) -> bool:
         """Whether it was there."""
+        self.is_dirty = True  # what it had reserved is open to others
         return self.keys.pop(phase, None) is not None
+
+    def something_freed(self) -> None:
+        """Capacity or a process is there that was not."""
+        self.full.clear()
+        self.is_dirty = True
 
     def take(self, class_id: ClassId) -> None:
         """Remove the first of a class."""
@@ -64,6 +72,7 @@ class ReadyQueue:
 
     def _push(self, phase: int, key: Key) -> None:
         self.keys[phase] = key
+        self.is_dirty = True
         class_id = self._class_of(phase)
         heap = self._heaps.get(class_id)
         if heap is None:
@@ -83,39 +92,39 @@ class ReadyQueue:
 
     # --- order ---
 
-    def front(self, passed: set[ClassId]) -> tuple[Entry, Entry | None, ClassId] | None:
-        """The first candidate over all classes that may have room, the one after it, and its class."""
+    def front(self, passed: set[ClassId]) -> tuple[Key, int, ClassId] | None:
+        """The first candidate over all classes that may have room: its key, phase and class."""
         best: Entry | None = None
-        runner_up: Entry | None = None
         best_id: ClassId | None = None
-        keys, full = self.keys, self.full
+        full = self.full
         for class_id, heap in self._heaps.items():
-            if not heap or class_id in full or class_id in passed:
-                continue
-            entry = heap[0]
-            while keys.get(entry[1]) is not entry[0]:
-                heapq.heappop(heap)
-                if not heap:
-                    break
-                entry = heap[0]
-            else:
-                if best is None or entry < best:
-                    best, runner_up, best_id = entry, best, class_id
-                elif runner_up is None or entry < runner_up:
-                    runner_up = entry
-        if best is None or best_id is None:
-            return None
-        for child in self._heaps[best_id][1:3]:
-            if keys.get(child[1]) is child[0] and (runner_up is None or child < runner_up):
-                runner_up = child
-        return best, runner_up, best_id
+            if heap and class_id not in full and class_id not in passed:
+                entry = self._head(heap)
+                if entry is not None and (best is None or entry < best):
+                    best, best_id = entry, class_id
+        return None if best is None or best_id is None else (*best, best_id)
 
-    def deciding_term(self, key: Key, runner_up: Entry | None) -> str:
-        """The first term in which the next candidate is worse."""
-        if runner_up is None:
+    def _head(self, heap: list[Entry]) -> Entry | None:
+        keys = self.keys
+        while heap:
+            entry = heap[0]
+            if keys.get(entry[1]) is entry[0]:
+                return entry
+            heapq.heappop(heap)
+        return None
+
+    def deciding_term(self, key: Key) -> str:
+        """The first term in which the next in order, of those that are first in their class, is worse than this key."""
+        following: Key | None = None
+        for heap in self._heaps.values():
+            if heap:
+                entry = self._head(heap)
+                if entry is not None and entry[0] > key and (following is None or entry[0] < following):
+                    following = entry[0]
+        if following is None:
             return ONLY_CANDIDATE
-        names = self.policy.term_names
-        for i, other in enumerate(runner_up[0]):
+        names = self._names
+        for i, other in enumerate(following):
             if key[i] != other:
                 return names[i]
         return names[-1]

@@ -130,6 +130,10 @@ class Simulation:
         self.advance(self._events[0][0])
         return True
 
+    def ended_at(self, task: int) -> float:
+        """When a task's last phase ended; 0 before."""
+        return self._trace.ended_at.get(task, 0.0)
+
     def _begin(self) -> None:
         config = self.config
         nodes = (SimNode("slots", config.slots, process_slots=2**30),) if config.slots else config.nodes
@@ -201,6 +205,7 @@ class Simulation:
         self.phases += 1
         self.last_end = now
         state, phase = self.state, event.phase
+        self._trace.ended_at[state.task_of[phase]] = now
         workload = state.task_workload[state.task_of[phase]]
         decisions = self.engine.handle(event, now)
         if self._log:

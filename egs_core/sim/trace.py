@@ -54,10 +54,11 @@ def merge_phases(graph: Graph) -> Graph:
 
 
 class Trace:
-    """The truth by the engine's own numbers. seconds: by phase."""
+    """The truth by the engine's own numbers. seconds: by phase; ended_at: by task, of its latest phase."""
 
     def __init__(self, state: State, config: SimConfig) -> None:
         self.seconds: list[float] = []
+        self.ended_at: dict[int, float] = {}
         self.phase_numbers: list[int] = []  # of the workload learned last: its phase -> the engine's
         self._state = state
         self._bandwidth = config.bandwidth_bytes_per_s

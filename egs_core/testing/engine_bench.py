@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -27,9 +27,9 @@ def gpu(seconds: float | None = 1.0, gpus: float = 1.0, cpus: float = 0.0, gpu_m
 
 
 def graph_of(
-    tasks: dict[str, Sequence[str] | tuple[()]],
-    phases: dict[str, Sequence[PhaseSpec]] | None = None,
-    options: dict[str, TaskOptions] | None = None,
+    tasks: Mapping[str, Sequence[str]],
+    phases: Mapping[str, Sequence[PhaseSpec]] | None = None,
+    options: Mapping[str, TaskOptions] | None = None,
     default: Sequence[PhaseSpec] | None = None,
     known: Sequence[str] = (),
 ) -> Graph:

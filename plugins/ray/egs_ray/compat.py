@@ -2,6 +2,7 @@
 
     feature      private API                                        fallback
     submit       RemoteFunction/ActorClass/ActorMethod._remote      none: submissions stay native; events tell of them
+    wrap         RemoteFunction._function, ._default_options        none: tasks cannot be ordered, EGS observes
     auto_init    closure of the wrapper that calls ray.init         the script's first call is known from events alone
     ready        ObjectRef._on_ready                                one thread in ray.wait
     task_events  ray._private.state: task events                    ray.timeline(): run times and failures only
@@ -24,7 +25,7 @@ from typing import Any, Literal, Protocol, cast
 
 import ray
 
-Feature = Literal["submit", "auto_init", "ready", "task_events", "actors", "disconnect", "dag"]
+Feature = Literal["submit", "wrap", "auto_init", "ready", "task_events", "actors", "disconnect", "dag"]
 KNOWN_VERSIONS = ("2.59", "2.60")
 WITHOUT = "EGS_RAY_WITHOUT"
 
@@ -129,6 +130,11 @@ def _waits_in_init(original: Any) -> bool:
     return False
 
 
+def submit_directly() -> None:
+    """What the calling thread submits from now on goes to Ray directly: for EGS's own threads."""
+    _inside.handler = True
+
+
 def name_of(target: Any) -> str:
     """The name Ray itself shows: `f`, `Actor.__init__`, `Actor.method`."""
     try:
@@ -156,6 +162,32 @@ def actor_id_of(target: Any) -> str:
     """The actor that a method belongs to; "" for anything else."""
     actor_id = getattr(getattr(target, "_actor", None), "_actor_id", None)
     return "" if actor_id is None else str(actor_id.hex())
+
+
+# --- wrap: a task that is to wait needs one more argument than its function takes ------------------------------------
+
+
+def function_behind(target: Any) -> Callable[..., Any] | None:
+    """The plain Python function of a RemoteFunction; None for anything whose call is more than a call of it."""
+    from ray.remote_function import RemoteFunction
+    from ray.util.tracing.tracing_helper import _is_tracing_enabled
+
+    if not isinstance(target, RemoteFunction) or target._is_generator or target._is_cross_language:
+        return None
+    if target._decorator is not None or _is_tracing_enabled():
+        return None
+    return cast(Callable[..., Any], target._function)
+
+
+def rewrapped(remote_function: Any, function: Callable[..., Any]) -> Any:
+    """A RemoteFunction of another function with the same defaults; what `.options()` set comes with each call."""
+    defaults = dict(remote_function._default_options)
+    return ray.remote(**defaults)(function) if defaults else ray.remote(function)
+
+
+def is_plain_driver() -> bool:
+    """Whether this process is a driver with a core of its own: no worker, no Ray Client, no local mode."""
+    return bool(ray._private.worker.global_worker.mode == ray.SCRIPT_MODE)
 
 
 # --- ready: a public wait costs a thread, polls, and keeps every reference alive --------------------------------------
@@ -258,6 +290,14 @@ def _probe_submit() -> bool:
     return all(callable(vars(cls).get("_remote")) for cls in _submit_classes())
 
 
+def _probe_wrap() -> bool:
+    def function(x: int) -> int:
+        return x
+
+    remote = ray.remote(num_gpus=1)(function)
+    return function_behind(remote) is function and rewrapped(remote, function)._default_options["max_calls"] == 1
+
+
 def _probe_auto_init() -> bool:
     return all(
         cls._remote.__code__.co_freevars == ("fn",)  # type: ignore[attr-defined]
@@ -294,6 +334,7 @@ def _probe_dag() -> bool:
 
 _PROBES: dict[Feature, Callable[[], bool]] = {
     "submit": _probe_submit,
+    "wrap": _probe_wrap,
     "auto_init": _probe_auto_init,
     "ready": _probe_ready,
     "task_events": _probe_task_events,

@@ -88,7 +88,7 @@ def _mode() -> str:
     if not compat.supported(ray.__version__):
         warn(f"Ray {ray.__version__} is not a version EGS knows ({', '.join(compat.KNOWN_VERSIONS)}): observing only")
         return "observe"
-    if mode == "on" and not compat.available("submit"):
+    if mode == "on" and not (compat.available("submit") and compat.available("wrap")):
         warn("this build of Ray does not let submissions be ordered: observing only")
         return "observe"
     return mode

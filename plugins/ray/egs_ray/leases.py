@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Shape
+from egs_ray import compat
 from egs_ray.link import Message, Peer
 from egs_ray.shell import Address, hold, touch
 from egs_ray.tasks import Job, Lease
@@ -26,8 +28,8 @@ MOST_KEPT = 8
 class Leases:
     """All leases of a session. Used on the driver's thread only."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, address: Address, on_end: Callable[[int], None]) -> None:
+        self._address, self._on_end = address, on_end
         self._open: dict[int, tuple[Lease, Job]] = {}
         self._by_peer: dict[Peer, int] = {}
         self._numbers = itertools.count(1)
@@ -55,6 +57,7 @@ class Leases:
         holder = self._hold.options(name="egs-lease", **options)
         self._open[lease.id] = (lease, job)
         lease.ref = holder.remote(self._address, lease.id)
+        compat.on_ready(lease.ref, lambda: self._on_end(lease.id))
         return lease
 
     def started(self, peer: Peer, message: Message) -> Job | None:
@@ -78,16 +81,23 @@ class Leases:
             self._by_peer.pop(lease.peer, None)
             _end(lease.peer, lease.id)
         else:
-            ray.cancel(lease.ref)
+            with contextlib.suppress(Exception):  # it has ended meanwhile, or Ray has
+                ray.cancel(lease.ref)
 
-    def holder_gone(self, peer: Peer) -> Lease | None:
-        """The lease whose holder died, if this connection was one."""
-        number = self._by_peer.pop(peer, None)
-        entry = self._open.pop(number, None) if number is not None else None
+    def lost(self, number: int) -> Job | None:
+        """A holder has ended; the job that it held something for, unless that lease was given back."""
+        entry = self._open.pop(number, None)
         if entry is None:
             return None
-        entry[0].over = True
-        return entry[0]
+        lease, job = entry
+        lease.over = True
+        if lease.peer is not None:
+            self._by_peer.pop(lease.peer, None)
+        return job
+
+    def of(self, peer: Peer) -> int | None:
+        """The lease behind a connection, if there is one."""
+        return self._by_peer.get(peer)
 
 
 def _end(peer: Peer, lease: int) -> None:

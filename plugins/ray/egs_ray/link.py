@@ -13,21 +13,43 @@ import json
 import os
 import secrets
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 Message = dict[str, Any]
 MAX_BYTES = 1 << 20
+REACH_S = 5.0  # a driver on the same network answers in milliseconds; a firewall may swallow the question
+REFUSED = (AuthenticationError, EOFError, OSError, ValueError)
 
 
 class Peer:
     """One end of a connection. Any thread may send; one thread reads."""
 
-    def __init__(self, connection: Connection[Any, Any]) -> None:
-        self._connection = connection
+    def __init__(self, wire: socket.socket) -> None:
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.setblocking(True)
+        self._wire = wire
+        self._connection: Connection[Any, Any] = Connection(os.dup(wire.fileno()))
         self._lock = threading.Lock()
+
+    def prove(self, key: bytes, *, first: bool) -> None:
+        """Both ends prove that they know the key, within `REACH_S`; one of them asks first. Raises one of REFUSED."""
+        self._limit_reading(REACH_S)
+        for asks in (first, not first):
+            if asks:
+                deliver_challenge(self._connection, key)
+            else:
+                answer_challenge(self._connection, key)
+        self._limit_reading(0)
+
+    def _limit_reading(self, seconds: float) -> None:
+        """Let reads fail after this time; 0: never. On the socket itself, as `Connection` has no time-outs."""
+        self._wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
 
     def send(self, message: Message) -> None:
         """Raises OSError when the other end is gone."""
@@ -37,15 +59,24 @@ class Peer:
 
     def receive(self) -> Message:
         """The next message. Raises EOFError or OSError when the other end is gone."""
-        message = json.loads(self._connection.recv_bytes(MAX_BYTES))
+        try:
+            message = json.loads(self._connection.recv_bytes(MAX_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise OSError(f"a message that is no JSON: {error}") from None
         if not isinstance(message, dict):
             raise OSError("a message that is no object")
         return message
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         """End the connection for both sides; a thread that is reading it sees its end, which closing would not do."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._wire.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.hang_up()
+        self._wire.close()
+        with self._lock:
+            self._connection.close()
 
 
 class Server:
@@ -53,45 +84,53 @@ class Server:
 
     def __init__(self, host: str, on_message: Callable[[Peer, Message], None], on_gone: Callable[[Peer], None]) -> None:
         self._key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), family="AF_INET", backlog=128)
+        self._listener = socket.create_server((host, 0), backlog=128)
         self._on_message, self._on_gone = on_message, on_gone
         self._closed = False
         self._peers: set[Peer] = set()
-        self.address: tuple[str, int, str] = (host, self._listener.address[1], self._key.hex())
+        self._guard = threading.Lock()
+        self.address: tuple[str, int, str] = (host, self._listener.getsockname()[1], self._key.hex())
         threading.Thread(target=self._accept, name="egs-link", daemon=True).start()
 
     def close(self) -> None:
-        self._closed = True
+        """End all connections: workers then know that they are on their own."""
+        with self._guard:
+            self._closed = True
+            peers = list(self._peers)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
         self._listener.close()
-        for peer in list(self._peers):
-            peer.close()
+        for peer in peers:
+            peer.hang_up()  # its reader closes it
 
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection = self._listener.accept()
+                wire, _ = self._listener.accept()
             except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), name="egs-link-peer", daemon=True).start()
+                time.sleep(0 if self._closed else 0.05)  # out of file descriptors, for instance: workers try for a while
+                continue
+            threading.Thread(target=self._serve, args=(wire,), name="egs-link-peer", daemon=True).start()
 
-    def _serve(self, connection: Connection[Any, Any]) -> None:
-        """Authenticate and read one worker. A stranger costs a thread, never the acceptor."""
-        from multiprocessing.connection import answer_challenge, deliver_challenge
-
-        peer = Peer(connection)
+    def _serve(self, wire: socket.socket) -> None:
+        """Authenticate and read one worker. A stranger costs a thread for a while, never the acceptor."""
+        peer = Peer(wire)
         try:
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-        except Exception:
-            connection.close()
+            peer.prove(self._key, first=True)
+        except REFUSED:
+            peer.close()
             return
-        self._peers.add(peer)
+        with self._guard:
+            self._peers.add(peer)
+            if self._closed:
+                peer.hang_up()
         try:
             while True:
                 self._on_message(peer, peer.receive())
-        except (EOFError, OSError, ValueError):
-            self._peers.discard(peer)
-            connection.close()
+        except (EOFError, OSError):
+            with self._guard:
+                self._peers.discard(peer)
+            peer.close()
             if not self._closed:
                 self._on_gone(peer)
 
@@ -106,7 +145,7 @@ def connect(address: tuple[str, int, str]) -> Peer:
     with _guard:
         peer = _connected.get((os.getpid(), host, port))
         if peer is None:
-            peer = _connected[os.getpid(), host, port] = Peer(Client((host, port), authkey=bytes.fromhex(key)))
+            peer = _connected[os.getpid(), host, port] = _dial(host, port, bytes.fromhex(key))
         return peer
 
 
@@ -116,3 +155,13 @@ def forget(address: tuple[str, int, str]) -> None:
         peer = _connected.pop((os.getpid(), address[0], address[1]), None)
     if peer is not None:
         peer.close()
+
+
+def _dial(host: str, port: int, key: bytes) -> Peer:
+    peer = Peer(socket.create_connection((host, port), timeout=REACH_S))
+    try:
+        peer.prove(key, first=False)
+    except REFUSED as error:
+        peer.close()
+        raise OSError(f"{host}:{port} is not this run's driver: {type(error).__name__} {error}") from None
+    return peer

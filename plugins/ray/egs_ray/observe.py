@@ -71,12 +71,12 @@ def script_name() -> str:
 class Observer:
     """The `Interceptor` of mode observe. Safe to submit to from any thread; never raises of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, policy: str = "native", mode: str = "observe") -> None:
         header = Header(
             run_id=path.stem,
             driver="ray",
-            policy="native",
-            mode="observe",
+            policy=policy,
+            mode=mode,
             started_at=time.time(),
             label=script_name(),
         )
@@ -143,7 +143,11 @@ class Observer:
             if not self._broken:
                 log = self.log
                 seen = f"{log.tasks_seen} tasks seen, {log.gpu_held_s:.1f} s of GPU time held"
-                warn(f"observed only: {seen}; run log: {log.path} (see it: egs report {log.path} -o report.html)")
+                what = self._what_was_done()
+                warn(f"{what}: {seen}; run log: {log.path} (see it: egs report {log.path} -o report.html)")
+
+    def _what_was_done(self) -> str:
+        return "observed only"
 
     # --- the writing thread -------------------------------------------------------------------------------------------
 

@@ -1,49 +1,91 @@
 """Values that do not exist yet, as Ray references: `ref = promises.new(key)`, later `promises.keep(key, value)`.
 
 A task that gets such a reference as an argument waits for it like for any other. One small actor stands behind them;
-it holds no CPU and is gone when its session lets it go.
+it holds no CPU and is gone when its session lets it go. When its process dies, what waits for it fails; with `on_loss`
+Ray starts it again and asks it again for what was not answered, and `on_loss` keeps again what was lost with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
 
+from egs_ray import compat
+
 MOST_WAITING = 100_000
 
 
-class Board:
-    """The actor: whoever waits for a key gets what is kept under it, whichever comes first."""
+def _board_class() -> type:
+    """The actor's class: whoever waits for a key gets what is kept under it, whichever comes first.
 
-    def __init__(self) -> None:
-        self._values: dict[str, asyncio.Future[Any]] = {}
+    It is made here, in a function, so that Ray sends it by value: a worker's environment may lack this package.
+    """
 
-    def _future(self, key: str) -> asyncio.Future[Any]:
-        if key not in self._values:
-            self._values[key] = asyncio.get_running_loop().create_future()
-        return self._values[key]
+    class EgsBoard:
+        def __init__(self, patience_s: float | None) -> None:
+            self._values: dict[str, asyncio.Future[Any]] = {}
+            self._patience_s = patience_s
+            self._heard_s = time.monotonic()
 
-    async def ready(self) -> None:
-        """Answers when the actor is there."""
+        def _future(self, key: str) -> asyncio.Future[Any]:
+            if key not in self._values:
+                self._values[key] = asyncio.get_running_loop().create_future()
+            return self._values[key]
 
-    async def wait(self, key: str) -> Any:
-        value = await self._future(key)
-        self._values.pop(key, None)
-        return value
+        async def ready(self) -> None:
+            """Answers when the actor is there."""
 
-    async def keep(self, key: str, value: Any) -> None:
-        future = self._future(key)
-        if not future.done():
-            future.set_result(value)
+        async def watch(self) -> None:
+            """Never answers: this call fails when the actor's process dies."""
+            await asyncio.Event().wait()
+
+        async def hear(self) -> None:
+            """The driver lives."""
+            self._heard_s = time.monotonic()
+
+        async def wait(self, key: str) -> Any:
+            future = self._future(key)
+            while not future.done() and self._is_patient():
+                await asyncio.wait([future], timeout=self._patience_s)
+            self._values.pop(key, None)
+            return future.result() if future.done() else None
+
+        def _is_patient(self) -> bool:
+            return self._patience_s is None or time.monotonic() - self._heard_s < self._patience_s
+
+        async def keep(self, values: dict[str, Any]) -> None:
+            self._heard_s = time.monotonic()
+            for key, value in values.items():
+                future = self._future(key)
+                if not future.done():
+                    future.set_result(value)
+
+    return EgsBoard
 
 
 class Promises:
-    """A session's promises."""
+    """A session's promises.
 
-    def __init__(self) -> None:
-        self._board = ray.remote(Board).options(num_cpus=0, max_concurrency=MOST_WAITING).remote()
+    patience_s: when nothing was heard from this process for so long, what is waited for is kept as None; None: never.
+    on_loss: called with the reference of a failed call when the actor's process has died; must not block.
+    """
+
+    def __init__(self, patience_s: float | None = None, on_loss: Callable[[Any], None] | None = None) -> None:
+        retries = 0 if on_loss is None else -1
+        board = ray.remote(_board_class()).options(
+            num_cpus=0,
+            max_concurrency=MOST_WAITING,
+            max_restarts=retries,
+            max_task_retries=retries,
+            enable_task_events=False,  # none of this is the user's
+        )
+        self._board = board.remote(patience_s)
+        self._on_loss = on_loss
+        self._watched: Any = None
 
     def ready(self) -> Any:
         """A reference that is ready when promises can be made."""
@@ -54,4 +96,21 @@ class Promises:
         return self._board.wait.remote(key)
 
     def keep(self, key: str, value: Any) -> None:
-        self._board.keep.remote(key, value)
+        self._board.keep.remote({key: value})
+
+    def keep_all(self, keys: Iterable[str]) -> None:
+        """Keep None under each of the keys, also if that was done before."""
+        self._board.keep.remote(dict.fromkeys(keys))
+
+    def live(self) -> None:
+        """Say that this process lives, and watch the actor; call it about once a second where patience matters."""
+        self._board.hear.remote()
+        if self._on_loss is not None and self._watched is None:
+            self._watched = self._board.watch.options(max_task_retries=0).remote()
+            compat.on_ready(self._watched, self._lost)
+
+    def _lost(self) -> None:
+        """On a thread of Ray's, where nothing may block."""
+        watched, self._watched = self._watched, None
+        if self._on_loss is not None and watched is not None:
+            self._on_loss(watched)

@@ -34,7 +34,7 @@ from egs_ray.leases import Leases
 from egs_ray.link import Message, Peer, Server
 from egs_ray.payload import submit
 from egs_ray.promises import Promises
-from egs_ray.shell import DROPPED, EgsUnreachableError, Spec, make_observed, make_shell, touch
+from egs_ray.shell import ArgumentsLostError, Spec, make_observed, make_shell, touch
 from egs_ray.tasks import Job, RemoteFunctions, RunBooks, Way, is_ungated, way_of
 
 
@@ -67,15 +67,21 @@ class Session:
         self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
         self._records = RunRecords(self.engine.state, self.learning.record)
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
-        self._leases = Leases(self._server.address)
+        self._leases = Leases(self._server.address, self._on_lease_end)
         self._promises = Promises()
         self._remotes = RemoteFunctions()
         self._jobs: dict[int, Job] = {}  # engine's task number -> job
         self._submitted: dict[int, Job] = {}  # submission -> job
         self._submissions = itertools.count(1)
         self._leaving: dict[str, int] = {}  # warm key -> processes whose task has ended but not yet left them
+        self._loading: set[int] = set()  # submissions whose process still imports
+        self._too_early: list[tuple[Job, str]] = []  # shells that wait for one of these
         self._deferred: dict[str, list[tuple[Job, str]]] = {}  # warm key -> shells that wait for one of these
         self._runs: dict[str, RunBooks] = {}
+        self._run_numbers = itertools.count()
+        self._warned: set[str] = set()
+        self._native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
+        self._gpus = 0
         self._broken = False
         self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
         self.driver.start()
@@ -89,8 +95,7 @@ class Session:
         """Start a run of a converted graph; returns at once."""
         if not self.options.split:
             converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
-        number = len(self._runs)
-        books = RunBooks(f"{converted.name}#{number}", converted, given)
+        books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
         self._runs[books.workload] = books
         self.driver.do(lambda: self._begin(books))
         if not self.driver.is_alive:
@@ -149,7 +154,7 @@ class Session:
 
     def _preload_slots(self) -> int:
         """How many processes may load at once on a node: loading is real work, whatever num_cpus says."""
-        return int(os.environ.get("EGS_SLOTS", 0)) or max(2, (os.cpu_count() or 2) // 2)
+        return max(2, (os.cpu_count() or 2) // 2)
 
     def _begin(self, books: RunBooks) -> None:
         """Give the graph to the engine, with what is known about its durations."""
@@ -210,11 +215,10 @@ class Session:
             self._stop(job)
 
     def _grant(self, job: Job, grant: m.Grant) -> None:
-        job.grant = grant
+        job.grant, job.started, job.lost_leases = grant, False, 0
         self._records.grant(grant, self.driver.now())
         if job.way is Way.NATIVE:
             self._submit_native(job)
-            self.driver.post(m.PhaseStarted(grant.phase, grant.attempt))
         elif job.way is Way.OBSERVED:
             self._submit_observed(job)
         else:
@@ -223,7 +227,7 @@ class Session:
             job.parked_since = None
             self._submit_shell(job, grant.node)
             self._keep_promise(job)
-            if not self._gets_warm_first(job, grant):
+            if not self._gets_warm_first(job, grant) and not self._gets_place_first(job):
                 self._take_lease(job, grant)
 
     def _keep_promise(self, job: Job) -> None:
@@ -236,7 +240,11 @@ class Session:
         """Whether a task that starts on the GPU is still being loaded: no GPU is taken for that."""
         state = self.engine.state
         starts_on_gpu = state.kind[grant.phase] == GPU and state.is_first_phase(grant.phase)
-        return starts_on_gpu and self.options.preload and bool(self._key_of(job)) and not job.is_warm
+        return starts_on_gpu and self.options.preload and bool(self._key_of(job)) and not job.ready_to_start
+
+    def _gets_place_first(self, job: Job) -> bool:
+        """With several nodes only the process itself can tell which of them Ray has put it on."""
+        return job.peer is None and not job.is_open and len(self.engine.state.nodes) > 1
 
     def _take_lease(self, job: Job, grant: m.Grant) -> None:
         state = self.engine.state
@@ -246,24 +254,43 @@ class Session:
     def _let_go(self, job: Job) -> None:
         """Open the phase's gate when the process waits there and Ray has given its resources."""
         lease = job.lease
-        if lease is None or lease.peer is None or job.peer is None or job.went_at:
+        if job.peer is None or job.went_at:
             return
-        job.went_at = self.driver.now()
-        self._send(job, {"m": "go", "devices": list(lease.devices)})
+        if job.is_open:
+            job.went_at = self.driver.now()
+            self._send(job, {"m": "go", "open": True})
+        elif lease is not None and lease.peer is not None:
+            job.went_at = self.driver.now()
+            self._send(job, {"m": "go", "devices": list(lease.devices)})
 
     def _drop(self, job: Job, now: float) -> None:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
-        self._records.preload_ended(job.number, "unused", now)
-        self._send(job, {"m": "drop"})  # one that has not said hello yet is told when it does
-        self._submitted.pop(job.submission, None)
+        if not job.preload_over:
+            self._records.preload_ended(job.number, "unused", now)
+        self._leave_shell(job)
+
+    def _leave_shell(self, job: Job) -> None:
+        """Let go of a shell that waits; the job has none then. One that has not said hello is told when it does."""
+        submission, key = job.submission, self._key_of(job)
+        self._send(job, {"m": "drop"})
+        self._submitted.pop(submission, None)
         if job.peer is not None:
             self._about_to_leave(job)
+        if job.promised:
+            self._promises.keep(str(submission), ((), {}))  # nobody waits for it any more
         job.submission, job.ref, job.peer, job.parked_since, job.is_warm = 0, None, None, None, False
+        job.promised = False
         job.run.results.pop(job.index, None)
+        self._deferred[key] = [(other, node) for other, node in self._deferred.get(key, []) if other is not job]
+        self._loaded(submission)
 
     def _stop(self, job: Job) -> None:
+        """The engine waits for the end of this job's phase."""
+        job.aborted = True
         if job.ref is not None:
-            ray.cancel(job.ref, force=True)
+            ray.cancel(first_of(job.ref), force=True)
+        elif job.grant is not None:  # granted, but not yet submitted
+            self._lost_attempt(job, "aborted")
 
     # --- submissions ---
 
@@ -272,11 +299,22 @@ class Session:
         Ray would start another one."""
         if job.submission:
             return
+        if job.grant is None and len(self._loading) >= self._preload_slots():
+            self._too_early.append((job, node))
+            return
         key = self._key_of(job)
         if self._leaving.get(key, 0) > len(self._deferred.setdefault(key, [])):
             self._deferred[key].append((job, node))
         elif all(job is not other for other, _ in self._deferred[key]):
             self._submit_shell_now(job, node)
+
+    def _loaded(self, submission: int) -> None:
+        """A process has done its loading, or never will: the next one may begin."""
+        self._loading.discard(submission)
+        while self._too_early and len(self._loading) < self._preload_slots():
+            waiting, node = self._too_early.pop(0)
+            if waiting.parked_since is not None or waiting.grant is not None:
+                self._submit_shell(waiting, node)
 
     def _left(self, key: str) -> None:
         """A process that was about to be free is."""
@@ -284,7 +322,7 @@ class Session:
         waiting = self._deferred.get(key)
         if waiting:
             job, node = waiting.pop(0)
-            if not job.submission and (job.grant is not None or job.parked_since is not None):
+            if not job.submission and not self._broken and (job.grant is not None or job.parked_since is not None):
                 self._submit_shell_now(job, node)
                 if job.grant is not None:
                     self._keep_promise(job)
@@ -294,9 +332,9 @@ class Session:
 
     def _about_to_leave(self, job: Job) -> None:
         """The shell's process will be free as soon as its result is there."""
-        key = self._key_of(job)
+        key, ref = self._key_of(job), first_of(job.ref)
         self._leaving[key] = self._leaving.get(key, 0) + 1
-        compat.on_ready(job.ref, lambda: self.driver.do(lambda: self._left(key)))
+        compat.on_ready(ref, lambda ref=ref: self.driver.do(lambda: self._left(key)))  # type: ignore[misc]
 
     def _submit_shell_now(self, job: Job, node: str) -> None:
         payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
@@ -309,7 +347,9 @@ class Session:
             strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
             options["scheduling_strategy"] = strategy
         remote = self._remotes.get(make_shell, payload.function, max_calls=0)
-        spec = self._spec(job, payload.gpus or 1.0, split=len(kinds) > 1)
+        gpus = max(graph.shapes[graph.phase_shape[p]].gpu_milli for p in graph.phases_of(job.index)) / 1000
+        spec = self._spec(job, gpus, split=len(kinds) > 1)
+        self._loading.add(job.submission)
         self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
 
     def _process_env(self, given: Any) -> Any:
@@ -334,26 +374,29 @@ class Session:
         payload = job.run.converted.nodes[job.index]
         job.submission = next(self._submissions)
         self._submitted[job.submission] = job
-        job.ref = submit(payload, job.run.results, job.run.given)
+        job.ref = submit(reserving(payload, job.run.converted.graph, job.index), job.run.results, job.run.given)
         self._watch(job)
+        if job.grant is not None:
+            self._phase_started(job, job.grant, None)
 
     def _spec(self, job: Job, gpus: float, *, split: bool) -> Spec:
         job.submission = next(self._submissions)
         self._submitted[job.submission] = job
         job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
-        return Spec(self._server.address, job.submission, gpus, self.options.preload, split, job.run.workload)
+        job.is_open = False
+        returns = job.run.converted.nodes[job.index].options.get("num_returns") or 1
+        options = self.options
+        address, load_s = self._server.address, options.preload_timeout_s
+        return Spec(address, job.submission, gpus, options.preload, split, load_s, returns)
 
     def _watch(self, job: Job) -> None:
         job.run.results[job.index] = job.ref
-        submission = job.submission
-        compat.on_ready(job.ref, lambda: self.driver.do(lambda: self._on_result(submission)))
+        submission, ref = job.submission, first_of(job.ref)
+        compat.on_ready(ref, lambda ref=ref: self.driver.do(lambda: self._on_result(submission)))  # type: ignore[misc]
 
     def _send(self, job: Job, message: Message) -> None:
-        try:
-            if job.peer is not None:
-                job.peer.send({"task": job.submission, **message})
-        except OSError:
-            pass  # its end comes through `_on_gone`
+        if job.peer is not None:
+            _tell(job.peer, {"task": job.submission, "life": job.life, **message})  # its end comes through `_on_gone`
 
     # --- what workers say ---
 
@@ -372,8 +415,10 @@ class Session:
         job = self._submitted.get(message.get("task", 0))
         if job is None:
             if message.get("m") == "hello":
-                _tell(peer, {"m": "drop", "task": message["task"]})
+                _tell(peer, {"m": "drop", "task": message["task"], "life": message["life"]})
             return
+        if job.way is Way.SHELL and message["m"] != "hello" and (peer is not job.peer or message["life"] != job.life):
+            return  # from a try before this one
         said: dict[str, Callable[[Job, Peer, Message], None]] = {
             "hello": self._hello,
             "warm": self._warm,
@@ -385,25 +430,40 @@ class Session:
         said[message["m"]](job, peer, message)
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
+        if job.life and not job.succeeded:
+            self._lost_attempt(job, "preempted")  # Ray tries again, and that may be known before the end of the last try
         job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
-        job.node, job.was_warm = message["node"], message["warm"]
-        job.went_at = 0.0
+        job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
+        if job.succeeded or self._broken:
+            self._on_its_own(job)  # Ray lost the result, or EGS its engine
+        elif job.grant is not None and job.lease is None and not self._gets_warm_first(job, job.grant):
+            self._take_lease(job, job.grant)
+        self._let_go(job)
+
+    def _on_its_own(self, job: Job) -> None:
+        """EGS has no resources for this shell: it takes its GPUs from Ray by itself."""
+        self._give_back(job)
+        job.is_open = True
         self._let_go(job)
 
     def _warm(self, job: Job, peer: Peer, message: Message) -> None:
         job.is_warm = True
+        self._loaded(job.submission)
         for problem in message["errors"]:
-            warn(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
+            self._warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
         if not job.was_warm:
             self.learning.warmed_up(job.run.converted, job.index, message["seconds"])
-        if job.parked_since is not None:
+        if job.parked_since is not None and not job.preload_over:
             self._records.preload_ended(job.number, "warm", self.driver.now())
-        if job.grant is not None and job.lease is None:
+        if self._broken:
+            return
+        if job.grant is not None and job.lease is None and not job.is_open:
             self._take_lease(job, job.grant)
         self._handle(m.PreloadReady(job.number))
 
     def _began(self, job: Job, peer: Peer, message: Message) -> None:
         job.began = True
+        self._loaded(job.submission)
         if job.way is Way.OBSERVED and job.grant is not None:
             job.pid, job.framework_id = message["pid"], message["id"]
             self._phase_started(job, job.grant, None)
@@ -421,8 +481,9 @@ class Session:
         self._let_go(job)
 
     def _phase_started(self, job: Job, grant: m.Grant, warm: bool | None) -> None:
-        if self.engine.state.leases.get(grant.phase) is None:
+        if self._broken or job.started or self.engine.state.leases.get(grant.phase) is None:
             return
+        job.started = True
         self._records.started(grant, self.driver.now(), warm, job.framework_id, job.pid)
         self._handle(m.PhaseStarted(grant.phase, grant.attempt))
 
@@ -441,13 +502,19 @@ class Session:
         grant = job.grant
         if grant is None:
             return
+        self._phase_noted(job, grant)
+        if not self._broken:
+            self._handle(m.PhaseEnded(grant.phase, grant.attempt))
+
+    def _phase_noted(self, job: Job, grant: m.Grant) -> None:
+        """Give back what a phase held, and write down that it has ended well."""
         now = self.driver.now()
+        self._phase_started(job, grant, None)  # when nobody has told of it
         self._used(job, grant, now)
         self._give_back(job)
         job.grant, job.went_at = None, 0.0
         if not self._broken:
             self._records.ended(grant.phase, grant.attempt, "succeeded", now)
-            self._handle(m.PhaseEnded(grant.phase, grant.attempt))
 
     def _used(self, job: Job, grant: m.Grant, now: float) -> None:
         """A GPU phase of its own is used from the moment its code was let go."""
@@ -474,65 +541,126 @@ class Session:
         if job.succeeded:
             return
         job.succeeded = True
-        self._phase_over(job)
+        state, grant = self.engine.state, job.grant
+        is_last = grant is not None and grant.phase + 1 == state.first_phase[job.number + 1]
+        if is_last or self._broken:
+            self._phase_over(job)
+        else:  # phases are left that the code did not take: the engine must not grant them
+            if grant is not None:
+                self._phase_noted(job, grant)
+            self._handle(m.TaskFinished(job.number, state.attempt[job.number]))
+        job.ref = None  # what needs the value has its own reference
         job.run.release_parents(job.index)
         if not self._broken:
-            state = self.engine.state
-            if state.status[state.cursor[job.number]] < SUCCEEDED:  # phases are left that the code did not take
-                self._handle(m.TaskFinished(job.number, state.attempt[job.number]))
             self._check_over(job.run)
 
     def _worker_gone(self, peer: Peer) -> None:
         """A worker process died, with a holder, a shell or an observed task in it. Ray may start the task again."""
-        if self._leases.holder_gone(peer) is not None:
+        lease = self._leases.of(peer)
+        if lease is not None:
+            self._lease_over(lease)
+        for job in [job for job in self._submitted.values() if job.peer is peer and not job.succeeded]:
+            self._lost_attempt(job, "preempted")
+
+    def _lost_attempt(self, job: Job, outcome: str) -> None:
+        """A try of the task is over without its success, and Ray may try again: from its first phase."""
+        was_there = bool(job.life)
+        job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
+        self._loaded(job.submission)
+        self._give_back(job)
+        if self._broken:
             return
-        for job in [job for job in self._submitted.values() if job.peer is peer and not job.ended]:
-            job.peer, job.is_warm, job.went_at = None, False, 0.0
-            self._give_back(job)
-            if self._broken:
-                continue
-            grant, job.grant = job.grant, None
-            if grant is not None:
-                self._records.ended(grant.phase, grant.attempt, "preempted", self.driver.now())
-                self._handle(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))
-            else:
-                self._handle(m.PreloadFailed(job.number))
+        state, grant, job.grant = self.engine.state, job.grant, None
+        phase = state.cursor[job.number]
+        if grant is not None:
+            self._phase_started(job, grant, None)
+            self._records.ended(grant.phase, grant.attempt, outcome, self.driver.now())
+            self._handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+        elif was_there and not state.is_first_phase(phase):
+            self._handle(m.PhaseEnded(phase, state.attempt[job.number], outcome))
+        else:
+            self._handle(m.PreloadFailed(job.number))
+
+    def _on_lease_end(self, lease: int) -> None:
+        self.driver.do(lambda: self._lease_over(lease))
+
+    def _lease_over(self, number: int) -> None:
+        """A holder has ended that was not told to: ask Ray for another one, so that its books stay true."""
+        job = self._leases.lost(number)
+        if job is None or job.lease is None or job.lease.id != number:
+            return
+        job.lease = None
+        job.lost_leases += 1
+        if job.grant is None or self._broken:
+            return
+        if job.lost_leases <= MOST_LOST:
+            self._take_lease(job, job.grant)
+        else:
+            self._warn_once("what holds resources for tasks keeps dying: tasks ask Ray for their GPUs themselves")
+            self._on_its_own(job)
 
     def _on_result(self, submission: int) -> None:
         """The task's reference has a value or an error, for good."""
         job = self._submitted.pop(submission, None)
+        self._loaded(submission)
         if job is None or job.succeeded or self._broken:
             return
-        value, error = _result_of(job.ref)
-        if isinstance(value, str) and value == DROPPED:
-            job.submission, job.ref, job.peer = 0, None, None
-            self._handle(m.PreloadFailed(job.number))
-        elif error is None:
+        error = _error_of(job.ref)
+        if error is None:
+            if job.way is Way.SHELL and not job.pid:
+                self._stay_native(job, "its worker cannot reach this process")
             self._succeeded(job)
-        elif not job.pid and not job.began and not _is_users(error):
+        elif job.way is not Way.NATIVE and not job.aborted and _is_egs_fault(job, error):
             self._without_egs(job, error)
         else:
             self._failed(job, error)
 
     def _without_egs(self, job: Job, error: BaseException) -> None:
         """The wrapped task never got as far as the user's code: run it as the user wrote it."""
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        warn(f"{job.run.converted.graph.ids[job.index]} runs without EGS: {first}")
+        if not job.pid and isinstance(error, ray.exceptions.RayTaskError):
+            self._stay_native(job, _first_line(error))
+        else:
+            self._warn_once(f"{job.run.converted.graph.names[job.index]} runs without EGS: {_first_line(error)}")
         self._give_back(job)
-        job.way, job.submission = Way.NATIVE, 0
+        self._drop_children(job)
+        job.way, job.submission, job.ref, job.promised = Way.NATIVE, 0, None, False
+        job.peer, job.life = None, ""
         if job.grant is not None:
             self._submit_native(job)
         else:
+            job.run.results.pop(job.index, None)
             self._handle(m.PreloadFailed(job.number))
+
+    def _stay_native(self, job: Job, reason: str) -> None:
+        """Workers of this runtime environment cannot work with EGS: tasks to come do not try."""
+        self._native_envs.add(self._env_of(job))
+        self._warn_once(f"{job.run.converted.graph.names[job.index]} and tasks like it run without EGS: {reason}")
+
+    def _env_of(self, job: Job) -> str:
+        return repr(job.run.converted.nodes[job.index].options.get("runtime_env"))
+
+    def _drop_children(self, job: Job) -> None:
+        """Shells that wait with a reference to a result that will not come."""
+        for child in self.engine.state.children[job.number]:
+            other = self._jobs[child]
+            if other.submission and not other.promised and other.parked_since is not None:
+                self._leave_shell(other)
+                self._handle(m.PreloadFailed(child))
+
+    def _warn_once(self, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            warn(problem)
 
     def _failed(self, job: Job, error: BaseException) -> None:
         job.failed = True
         job.run.failure = job.run.failure if job.run.failure is not None else job.ref
         self._give_back(job)
         grant, job.grant = job.grant, None
-        aborted = isinstance(error, ray.exceptions.TaskCancelledError)
+        aborted = job.aborted or isinstance(error, ray.exceptions.TaskCancelledError)
         if grant is not None:
             outcome = "aborted" if aborted else "failed"
+            self._phase_started(job, grant, None)
             self._records.ended(grant.phase, grant.attempt, outcome, self.driver.now())
             self._handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         else:
@@ -620,17 +748,24 @@ def _tell(peer: Peer, message: Message) -> None:
         pass
 
 
-def _result_of(ref: Any) -> tuple[Any, BaseException | None]:
-    """The value of a finished task, or its error."""
+def _error_of(ref: Any) -> BaseException | None:
+    """The error of a finished task, if it has one."""
     try:
-        return ray.get(ref), None
+        ray.get(first_of(ref))
     except Exception as error:
-        return None, error
+        return error
+    return None
 
 
-def _is_users(error: BaseException) -> bool:
-    """Whether the user's code, or Ray on its behalf, caused the error, rather than EGS's wrapper."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, EgsUnreachableError) or isinstance(error, EgsUnreachableError):
+def _is_egs_fault(job: Job, error: BaseException) -> bool:
+    """Whether the task failed before the user's code was reached, and not by the user's doing."""
+    if job.began or isinstance(error, ray.exceptions.TaskCancelledError):
         return False
-    return isinstance(error, ray.exceptions.TaskCancelledError)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return not job.pid or isinstance(error.cause, ArgumentsLostError)
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if isinstance(error, ray.exceptions.RayTaskError) and lines else (lines or [type(error).__name__])[0]

@@ -21,7 +21,9 @@ from egs_core.runlog.records import (
     Capacity,
     ColdStart,
     Ended,
+    Granted,
     Header,
+    Held,
     Ready,
     Record,
     Started,
@@ -34,6 +36,18 @@ from egs_ray.events import TaskEvent
 from egs_ray.submission import Submission, is_driver, phase_of, submission_of
 
 LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
+
+
+class Ordered(msgspec.Struct):
+    """The gate let a task go: when its arguments were there, when it went, and why then. Times are Unix seconds."""
+
+    task_id: str
+    ready_s: float
+    granted_s: float
+    decision: int
+    reason: str
+    p50_s: float
+    p95_s: float
 
 
 class _Life(msgspec.Struct):
@@ -70,6 +84,7 @@ class SessionLog:
         self._session_s = 0.0
         self._lives: dict[str, _Life] = {}
         self._deaths: dict[str, float] = {}
+        self._gated_ready: dict[str, float] = {}  # to Ray a task at the gate is not ready
         self.ended.clear()
 
     @property
@@ -88,6 +103,15 @@ class SessionLog:
         if task.task_id and task.task_id not in self._tasks:
             self._pending.add(task.task_id)
             self._add(task)
+
+    def ordered(self, told: Ordered) -> None:
+        """A task that waited at the gate may go to Ray."""
+        self._gated_ready[told.task_id] = told.ready_s
+        task = (self._workload, told.task_id, 0)
+        if told.granted_s > told.ready_s:
+            self._write(Held(self._t(told.ready_s), *task, "capacity", f"the gate chose it by {told.reason}"))
+        why = (1, told.decision, told.reason, told.p50_s, told.p95_s)
+        self._write(Granted(self._t(told.granted_s), *task, *why))
 
     def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
         """What `ray.nodes()` says; only changes are written. The first ones were there when the session began."""
@@ -204,7 +228,8 @@ class SessionLog:
 
     def _write_start(self, event: TaskEvent, at_s: float) -> None:
         task, process = self._tasks[event.task_id], (event.pid, event.name)
-        ready_s = min(at_s, event.ready_s if event.ready_s is not None else self._ready_s(task))
+        ready_s = self._gated_ready.pop(event.task_id, event.ready_s)
+        ready_s = min(at_s, ready_s if ready_s is not None else self._ready_s(task))
         self._write(
             Ready(t=self._t(ready_s), workload=self._workload, task=event.task_id, attempt=event.attempt),
             Started(

@@ -27,16 +27,15 @@ DROPPED = "egs: dropped"
 CONNECT_ERRORS = (OSError, EOFError, ValueError)
 
 
-class EgsUnreachableError(RuntimeError):
-    """The worker cannot reach the driver's process; the driver runs the task as Ray alone would."""
-
-
 class Spec:
-    """How the driver tells a shell what it is: plain data, pickled with the task."""
+    """How the driver tells a shell what it is: plain data, pickled with the task. gpus: 0 for a task that takes none;
+    load_s: how long a GPU phase waits for load functions that were started beside the phases before it."""
 
-    def __init__(self, address: Address, task: int, gpus: float, preload: bool, split: bool, label: str) -> None:
+    def __init__(
+        self, address: Address, task: int, gpus: float, preload: bool, split: bool, load_s: float, returns: int = 1
+    ) -> None:
         self.address, self.task, self.gpus = address, task, gpus
-        self.preload, self.split, self.label = preload, split, label
+        self.preload, self.split, self.load_s, self.returns = preload, split, load_s, returns
 
 
 def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,6 +83,10 @@ def touch(seconds: float) -> None:
     time.sleep(seconds)
 
 
+class ArgumentsLostError(RuntimeError):
+    """What keeps promised arguments died: the driver submits the task again, as the user wrote it."""
+
+
 class LeaseActor:
     """The fallback lease, when the driver's side of EGS is dead: an actor with the GPUs, killed when the phase ends."""
 
@@ -99,14 +102,15 @@ class _Shell:
         found = hints.hints_of(function)
         self.preload = found.preload if found is not None and spec.preload else ()
         self.loaded = threading.Event()
+        self.life = os.urandom(8).hex()  # tells this try of the task from an earlier one in the same process
         self.peer = self._connect()
-        self.open = False  # the driver's engine is gone: take leases from Ray directly
+        self.open = self.peer is None  # no engine at the other end: start at once, take GPUs from Ray directly
 
-    def _connect(self) -> Peer:
+    def _connect(self) -> Peer | None:
         try:
             return connect(self.spec.address)
-        except CONNECT_ERRORS as error:
-            raise EgsUnreachableError(f"cannot reach the driver: {error}") from error
+        except CONNECT_ERRORS:
+            return None
 
     def run(self, arguments: list[Any]) -> Any:
         hide_gpus()
@@ -115,7 +119,7 @@ class _Shell:
         self._warm(started_warm)
         answer = self._await_go()
         if answer.get("m") == "drop":
-            return DROPPED
+            return DROPPED if self.spec.returns == 1 else (DROPPED,) * self.spec.returns
         args, kwargs = _resolved(arguments)
         self._tell({"m": "began", "at": time.time()})
         try:
@@ -127,10 +131,14 @@ class _Shell:
         return value
 
     def _call(self, answer: Message, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        provider = _Provider(self)
         if not self.spec.split:
-            show_gpus(answer.get("devices", ()))
-            return self.function(*args, **kwargs)
-        hints.set_gpu_provider(_Provider(self))
+            show_gpus(provider.take_from_ray() if self.open and self.spec.gpus else answer.get("devices", ()))
+            try:
+                return self.function(*args, **kwargs)
+            finally:
+                provider.give_to_ray()
+        hints.set_gpu_provider(provider)
         try:
             return self.function(*args, **kwargs)
         finally:
@@ -163,18 +171,20 @@ class _Shell:
     # --- the line ---
 
     def _tell(self, message: Message) -> None:
+        if self.peer is None:
+            return
         try:
-            self.peer.send({"task": self.spec.task, **message})
+            self.peer.send({"task": self.spec.task, "life": self.life, **message})
         except CONNECT_ERRORS:
             self._lost_line()
 
     def _await_go(self) -> Message:
         """The driver's next word to this shell; without a driver, go and help yourself."""
-        if self.open:
+        if self.open or self.peer is None:
             return {"m": "go", "open": True}
         try:
             answer = self.peer.receive()
-            while answer.get("task") != self.spec.task:
+            while answer.get("task") != self.spec.task or answer.get("life") != self.life:
                 answer = self.peer.receive()  # that was for an earlier task in this process
         except CONNECT_ERRORS:
             self._lost_line()
@@ -183,7 +193,7 @@ class _Shell:
         return answer
 
     def _lost_line(self) -> None:
-        self.open = True
+        self.open, self.peer = True, None
         forget(self.spec.address)
 
 
@@ -196,25 +206,29 @@ class _Provider:
         self.actor: Any = None
 
     def acquire(self, cpus: float | None = None) -> tuple[int | str, ...]:
-        self.shell.loaded.wait()
+        self.shell.loaded.wait(self.shell.spec.load_s)
         self.turns += 1
         if self.turns > 1 or self.shell.open:
-            return show_gpus(self._take_from_ray())
+            return show_gpus(self.take_from_ray())
         self.shell._tell({"m": "want", "at": time.time()})
         answer = self.shell._await_go()
-        devices = self._take_from_ray() if answer.get("open") else answer.get("devices", ())
+        devices = self.take_from_ray() if answer.get("open") else answer.get("devices", ())
         return show_gpus(devices)
 
     def release(self) -> None:
         hide_gpus()
         if self.actor is not None:
-            ray.kill(self.actor)
-            self.actor = None
+            self.give_to_ray()
         elif self.turns == 1:
             self.shell._tell({"m": "free", "at": time.time()})
             self.shell._await_go()
 
-    def _take_from_ray(self) -> list[str]:
+    def give_to_ray(self) -> None:
+        if self.actor is not None:
+            ray.kill(self.actor)
+            self.actor = None
+
+    def take_from_ray(self) -> list[str]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(_node_id(), soft=False)
@@ -257,7 +271,7 @@ def _resolved(arguments: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     try:
         args, kwargs = ray.get(arguments[0]) if len(arguments) == 1 else arguments
     except ray.exceptions.RayActorError as error:
-        raise EgsUnreachableError(f"its arguments did not come: {error}") from error
+        raise ArgumentsLostError(f"its arguments did not come: {error}") from error
     refs = [value for value in (*args, *kwargs.values()) if isinstance(value, ray.ObjectRef)]
     got = dict(zip(refs, ray.get(refs), strict=True)) if refs else {}
 

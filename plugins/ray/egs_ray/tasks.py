@@ -14,7 +14,7 @@ from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, Graph
 from egs_ray.convert import Converted
 from egs_ray.link import Peer
-from egs_ray.payload import fill
+from egs_ray.payload import Payload, fill
 
 UNGATED_S = 0.1
 """A CPU task known to be at most this long is not worth a decision: it goes to Ray at once."""
@@ -64,6 +64,17 @@ class Job(msgspec.Struct, eq=False):
     ended: bool = False  # it told of its end, well or not
     succeeded: bool = False
     failed: bool = False
+    life: str = ""  # of the shell that said hello last: it tells a retry from the try before
+    aborted: bool = False  # its end was asked for
+    is_open: bool = False  # it is on its own: EGS could not get its resources for it
+    lost_leases: int = 0
+    started: bool = False  # the current phase's start is in the run log
+    gave_up_warming: bool = False
+    preload_over: bool = False  # the run log has the end of its preload
+
+    @property
+    def ready_to_start(self) -> bool:
+        return self.is_warm or self.gave_up_warming
 
 
 class RunBooks:
@@ -118,6 +129,25 @@ class _Noting(dict[int, Any]):
 
     def __missing__(self, key: int) -> None:
         self._noted.add(key)
+
+
+def reserving(payload: Payload, graph: Graph, index: int) -> Payload:
+    """The payload with what its hints say reserved from Ray for the whole task: nobody else does it then."""
+    shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
+    options = dict(payload.options)
+    gpus = max(shape.gpu_milli for shape in shapes) / 1000
+    if options.get("num_gpus") is None and gpus:
+        options["num_gpus"] = gpus
+    if options.get("num_cpus") is None and payload.cpus != 1:
+        options["num_cpus"] = payload.cpus
+    if options.get("memory") is None and payload.memory_bytes:
+        options["memory"] = payload.memory_bytes
+    return msgspec.structs.replace(payload, options=options)
+
+
+def first_of(ref: Any) -> Any:
+    """One reference that tells of a submission's end: with num_returns there are several."""
+    return ref[0] if isinstance(ref, list) else ref
 
 
 def way_of(graph: Graph, index: int) -> Way:

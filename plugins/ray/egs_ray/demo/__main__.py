@@ -11,12 +11,11 @@ import typer
 
 from egs_core.errors import EgsError
 from egs_core.runlog.io import write_run
-from egs_ray.demo.bound import ideal_bound_s
-from egs_ray.demo.measure import figures_of, measure_variant
+from egs_ray.demo.measure import measure_variant, summary_of
 
 
 def main(
-    variant: Annotated[str, typer.Option(help="Which way to run the pipelines: native, tuned.")] = "native",
+    variant: Annotated[str, typer.Option(help="native, tuned, egs, hook, egs-no-preload, …")] = "native",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     log: Annotated[Path | None, typer.Option(help="Write the run log to this file.")] = None,
 ) -> None:
@@ -24,18 +23,12 @@ def main(
     measured = measure_variant(variant)
     if log is not None:
         write_run(log, measured.header, measured.records)
-    figures = {
-        "variant": variant,
-        "emulated_gpus": measured.header.emulated_gpus,
-        "ideal_bound_s": round(ideal_bound_s(), 3),
-        **figures_of(measured.records),
-        "reports": measured.run.reports,
-    }
+    figures = summary_of(measured)
     if as_json:
         print(json.dumps(figures))
         return
     for name, value in figures.items():
-        if name != "reports":
+        if name not in ("reports", "digest"):
             print(f"{name:>18}  {value}")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from egs_core.graph.columns import CPU, Graph, Shape
+from egs_ray.demo.marks import task_id
 from egs_ray.demo.pipelines import STAGES, pipeline
 
 CPU_SHAPE = Shape(cpu_milli=1000)
@@ -17,11 +18,6 @@ class _Output(msgspec.Struct, frozen=True):
     """Stands for the result of a task while the wiring is read."""
 
     task: int
-
-
-def task_id(name: str, number: int = 0) -> str:
-    """The task's id within its pipeline: only the trainings are numbered."""
-    return f"{name}-{number}" if name == "train" else name
 
 
 def demo_graph() -> Graph:

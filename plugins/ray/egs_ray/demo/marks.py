@@ -1,112 +1,26 @@
-"""What a demo task notes about itself while it runs: one JSON line appended to a file when it ends.
-
-Runs inside Ray's workers, in the same way in every variant, so it uses the standard library and Ray only. Times are
-Unix times: all workers share one machine and so one clock.
-
-    start                                                                  end
-      |  cold (imports)  cpu (decode)  held[ cold (load)  gpu (fit) ]  cpu (write)
-"""
+"""The notes of the demo's tasks, named as its run log names them; see `egs_ray.marks`."""
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager
 
-import ray
+from egs_ray.marks import Marking
+from egs_ray.marks import marking as marking_of
 
-MARKS_FILE = "marks.jsonl"
+__all__ = ["Marking", "marking", "task_id", "workload_id"]
 
 
-class Marking:
-    """The stretches of one running task: kinds `cpu`, `gpu`, `cold` and `held`, each with its start and end."""
-
-    def __init__(self) -> None:
-        self.stretches: list[tuple[str, float, float]] = []
-        self.devices: str = ""
-
-    @contextmanager
-    def _stretch(self, kind: str, length_s: float = 0.0) -> Iterator[None]:
-        start = time.time()
-        yield
-        time.sleep(max(0.0, start + length_s - time.time()))
-        self.stretches.append((kind, start, time.time()))
-
-    @contextmanager
-    def cpu(self, length_s: float) -> Iterator[None]:
-        """A CPU phase: the real computation inside, then a wait until it lasted `length_s`."""
-        with self._stretch("cpu", length_s):
-            yield
-
-    @contextmanager
-    def gpu(self, length_s: float) -> Iterator[None]:
-        """A GPU phase on an emulated GPU: the real computation inside, then a wait until it lasted `length_s`."""
-        self.devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        with self._stretch("gpu", length_s):
-            yield
-
-    @contextmanager
-    def cold(self) -> Iterator[None]:
-        """Imports and loading: takes no time when the process is warm."""
-        with self._stretch("cold"):
-            yield
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """The part of the task that asks for the GPU; with EGS the only part that holds it."""
-        with self._stretch("held"):
-            yield
+def workload_id(pipeline: int) -> str:
+    return f"pipeline-{pipeline}"
 
 
-@contextmanager
-def marking(folder: str, task: str, pipeline: int, number: int = 0, part: int = 0) -> Iterator[Marking]:
-    """Note one task (or, where a task is split by hand, one part of it) in `folder` when it ends, however it ends."""
-    marking, start, outcome = Marking(), time.time(), "failed"
-    try:
-        yield marking
-        outcome = "succeeded"
-    finally:
-        context = ray.get_runtime_context()
-        note = {
-            "task": task,
-            "pipeline": pipeline,
-            "number": number,
-            "part": part,
-            "process_start": process_start(),
-            "start": start,
-            "end": time.time(),
-            "stretches": marking.stretches,
-            "devices": marking.devices,
-            "resources": context.get_assigned_resources(),
-            "framework_id": context.get_task_id(),
-            "pid": os.getpid(),
-            "outcome": outcome,
-        }
-        append(Path(folder) / MARKS_FILE, note)
+def task_id(name: str, number: int = 0) -> str:
+    """The task's id within its pipeline: only the trainings are numbered."""
+    return f"{name}-{number}" if name == "train" else name
 
 
-def append(path: Path, note: dict[str, Any]) -> None:
-    """Add one line in one write, so that lines of different processes never mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, json.dumps(note).encode() + b"\n")
-    finally:
-        os.close(descriptor)
-
-
-def process_start() -> float | None:
-    """Unix time at which this process was created, to 10 ms; None where the system does not say (no /proc).
-
-    Counted back from now on the clock that the kernel used, because the boot time it publishes is in whole seconds.
-    """
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[19])  # field 22 of proc(5), `starttime`, counted after the name
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
-        return None
-    return time.time() - age_s
+def marking(
+    folder: str, task: str, pipeline: int, number: int = 0, part: int = 0
+) -> AbstractContextManager[Marking]:
+    """Note one task of a pipeline, or one part of it where it is split by hand."""
+    return marking_of(folder, workload_id(pipeline), task_id(task, number), part)

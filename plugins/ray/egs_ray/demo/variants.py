@@ -1,7 +1,7 @@
-"""The ways to run the same six pipelines, and the one real Ray that each of them gets.
+"""The ways to run the same six pipelines.
 
 A variant is a function that submits the pipelines as they arrive and waits for their reports; `variant` registers it
-under its name. Ray is started and stopped outside of what is measured.
+under its name. Ray is started and stopped outside of what is measured, in the same way for all of them.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -10,10 +10,8 @@ under its name. Ray is started and stopped outside of what is measured.
 from __future__ import annotations
 
 import functools
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +28,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+DEADLINE_S = 400.0  # several times what the slowest variant takes on two cores
+EGS_LOG = "egs.jsonl"  # the session's own run log, in the folder of the marks
+HOOK = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"}
+
+
 class DemoRun(msgspec.Struct, frozen=True):
     """What a variant gives: when each pipeline was submitted (Unix time) and what it reported, by pipeline."""
 
@@ -40,14 +43,15 @@ class DemoRun(msgspec.Struct, frozen=True):
 class Variant(msgspec.Struct, frozen=True):
     """One way to run the demo.
 
-    run: called with the folder for the marks. policy, mode: what the run log's header says. environment: variables
-    that are set while Ray starts, so that its workers have them too.
+    run: called with the folder for the marks. policy, mode: what the run log's header says. split: whether a task that
+    is leased its resources gets them phase by phase. environment: variables that are set while Ray runs.
     """
 
     name: str
     run: Callable[[str], DemoRun]
     policy: str = "native"
     mode: str = "off"
+    split: bool = True
     environment: dict[str, str] = {}
 
 
@@ -69,32 +73,6 @@ def find_variant(name: str) -> Variant:
     if name not in VARIANTS:
         raise InputError("--variant", f"unknown variant {name!r}", f"one of: {', '.join(VARIANTS)}")
     return VARIANTS[name]
-
-
-@contextmanager
-def local_ray(environment: Mapping[str, str]) -> Iterator[None]:
-    """A Ray of its own with the demo's capacity, also where another one runs on the machine. The GPUs are logical."""
-    with variables(environment):
-        ray.init(address="local", num_cpus=demo.CPUS, num_gpus=demo.GPUS, include_dashboard=False, log_to_driver=False)
-        try:
-            yield
-        finally:
-            ray.shutdown()
-
-
-@contextmanager
-def variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and put back what was there."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def submit_arrivals(submit: Callable[[int], Any]) -> tuple[tuple[float, ...], list[Any]]:
@@ -123,7 +101,7 @@ def tuned(folder: str) -> DemoRun:
 
 def run_with(call: Callable[..., Any], folder: str) -> DemoRun:
     submitted, refs = submit_arrivals(lambda number: demo.pipeline(call, folder, number))
-    return DemoRun(submitted=submitted, reports=tuple(ray.get(refs)))
+    return DemoRun(submitted=submitted, reports=tuple(ray.get(refs, timeout=DEADLINE_S)))
 
 
 @functools.cache
@@ -178,9 +156,13 @@ def evaluate_by_hand(folder: str, pipeline: int, images: dict[str, bytes], *path
 
 
 def with_egs(folder: str, **options: Any) -> DemoRun:
-    """The pipelines as Ray graphs under `egs_ray.run`; its run log and an empty history of its own in `folder`."""
+    """The pipelines as Ray graphs under `egs_ray.run`; its run log and an empty history of its own in `folder`.
+
+    Entering the session waits until Ray has started EGS's processes, as `ray.init` does for Ray's own: both are over
+    before the first pipeline is submitted, which is when the clock starts.
+    """
     history = f"sqlite:///{folder}/history.sqlite"
-    runlog = str(Path(folder) / "egs.jsonl")
+    runlog = str(Path(folder) / EGS_LOG)
     with Session(Options(runlog=runlog, history=history, **options)) as session:
 
         def start(number: int) -> Any:
@@ -188,7 +170,7 @@ def with_egs(folder: str, **options: Any) -> DemoRun:
             return run(graph, name="digits", session=session)
 
         submitted, runs = submit_arrivals(start)
-        return DemoRun(submitted=submitted, reports=tuple(one.get() for one in runs))
+        return DemoRun(submitted=submitted, reports=tuple(one.get(DEADLINE_S) for one in runs))
 
 
 @variant("egs", policy="egs", mode="on")
@@ -203,7 +185,7 @@ def without_preload(folder: str) -> DemoRun:
     return with_egs(folder, preload=False)
 
 
-@variant("egs-no-split", policy="egs", mode="on")
+@variant("egs-no-split", policy="egs", mode="on", split=False)
 def without_split(folder: str) -> DemoRun:
     """Ablation: a task holds its GPU from start to end."""
     return with_egs(folder, split=False)
@@ -215,7 +197,7 @@ def without_order(folder: str) -> DemoRun:
     return with_egs(folder, policy="fifo")
 
 
-@variant("hook", policy="egs", mode="on", environment={"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"})
+@variant("hook", policy="egs", mode="on", environment=HOOK)
 def hook_only(folder: str) -> DemoRun:
     """The pipelines as written, with nothing but the hook set from outside."""
     return run_with(lambda task, *arguments: task.remote(*arguments), folder)

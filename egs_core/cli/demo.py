@@ -1,0 +1,120 @@
+"""`egs demo`: the same pipelines natively and with EGS on a real local framework, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from egs_core.adapter import POLICIES, Adapter, DemoOutcome, DemoRequest, RunOutcome, adapter_names, load_adapter
+from egs_core.cli.running import shown_progress
+from egs_core.errors import InputError
+from egs_core.report.build import write_report
+from egs_core.runlog.figures import FIGURES
+from egs_core.runlog.io import read_run
+
+NATIVE, EGS = "native", "egs"
+DEFAULT_OUT = Path("egs-demo")
+PAGE = "report.html"
+
+ROWS = {
+    "makespan_s": "all done after",
+    "wastage_effective": "GPU capacity wasted while work waits",
+    "gpu_held_s": "GPU time held",
+    "gpu_used_s": "GPU time used",
+    "cold_starts": "cold starts",
+}
+
+
+def demo(
+    on: Annotated[str, typer.Option("--on", help="The framework to run on.")] = "ray",
+    out: Annotated[Path, typer.Option("--out", help="Folder for the run logs and the page.")] = DEFAULT_OUT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Run the demo's pipelines natively and with EGS on a real local framework, and compare.
+
+    Takes about three minutes. Exit code 1 when the two do not give the same results.
+    """
+    if on not in adapter_names():
+        raise InputError("--on", f"unknown {on!r}", f"one of {', '.join(adapter_names()) or 'none installed'}")
+    _make_folder(out)
+    outcomes = [_run(load_adapter(on), on, variant, out) for variant in (NATIVE, EGS)]
+    runs = {name: run for outcome in outcomes for name, run in outcome.runs.items()}
+    problem = difference(runs)
+    if problem:
+        print(f"error: {problem}; the run logs are in {out}", file=sys.stderr)
+        return 1
+    page = write_report([read_run(run.runlog_path) for run in runs.values()], out / PAGE)
+    if as_json:
+        typer.echo(json.dumps(figures(outcomes[0], runs)))
+    else:
+        _show(outcomes[0], runs, page)
+    return 0
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(str(out), "is a file", "--out names a folder") from None
+    except OSError as error:
+        raise InputError(str(out), f"cannot be made: {error.strerror}", "--out names a folder") from None
+
+
+def _run(adapter: Adapter, on: str, variant: str, out: Path) -> DemoOutcome:
+    title = {NATIVE: f"{on} alone", EGS: f"{on} with EGS"}[variant]
+    with shown_progress(title) as progress:
+        return adapter.demo(DemoRequest((variant,), out, progress))
+
+
+def difference(runs: dict[str, RunOutcome]) -> str:
+    """What is wrong with the results, or nothing: a variant without any, or with other ones than the first."""
+    without = [name for name, run in runs.items() if not run.digest]
+    if without or set(POLICIES) - runs.keys():
+        return f"no results from {', '.join(without or sorted(set(POLICIES) - runs.keys()))}"
+    if len({run.digest for run in runs.values()}) > 1:
+        return f"the results of {' and '.join(runs)} differ"
+    return ""
+
+
+def figures(outcome: DemoOutcome, runs: dict[str, RunOutcome]) -> dict[str, Any]:
+    """The comparison as `--json` prints it."""
+    return {
+        "ideal_bound_s": round(outcome.ideal_bound_s, 3),
+        "emulated_gpus": outcome.emulated_gpus,
+        "runs": {name: {figure: run.metrics[figure] for figure in FIGURES} for name, run in runs.items()},
+    }
+
+
+def _show(outcome: DemoOutcome, runs: dict[str, RunOutcome], page: Path) -> None:
+    native, egs = runs[NATIVE].metrics, runs[EGS].metrics
+    table = Table(title="six pipelines, the same code and results", title_justify="left")
+    for heading in ("", "alone", "with EGS", "ideal"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    ideal = {"makespan_s": f"{outcome.ideal_bound_s:.1f} s", "wastage_effective": "0 %", "cold_starts": ""}
+    for figure, title in ROWS.items():
+        table.add_row(title, _shown(figure, native[figure]), _shown(figure, egs[figure]), ideal.get(figure, ""))
+    console = Console()
+    console.print(table)
+    times, over = native["makespan_s"] / egs["makespan_s"], egs["makespan_s"] / outcome.ideal_bound_s - 1
+    console.print(f"{times:.1f} times as fast with EGS, {over:.0%} above what no scheduler can beat.", highlight=False)
+    if outcome.emulated_gpus:
+        console.print("The GPUs are emulated: a GPU phase is a short real computation, then a wait.", highlight=False)
+    console.print(
+        "Clocks start at the first submission, when the framework has started its processes, and EGS its own.",
+        highlight=False,
+    )
+    console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(figure: str, value: float | None) -> str:
+    if value is None:
+        return "no GPU"
+    if figure == "wastage_effective":
+        return f"{100 * value:.0f} %"
+    return f"{value:.1f} s" if figure.endswith("_s") else str(value)

@@ -1,0 +1,158 @@
+"""`egs simulate FILE…`: run workloads on a simulated cluster in virtual time, under the shipped engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from egs_core.cli import simulated as shared
+from egs_core.engine import POLICIES
+from egs_core.errors import InputError
+from egs_core.graph.load import LoadedWorkload, load_workload
+from egs_core.runlog.io import write_run
+from egs_core.runlog.metrics import RunMetrics, summarise
+from egs_core.runlog.records import Header
+from egs_core.sim import Durations, SimConfig, SimResult
+from egs_core.sim import simulate as run_simulation
+from egs_core.sim.simulator import Estimator
+
+ALL = "all"
+
+
+def simulate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One or more workload files.")],
+    slots: Annotated[int | None, typer.Option(help=shared.SLOTS_HELP)] = None,
+    cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
+    gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
+    nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
+    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}, or {ALL} to compare them.")] = "egs",
+    durations: Annotated[str, typer.Option(help=f"What the engine is told: {shared.DURATIONS}.")] = "exact",
+    history: Annotated[str | None, typer.Option(help="Database URL or SQLite file, for predicted durations.")] = None,
+    no_preload: Annotated[
+        bool, typer.Option("--no-preload", help="Start processes only when their task starts.")
+    ] = False,
+    no_split: Annotated[bool, typer.Option("--no-split", help="Tasks hold all they need from start to end.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the random policy and of failures.")] = 0,
+    bandwidth: Annotated[float | None, typer.Option(help="Bytes per second between nodes; default: instant.")] = None,
+    failure_rate: Annotated[float, typer.Option(help="Chance that a phase fails, 0 to 1.")] = 0.0,
+    max_wait: Annotated[
+        float | None, typer.Option(help="Seconds after which a waiting task goes to the front.")
+    ] = None,
+    runlog: Annotated[Path | None, typer.Option(help="Write the run's log here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run workloads on a simulated cluster in virtual time. Phases take what their file says."""
+    config = msgspec.structs.replace(
+        shared.cluster_config(slots, cpus, gpus, nodes),
+        durations=shared.known_durations(durations),
+        preload=not no_preload,
+        split=not no_split,
+        seed=seed,
+        bandwidth_bytes_per_s=_positive("--bandwidth", bandwidth),
+        failure_rate=_share("--failure-rate", failure_rate),
+        default_max_wait_s=_positive("--max-wait", max_wait, zero=True),
+    )
+    shared.known_policy(policy, (ALL,))
+    if policy == ALL and runlog is not None:
+        raise InputError("--runlog", "is the log of one run", "name one policy")
+    predicted = config.durations is Durations.PREDICTED
+    if predicted and history is None:
+        shared.estimator_of(None, ())
+    workloads = [load_workload(path) for path in files]
+    estimator = shared.estimator_of(history, [w.name for w in workloads]) if predicted else None
+    policies = list(POLICIES) if policy == ALL else [policy]
+    runs = [_run(workloads, msgspec.structs.replace(config, policy=name), estimator, runlog) for name in policies]
+    if as_json:
+        typer.echo(json.dumps({"runs": runs} if policy == ALL else runs[0]))
+    else:
+        Console().print(_table(runs))
+
+
+def _run(
+    workloads: list[LoadedWorkload], config: SimConfig, estimator: Estimator | None, runlog: Path | None
+) -> dict[str, Any]:
+    result = run_simulation(workloads, config, estimator)
+    if runlog is not None:
+        header = result.records[0]
+        assert isinstance(header, Header)
+        label = f"simulated: {config.policy}, {config.durations} durations"
+        write_run(runlog, msgspec.structs.replace(header, run_id=runlog.stem, label=label), result.records[1:])
+    return _figures(workloads, config, result, summarise(result.records))
+
+
+def _figures(
+    workloads: list[LoadedWorkload], config: SimConfig, result: SimResult, metrics: RunMetrics
+) -> dict[str, Any]:
+    bound = shared.lower_bound_s(workloads, config)
+    return {
+        "policy": config.policy,
+        "durations": str(config.durations),
+        "workloads": len(workloads),
+        "tasks": sum(w.graph.n_tasks for w in workloads),
+        "makespan_s": result.makespan_s,
+        "lower_bound_s": bound,
+        "over_bound": result.makespan_s / bound if bound else None,
+        "mean_jct_s": float(np.mean(result.jct_s)),
+        "p95_jct_s": float(np.percentile(result.jct_s, 95)),
+        "phases": result.phases,
+        "phases_per_s": result.phases_per_s,
+        "wastage_kind": metrics.wastage_kind,
+        "wastage_effective": metrics.wastage_effective,
+        "wastage_nominal": metrics.wastage_nominal,
+        "gpu_held_s": metrics.gpu_held_s,
+        "gpu_used_s": metrics.gpu_used_s,
+        "cold_starts": metrics.cold_starts,
+        "preloads": metrics.preload.preloads,
+        "preloads_unused": metrics.preload.unused,
+        "preload_cpu_s": metrics.preload.cpu_s,
+        "failed": result.failed,
+    }
+
+
+def _table(runs: list[dict[str, Any]]) -> Table:
+    table = Table("policy", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = {
+        "makespan_s": "makespan s",
+        "lower_bound_s": "at best s",
+        "mean_jct_s": "mean JCT s",
+        "p95_jct_s": "p95 JCT s",
+        "wastage_effective": f"{runs[0]['wastage_kind']} waste",
+        "cold_starts": "cold",
+        "phases_per_s": "phases/s",
+    }
+    for name in columns.values():
+        table.add_column(name, justify="right")
+    for run in runs:
+        table.add_row(run["policy"], *(_shown(key, run[key]) for key in columns))
+    failed = sorted({name for run in runs for name in run["failed"]})
+    table.title = f"workloads {runs[0]['workloads']}, tasks {runs[0]['tasks']:,}, phases {runs[0]['phases']:,}, durations {runs[0]['durations']}"
+    table.caption = f"failed: {', '.join(failed[:10])}" if failed else None
+    return table
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key == "wastage_effective":
+        return f"{value:.1%}"
+    return f"{value:,.1f}" if key.endswith("_s") and key != "phases_per_s" else f"{value:,.0f}"
+
+
+def _positive(option: str, value: float | None, *, zero: bool = False) -> float | None:
+    if value is not None and not (0 < value < float("inf") or (zero and value == 0)):
+        raise InputError(option, f"must be a number {'of 0 or more' if zero else 'above 0'}, not {value:g}")
+    return value
+
+
+def _share(option: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise InputError(option, f"must be between 0 and 1, not {value:g}")
+    return value

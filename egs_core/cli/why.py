@@ -1,0 +1,209 @@
+"""`egs why FILE TASK…`: why a task waited. FILE is a run log (what happened) or a workload (what would happen)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from egs_core.cli import simulated as shared
+from egs_core.engine import POLICIES
+from egs_core.engine.lifecycle import HELD, PENDING, READY
+from egs_core.engine.messages import Reason
+from egs_core.errors import InputError
+from egs_core.graph.columns import KIND_NAMES
+from egs_core.graph.load import load_workload
+from egs_core.runlog import records as r
+from egs_core.runlog.io import read_run
+from egs_core.sim.simulator import Simulation
+
+SHOWN = 5
+
+
+def why(
+    file: Annotated[Path, typer.Argument(help="A run log, or a workload file to simulate.")],
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Task ids.")],
+    slots: Annotated[int | None, typer.Option(help=shared.SLOTS_HELP)] = None,
+    cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
+    gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
+    nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
+    policy: Annotated[str, typer.Option(help=f"Of the simulation: one of {', '.join(POLICIES)}.")] = "egs",
+    at: Annotated[float | None, typer.Option(help="Ask at this second of the simulation, not for every wait.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say why a task of a run waited: what it waited for in each phase, for how long, and what then let it start."""
+    if is_runlog(file):
+        if slots is not None or cpus is not None or at is not None:
+            raise InputError(str(file), "is a run log", "--slots, --cpus and --at are for a workload to simulate")
+        answers = waits_in_log(read_run(file).records, tasks, str(file))
+    else:
+        config = shared.cluster_config(slots, cpus, gpus, nodes)
+        config = msgspec.structs.replace(config, policy=shared.known_policy(policy), records=False)
+        workload, _ = shared.with_assumed_durations(load_workload(file))
+        for task in tasks:
+            shared.task_index(workload.graph.ids, task, str(file))
+        simulation = Simulation([workload], config)
+        answers = reasons_at(simulation, tasks, at) if at is not None else waits_in_simulation(simulation, tasks)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "tasks": answers}))
+    else:
+        for answer in answers:
+            typer.echo("\n".join(_lines(answer)))
+
+
+def is_runlog(path: Path) -> bool:
+    """Whether the file's first line is a run log's header."""
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.readline(1 << 16), type=r.Header)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return found.format == r.FORMAT
+
+
+# --- from a simulation ------------------------------------------------------------------------------------------------
+
+
+def reasons_at(simulation: Simulation, tasks: list[str], at_s: float) -> list[dict[str, Any]]:
+    """What the engine says of each task at one moment."""
+    if not 0 <= at_s < float("inf"):
+        raise InputError("--at", f"must be a number of seconds, 0 or more, not {at_s:g}")
+    simulation.advance(simulation.workloads[0].arrival_s + at_s)
+    if not simulation.state.workloads:
+        raise InputError("--at", "the workload has not arrived yet")
+    return [
+        {"task": task, "at_s": at_s, **_reason(simulation.engine.explain(_number(simulation, task)))} for task in tasks
+    ]
+
+
+def waits_in_simulation(simulation: Simulation, tasks: list[str]) -> list[dict[str, Any]]:
+    """For each task every phase: when it was ready, when it started, and what it waited for at first."""
+    reasons: dict[int, Reason] = {}  # by phase
+    state = simulation.state
+    while simulation.step():
+        for task in tasks if state.workloads else ():
+            number = _number(simulation, task)
+            phase = state.cursor[number]
+            if state.status[phase] in (READY, HELD) and phase not in reasons:
+                reasons[phase] = simulation.engine.explain(number)
+    out = []
+    for task in tasks:
+        phases = state.phases_of(_number(simulation, task))
+        rows = [_row_of(simulation, p, reasons.get(p)) for p in phases if state.status[p] != PENDING]
+        out.append({"task": task, "phases": rows})
+    return out
+
+
+def _row_of(simulation: Simulation, phase: int, reason: Reason | None) -> dict[str, Any]:
+    state = simulation.state
+    task, ready, started = state.task_of[phase], state.ready_at[phase], state.started_at[phase]
+    has_started = state.status[phase] not in (READY, HELD)
+    parents = state.parents[task] if state.is_first_phase(phase) else ()
+    last = max(parents, key=simulation.ended_at, default=None)
+    return {
+        "phase": phase - state.first_phase[task],
+        "kind": KIND_NAMES[state.kind[phase]],
+        "ready_s": ready,
+        "after": None if last is None else state.task_ids[last],
+        "started_s": started if has_started else None,
+        "waited_s": started - ready if has_started else None,
+        "reason": None if reason is None else _reason(reason),
+    }
+
+
+def _number(simulation: Simulation, task: str) -> int:
+    index = simulation.workloads[0].graph.ids.index(task)
+    return simulation.engine.task_number(simulation.ids[0], index)
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    return {
+        "status": reason.status,
+        "kind": reason.kind,
+        "text": reason.text,
+        "waiting_for": list(reason.waiting_for),
+    }
+
+
+# --- from a run log ---------------------------------------------------------------------------------------------------
+
+
+def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[dict[str, Any]]:
+    """The same from what was recorded, one entry a workload that has such a task; and which tasks started meanwhile."""
+    known = list(dict.fromkeys(x.task for x in records if isinstance(x, (r.TaskAdded, r.Started))))
+    for task in tasks:
+        shared.task_index(known, task, place)
+    starts = sorted((x for x in records if isinstance(x, r.Started)), key=lambda x: x.t)
+    out = []
+    for task in tasks:
+        workloads = dict.fromkeys(
+            x.workload for x in records if isinstance(x, (r.TaskAdded, r.Started)) and x.task == task
+        )
+        for workload in workloads:
+            own = [x for x in records if getattr(x, "workload", "") == workload and getattr(x, "task", "") == task]
+            out.append({"task": task, "workload": workload, "phases": _phases_in_log(own, starts)})
+    return out
+
+
+def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[str, Any]]:
+    """One row for each attempt at a phase that became ready."""
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    added = next((x for x in own if isinstance(x, r.TaskAdded)), None)
+    for x in sorted((x for x in own if isinstance(x, (r.Ready, r.Started))), key=lambda x: x.t):
+        row = rows.setdefault((x.phase, x.attempt), _row(x, added))
+        if isinstance(x, r.Started):
+            row["started_s"], row["waited_s"] = x.t, x.t - row["ready_s"]
+            between = [s.task for s in starts if row["ready_s"] <= s.t < x.t and s.node == x.node and s.task != x.task]
+            row["reason"] = _reason_in_log(own, x, between) if row["waited_s"] > 0 else None
+    return list(rows.values())
+
+
+def _row(x: r.Ready | r.Started, added: r.TaskAdded | None) -> dict[str, Any]:
+    kinds = [phase[0] for phase in added.phases] if added is not None else []
+    kind = kinds[x.phase] if 0 <= x.phase < len(kinds) else ""
+    row = {"phase": x.phase, "attempt": x.attempt, "kind": kind, "ready_s": x.t, "started_s": None, "waited_s": None}
+    return row | {"reason": None}
+
+
+def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) -> dict[str, Any]:
+    holds = [x for x in own if isinstance(x, r.Held) and x.phase == started.phase and x.t <= started.t]
+    grants = [x for x in own if isinstance(x, r.Granted) and x.phase == started.phase and x.attempt == started.attempt]
+    said = "; ".join(x.reason for x in holds if x.reason)
+    first = f"{len(between)} phases started before it on {started.node}, first {', '.join(between[:SHOWN])}"
+    text = "; ".join(part for part in (said, first if between else "", _granted(grants)) if part)
+    kind = holds[-1].kind if holds else "capacity"
+    return {"status": "ready", "kind": kind, "text": text, "waiting_for": between[:SHOWN]}
+
+
+def _granted(grants: list[r.Granted]) -> str:
+    return f"it started ahead of the next by {grants[-1].reason}" if grants and grants[-1].reason else ""
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _lines(answer: dict[str, Any]) -> list[str]:
+    if "at_s" in answer:
+        kind = f" ({answer['kind']})" if answer["kind"] else ""
+        return [f"{answer['task']} at {answer['at_s']:,.3f} s: {answer['status']}{kind}: {answer['text']}"]
+    where = f" of {answer['workload']}" if answer.get("workload") else ""
+    lines = [f"{answer['task']}{where}"]
+    if not answer["phases"]:
+        return [*lines, "  never became ready"]
+    return lines + [f"  {_phase_line(phase)}" for phase in answer["phases"]]
+
+
+def _phase_line(phase: dict[str, Any]) -> str:
+    after = f" when {phase['after']} ended" if phase.get("after") else ""
+    again = f", attempt {phase['attempt']}" if phase.get("attempt", 1) > 1 else ""
+    begin = f"{phase['kind'] or 'phase'} phase {phase['phase']}{again}: ready at {phase['ready_s']:,.3f} s{after}"
+    if phase["started_s"] is None:
+        return f"{begin}, never started: {phase['reason']['text'] if phase['reason'] else 'the log ends before'}"
+    if not phase["waited_s"] or phase["waited_s"] <= 0:
+        return f"{begin}, started at once"
+    reason = phase["reason"]
+    told = f" ({reason['kind']}): {reason['text']}" if reason else ""
+    return f"{begin}, waited {phase['waited_s']:,.3f} s{told}"

@@ -1,0 +1,1 @@
+"""What the tests and benchmarks of the core and of the adapters share."""

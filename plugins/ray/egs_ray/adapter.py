@@ -1,0 +1,134 @@
+"""What `egs` asks of Ray: what EGS can do there, whether this installation can do it, and to run something for real.
+
+Importing this module imports no Ray: `egs --help` and `egs doctor` load it on machines where Ray is broken or missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.errors import InputError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from egs_ray.demo.measure import Measured
+
+CAPABILITIES = {
+    "observe": "yes",
+    "order": "yes",
+    "split": "yes",
+    "preload": "yes",
+    "gang": "no: not built yet; Ray's own placement groups are left alone",
+    "preempt": "no: not built yet; Ray cannot take resources back from a running task",
+    "limits": "no: not built yet",
+    "abort": "yes",
+    "audit": "no: not built yet; a Ray cluster keeps no history of its own when it ends",
+}
+"""`abort` ends runs of `egs_ray.run`; the tasks of other drivers cannot be ended without their references."""
+
+HELD_BACK = {
+    "submit": "what a script submits is not seen: the hook can only observe, without edges",
+    "auto_init": "the first task of a script without ray.init is not seen",
+    "ready": "ends of tasks are found by polling",
+    "task_events": "the hook sees run times and failures only",
+    "actors": "an actor counts as alive until its session ends",
+    "disconnect": "the end of a session is seen in ray.shutdown only",
+    "dag": "egs_ray.run cannot read graphs: use the hook",
+}
+"""What a user misses where a private API of Ray is not what EGS knows."""
+
+
+class RayAdapter:
+    """See `egs_core.adapter.Adapter`."""
+
+    name = "ray"
+
+    def capabilities(self) -> dict[str, str]:
+        """What EGS can do on Ray, by the names of `egs_core.adapter.CAPABILITIES`."""
+        return dict(CAPABILITIES)
+
+    def doctor(self) -> list[Check]:
+        """Ray's version, the private API that EGS uses, and where the hook would come from."""
+        try:
+            found = version("ray")
+        except PackageNotFoundError:
+            return [Check("ray", False, "not installed: pip install egs-ray")]
+        try:
+            compat = import_module("egs_ray.compat")
+        except ImportError as error:
+            return [Check("ray", False, f"{found} cannot be imported: {error}")]
+        return [_version_check(compat, found), *_feature_checks(compat), _hook_check()]
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        """Run the request's workloads on a local Ray; raises InputError for what cannot run there."""
+        from egs_ray.replay import replay
+
+        return replay(request)
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        """Run the demo's pipelines once per variant, each on a Ray of its own, and leave a run log of each."""
+        from egs_ray.demo.bound import ideal_bound_s
+        from egs_ray.demo.measure import measure_variant
+        from egs_ray.demo.pipelines import EMULATED_GPUS
+        from egs_ray.demo.variants import find_variant
+
+        _require_demo_packages()
+        for name in request.variants:
+            find_variant(name)
+        runs = {name: _leave(measure_variant(name, request.progress), request.out_dir) for name in request.variants}
+        return DemoOutcome(ideal_bound_s(), EMULATED_GPUS, runs)
+
+
+def _leave(measured: Measured, folder: Path) -> RunOutcome:
+    """Write the run log, and beside it the session's own, which has the reasons for its decisions (`egs why`)."""
+    from egs_core.runlog.figures import figures_of
+    from egs_core.runlog.io import write_run
+    from egs_ray.demo.variants import EGS_LOG
+
+    path = folder / f"{measured.variant}.jsonl"
+    write_run(path, measured.header, measured.records)
+    own = Path(measured.folder) / EGS_LOG
+    if own.exists():
+        shutil.copyfile(own, folder / f"{measured.variant}-session.jsonl")
+    return RunOutcome(figures_of(measured.records), path, measured.digest)
+
+
+def _require_demo_packages() -> None:
+    for module, package in (("pandas", "pandas"), ("sklearn", "scikit-learn")):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            problem = f"the demo's pipelines import {module}, which is not installed"
+            raise InputError("egs demo", problem, f"pip install {package}, or 'egs-core[demo]'") from None
+
+
+def _version_check(compat: ModuleType, found: str) -> Check:
+    if compat.supported(found):
+        return Check("ray", True, found)
+    known = ", ".join(compat.KNOWN_VERSIONS)
+    return Check("ray", False, f"{found} is not a version EGS was tried with ({known}): the hook only observes")
+
+
+def _feature_checks(compat: ModuleType) -> list[Check]:
+    missing = [feature for feature in get_args(compat.Feature) if not compat.available(feature)]
+    if not missing:
+        return [Check("private API", True, f"all {len(get_args(compat.Feature))} uses found")]
+    return [Check(f"private API: {feature}", False, HELD_BACK[feature]) for feature in missing]
+
+
+def _hook_check() -> Check:
+    value = os.environ.get("RAY_RUNTIME_ENV_HOOK", "")
+    if value in ("", "egs_ray.hook"):
+        state = "set" if value else "not set; RAY_RUNTIME_ENV_HOOK=egs_ray.hook observes unmodified scripts"
+        return Check("hook", True, state)
+    return Check("hook", True, f"RAY_RUNTIME_ENV_HOOK={value} is another tool's; EGS is reached by egs_ray.run only")
+
+
+ADAPTER = RayAdapter()

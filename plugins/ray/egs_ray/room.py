@@ -1,0 +1,92 @@
+"""How many tickets may be open: as many GPU tasks as GPUs, and more only where a GPU would idle otherwise.
+
+    tickets on a node = its GPUs x (1 + ahead) + extra
+
+ahead    tasks so short that the way of a ticket (some milliseconds) counts: that many more wait in Ray's own queue. Of
+         tasks that take longer none does: Ray starts a process for each anyway, and what is in its queue keeps its place.
+extra    Ray's books show an idle GPU while tasks wait at the gate: those let through wait for something else (CPUs, a
+         value, a foreign task), so the next may try. This also ends any wait of one task for another that the gate
+         knows nothing of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+SHORT_S = 0.25  # a ticket's way is about a fiftieth of this
+LEAD_S = 0.05  # work to have in Ray's queue
+MOST_AHEAD = 16
+LEARNING = 0.2  # weight of the newest task in the mean
+IDLE_REVIEWS = 2  # in a row, so that no change between two tasks counts
+CALM_REVIEWS = 5
+
+
+class _Node(msgspec.Struct):
+    cpus: float
+    gpus: int
+    memory_bytes: int
+
+
+class Room:
+    """See the module. `fits` may be asked from any thread."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.ahead = 0
+        self.extra = 0
+        self._mean_s: float | None = None
+        self._idle = 0
+        self._calm = 0
+        self._offered: dict[str, int] = {}
+        self._nodes = _nodes(rows)
+
+    def fits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
+        """Whether a node is there that could run such a task if nothing else ran."""
+        return any(
+            node.cpus >= cpus and node.gpus >= gpus and node.memory_bytes >= memory_bytes
+            for node in self._nodes.values()
+        )
+
+    def changes(self) -> Iterator[tuple[str, int]]:
+        """Nodes with a new number of tickets."""
+        largest = max(self._nodes, key=lambda name: self._nodes[name].gpus, default="")
+        for name in {**self._offered, **self._nodes}:
+            gpus = self._nodes[name].gpus if name in self._nodes else 0
+            devices = gpus * (1 + self.ahead) + (self.extra if name == largest else 0)
+            if self._offered.get(name) != devices:
+                self._offered[name] = devices
+                yield name, devices
+
+    def learn(self, seconds: float) -> bool:
+        """A task took so long from its ticket on, in Ray's queue behind those ahead; whether `ahead` has changed."""
+        own_s = seconds / (1 + self.ahead)
+        self._mean_s = own_s if self._mean_s is None else self._mean_s + LEARNING * (own_s - self._mean_s)
+        before = self.ahead
+        short = self._mean_s < SHORT_S
+        self.ahead = min(MOST_AHEAD, math.ceil(LEAD_S / max(self._mean_s, 1e-6))) if short else 0
+        return self.ahead != before
+
+    def review(self, rows: list[dict[str, Any]], free_gpus: float, wanted_gpus: float) -> None:
+        """What Ray's books say. wanted_gpus: the least that a ready task at the gate needs; infinite: none waits."""
+        self._nodes = _nodes(rows)
+        if free_gpus >= wanted_gpus:
+            self._idle, self._calm = self._idle + 1, 0
+        else:
+            self._idle, self._calm = 0, self._calm + 1
+        if self._idle >= IDLE_REVIEWS:
+            self.extra += math.ceil(wanted_gpus)
+            self._idle = 0
+        elif self.extra and self._calm >= CALM_REVIEWS:
+            self.extra -= 1
+            self._calm = 0
+
+
+def _nodes(rows: list[dict[str, Any]]) -> dict[str, _Node]:
+    return {
+        row["NodeID"]: _Node(offer.get("CPU", 0.0), int(offer.get("GPU", 0)), int(offer.get("memory", 0)))
+        for row in rows
+        if row["Alive"] and (offer := row["Resources"])
+    }
