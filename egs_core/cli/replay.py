@@ -24,12 +24,12 @@ from egs_core.adapter import POLICIES, ReplayRequest, ReplayWorkload, RunOutcome
 from egs_core.cli.running import shown_progress
 from egs_core.cli.simulated import lower_bound_s
 from egs_core.errors import InputError
-from egs_core.graph.columns import Graph
+from egs_core.graph.columns import GPU, Graph
 from egs_core.graph.load import LoadedWorkload, load_workload
 from egs_core.runlog.figures import figures_from
 from egs_core.runlog.io import write_run
 from egs_core.runlog.metrics import summarise
-from egs_core.runlog.records import Header
+from egs_core.runlog.records import ColdStart, Header, Record, Started, Used
 from egs_core.sim import SimConfig, SimNode, simulate
 
 SIM = "sim"
@@ -123,13 +123,31 @@ def _simulated(
     node = SimNode("local", cpus, gpus)
     engine_policy = "egs" if with_egs else "fifo"
     config = SimConfig((node,), policy=engine_policy, preload=with_egs, split=with_egs, warmup_factor=time_scale)
-    result = simulate([_scaled(workload, time_scale) for workload in workloads], config)
-    records = [record for record in result.records if not isinstance(record, Header)]
+    scaled = [_scaled(workload, time_scale) for workload in workloads]
+    records = [record for record in simulate(scaled, config).records if not isinstance(record, Header)]
+    if not with_egs:
+        records += used_stretches(records, scaled)
     label = f"replay in the simulator, {policy}"
     header = Header(run_id=f"replay-{policy}", driver=on, policy=policy, mode="on" if with_egs else "off", label=label)
     write_run(path, header, records)
     metrics = summarise(records)
     return RunOutcome({**figures_from(metrics), "phases": metrics.phases}, path)
+
+
+def used_stretches(records: Sequence[Record], workloads: Sequence[LoadedWorkload]) -> list[Record]:
+    """When the GPU phases inside of whole tasks ran, counted from a task's start, or from the end of its load."""
+    graphs = {workload.id: (workload.graph, {t: n for n, t in enumerate(workload.graph.ids)}) for workload in workloads}
+    begins = {(r.workload, r.task): r.t for r in records if isinstance(r, Started)}
+    begins |= {(r.workload, r.task): r.end_t for r in records if isinstance(r, ColdStart)}
+    out: list[Record] = []
+    for (workload, task), at in begins.items():
+        graph, numbers = graphs[workload]
+        for phase in graph.phases_of(numbers[task]):
+            seconds = graph.phase_duration_s[phase] or 0.0
+            if graph.phase_kind[phase] == GPU:
+                out.append(Used(at, at + seconds, workload, task))
+            at += seconds
+    return out
 
 
 def _scaled(workload: LoadedWorkload, time_scale: float) -> LoadedWorkload:

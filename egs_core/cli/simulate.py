@@ -133,7 +133,9 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     for run in runs:
         table.add_row(run["policy"], *(_shown(key, run[key]) for key in columns))
     failed = sorted({name for run in runs for name in run["failed"]})
-    table.title = f"workloads {runs[0]['workloads']}, tasks {runs[0]['tasks']:,}, phases {runs[0]['phases']:,}, durations {runs[0]['durations']}"
+    first = runs[0]
+    counts = ", ".join(f"{key} {first[key]:,}" for key in ("workloads", "tasks", "phases"))
+    table.title = f"{counts}, durations {first['durations']}"
     table.caption = f"failed: {', '.join(failed[:10])}" if failed else None
     return table
 

@@ -4,15 +4,17 @@
                                     ▲                                            │
                                     └────────── events that follow ◄─────────────┘
 
-It never raises into the caller's pipeline. If the engine or the performer fails, `on_death` is called once and the
-driver does nothing more: the adapter then lets everything pass as its framework would.
+It never raises into the caller's pipeline. If the engine or the performer fails, `on_death` is called once and events
+mean nothing any more: the adapter then lets everything pass as its framework would. Actions still get their turn.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +50,8 @@ class EmbeddedDriver:
         self._journal = journal
         self._origin = time.monotonic()
         self._queue: queue.SimpleQueue[m.Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._decided: deque[m.Decision] = deque()
+        self._is_performing = False
         self._dead = threading.Event()
         self._thread = threading.Thread(target=self._run, name="egs-driver", daemon=True)
 
@@ -106,14 +110,22 @@ class EmbeddedDriver:
         try:
             while (item := self._next()) is not None:
                 if isinstance(item, m.Event):
-                    self._handle(item)
+                    self.handle(item)
                 else:
                     item()
         except BaseException as error:  # whatever it is, the pipeline must go on without EGS
             self._dead.set()
             if self._on_death is not None:
                 self._on_death(error)
+            self._run_actions()
         self._dead.set()
+
+    def _run_actions(self) -> None:
+        """What a dead driver still does: the adapter may have to answer those who wait. Until `close`."""
+        while (item := self._queue.get()) is not None:
+            if not isinstance(item, m.Event):
+                with contextlib.suppress(Exception):
+                    item()
 
     def _next(self) -> m.Event | Callable[[], None] | None:
         """The next thing to do; a Tick when a timer of the engine is due first."""
@@ -124,14 +136,22 @@ class EmbeddedDriver:
         except queue.Empty:
             return m.Tick()
 
-    def _handle(self, event: m.Event) -> None:
+    def handle(self, event: m.Event) -> None:
+        """Handle an event at once: only on the driver's thread, for an action or the performer. What the engine decides
+        is carried out before this returns; inside the performer, after what was decided before."""
         now = self.now()
         if self._before is not None:
             self._before(event, now)
-        decisions = self.engine.handle(event, now)
+        self._decided.extend(self.engine.handle(event, now))
         if self._journal is not None:
             self._journal.append(event, now, self.engine.take_transitions())
         if self._after is not None:
             self._after(event, now)
-        for decision in decisions:
-            self._perform(decision, now)
+        if self._is_performing:
+            return
+        self._is_performing = True
+        try:
+            while self._decided:
+                self._perform(self._decided.popleft(), now)
+        finally:
+            self._is_performing = False

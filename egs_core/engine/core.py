@@ -101,8 +101,10 @@ class Engine:
         self._handlers[type(event)](event, now)
         if state.retry_at:
             self._retry_held(now)
-        self._queue.age(now)
-        self._granting.run()
+        if self._queue.deadlines:
+            self._queue.age(now)
+        if self._queue.is_dirty:
+            self._granting.run()
         if self._processes.has_keys and self.config.preload:
             while self._processes.plan(now, self._started):
                 self._granting.run()
@@ -110,7 +112,8 @@ class Engine:
 
     def next_wakeup(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
-        due, state = self._queue.next_deadline(), self.state
+        state = self.state
+        due = self._queue.next_deadline() if self._queue.deadlines else None
         if state.plan_at is not None and (due is None or state.plan_at < due):
             due = state.plan_at
         if state.retry_at:
@@ -206,8 +209,7 @@ class Engine:
     def _on_started(self, event: m.PhaseStarted, now: float) -> None:
         phase = event.phase
         if self._is_current(phase, event.attempt) and self.state.status[phase] == GRANTED:
-            self._do.start(phase, now)
-            self._processes.is_wanted = True
+            self._do.start(phase, now)  # plans no preloads: a late start only makes them due later
 
     # --- events: answers to decisions ---
 

@@ -23,8 +23,6 @@ class Granting:
     def run(self) -> None:
         """Grant until nothing fits. What an overdue phase waits for is reserved: nobody behind it may take it."""
         queue, state = self._queue, self._state
-        if not queue.is_dirty:
-            return
         queue.is_dirty = False
         reserved_by: list[int] = []
         passed: set[ClassId] = set()

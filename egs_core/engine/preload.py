@@ -67,9 +67,10 @@ def task_end_s(state: State, task: int, now: float) -> float:
     return now + left + sum(state.estimate_s[p] for p in range(current, end))
 
 
-def upcoming(state: State, started: Iterable[int], waiting: Iterable[int], now: float) -> list[tuple[float, int]]:
-    """(predicted start, task) of cold tasks with a warm key, up to some steps ahead of started and ready tasks."""
-    ends = {task: task_end_s(state, task, now) for task in started}
+def upcoming(state: State, task_ends: dict[int, float], waiting: Iterable[int], now: float) -> list[tuple[float, int]]:
+    """(predicted start, task) of cold tasks with a warm key, up to some steps ahead of started tasks (with their
+    predicted ends) and ready ones."""
+    ends = dict(task_ends)
     for task in waiting:
         ends[task] = now + _work_s(state, task)
     level, found = list(ends), []
@@ -120,12 +121,13 @@ class _Room:
         self.idle = [dict(node.idle_warm) for node in state.nodes]
         self.processes = [node.processes for node in state.nodes]
         self.warming = [node.warming for node in state.nodes]
+        self._known: dict[tuple[int, ...], bool] = {}
         self.firm = [node.working + ready_parked(state, i) for i, node in enumerate(state.nodes)]
 
     def take_idle(self, task: int, key: str, *, is_ready: bool) -> int | None:
-        for number in self._nodes_for(task):
-            if self.idle[number].get(key, 0) > 0:
-                self.idle[number][key] -= 1
+        for number, idle in enumerate(self.idle):
+            if idle.get(key, 0) > 0 and self._fits(task, number):
+                idle[key] -= 1
                 self.firm[number] += is_ready
                 return number
         return None
@@ -134,13 +136,12 @@ class _Room:
         """The node where a new process would find the most room; urgent ones may displace what can be given up."""
         wanted_cpu = self.state.options_of(task).warm_cpu_milli
         best, most = None, (0, 0)
-        for number in self._nodes_for(task):
-            node = self.state.nodes[number]
-            free_cpu = node.free_cpu - self.warming[number] * wanted_cpu
+        for number, node in enumerate(self.state.nodes):
             in_use = self.firm[number] if urgent else self.processes[number]
             if self.warming[number] >= node.preload_slots or in_use >= node.process_slots:
                 continue
-            if not urgent and free_cpu < wanted_cpu:
+            free_cpu = node.free_cpu - self.warming[number] * wanted_cpu
+            if (not urgent and free_cpu < wanted_cpu) or not self._fits(task, number):
                 continue
             room = (sum(node.devices) - WHOLE_DEVICE * node.parked, free_cpu)
             if best is None or room > most:
@@ -151,8 +152,14 @@ class _Room:
             self.firm[best] += urgent
         return best
 
-    def _nodes_for(self, task: int) -> list[int]:
-        return [i for i, node in enumerate(self.state.nodes) if fits_task(self.state, task, node)]
+    def _fits(self, task: int, number: int) -> bool:
+        """Tasks of one kind have the same shapes: asked once for each."""
+        state = self.state
+        shapes = (number, *state.shape[state.first_phase[task] : state.first_phase[task + 1]])
+        known = self._known.get(shapes)
+        if known is None:
+            known = self._known[shapes] = fits_task(state, task, state.nodes[number])
+        return known
 
 
 def plan_preloads(
@@ -165,10 +172,11 @@ def plan_preloads(
     """
     room, choices = _Room(state), []
     again: float | None = None
-    ends = _process_ends(state, started, now)
-    first_free = min((task_end_s(state, task, now) for task in started), default=now)
+    task_ends = {task: task_end_s(state, task, now) for task in started}
+    first_free = min(task_ends.values(), default=now)
+    ends = _process_ends(state, task_ends)
     ready = [(now if task in blocked_on_warmth else first_free, task) for task in waiting]
-    for start, task in ready + upcoming(state, started, waiting, now):
+    for start, task in ready + upcoming(state, task_ends, waiting, now):
         options = state.options_of(task)
         due = start - options.warmup_s * LEAD_FACTOR - LEAD_S
         left_over = ends.setdefault(options.warm_key, [])
@@ -191,11 +199,11 @@ def plan_preloads(
     return choices, None if again is None else max(again, now + MIN_PAUSE_S)
 
 
-def _process_ends(state: State, started: Iterable[int], now: float) -> dict[str, list[float]]:
+def _process_ends(state: State, task_ends: dict[int, float]) -> dict[str, list[float]]:
     """By warm key the times (a heap) at which processes at work are expected to be left over."""
     ends: dict[str, list[float]] = {}
-    for task in started:
+    for task, end in task_ends.items():
         key = state.warm_key_of(task)
         if key:
-            heapq.heappush(ends.setdefault(key, []), task_end_s(state, task, now))
+            heapq.heappush(ends.setdefault(key, []), end)
     return ends

@@ -40,7 +40,7 @@ class ReadyQueue:
         self._names = policy.term_names
         self._default_max_wait_s = default_max_wait_s
         self._heaps: dict[ClassId, list[Entry]] = {}
-        self._deadlines: list[tuple[float, int, int]] = []  # (time, phase, order) of queued phases that age
+        self.deadlines: list[tuple[float, int, int]] = []  # heap of (time, phase, order) of phases that age
 
     # --- in and out ---
 
@@ -157,18 +157,18 @@ class ReadyQueue:
         options = self.state.options.get(self.state.task_of[phase])
         wait = self._default_max_wait_s if options is None or options.max_wait_s is None else options.max_wait_s
         if wait is not None:
-            heapq.heappush(self._deadlines, (self.state.ready_at[phase] + wait, phase, self.state.order[phase]))
+            heapq.heappush(self.deadlines, (self.state.ready_at[phase] + wait, phase, self.state.order[phase]))
 
     def next_deadline(self) -> float | None:
         """When the next queued phase becomes overdue."""
-        while self._deadlines and not self._is_waiting(self._deadlines[0]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        while self.deadlines and not self._is_waiting(self.deadlines[0]):
+            heapq.heappop(self.deadlines)
+        return self.deadlines[0][0] if self.deadlines else None
 
     def age(self, now: float) -> None:
         """Phases whose `max_wait` has passed go to the front of their priority, oldest first."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            entry = heapq.heappop(self._deadlines)
+        while self.deadlines and self.deadlines[0][0] <= now:
+            entry = heapq.heappop(self.deadlines)
             if self._is_waiting(entry):
                 phase = entry[1]
                 self._push(phase, overdue_key(self.keys[phase], entry[2]))

@@ -114,9 +114,9 @@ class Simulation:
     def advance(self, until: float) -> bool:
         """Handle every event up to this time; whether any are left."""
         started = time.perf_counter()
-        events, handlers = self._events, self._handlers
+        events, handlers, pop = self._events, self._handlers, heapq.heappop
         while events and events[0][0] <= until:
-            now, _, event = heapq.heappop(events)
+            now, _, event = pop(events)
             self.now = now
             handlers[type(event)](event, now)
             self._schedule_wakeup()
@@ -182,10 +182,11 @@ class Simulation:
         if self._log:
             self._log.workload(submitted, now)
             self._log.tasks(tasks, now)
-        self._perform(decisions, now)
         if believed:
             numbered = zip(self._trace.phase_numbers, believed, strict=True)
-            self._send(m.Estimates(tuple((phase, p50, p95) for phase, (p50, p95) in numbered)), now)
+            estimates = m.Estimates(tuple([(phase, p50, p95) for phase, (p50, p95) in numbered]))
+            decisions += self.engine.handle(estimates, now)
+        self._perform(decisions, now)
 
     def _believed(self, given: LoadedWorkload, workload: str) -> tuple[m.TasksAdded, list[tuple[float, float]]]:
         """The block as the engine sees it. Medians ride in it, so that the first decision knows them; the spread of

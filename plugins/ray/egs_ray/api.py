@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from typing import Any
 
 import ray
@@ -21,7 +22,7 @@ from egs_ray.convert import convert
 from egs_ray.install import warn
 from egs_ray.payload import graph_input
 from egs_ray.session import Options, Session
-from egs_ray.tasks import RunBooks
+from egs_ray.tasks import RunBooks, finish_natively, references_in
 
 _lock = threading.Lock()
 _current: tuple[str, Session] | None = None  # (Ray job it belongs to, session)
@@ -30,7 +31,7 @@ _current: tuple[str, Session] | None = None  # (Ray job it belongs to, session)
 class Run:
     """A run under way. `get` waits for it; `why` explains a task; `abort` ends it."""
 
-    def __init__(self, session: Session, books: RunBooks) -> None:
+    def __init__(self, session: Session | None, books: RunBooks) -> None:
         self._session, self._books = session, books
 
     @property
@@ -39,11 +40,21 @@ class Run:
 
     @property
     def runlog(self) -> str:
-        """Path of the session's run log, for `egs report`."""
-        return str(self._session.learning.path)
+        """Path of the session's run log, for `egs report`; "" where EGS could not be started."""
+        return str(self._session.learning.path) if self._session is not None else ""
 
     def done(self) -> bool:
-        return self._books.over.is_set() and not self._books.native
+        """Whether `get` would answer at once."""
+        books = self._books
+        if not books.over.is_set():
+            return False
+        if books.failure is not None or books.error is not None:
+            return True
+        try:
+            refs = references_in(books.output())
+        except KeyError:  # an aborted task has no result
+            return True
+        return len(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[1]) == 0 if refs else True
 
     def get(self, timeout_s: float | None = None) -> Any:
         """The value of the graph's last node (a list for MultiOutputNode).
@@ -51,6 +62,7 @@ class Run:
         Raises what `ray.get` would raise of the task that failed, TimeoutError when it takes longer, and
         ray.exceptions.TaskCancelledError after an abort.
         """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._books.over.wait(timeout_s):
             raise TimeoutError(f"{self.id} did not end within {timeout_s:g} s")
         if self._books.failure is not None:
@@ -58,26 +70,37 @@ class Run:
         if self._books.error is not None:
             raise self._books.error
         try:
-            return ray.get(self._books.output(), timeout=timeout_s)
+            output = self._books.output()
         except KeyError:
-            raise ray.exceptions.TaskCancelledError from None
+            raise ray.exceptions.TaskCancelledError(error_message=f"{self.id} was aborted") from None
+        return ray.get(output, timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def why(self, task_id: str) -> Reason:
         """Why a task, by its id in the graph (`train-0`), is where it is."""
+        number = self._number(task_id)
+        if self._session is None:
+            raise InputError(self.id, "runs without EGS")
+        return self._session.driver.ask(lambda engine: engine.explain(number))
+
+    def abort(self, task_id: str = "", *, actor: str = "", reason: str = "") -> None:
+        """End the run, or one task of it and what waits for that."""
+        number = self._number(task_id) if task_id else 0
+        if self._session is None:
+            raise InputError(self.id, "runs without EGS", "cancel its tasks with Ray's own means")
+        if task_id:
+            self._session.abort("task", str(number), actor, reason)
+        else:
+            self._session.abort("workload", self.id, actor, reason)
+
+    def _number(self, task_id: str) -> int:
+        """The engine's number of a task. Raises InputError for an unknown one."""
         graph = self._books.converted.graph
         if task_id not in graph.ids:
             raise InputError(self.id, f"unknown task {task_id!r}", f"one of: {', '.join(graph.ids[:8])}")
         index = graph.ids.index(task_id)
-        return self._session.driver.ask(lambda engine: engine.explain(engine.task_number(self.id, index)))
-
-    def abort(self, task_id: str = "", *, actor: str = "", reason: str = "") -> None:
-        """End the run, or one task of it and what waits for that."""
-        if task_id:
-            index = self._books.converted.graph.ids.index(task_id)
-            number = self._session.driver.ask(lambda engine: engine.task_number(self.id, index))
-            self._session.abort("task", str(number), actor, reason)
-        else:
-            self._session.abort("workload", self.id, actor, reason)
+        if self._session is None:
+            return index
+        return self._session.driver.ask(lambda engine: engine.task_number(self.id, index))
 
 
 def run(dag_node: Any, *args: Any, name: str = "", session: Session | None = None, **kwargs: Any) -> Run:
@@ -91,8 +114,17 @@ def run(dag_node: Any, *args: Any, name: str = "", session: Session | None = Non
     converted = convert(dag_node, name or "dag")
     if not name:
         converted.name = converted.graph.names[-1]
-    chosen = session or default_session()
-    return Run(chosen, chosen.submit(converted, graph_input(*args, **kwargs)))
+    given = graph_input(*args, **kwargs)
+    try:
+        chosen = session or default_session()
+    except InputError:
+        raise
+    except Exception as error:  # no port, no actor, no thread: whatever it is, the pipeline runs
+        warn(f"off, Ray runs alone: {type(error).__name__}: {error}")
+        books = RunBooks(converted.name, converted, given)
+        finish_natively(books)
+        return Run(None, books)
+    return Run(chosen, chosen.submit(converted, given))
 
 
 def default_session(options: Options | None = None) -> Session:
@@ -100,10 +132,10 @@ def default_session(options: Options | None = None) -> Session:
     global _current
     job = str(ray.get_runtime_context().get_job_id()) + ray.get_runtime_context().gcs_address
     with _lock:
-        if _current is not None and _current[0] == job:
+        if _current is not None and _current[0] == job and _current[1].is_open:
             return _current[1]
         if _current is not None:
-            _current[1].close()
+            _current[1].close(finish=_current[0] == job)
         else:
             atexit.register(_close)
         _current = (job, Session(options))
@@ -113,6 +145,6 @@ def default_session(options: Options | None = None) -> Session:
 def _close() -> None:
     if _current is not None:
         try:
-            _current[1].close()
+            _current[1].close(finish=False)
         except Exception as error:
             warn(f"{type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ raise an InputError that names it; no edge is ever dropped. Nothing here needs a
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,6 +97,7 @@ class _Conversion:
     def _add_task(self, node: FunctionNode) -> Produced:
         function, options = compat.function_of(node), node.get_options()
         task_id = self._next_id(getattr(function, "__name__", "task"))
+        _check_returns(self._place(task_id), function, options.get("num_returns"))
         found: list[DAGNode] = []
         try:
             args = self._replace(tuple(node.get_args()), found)
@@ -223,6 +225,14 @@ def _task_options(hints: TaskHints) -> TaskOptions:
         gang=hints.gang,
         retries=0,  # Ray retries by itself, as its max_retries says
     )
+
+
+def _check_returns(place: str, function: Callable[..., Any], num_returns: Any) -> None:
+    """A task of a graph has a fixed number of values, at least one: others wait for them by number."""
+    if inspect.isgeneratorfunction(function):
+        raise InputError(place, "is a generator: how many values it yields is not known", "return a list")
+    if num_returns is not None and (not isinstance(num_returns, int) or num_returns < 1):
+        raise InputError(place, f"num_returns={num_returns!r} gives nothing to wait for", "a number of one or more")
 
 
 def _milli(amount: float) -> int:

@@ -4,8 +4,8 @@
                                ▲                                   │
                                └───── its reference has a value ◄──┘
 
-Each task waits in Ray for a *ticket*, a reference without a value so far. The engine decides whose ticket comes next, as
-many at a time as there are GPUs: who runs where is Ray's decision, and so is everything when the gate fails.
+Each task waits in Ray for a *ticket*, a reference without a value so far. The engine decides whose ticket comes next,
+as many at a time as there are GPUs: who runs where is Ray's decision, and so is everything when the gate fails.
 
 What else the script submits is told to the engine only where it waits for a task at the gate, so that this one's
 remaining path is known; it needs nothing of the engine's capacity. A task that Ray waits for on other grounds (an
@@ -32,42 +32,25 @@ from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_ray import compat
 from egs_ray.promises import Promises
 from egs_ray.room import Room
-from egs_ray.sessionlog import Ordered
-from egs_ray.submission import is_driver
+from egs_ray.submission import Arrival, Needs, Ordered, is_driver
 
 WORKLOAD = "script"
 NOTHING = Shape(0)
 PULSE_S = 1.0
 PATIENCE_S = 20.0  # without a sign of life from this process for so long, the tickets open by themselves
-Estimate = Callable[[str, float, float, int], float | None]
 
-
-class Arrival(msgspec.Struct):
-    """One submission as the gate needs it. key: of its ticket; "" for one that passed ungated.
-
-    ref: kept until it has a value, else nobody would hear of its end. direct: references that Ray waits for; nested:
-    ids of the tasks behind all others, for which the task may wait or not.
-    """
-
-    key: str
-    ref: Any
-    task_id: str
-    name: str
-    direct: list[Any]
-    nested: list[str]
-    cpus: float = 0.0
-    gpus: float = 0.0
-    memory_bytes: int = 0
+Estimate = Callable[[Needs], float | None]
 
 
 class Job(msgspec.Struct):
-    """A task in the engine until it has ended. also: engine numbers that end with it."""
+    """A task in the engine until it has ended. needs: None for what is outside of the gate; also: engine numbers that
+    end with it."""
 
     number: int
     ref: Any
     task_id: str = ""
     key: str = ""
-    gpus: float = 0.0
+    needs: Needs | None = None
     opened_s: float | None = None
     also: tuple[int, ...] = ()
 
@@ -76,7 +59,7 @@ class Gate:
     """One Ray session's gate. `ticket`, `add`, `waits_for` and `give_back` are for the submitting threads, from any
     thread and without blocking; everything below runs on the driver's thread but where it says so.
 
-    estimate: seconds that a task (name, cpus, gpus, memory) is believed to take; told: what went when, for the log.
+    estimate: seconds that a task is believed to take, if anything is; told: what went when, for the log.
     """
 
     def __init__(
@@ -108,10 +91,10 @@ class Gate:
 
     # --- for submitting threads ---
 
-    def admits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
+    def admits(self, needs: Needs) -> bool:
         """Whether the gate is there for a task with these needs: some node must be able to run it, else it would wait
         for ever with a GPU counted as its, and Ray could not tell the autoscaler or the user."""
-        return not self._is_open and self._room.fits(cpus, gpus, memory_bytes)
+        return not self._is_open and self._room.fits(needs.cpus, needs.gpus, needs.memory_bytes)
 
     def ticket(self) -> tuple[str, Any] | None:
         """A key and the reference to hand to the task; None when all may pass."""
@@ -152,7 +135,6 @@ class Gate:
         while self._arrivals:
             self._describe(self._arrivals.popleft(), block, jobs)
         if jobs:
-            self._jobs.update((job.number, job) for job in jobs)
             self._handle(m.TasksAdded(WORKLOAD, block))
             for job in jobs:
                 self._await_end(job)
@@ -161,18 +143,22 @@ class Gate:
         nested = tuple(dict.fromkeys(self._numbers[task] for task in arrival.nested if task in self._numbers))
         if arrival.key:
             parents = [self._producer(ref, block, jobs) for ref in arrival.direct if not is_driver(_task(ref))]
-            shape = Shape(0, max(1, round(arrival.gpus * 1000)))
+            shape = Shape(0, max(1, round(arrival.needs.gpus * 1000)))
         else:
             known = (self._numbers.get(_task(ref)) for ref in arrival.direct)
             parents = [number for number in known if number is not None] + list(nested)
             shape, nested = NOTHING, ()
-        job = Job(0, arrival.ref, arrival.task_id, arrival.key, arrival.gpus)
-        seconds = self._estimate(arrival.name, arrival.cpus, arrival.gpus, arrival.memory_bytes)
-        job.number = self._append(block, arrival.task_id, parents, shape, seconds, arrival.name)
+        seconds = self._estimate(arrival.needs)
+        number = self._append(block, arrival.task_id, parents, shape, seconds, arrival.needs.name)
+        job = Job(number, arrival.ref, arrival.task_id, arrival.key, arrival.needs)
         if nested:
             # Ray does not wait for these, so the gate must not; but they are worth as much as the path through here.
-            job.also = (self._append(block, f"{arrival.task_id}+", nested, NOTHING, seconds, arrival.name),)
-        self._numbers[arrival.task_id] = job.number
+            job.also = (self._append(block, f"{arrival.task_id}+", nested, NOTHING, seconds, arrival.needs.name),)
+        self._take_in(job, jobs)
+
+    def _take_in(self, job: Job, jobs: list[Job]) -> None:
+        self._jobs[job.number] = job
+        self._numbers[job.task_id] = job.number
         jobs.append(job)
 
     def _producer(self, ref: Any, block: Graph, jobs: list[Job]) -> int:
@@ -180,8 +166,7 @@ class Gate:
         number = self._numbers.get(_task(ref), self._numbers.get(ref.hex()))
         if number is None:
             number = self._append(block, ref.hex(), (), NOTHING, 0.0, "outside")
-            self._numbers[ref.hex()] = number
-            jobs.append(Job(number, ref, ref.hex()))
+            self._take_in(Job(number, ref, ref.hex()), jobs)
         return number
 
     def _append(self, block: Graph, name: str, parents: Any, shape: Shape, seconds: float | None, task: str) -> int:
@@ -240,12 +225,11 @@ class Gate:
             self._handle(m.BranchSkipped(number))
 
     def _estimate_again(self) -> None:
-        state, values = self._state, list[tuple[int, float, float]]()
+        values: list[tuple[int, float, float]] = []
         for number, job in self._jobs.items():
-            shape = state.shapes[state.shape[state.cursor[number]]]
-            seconds = self._estimate(state.task_names[number], -1.0, shape.gpu_milli / 1000, 0) if job.key else None
+            seconds = self._estimate(job.needs) if job.needs is not None else None
             if seconds is not None:
-                values += [(state.cursor[n], seconds, seconds) for n in (number, *job.also)]
+                values += [(self._state.cursor[n], seconds, seconds) for n in (number, *job.also)]
         if values:
             self._handle(m.Estimates(tuple(values)))
 
@@ -258,8 +242,8 @@ class Gate:
 
     def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
         state = self._state
-        waiting = [job.gpus for job in self._jobs.values() if job.key and state.status[state.cursor[job.number]] == READY]
-        self._room.review(nodes, free_gpus, min(waiting, default=math.inf))
+        waiting = (job for job in self._jobs.values() if job.needs and state.status[state.cursor[job.number]] == READY)
+        self._room.review(nodes, free_gpus, min((job.needs.gpus for job in waiting if job.needs), default=math.inf))
         self._offer_room()
 
     def _pulse(self) -> None:
@@ -269,7 +253,7 @@ class Gate:
             if self._is_open or not self._driver.is_alive:
                 return
             try:
-                self._promises.live()
+                self._driver.do(self._promises.live)  # by the driver's thread: its life is what the tickets depend on
                 if self._jobs:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
                     self._driver.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]
@@ -296,6 +280,9 @@ class Gate:
         if not was_open:
             self._promises.keep_all(keys)
             self._on_failure(error)
+        if not self._driver.is_alive:  # nobody is left to hear of ends: let go of the references
+            self._jobs.clear()
+            self._arrivals.clear()
 
 
 def _task(ref: Any) -> str:

@@ -5,6 +5,7 @@ None of it may hurt a run: a full disk or a broken store costs one warning, and 
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -21,12 +22,25 @@ from egs_ray.install import warn
 from egs_ray.observe import data_folder, runlog_path
 
 
+_used_paths: set[Path] = set()
+
+
+def _unused(path: Path) -> Path:
+    """Sessions of one process that follow each other have run logs of their own."""
+    number, chosen = 1, path
+    while chosen in _used_paths:
+        number += 1
+        chosen = path.with_stem(f"{path.stem}-{number}")
+    _used_paths.add(chosen)
+    return chosen
+
+
 class Learning:
     """Owned by a session; used on its driver's thread, but for `close`."""
 
     def __init__(self, runlog: str | None, history: str | None, policy: str) -> None:
-        self.path = Path(runlog) if runlog else runlog_path()
-        self._records: list[r.Record] = []
+        self.path = _unused(Path(runlog) if runlog else runlog_path())
+        self._records: dict[str, list[r.Record]] = {}  # by workload, of runs under way
         self._header = r.Header(
             run_id=self.path.stem,
             driver="ray",
@@ -36,6 +50,7 @@ class Learning:
             label=f"EGS ({policy})",
         )
         self._writer = self._open()
+        history = history or os.environ.get("EGS_HISTORY")
         self._history = SqlHistory(history) if history else SqlHistory.in_folder(data_folder())
         self._predictors: dict[str, Predictor] = {}
 
@@ -48,7 +63,9 @@ class Learning:
             return None
 
     def record(self, record: r.Record) -> None:
-        self._records.append(record)
+        workload = getattr(record, "workload", "")
+        if workload:
+            self._records.setdefault(workload, []).append(record)
         if self._writer is not None:
             try:
                 self._writer.write(record)
@@ -77,13 +94,15 @@ class Learning:
         """A process got warm for a task, from cold, in this time."""
         self._predictor(converted.name).observe_warmup(converted.name, converted.graph.names[index], seconds)
 
-    def run_over(self) -> None:
+    def run_over(self, workload: str, pipeline: str) -> None:
         """A run has ended: keep what it took for the next one."""
+        records = self._records.pop(workload, [])
         try:
-            self._history.record(history_from_runlog(self._records))
+            rows = history_from_runlog([self._header, *records])
+            self._history.record(rows)
+            self._predictor(pipeline).learn(rows)
         except Exception as error:
             warn(f"nothing learned from this run: {error}")
-        self._records = []
 
     def close(self) -> None:
         if self._writer is not None:

@@ -84,6 +84,9 @@ class Leases:
             with contextlib.suppress(Exception):  # it has ended meanwhile, or Ray has
                 ray.cancel(lease.ref)
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def lost(self, number: int) -> Job | None:
         """A holder has ended; the job that it held something for, unless that lease was given back."""
         entry = self._open.pop(number, None)

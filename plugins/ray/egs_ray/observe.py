@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -27,6 +27,9 @@ from egs_ray.events import actor_deaths, task_events
 from egs_ray.install import warn
 from egs_ray.sessionlog import SessionLog
 from egs_ray.submission import Submission
+
+if TYPE_CHECKING:
+    from egs_core.history.sql import SqlHistory
 
 WRITE_EVERY_S = 1.0
 POLL_EVERY_S = 10.0
@@ -53,14 +56,19 @@ def data_folder() -> Path:
 
 
 def keep_history(path: Path) -> None:
-    """Put the durations of a finished run log into the user's history (EGS_HISTORY: a database URL)."""
-    from egs_core.history.sql import SqlHistory  # the database stack is for the end of a run only
-
-    url = os.environ.get("EGS_HISTORY")
-    history = SqlHistory(url) if url else SqlHistory.in_folder(data_folder())
+    """Put the durations of a finished run log into the user's history."""
+    history = history_of_user()
     run = read_run(path)
     history.record(history_from_runlog([run.header, *run.records]))
     history.close()
+
+
+def history_of_user() -> SqlHistory:
+    """The history at EGS_HISTORY (a database URL), else in the user's data folder."""
+    from egs_core.history.sql import SqlHistory  # takes its time to import: not while the script starts
+
+    url = os.environ.get("EGS_HISTORY")
+    return SqlHistory(url) if url else SqlHistory.in_folder(data_folder())
 
 
 def script_name() -> str:

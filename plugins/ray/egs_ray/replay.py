@@ -197,7 +197,8 @@ def _preloads(request: ReplayRequest, path: str, submitted: Sequence[Submitted])
         if isinstance(record, PreloadStarted | PreloadEnded):
             number = in_order[int(record.workload.rpartition("#")[2])]
             workload, task = request.workloads[number].name, submitted[number].task_names[record.task]
-            yield msgspec.structs.replace(record, t=record.t + shift_s, workload=workload, task=task)
+            t = max(0.0, record.t + shift_s)  # the two clocks differ by some milliseconds
+            yield msgspec.structs.replace(record, t=t, workload=workload, task=task)
 
 
 def _outcome(request: ReplayRequest, records: list[Record], submitted: Sequence[Submitted]) -> RunOutcome:

@@ -2,8 +2,8 @@
 
     tickets on a node = its GPUs x (1 + ahead) + extra
 
-ahead    tasks so short that the way of a ticket (some milliseconds) counts: that many more wait in Ray's own queue. Of
-         tasks that take longer none does: Ray starts a process for each anyway, and what is in its queue keeps its place.
+ahead    of tasks so short that the way of a ticket (some milliseconds) counts, that many more wait in Ray's own queue.
+         Of longer ones none does: what is in that queue keeps its place there.
 extra    Ray's books show an idle GPU while tasks wait at the gate: those let through wait for something else (CPUs, a
          value, a foreign task), so the next may try. This also ends any wait of one task for another that the gate
          knows nothing of.

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +25,8 @@ from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import SUCCEEDED
+from egs_core.engine.lifecycle import ENDED
+from egs_core.engine.placement import fits_ever
 from egs_core.graph.columns import GPU, Graph, Shape
 from egs_core.runlog import records as r
 from egs_core.sim.simulator import merge_phases
@@ -35,13 +39,28 @@ from egs_ray.link import Message, Peer, Server
 from egs_ray.payload import submit
 from egs_ray.promises import Promises
 from egs_ray.shell import ArgumentsLostError, Spec, make_observed, make_shell, touch
-from egs_ray.tasks import Job, RemoteFunctions, RunBooks, Way, is_ungated, way_of
+from egs_ray.tasks import (
+    Job,
+    RemoteFunctions,
+    RunBooks,
+    Way,
+    first_of,
+    is_placed_by_ray,
+    is_ungated,
+    finish_natively,
+    reserving,
+    way_of,
+)
 
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
 MOST_PREPARED = 8
 PREPARE_S = 30.0
 KEEP_S = 0.5
+MOST_LOST = 3  # holders of one phase that may die before it is left to Ray
+LEFT_S = 2.0  # about what a new process takes: longer than this, none waits for one that is about to be free
+WATCH_S = 2.0
+FOREVER_S = 30.0
 TOGETHER_S = 0.3  # long enough that several tasks need several processes
 
 
@@ -55,6 +74,7 @@ class Options(msgspec.Struct, frozen=True):
     runlog: str | None = None
     history: str | None = None
     default_max_wait_s: float | None = None
+    preload_timeout_s: float = 60.0  # a preload that takes longer does not keep its task from starting
 
 
 class Session:
@@ -80,13 +100,18 @@ class Session:
         self._runs: dict[str, RunBooks] = {}
         self._run_numbers = itertools.count()
         self._warned: set[str] = set()
+        self._awaited: set[Any] = set()  # references whose end something waits for
         self._native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
         self._gpus = 0
+        self._nodes: dict[str, m.NodeAdded] = {}
+        self._watched_at = 0.0
+        self._native_lock = threading.Lock()
         self._broken = False
         self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
         self.driver.start()
         self._closing = threading.Event()
-        threading.Thread(target=self._keep_holders, name="egs-keep", daemon=True).start()
+        self._forget_disconnect = compat.before_disconnect(lambda: self.close(finish=False))
+        threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
         self._prepared = self._describe_cluster()
 
     # --- for callers, from any thread ---
@@ -102,9 +127,38 @@ class Session:
             self._finish_natively(books)
         return books
 
-    def close(self) -> None:
-        """End the session; running tasks of unfinished runs are left to Ray."""
+    @property
+    def is_open(self) -> bool:
+        return not self._closing.is_set()
+
+    def close(self, *, finish: bool = True) -> None:
+        """End the session. Unfinished runs are left to Ray, or, without `finish`, end with an error."""
+        if self._closing.is_set():
+            return
         self._closing.set()
+        self._forget_disconnect()
+        self.driver.do(lambda: self._hand_over(finish))
+        if self.driver.ask(lambda _: len(self._leases), FOREVER_S) if finish and self.driver.is_alive else 0:
+            threading.Thread(target=self._close_later, name="egs-close", daemon=True).start()
+        else:
+            self._close_now()
+
+    def _hand_over(self, finish: bool) -> None:
+        self._broken = True
+        if finish:
+            self._finish_all()
+        for books in self._runs.values():
+            if not books.over.is_set():
+                books.error = RuntimeError(f"the session was closed before {books.workload} had ended")
+                books.over.set()
+
+    def _close_later(self) -> None:
+        """Phases that run keep what they hold until they end."""
+        while len(self._leases) and ray.is_initialized():
+            time.sleep(KEEP_S)
+        self._close_now()
+
+    def _close_now(self) -> None:
         self.driver.close()
         self._server.close()
         self.learning.close()
@@ -121,30 +175,71 @@ class Session:
 
     def _describe_cluster(self) -> list[Any]:
         """Tell the engine what Ray's nodes offer, and let Ray start processes; returns references ready when it has."""
-        gpus = processes = 0
-        for node in ray.nodes():
-            if not node["Alive"]:
-                continue
-            offered = node["Resources"]
-            node_cpus, node_gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
-            slots = int(node_cpus) + node_gpus
-            memory = int(offered["memory"]) if "memory" in offered else None
-            event = m.NodeAdded(node["NodeID"], node_cpus, node_gpus, memory, None, self._preload_slots(), slots)
-            self.driver.post(event)
-            gpus += node_gpus
-            processes += slots
-        self._gpus = gpus
+        self._watch_nodes()
+        processes = sum(node.process_slots for node in self._nodes.values())
         return [
             self._promises.ready(),
             *self._prepare_processes(min(processes, MOST_PREPARED)),
         ]
 
-    def _keep_holders(self) -> None:
-        """While GPU phases are to come, keep processes for holders of the GPUs that are free: Ray ends idle ones after
-        a second, and starting one takes about that long, with the GPU waiting."""
+    def _watch_nodes(self) -> None:
+        """Tell the engine which nodes Ray has; from any thread."""
+        found = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                offered = node["Resources"]
+                cpus, gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
+                memory = int(offered["memory"]) if "memory" in offered else None
+                slots = int(cpus) + gpus
+                found[node["NodeID"]] = m.NodeAdded(
+                    node["NodeID"], cpus, gpus, memory, None, self._preload_slots(), slots
+                )
+        for name, event in found.items():
+            if self._nodes.get(name) != event:
+                self.driver.post(event)
+        for name in self._nodes.keys() - found.keys():
+            self.driver.post(m.NodeLost(name))
+        self._nodes = found
+        self._gpus = sum(node.gpus for node in found.values())
+
+    def _keep(self) -> None:
+        """What has to be looked after now and then while runs are under way."""
         while not self._closing.wait(KEEP_S):
             if any(not books.over.is_set() for books in list(self._runs.values())):
-                self.driver.do(lambda: self._leases.keep(self._gpus))
+                self.driver.do(self._look_after)
+
+    def _look_after(self) -> None:
+        """Keep processes for holders of the GPUs that are free: Ray ends idle ones after a second, and starting one takes
+        about that long, with the GPU waiting. And let nothing wait for ever."""
+        if self._broken or self._closing.is_set():
+            return
+        self._leases.keep(self._gpus)
+        now = self.driver.now()
+        for job in [job for job in self._submitted.values() if job.parked_since is not None and not job.is_warm]:
+            if job.parked_since is not None and now - job.parked_since > self.options.preload_timeout_s:
+                self._stop_warming(job, now)
+        for job in [job for job in self._submitted.values() if job.waits_since and not job.is_warm]:
+            if job.grant is not None and now - job.waits_since > self.options.preload_timeout_s:
+                self._stop_warming(job, now)
+        if now - self._watched_at > WATCH_S:
+            self._watched_at = now
+            self._watch_nodes()
+            for key in [key for key, waiting in self._deferred.items() if waiting]:
+                self._left(key)  # that process takes its time: start another one
+
+    def _stop_warming(self, job: Job, now: float) -> None:
+        """Its preload takes too long: it may start without."""
+        if not job.gave_up_warming:
+            job.gave_up_warming = True
+            name = job.run.converted.graph.names[job.index]
+            self._warn_once(f"preload for {name} took more than {self.options.preload_timeout_s:g} s: it starts cold")
+        if job.grant is not None and job.lease is None and job.peer is not None:
+            self._take_lease(job, job.grant)
+        elif job.parked_since is not None:
+            job.parked_since = None
+            self._records.preload_ended(job.number, "failed", now)
+            self._loaded(job.submission)
+            self._handle(m.PreloadFailed(job.number))
 
     def _prepare_processes(self, count: int) -> list[Any]:
         """Let Ray start empty processes for the tasks to come, as it does itself for plain tasks."""
@@ -166,16 +261,39 @@ class Session:
         submitted = m.WorkloadSubmitted(books.workload, name)
         self._handle(submitted)
         first = len(self.engine.state.task_ids)
+        block = msgspec.structs.replace(graph)
         for index in range(graph.n_tasks):
-            way = way_of(graph, index)
+            way = self._way(books, graph, index)
             books.jobs.append(Job(books, index, first + index, way))
             self._jobs[first + index] = books.jobs[-1]
-        block = msgspec.structs.replace(graph)
         self._ungate(block)
+        for job in books.jobs:
+            if job.way is Way.NATIVE:
+                self._leave_to_ray(block, job.index)
         tasks = m.TasksAdded(books.workload, block)
         self._records.workload(submitted, self.driver.now())
         self._handle(tasks)
         self._records.tasks(m.TasksAdded(books.workload, graph), self.driver.now())
+
+    def _way(self, books: RunBooks, graph: Graph, index: int) -> Way:
+        """As the graph says, but tasks that only Ray can place, or that need what no node offers yet, are Ray's."""
+        if is_placed_by_ray(books.converted.nodes[index].options, len(self.engine.state.nodes)):
+            return Way.NATIVE
+        shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
+        fits = any(all(fits_ever(node, shape) for shape in shapes) for node in self.engine.state.nodes)
+        return way_of(graph, index) if fits else Way.NATIVE
+
+    def _leave_to_ray(self, graph: Graph, index: int) -> None:
+        """A task that runs as written holds all it needs from its start to its end; what fits nowhere only waits."""
+        phases = graph.phases_of(index)
+        graph.shapes, graph.phase_shape, graph.options = list(graph.shapes), list(graph.phase_shape), dict(graph.options)
+        shapes = [graph.shapes[graph.phase_shape[p]] for p in phases]
+        whole = max(shapes, key=lambda shape: (shape.gpu_milli, shape.cpu_milli))
+        known = any(fits_ever(node, whole) for node in self.engine.state.nodes)
+        for p in phases:
+            graph.phase_shape[p] = graph.intern_shape(whole if known and p == phases[0] else Shape(0))
+        if index in graph.options:
+            graph.options[index] = msgspec.structs.replace(graph.options[index], warm_key="", warmup_s=0.0)
 
     def _ungate(self, graph: Graph) -> None:
         """Short CPU tasks need nothing of the engine's capacity, so that they are granted the moment they are ready."""
@@ -189,34 +307,65 @@ class Session:
 
     def _handle(self, event: m.Event) -> None:
         """Handle at once, on the driver's thread, what must not wait for its turn in the queue."""
-        now = self.driver.now()
-        decisions = self.engine.handle(event, now)
-        self._after(event, now)
-        for decision in decisions:
-            self._perform(decision, now)
+        self.driver.handle(event)
 
     def _after(self, event: m.Event, now: float) -> None:
         if isinstance(event, m.NodeAdded):
             self._records.node(event, now)
+        elif isinstance(event, m.NodeLost):
+            self._records.node_lost(event, now)
 
     # --- decisions ---
 
     def _perform(self, decision: m.Decision, now: float) -> None:
         job = self._jobs[decision.task]  # type: ignore[attr-defined]  # every decision so far names its task
+        try:
+            self._carry_out(decision, job, now)
+        except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+            if job.submission and job.ref is None:
+                self._not_submitted(job, error)
+            else:
+                raise
+
+    def _not_submitted(self, job: Job, error: BaseException) -> None:
+        """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""
+        self._submitted.pop(job.submission, None)
+        self._loaded(job.submission)
+        job.submission, job.failed, job.run.error = 0, True, job.run.error or error
+        self._give_back(job)
+        grant, job.grant = job.grant, None
+        if grant is not None:
+            self._records.ended(grant.phase, grant.attempt, "failed", self.driver.now())
+            self._handle(m.PhaseEnded(grant.phase, grant.attempt, "failed"))
+        else:
+            self._handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
+        self._check_over(job.run)
+
+    def _carry_out(self, decision: m.Decision, job: Job, now: float) -> None:
         if isinstance(decision, m.Grant):
             self._grant(job, decision)
         elif isinstance(decision, m.Preload):
-            self._records.preload_started(decision, now)
-            job.parked_since = now
-            self._submit_shell(job, decision.node)
+            self._preload(job, decision, now)
         elif isinstance(decision, m.DropPreload):
             self._drop(job, now)
         elif isinstance(decision, m.Stop):
             self._stop(job)
 
+    def _preload(self, job: Job, decision: m.Preload, now: float) -> None:
+        if job.way is not Way.SHELL or self._env_of(job) in self._native_envs:
+            self._handle(m.PreloadFailed(job.number, decision.id))
+            return
+        self._records.preload_started(decision, now)
+        job.parked_since, job.gave_up_warming = now, False
+        self._submit_shell(job, decision.node)
+        if job.is_warm:  # Ray has started its process again
+            self._handle(m.PreloadReady(job.number))
+
     def _grant(self, job: Job, grant: m.Grant) -> None:
         job.grant, job.started, job.lost_leases = grant, False, 0
         self._records.grant(grant, self.driver.now())
+        if job.way is not Way.NATIVE and not job.submission and self._env_of(job) in self._native_envs:
+            job.way = Way.NATIVE
         if job.way is Way.NATIVE:
             self._submit_native(job)
         elif job.way is Way.OBSERVED:
@@ -227,7 +376,10 @@ class Session:
             job.parked_since = None
             self._submit_shell(job, grant.node)
             self._keep_promise(job)
-            if not self._gets_warm_first(job, grant) and not self._gets_place_first(job):
+            job.waits_since = 0.0
+            if self._gets_warm_first(job, grant):
+                job.waits_since = self.driver.now()
+            elif not self._gets_place_first(job):
                 self._take_lease(job, grant)
 
     def _keep_promise(self, job: Job) -> None:
@@ -247,6 +399,7 @@ class Session:
         return job.peer is None and not job.is_open and len(self.engine.state.nodes) > 1
 
     def _take_lease(self, job: Job, grant: m.Grant) -> None:
+        self._give_back(job)
         state = self.engine.state
         shape = state.shapes[state.shape[grant.phase]]
         job.lease = self._leases.take(job, grant, shape)
@@ -265,8 +418,7 @@ class Session:
 
     def _drop(self, job: Job, now: float) -> None:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
-        if not job.preload_over:
-            self._records.preload_ended(job.number, "unused", now)
+        self._records.preload_ended(job.number, "unused", now)
         self._leave_shell(job)
 
     def _leave_shell(self, job: Job) -> None:
@@ -332,9 +484,9 @@ class Session:
 
     def _about_to_leave(self, job: Job) -> None:
         """The shell's process will be free as soon as its result is there."""
-        key, ref = self._key_of(job), first_of(job.ref)
+        key = self._key_of(job)
         self._leaving[key] = self._leaving.get(key, 0) + 1
-        compat.on_ready(ref, lambda ref=ref: self.driver.do(lambda: self._left(key)))  # type: ignore[misc]
+        self._when_ready(first_of(job.ref), lambda: self._left(key))
 
     def _submit_shell_now(self, job: Job, node: str) -> None:
         payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
@@ -372,7 +524,7 @@ class Session:
 
     def _submit_native(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]
-        job.submission = next(self._submissions)
+        job.submission, job.ref = next(self._submissions), None
         self._submitted[job.submission] = job
         job.ref = submit(reserving(payload, job.run.converted.graph, job.index), job.run.results, job.run.given)
         self._watch(job)
@@ -380,7 +532,7 @@ class Session:
             self._phase_started(job, job.grant, None)
 
     def _spec(self, job: Job, gpus: float, *, split: bool) -> Spec:
-        job.submission = next(self._submissions)
+        job.submission, job.ref = next(self._submissions), None
         self._submitted[job.submission] = job
         job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
         job.is_open = False
@@ -391,8 +543,18 @@ class Session:
 
     def _watch(self, job: Job) -> None:
         job.run.results[job.index] = job.ref
-        submission, ref = job.submission, first_of(job.ref)
-        compat.on_ready(ref, lambda ref=ref: self.driver.do(lambda: self._on_result(submission)))  # type: ignore[misc]
+        submission = job.submission
+        self._when_ready(first_of(job.ref), lambda: self._on_result(submission))
+
+    def _when_ready(self, ref: Any, action: Callable[[], None]) -> None:
+        """Act on the driver's thread when the object is there; keeps the reference until then, or Ray may never tell."""
+
+        def act() -> None:
+            self._awaited.discard(ref)
+            action()
+
+        self._awaited.add(ref)
+        compat.on_ready(ref, lambda: self.driver.do(act))
 
     def _send(self, job: Job, message: Message) -> None:
         if job.peer is not None:
@@ -453,7 +615,7 @@ class Session:
             self._warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
         if not job.was_warm:
             self.learning.warmed_up(job.run.converted, job.index, message["seconds"])
-        if job.parked_since is not None and not job.preload_over:
+        if job.parked_since is not None:
             self._records.preload_ended(job.number, "warm", self.driver.now())
         if self._broken:
             return
@@ -462,7 +624,7 @@ class Session:
         self._handle(m.PreloadReady(job.number))
 
     def _began(self, job: Job, peer: Peer, message: Message) -> None:
-        job.began = True
+        job.began = job.ran = True
         self._loaded(job.submission)
         if job.way is Way.OBSERVED and job.grant is not None:
             job.pid, job.framework_id = message["pid"], message["id"]
@@ -530,7 +692,7 @@ class Session:
 
     def _end(self, job: Job, peer: Peer, message: Message) -> None:
         job.ended = True
-        if job.way is Way.SHELL:
+        if job.way is Way.SHELL and message["ok"]:
             self._about_to_leave(job)
         if message["ok"]:
             self._succeeded(job)
@@ -672,7 +834,7 @@ class Session:
         number = state.workload_number(books.workload)
         if not state.workloads[number].open_tasks and not books.over.is_set():
             self._records.workload_ended(number, self.driver.now())
-            self.learning.run_over()
+            self.learning.run_over(books.workload, books.converted.name)
             books.over.set()
 
     # --- control ---
@@ -691,50 +853,34 @@ class Session:
     # --- when EGS itself fails ---
 
     def _fail_open(self, error: BaseException) -> None:
-        """The engine is gone. What waits at a gate goes, what was not submitted goes to Ray as written."""
+        """The engine is gone. What waits at a gate, or was not submitted, goes to Ray as written."""
         self._broken = True
-        if not isinstance(error, ray.exceptions.RayError):
-            warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {error}")
+        warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {_first_line(error)}")
         if os.environ.get("EGS_DEBUG"):
-            import traceback
-
             traceback.print_exception(error, file=sys.stderr)
-        for books in self._runs.values():
-            if not books.over.is_set():
-                self._finish_natively(books)
-        self._drain()
+        self._finish_all()
 
-    def _drain(self) -> None:
-        """Answer workers without an engine until the session is closed; this is the old driver's thread."""
-        import queue
-
-        while True:
-            try:
-                item = self.driver._queue.get(timeout=1.0)
-            except queue.Empty:
-                if all(books.over.is_set() for books in self._runs.values()):
-                    return
-                continue
-            if item is None:
-                return
-            if callable(item):
-                try:
-                    item()
-                except Exception as error:
-                    warn(f"{type(error).__name__}: {error}")
+    def _finish_all(self) -> None:
+        self._deferred.clear()
+        self._too_early.clear()
+        for books in list(self._runs.values()):
+            self._finish_natively(books)
 
     def _finish_natively(self, books: RunBooks) -> None:
-        books.native = True
-        for index, payload in enumerate(books.converted.nodes):
-            job = books.jobs[index] if index < len(books.jobs) else None
-            if job is not None and job.submission:
-                self._keep_promise(job)
-                if not job.began and job.peer is not None:
-                    self._send(job, {"m": "go", "open": True})
-                continue
-            if job is None or not job.succeeded:
-                books.results[index] = submit(payload, books.results, books.given)
-        books.over.set()
+        with self._native_lock:
+            if books.over.is_set():
+                return
+            for job in books.jobs:
+                if job.submission and job.way is Way.SHELL and not (job.went_at or job.ran or job.ended):
+                    self._give_back(job)
+                    self._leave_shell(job)
+            finish_natively(books, self._is_over)
+
+    def _is_over(self, job: Job) -> bool:
+        """Ended in the engine's books, or on its way in a worker: nothing is to be submitted for it."""
+        state = self.engine.state
+        known = job.number < len(state.cursor) and state.status[state.cursor[job.number]] in ENDED
+        return known or bool(job.submission) or job.succeeded or job.failed or job.aborted
 
 
 def _touch(function: Any) -> Any:
@@ -759,7 +905,7 @@ def _error_of(ref: Any) -> BaseException | None:
 
 def _is_egs_fault(job: Job, error: BaseException) -> bool:
     """Whether the task failed before the user's code was reached, and not by the user's doing."""
-    if job.began or isinstance(error, ray.exceptions.TaskCancelledError):
+    if job.ran or isinstance(error, ray.exceptions.TaskCancelledError):
         return False
     if isinstance(error, ray.exceptions.RayTaskError):
         return not job.pid or isinstance(error.cause, ArgumentsLostError)

@@ -21,9 +21,7 @@ from egs_core.runlog.records import (
     Capacity,
     ColdStart,
     Ended,
-    Granted,
     Header,
-    Held,
     Ready,
     Record,
     Started,
@@ -33,21 +31,9 @@ from egs_core.runlog.records import (
     WorkloadSubmitted,
 )
 from egs_ray.events import TaskEvent
-from egs_ray.submission import Submission, is_driver, phase_of, submission_of
+from egs_ray.submission import Ordered, Submission, is_driver, ordering_of, phase_of, submission_of
 
 LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
-
-
-class Ordered(msgspec.Struct):
-    """The gate let a task go: when its arguments were there, when it went, and why then. Times are Unix seconds."""
-
-    task_id: str
-    ready_s: float
-    granted_s: float
-    decision: int
-    reason: str
-    p50_s: float
-    p95_s: float
 
 
 class _Life(msgspec.Struct):
@@ -107,11 +93,7 @@ class SessionLog:
     def ordered(self, told: Ordered) -> None:
         """A task that waited at the gate may go to Ray."""
         self._gated_ready[told.task_id] = told.ready_s
-        task = (self._workload, told.task_id, 0)
-        if told.granted_s > told.ready_s:
-            self._write(Held(self._t(told.ready_s), *task, "capacity", f"the gate chose it by {told.reason}"))
-        why = (1, told.decision, told.reason, told.p50_s, told.p95_s)
-        self._write(Granted(self._t(told.granted_s), *task, *why))
+        self._write(*ordering_of(told, self._workload, self._t(told.ready_s), self._t(told.granted_s)))
 
     def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
         """What `ray.nodes()` says; only changes are written. The first ones were there when the session began."""

@@ -1,9 +1,12 @@
-"""One submission as it was seen, without holding on to anything of it."""
+"""One submission: as it was seen, without holding on to anything of it, and as the gate needs it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from egs_core.runlog.records import Granted, Held, Record
 from egs_ray.events import TaskEvent
 
 
@@ -19,6 +22,42 @@ class Submission(msgspec.Struct):
     cpus: float = 0.0
     gpus: float = 0.0
     memory_bytes: int = 0
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """What a task is called and asks Ray for."""
+
+    name: str
+    cpus: float
+    gpus: float
+    memory_bytes: int
+
+
+class Arrival(msgspec.Struct):
+    """One submission as the gate needs it. key: of its ticket; "" for one that passed ungated.
+
+    ref: kept until it has a value, else nobody would hear of its end. direct: references that Ray waits for; nested:
+    ids of the tasks behind all others, for which the task may wait or not.
+    """
+
+    key: str
+    ref: Any
+    task_id: str
+    needs: Needs
+    direct: list[Any]
+    nested: list[str]
+
+
+class Ordered(msgspec.Struct):
+    """The gate let a task go: when its arguments were there, when it went, and why then. Times are Unix seconds."""
+
+    task_id: str
+    ready_s: float
+    granted_s: float
+    decision: int
+    reason: str
+    p50_s: float
+    p95_s: float
 
 
 def submission_of(event: TaskEvent) -> Submission:
@@ -39,6 +78,23 @@ def submission_of(event: TaskEvent) -> Submission:
 def phase_of(task: Submission) -> tuple[str, float, float, int]:
     """Its one phase as a run log has it: kind, cpus, gpus, memory."""
     return ("gpu" if task.gpus else "cpu", task.cpus, task.gpus, task.memory_bytes)
+
+
+def ordering_of(told: Ordered, workload: str, ready_t: float, granted_t: float) -> list[Record]:
+    """The gate's decision as a run log has it; times on the log's clock."""
+    granted = Granted(
+        t=granted_t,
+        workload=workload,
+        task=told.task_id,
+        phase=0,
+        decision=told.decision,
+        reason=told.reason,
+        estimate_p50_s=told.p50_s,
+        estimate_p95_s=told.p95_s,
+    )
+    if granted_t <= ready_t:
+        return [granted]
+    return [Held(ready_t, workload, told.task_id, 0, "capacity", f"until {granted_t:.3f}: {told.reason}"), granted]
 
 
 def is_driver(task_id: str) -> bool:

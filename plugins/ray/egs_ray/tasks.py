@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, Graph
 from egs_ray.convert import Converted
 from egs_ray.link import Peer
-from egs_ray.payload import Payload, fill
+from egs_ray.payload import Payload, fill, submit
 
 UNGATED_S = 0.1
 """A CPU task known to be at most this long is not worth a decision: it goes to Ray at once."""
@@ -61,6 +62,7 @@ class Job(msgspec.Struct, eq=False):
     was_warm: bool = False  # its process was warm when it said hello
     began: bool = False
     went_at: float = 0.0  # when its phase was let go
+    ran: bool = False  # some try of it has reached the user's code
     ended: bool = False  # it told of its end, well or not
     succeeded: bool = False
     failed: bool = False
@@ -70,7 +72,7 @@ class Job(msgspec.Struct, eq=False):
     lost_leases: int = 0
     started: bool = False  # the current phase's start is in the run log
     gave_up_warming: bool = False
-    preload_over: bool = False  # the run log has the end of its preload
+    waits_since: float = 0.0  # it was granted, and takes nothing before it is warm
 
     @property
     def ready_to_start(self) -> bool:
@@ -90,7 +92,6 @@ class RunBooks:
         self.failure: Any = None  # the reference of the first task that failed
         self.error: BaseException | None = None
         self.over = threading.Event()
-        self.native = False  # EGS's engine is gone; Ray finishes the run
         self._needed = [0] * converted.graph.n_tasks
         for parents in converted.graph.parents:
             for parent in parents:
@@ -131,6 +132,31 @@ class _Noting(dict[int, Any]):
         self._noted.add(key)
 
 
+def finish_natively(books: RunBooks, is_over: Callable[[Job], bool] = lambda _: False) -> None:
+    """Submit to Ray what has not been, as it was written; the run is Ray's from then on. What Ray raises is the run's.
+
+    is_over: whether a task needs no submission any more.
+    """
+    try:
+        if not ray.is_initialized():
+            raise RuntimeError(f"Ray was shut down before {books.workload} had ended")
+        for index, payload in enumerate(books.converted.nodes):
+            ours = index < len(books.jobs) and is_over(books.jobs[index])
+            if not ours and books.has_arguments(index):
+                payload = reserving(payload, books.converted.graph, index)
+                books.results[index] = submit(payload, books.results, books.given)
+    except Exception as error:
+        books.error = error
+    books.over.set()
+
+
+def references_in(value: Any) -> list[Any]:
+    """The references that a graph's output consists of."""
+    if isinstance(value, list | tuple):
+        return [ref for item in value for ref in references_in(item)]
+    return [value] if isinstance(value, ray.ObjectRef) else []
+
+
 def reserving(payload: Payload, graph: Graph, index: int) -> Payload:
     """The payload with what its hints say reserved from Ray for the whole task: nobody else does it then."""
     shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
@@ -143,6 +169,20 @@ def reserving(payload: Payload, graph: Graph, index: int) -> Payload:
     if options.get("memory") is None and payload.memory_bytes:
         options["memory"] = payload.memory_bytes
     return msgspec.structs.replace(payload, options=options)
+
+
+def is_placed_by_ray(options: dict[str, Any], n_nodes: int) -> bool:
+    """Whether options name something that a shell without resources, or a holder beside it, would take wrongly: custom
+    resources and bundles are not the driver's to hold; labels and strategies matter where there are several nodes."""
+    if options.get("resources") or options.get("accelerator_type") or options.get("placement_group"):
+        return True
+    strategy = options.get("scheduling_strategy")
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        return True
+    chooses = strategy not in (None, "DEFAULT", "SPREAD") or any(
+        options.get(name) for name in ("label_selector", "fallback_strategy")
+    )
+    return n_nodes > 1 and bool(chooses)
 
 
 def first_of(ref: Any) -> Any:

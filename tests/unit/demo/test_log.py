@@ -8,20 +8,38 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from egs_core.graph.columns import Graph
+from egs_core.runlog.io import Run
 from egs_core.runlog.metrics import summarise
-from egs_core.runlog.records import ColdStart, Ended, Ready, Record, Started, TaskAdded, Used
-from egs_ray.demo.log import Mark, held_start, read_marks, records_of
-from egs_ray.demo.marks import MARKS_FILE, append
+from egs_core.runlog.records import (
+    ColdStart,
+    Ended,
+    Header,
+    PreloadEnded,
+    PreloadStarted,
+    Ready,
+    Record,
+    Started,
+    TaskAdded,
+    Used,
+    WorkloadSubmitted,
+)
+from egs_core.sim.simulator import merge_phases
+from egs_ray.demo.graph import demo_graph
+from egs_ray.demo.log import preloads_of
+from egs_ray.demo.marks import task_id
+from egs_ray.demo.measure import gpu_time_of
+from egs_ray.marked import Mark, MarkedWorkload, held_start, read_marks, records_of
+from egs_ray.marks import MARKS_FILE, append
 
 ORIGIN = 1_000.0
 R = TypeVar("R", bound=Record)
 
 
-def mark(task: str, start: float, end: float, **fields: Any) -> Mark:
+def mark(task: str, start: float, end: float, number: int = 0, **fields: Any) -> Mark:
     """A mark of pipeline 0 at times counted from the first submission, in an old and warm process."""
     defaults: dict[str, Any] = {
-        "pipeline": 0,
-        "number": 0,
+        "workload": "pipeline-0",
         "part": 0,
         "process_start": -50.0,
         "stretches": [],
@@ -35,17 +53,18 @@ def mark(task: str, start: float, end: float, **fields: Any) -> Mark:
     if raw["process_start"] is not None:
         raw["process_start"] += ORIGIN
     raw["stretches"] = [(kind, ORIGIN + begin, ORIGIN + stop) for kind, begin, stop in raw["stretches"]]
-    return Mark(task=task, start=ORIGIN + start, end=ORIGIN + end, **raw)
+    return Mark(task=task_id(task, number), start=ORIGIN + start, end=ORIGIN + end, **raw)
 
 
 UPSTREAM = [mark("load", 0.0, 1.0), mark("preprocess", 1.0, 2.0)]
-WHOLE = {"resources": {"CPU": 1.0, "GPU": 1.0}, "devices": "1"}
+WHOLE: dict[str, Any] = {"resources": {"CPU": 1.0, "GPU": 1.0}, "devices": "1"}
 TRAIN = [("cold", 3.0, 5.0), ("cpu", 5.0, 6.0), ("held", 6.0, 8.5), ("cold", 6.0, 7.0), ("gpu", 7.0, 8.5)]
 WRITE = ("cpu", 8.5, 8.8)
 
 
-def records_for(*marks: Mark) -> list[Record]:
-    return records_of(sorted([*UPSTREAM, *marks], key=lambda m: m.start), [ORIGIN])
+def records_for(*marks: Mark, graph: Graph | None = None) -> list[Record]:
+    workload = MarkedWorkload("pipeline-0", "digits", ORIGIN, graph or demo_graph())
+    return records_of(sorted([*UPSTREAM, *marks], key=lambda m: m.start), [workload], 4, 2)
 
 
 def of_task(records: list[Record], kind: type[R], task: str) -> list[R]:
@@ -87,7 +106,7 @@ def test_gpu_asked_for_inside_is_held_only_there() -> None:
 
 def test_task_split_by_hand_is_one_task_with_a_phase_a_part() -> None:
     """Three Ray tasks of one training become its three phases, ready one after the other."""
-    gpu = {"resources": {"GPU": 1.0}, "devices": "0"}
+    gpu: dict[str, Any] = {"resources": {"GPU": 1.0}, "devices": "0"}
     records = records_for(
         mark("train", 2.0, 3.0, part=0, stretches=[("cpu", 2.0, 3.0)]),
         mark("train", 5.0, 6.5, part=1, **gpu, stretches=[("held", 5.0, 6.5), ("gpu", 5.0, 6.5)]),
@@ -105,6 +124,64 @@ def test_process_that_followed_another_task_on_the_device_holds_it_only_from_the
     records = records_for(first, second, third)
     assert [r.t for r in of_task(records, Started, "train-1")] == [9.5]
     assert [r.t for r in of_task(records, Started, "train-2")] == [pytest.approx(12.1)]
+
+
+LEASED: dict[str, Any] = {"resources": {}, "devices": "0"}
+
+
+def test_leased_phases_hold_what_the_graph_says() -> None:
+    """Where Ray gave the function nothing, each phase holds its own CPU or GPU, and the waits between hold neither."""
+    stretches = [("cpu", 3.0, 4.0), ("held", 6.0, 7.5), ("gpu", 6.0, 7.5), ("cpu", 8.0, 8.3)]
+    started = of_task(records_for(mark("train", 3.0, 8.3, **LEASED, stretches=stretches)), Started, "train-0")
+    assert [(r.t, r.cpus, r.gpus) for r in started] == [
+        (3.0, 1.0, 0.0),
+        (6.0, 0.0, 1.0),
+        (pytest.approx(8.0), 1.0, 0.0),
+    ]
+
+
+def test_leased_task_of_one_gpu_phase_holds_it_throughout() -> None:
+    """Without split the lease spans the task, whatever its code asks for inside."""
+    stretches = [("cpu", 3.0, 4.0), ("held", 4.0, 5.5), ("gpu", 4.0, 5.5), ("cpu", 5.5, 5.8)]
+    train = mark("train", 3.0, 5.8, **LEASED, stretches=stretches)
+    metrics = summarise(records_for(train, graph=merge_phases(demo_graph())))
+    assert metrics.gpu_held_s == pytest.approx(2.8)
+    assert metrics.gpu_used_s == pytest.approx(1.5)
+
+
+def test_several_gpu_stretches_are_several_phases() -> None:
+    """A task that asks for its GPU twice holds it twice, and a CPU in between."""
+    stretches = [("held", 3.0, 4.0), ("gpu", 3.0, 4.0), ("cpu", 4.0, 5.0), ("held", 6.0, 7.0), ("gpu", 6.0, 7.0)]
+    started = of_task(records_for(mark("train", 3.0, 7.0, **LEASED, stretches=stretches)), Started, "train-0")
+    assert [(r.t, r.gpus) for r in started] == [(3.0, 1.0), (4.0, 0.0), (6.0, 1.0)]
+
+
+def test_gpu_time_adds_up_to_the_capacity() -> None:
+    """By hand, 2 GPUs for 8.8 s: device 1 idle to 2.5 s, cold 3.5 s, in CPU phases 1.3 s, used 1.5 s; device 0 idle."""
+    train = mark("train", 3.0, 8.8, **WHOLE, pid=7, process_start=2.5, stretches=[*TRAIN, WRITE])
+    assert gpu_time_of(records_for(train)) == {
+        "used": 1.5,
+        "held_cold": 3.5,
+        "held_else": 1.3,
+        "idle_before": 2.5 + 8.8,
+        "idle_between": 0.0,
+        "idle_after": 0.0,
+    }
+
+
+def test_preloads_of_the_session_get_the_names_and_clock_of_the_demo() -> None:
+    """`digits#3` is pipeline 3, its only load is `load`; nothing begins before the first submission."""
+    node = "n"
+    own: list[Record] = [
+        WorkloadSubmitted(0.1, "digits#3"),
+        PreloadStarted(0.2, "digits#3", "train-2", node),
+        PreloadEnded(5.0, "digits#3", "evaluate-0", "used"),
+    ]
+    found = preloads_of(Run(Header(started_at=ORIGIN - 1.0), own), ORIGIN)
+    assert found == [
+        PreloadStarted(0.0, "pipeline-3", "train-2", node),
+        PreloadEnded(4.0, "pipeline-3", "evaluate", "used"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from sklearn.metrics import accuracy_score
 
 from egs_core.errors import InputError
 from egs_ray.demo import pipelines as demo
-from egs_ray.demo.variants import find_variant, variables
+from egs_ray.demo.variants import find_variant
+from egs_ray.local import variables
 
 
 @pytest.fixture
@@ -70,12 +71,14 @@ def test_unknown_variant_is_one_clear_error() -> None:
 
 
 def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variant's environment ends with it, both where a variable was set and where it was not."""
+    """What is set or unset for a run ends with it, both where a variable was set and where it was not."""
     import os
 
     monkeypatch.setenv("EGS_DEMO_A", "old")
     monkeypatch.delenv("EGS_DEMO_B", raising=False)
     with variables({"EGS_DEMO_A": "new", "EGS_DEMO_B": "new"}):
         assert (os.environ["EGS_DEMO_A"], os.environ["EGS_DEMO_B"]) == ("new", "new")
+    with variables({"EGS_DEMO_A": None}):
+        assert "EGS_DEMO_A" not in os.environ
     assert os.environ["EGS_DEMO_A"] == "old"
     assert "EGS_DEMO_B" not in os.environ

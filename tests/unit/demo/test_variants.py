@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from egs_core.runlog.figures import figures_of
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Started, Used
-from egs_ray.demo.measure import figures_of
 
 ROOTS = os.pathsep.join(path for path in sys.path if path)
 PROGRAM = """

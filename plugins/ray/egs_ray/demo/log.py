@@ -16,8 +16,6 @@ from egs_ray.demo.marks import workload_id
 from egs_ray.demo.variants import EGS_LOG, Variant
 from egs_ray.marked import MarkedWorkload, read_marks, records_of
 
-PRELOADS = (PreloadStarted, PreloadEnded)
-
 
 def header_of(variant: Variant, submitted: Sequence[float]) -> Header:
     return Header(
@@ -45,11 +43,13 @@ def demo_records(folder: str | Path, submitted: Sequence[float], *, split: bool 
 def preloads_of(run: Run, origin: float) -> list[Record]:
     """What the session loaded ahead, under the names and on the clock of the demo's run log."""
     shift_s = run.header.started_at - origin
-    return [
-        msgspec.structs.replace(record, t=record.t + shift_s, workload=_workload_of(record), task=_task_of(record.task))
-        for record in run.records
-        if isinstance(record, PRELOADS)
-    ]
+    out: list[Record] = []
+    for record in run.records:
+        if isinstance(record, PreloadStarted | PreloadEnded):
+            t = max(0.0, record.t + shift_s)  # the two clocks differ by some milliseconds
+            workload, task = _workload_of(record), _task_of(record.task)
+            out.append(msgspec.structs.replace(record, t=t, workload=workload, task=task))
+    return out
 
 
 def _workload_of(record: PreloadStarted | PreloadEnded) -> str:

@@ -19,8 +19,6 @@ def task_id(name: str, number: int = 0) -> str:
     return f"{name}-{number}" if name == "train" else name
 
 
-def marking(
-    folder: str, task: str, pipeline: int, number: int = 0, part: int = 0
-) -> AbstractContextManager[Marking]:
+def marking(folder: str, task: str, pipeline: int, number: int = 0, part: int = 0) -> AbstractContextManager[Marking]:
     """Note one task of a pipeline, or one part of it where it is split by hand."""
     return marking_of(folder, workload_id(pipeline), task_id(task, number), part)

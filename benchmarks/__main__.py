@@ -1,0 +1,169 @@
+"""`python -m benchmarks`: run the suites, print their figures, and write them as JSON into build/bench/.
+
+    scale     a large WfFormat file to a ranked plan: seconds and memory
+    rate      phases taken from ready to ended per second, beside dask's scheduler state and a bare list scheduler
+    preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
+    submit    what a submission costs on Ray: plain, observed, ordered
+    demo      the demo's pipelines in all variants, interleaved
+
+Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.demo import VARIANTS
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "build" / "bench"
+PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
+SUITES = ("scale", "rate", "preload", "submit", "demo")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """rounds: of `demo`; 0 leaves every suite its own number of repetitions."""
+
+    rounds: int = 0
+    variants: str = ""
+    quick: bool = False
+
+
+def commands_of(suite: str, options: Options) -> list[list[str]]:
+    """The commands of a suite, after the interpreter's name; each prints one JSON object."""
+    quick = options.quick
+    if suite == "scale":
+        sizes = (100_000,) if quick else (100_000, 1_000_000)
+        return [["benchmarks/scale.py", "--tasks", str(tasks)] for tasks in sizes]
+    if suite == "rate":
+        return [["-m", "benchmarks.rate", "--json", *(("--rounds", "1") if quick else ())]]
+    if suite == "preload":
+        return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
+    if suite == "submit":
+        return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
+    rounds = options.rounds or (1 if quick else 5)
+    variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
+    return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]
+
+
+def run_command(command: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """Its exit code and what it printed; its progress goes to stderr."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins" / "ray"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.strip().splitlines()
+    try:
+        return done.returncode, json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        return done.returncode or 1, {"printed": done.stdout[-2000:]}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on, and how busy it was with other things just before."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def run_suite(suite: str, options: Options, console: Console) -> bool:
+    """Run, show and keep one suite; whether all of its commands went well."""
+    well = True
+    runs = []
+    for command in commands_of(suite, options):
+        shown = " ".join(["python", *command])
+        console.rule(f"{suite}: {shown}", align="left")
+        began, before = time.time(), machine()
+        code, figures = run_command(command)
+        runs.append({"command": shown, "exit_code": code, "wall_s": round(time.time() - began, 1), "figures": figures})
+        runs[-1]["machine"] = before
+        well = well and code == 0
+        console.print(table_of(figures) if code == 0 else f"failed with exit code {code}: {figures}")
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / f"{suite}.json"
+    path.write_text(json.dumps({"suite": suite, "versions": versions(), "runs": runs}, indent=2) + "\n")
+    console.print(f"written: {path.relative_to(ROOT)}", highlight=False)
+    return well
+
+
+def table_of(figures: dict[str, Any]) -> Table:
+    """A suite's figures: one row each, or, where it prints `rows`, its own table."""
+    if rows := figures.get("rows"):
+        table = Table(*rows[0].keys())
+        for row in rows:
+            table.add_row(*(_shown(value) for value in row.values()))
+        return table
+    table = Table("figure", "value")
+    for name, value in _flat(figures):
+        table.add_row(name, _shown(value))
+    return table
+
+
+def _flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    out: list[tuple[str, Any]] = []
+    for name, value in figures.items():
+        out += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return out
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--suite", action="append", choices=SUITES, help="only this one; may be given several times")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of the demo (default 5)")
+    parser.add_argument("--variants", default="", help=f"of the demo, comma separated: {', '.join(VARIANTS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: minutes instead of an hour")
+    arguments = parser.parse_args()
+    console = Console()
+    console.print(f"{machine()}\n{versions()}", highlight=False)
+    options = Options(arguments.rounds, arguments.variants, arguments.quick)
+    results = [run_suite(suite, options, console) for suite in arguments.suite or SUITES]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""`egs demo`: what it makes of the runs of an adapter. The demo itself runs in `make demo` and in the benchmarks."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from egs_core import adapter as adapters
+from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.cli import app
+from egs_core.cli.demo import difference
+from egs_core.runlog.figures import figures_of
+from egs_core.runlog.io import write_run
+from egs_core.runlog.records import Capacity, Ended, Header, Ready, Record, Started, Used, WorkloadSubmitted
+
+RESULTS = {"native": "same", "egs": "same"}
+
+
+class Framework:
+    """An adapter whose pipelines are one task: 4 s with the GPU held throughout, or only for the 1 s it is used."""
+
+    name = "framework"
+
+    def __init__(self, digests: dict[str, str]) -> None:
+        self.digests = digests
+
+    def capabilities(self) -> dict[str, str]:
+        return {}
+
+    def doctor(self) -> list[Check]:
+        return []
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        return RunOutcome({}, request.runlog_path)
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        runs = {name: self._run(name, request.out_dir) for name in request.variants}
+        return DemoOutcome(1.25, True, runs)
+
+    def _run(self, name: str, folder: Path) -> RunOutcome:
+        held_s = {"native": 4.0, "egs": 1.0}[name]
+        records: list[Record] = [
+            Capacity(0.0, "n", 4.0, 1),
+            WorkloadSubmitted(0.0, "w"),
+            Ready(0.0, "w", "t"),
+            Started(0.0, "w", "t", node="n", devices=(0,), cpus=1.0, gpus=1.0, warm=name == "egs"),
+            Used(held_s - 1.0, held_s, "w", "t"),
+            Ended(held_s, "w", "t"),
+        ]
+        path = folder / f"{name}.jsonl"
+        write_run(path, Header(driver="framework", policy=name, label=name), records)
+        return RunOutcome(figures_of(records), path, self.digests[name])
+
+
+WORKS = Framework(RESULTS)
+DIFFERS = Framework({"native": "one", "egs": "other"})
+SILENT = Framework({"native": "same", "egs": ""})
+
+
+def run_demo(monkeypatch: pytest.MonkeyPatch, framework: str, *args: object) -> int:
+    """`egs demo` with the object `framework` of this file as the only installed adapter."""
+    entry = EntryPoint("framework", f"{__name__}:{framework}", adapters.GROUP)
+    monkeypatch.setattr(adapters, "entry_points", lambda group: [entry] if group == adapters.GROUP else [])
+    return app.run(["demo", *map(str, args)])
+
+
+def test_json_has_the_fixed_shape(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Exactly the fixed keys, on stdout alone; the run logs and the page are in the folder, which is made."""
+    out = tmp_path / "new" / "demo"
+    assert run_demo(monkeypatch, "WORKS", "--on", "framework", "--out", out, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ideal_bound_s": 1.25,
+        "emulated_gpus": True,
+        "runs": {
+            "native": {
+                "makespan_s": 4.0,
+                "wastage_effective": 0.0,
+                "gpu_held_s": 4.0,
+                "gpu_used_s": 1.0,
+                "cold_starts": 1,
+            },
+            "egs": {
+                "makespan_s": 1.0,
+                "wastage_effective": 0.0,
+                "gpu_held_s": 1.0,
+                "gpu_used_s": 1.0,
+                "cold_starts": 0,
+            },
+        },
+    }
+    assert sorted(path.name for path in out.iterdir()) == ["egs.jsonl", "native.jsonl", "report.html"]
+
+
+def test_table_stands_beside_the_ideal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Four times as fast, less than the ideal bound's share above it, and emulation is labelled."""
+    assert run_demo(monkeypatch, "WORKS", "--on", "framework", "--out", tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "4.0 times as fast with EGS" in shown
+    assert "1.2 s" in shown
+    assert "The GPUs are emulated" in shown
+    assert str(tmp_path / "report.html") in shown.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("framework", "problem"),
+    [("DIFFERS", "the results of native and egs differ"), ("SILENT", "no results from egs")],
+)
+def test_different_results_are_a_failed_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, framework: str, problem: str
+) -> None:
+    """Exit code 1 and one line; figures of runs that did different things are not shown."""
+    assert run_demo(monkeypatch, framework, "--on", "framework", "--out", tmp_path, "--json") == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert f"error: {problem}" in err
+
+
+def test_a_missing_variant_is_a_difference() -> None:
+    """Both sides are needed for a comparison."""
+    assert difference({"native": RunOutcome({}, Path(), "same")}) == "no results from egs"
+
+
+def test_out_that_is_a_file_and_unknown_framework(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Found before anything runs, exit code 2, one line."""
+    (tmp_path / "file").write_text("")
+    assert run_demo(monkeypatch, "WORKS", "--on", "framework", "--out", tmp_path / "file") == 2
+    assert run_demo(monkeypatch, "WORKS", "--on", "slurm", "--out", tmp_path) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert "is a file" in err[0]
+    assert "--on: unknown 'slurm' (one of framework)" in err[1]

@@ -1,0 +1,262 @@
+"""`egs simulate`, `plan` and `why`: what they print, and one line with exit code 2 for what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egs_core.cli.app import run
+from egs_core.engine import POLICIES
+from egs_core.history.from_runlog import history_from_runlog
+from egs_core.history.sql import SqlHistory
+from egs_core.runlog.io import read_run
+from egs_core.runlog.metrics import summarise
+
+TRAIN = [
+    {"kind": "cpu", "duration_s": 1.0},
+    {"kind": "gpu", "gpus": 1, "duration_s": 2.0},
+    {"kind": "cpu", "duration_s": 0.5},
+]
+TASKS = [
+    {"id": "load", "phases": [{"kind": "cpu", "duration_s": 1.0}]},
+    {"id": "train1", "parents": ["load"], "phases": TRAIN},
+    {"id": "train2", "parents": ["load"], "phases": TRAIN},
+    {"id": "evaluate", "parents": ["train1", "train2"], "phases": [{"kind": "gpu", "gpus": 1, "duration_s": 1.0}]},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return write(tmp_path / "pipe.json", TASKS)
+
+
+def write(path: Path, tasks: list[dict[str, Any]], **head: object) -> str:
+    path.write_text(json.dumps({"format": "egs-workload", "version": 1, "id": path.stem, "tasks": tasks, **head}))
+    return str(path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    """The JSON of a command that must succeed."""
+    assert run([*args, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+CLUSTER = ("--cpus", "4", "--gpus", "1")
+
+
+# --- simulate ---------------------------------------------------------------------------------------------------------
+
+
+def test_simulate_prints_the_figures(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """load 1 → cpu 1 → two GPU phases 2 + 2 → cpu 0.5 → evaluate 1: 7.5 s, which is the bound; no GPU is wasted."""
+    found = printed(capsys, "simulate", file, *CLUSTER, "--policy", "egs", "--durations", "exact")
+    assert (found["makespan_s"], found["lower_bound_s"], found["mean_jct_s"], found["p95_jct_s"]) == (7.5,) * 4
+    assert (found["phases"], found["wastage_kind"], found["wastage_effective"]) == (8, "gpu", 0.0)
+    assert found["phases_per_s"] > 0
+    assert (found["policy"], found["durations"], found["failed"]) == ("egs", "exact", [])
+
+
+def test_simulate_on_slots_counts_the_cpu_kind(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every phase takes one slot: on one slot the makespan is all work."""
+    found = printed(capsys, "simulate", file, "--slots", "1")
+    assert (found["makespan_s"], found["lower_bound_s"], found["wastage_kind"]) == (9.0, 9.0, "cpu")
+
+
+def test_without_split_the_gpu_is_held_idle(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--no-split: longer, and the bound (of the split graph) stays."""
+    found = printed(capsys, "simulate", file, *CLUSTER, "--no-split")
+    assert (found["makespan_s"], found["lower_bound_s"], found["gpu_held_s"]) == (9.0, 7.5, 8.0)
+
+
+def test_several_files_are_several_workloads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With their arrivals: the bound and the times count from the first one."""
+    one = [{"id": "a", "phases": [{"kind": "cpu", "duration_s": 4.0}]}]
+    files = [write(tmp_path / "x.json", one, arrival_s=10.0), write(tmp_path / "y.json", one, arrival_s=13.0)]
+    found = printed(capsys, "simulate", *files, "--slots", "2")
+    assert (found["workloads"], found["makespan_s"], found["lower_bound_s"]) == (2, 7.0, 7.0)
+    assert found["mean_jct_s"] == 4.0
+
+
+def test_all_policies_side_by_side(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--policy all: one run each, in one JSON object or one table."""
+    found = printed(capsys, "simulate", file, "--slots", "2", "--policy", "all")
+    assert [r["policy"] for r in found["runs"]] == list(POLICIES)
+    assert run(["simulate", file, "--slots", "2", "--policy", "all"]) == 0
+    table = capsys.readouterr().out
+    assert all(name[:6] in table for name in POLICIES)
+
+
+def test_the_run_log_says_the_same(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--runlog: a log that the metrics read to the printed figures, labelled."""
+    log = tmp_path / "run.jsonl"
+    found = printed(capsys, "simulate", file, *CLUSTER, "--runlog", str(log))
+    logged = read_run(log)
+    metrics = summarise(logged.records)
+    assert (metrics.makespan_s, metrics.wastage_effective) == (found["makespan_s"], found["wastage_effective"])
+    assert (logged.header.driver, logged.header.policy) == ("sim", "egs")
+
+
+def test_predicted_durations_come_from_history(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty history gives priors; one that has seen the pipeline gives its durations, so the estimates change."""
+    log, url = tmp_path / "run.jsonl", f"sqlite:///{tmp_path / 'h.db'}"
+    args = ("simulate", file, *CLUSTER, "--durations", "predicted", "--history")
+    printed(capsys, *args, url, "--runlog", str(log))
+    believed = {getattr(x, "estimate_p50_s", None) for x in read_run(log).records} - {None}
+    assert believed.isdisjoint({1.0, 2.0, 0.5})
+    store = SqlHistory(url)
+    assert store.record(history_from_runlog(read_run(log).records)) == 8
+    store.close()
+    found = printed(capsys, *args, str(tmp_path / "h.db"), "--runlog", str(log))
+    believed = {getattr(x, "estimate_p50_s", None) for x in read_run(log).records} - {None}
+    assert believed == {1.0, 2.0, 0.5}
+    assert found["makespan_s"] == 7.5
+
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_plan_is_the_ranked_order(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Order, rank, slack, critical or not, start and end on that cluster."""
+    found = printed(capsys, "plan", file, *CLUSTER)
+    assert (found["makespan_s"], found["lower_bound_s"], found["critical_path_s"]) == (7.5, 7.5, 5.5)
+    assert [t["task"] for t in found["tasks"]] == ["load", "train1", "train2", "evaluate"]
+    first, last = found["tasks"][0], found["tasks"][-1]
+    assert (first["order"], first["rank_s"], first["slack_s"], first["critical"]) == (1, 5.5, 0.0, True)
+    assert (last["start_s"], last["end_s"], last["node"]) == (6.5, 7.5, "node0")
+
+
+def test_plan_shows_preloads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """When a process is loaded ahead."""
+    tasks: list[dict[str, Any]] = [
+        {"id": "load", "phases": [{"kind": "cpu", "duration_s": 10.0}]},
+        {"id": "fit", "parents": ["load"], "phases": TRAIN[1:2], "warm_key": "torch", "warmup_s": 2.0},
+    ]
+    found = printed(capsys, "plan", write(tmp_path / "p.json", tasks), *CLUSTER)
+    assert found["tasks"][1]["preload_s"] == pytest.approx(7.5)
+    assert (found["tasks"][1]["warm"], found["makespan_s"]) == (True, 12.0)
+
+
+def test_plan_counts_assumed_durations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A phase without a duration is planned with a prior, and said so."""
+    tasks = [{"id": "a", "phases": [{"kind": "cpu"}]}, {"id": "b", "phases": [{"kind": "gpu", "gpus": 1}]}]
+    path = write(tmp_path / "p.json", tasks)
+    assert printed(capsys, "plan", path, *CLUSTER)["assumed_durations"] == 2
+    assert run(["plan", path, *CLUSTER, "--limit", "1"]) == 0
+    assert "2 unknown durations were assumed" in " ".join(capsys.readouterr().out.split())
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+
+
+def test_why_by_simulation(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each phase: when it was ready and after whom, how long it waited and for what."""
+    found = printed(capsys, "why", file, "train2", *CLUSTER)
+    cpu_phase, gpu_phase, _ = found["tasks"][0]["phases"]
+    assert (cpu_phase["ready_s"], cpu_phase["after"], cpu_phase["waited_s"], cpu_phase["reason"]) == (
+        1.0,
+        "load",
+        0.0,
+        None,
+    )
+    assert (gpu_phase["ready_s"], gpu_phase["started_s"], gpu_phase["waited_s"]) == (2.0, 4.0, 2.0)
+    assert gpu_phase["reason"]["kind"] == "capacity"
+    assert "0 of 1 GPUs wholly free" in gpu_phase["reason"]["text"]
+
+
+def test_why_at_a_moment(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--at: what the engine says then."""
+    found = printed(capsys, "why", file, "evaluate", "train2", *CLUSTER, "--at", "3")
+    assert [(t["task"], t["kind"]) for t in found["tasks"]] == [("evaluate", "dependency"), ("train2", "capacity")]
+    assert found["tasks"][0]["waiting_for"] == ["train1", "train2"]
+
+
+def test_why_of_a_task_that_can_never_run(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No GPU at all: that is the answer, not an error."""
+    (found,) = printed(capsys, "why", file, "evaluate", "--cpus", "4", "--at", "0")["tasks"]
+    assert found["kind"] == "dependency"
+    (found,) = printed(capsys, "why", file, "train1", "--cpus", "4")["tasks"]
+    assert (found["phases"][0]["started_s"], found["phases"][0]["reason"]["kind"]) == (None, "infeasible")
+    assert run(["why", file, "train1", "--cpus", "4"]) == 0
+    assert "never started: no one node offers what all its phases need" in capsys.readouterr().out
+
+
+def test_why_from_a_run_log(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same waits out of what was recorded, with who started meanwhile; also for people."""
+    log = str(tmp_path / "run.jsonl")
+    printed(capsys, "simulate", file, *CLUSTER, "--runlog", log)
+    (found,) = printed(capsys, "why", log, "train2")["tasks"]
+    assert found["workload"] == "pipe"
+    assert [p["waited_s"] for p in found["phases"]] == [0.0, 2.0, 0.0]
+    assert found["phases"][1]["reason"]["waiting_for"] == ["train1"]
+    assert run(["why", log, "train2"]) == 0
+    assert "gpu phase 1: ready at 2.000 s, waited 2.000 s (capacity)" in capsys.readouterr().out
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ("simulate FILE", "--slots: say what to run on"),
+        ("simulate FILE --slots 0", "--slots: must be at least 1, not 0"),
+        ("simulate FILE --slots -3", "--slots: must be at least 1, not -3"),
+        ("simulate FILE --slots 2 --cpus 2", "--slots: stands alone"),
+        ("simulate FILE --cpus 0", "--cpus: must be above 0"),
+        ("simulate FILE --cpus nan", "--cpus: must be above 0"),
+        ("simulate FILE --cpus 4 --gpus -1", "--gpus: must be 0 to 10000"),
+        ("simulate FILE --cpus 4 --nodes 0", "--nodes: must be 1 to 10000"),
+        (
+            "simulate FILE --slots 2 --policy eggs",
+            "--policy: unknown policy 'eggs' (did you mean 'egs'? known: egs, fifo",
+        ),
+        (
+            "simulate FILE --slots 2 --durations guessed",
+            "--durations: unknown 'guessed' (one of exact, predicted, blind)",
+        ),
+        ("simulate FILE --slots 2 --durations predicted", "--durations: predicted needs --history"),
+        ("simulate FILE --slots 2 --failure-rate 1.5", "--failure-rate: must be between 0 and 1"),
+        ("simulate FILE --slots 2 --bandwidth 0", "--bandwidth: must be a number above 0"),
+        ("simulate FILE --slots 2 --max-wait -1", "--max-wait: must be a number of 0 or more"),
+        ("simulate FILE --slots 2 --policy all --runlog x", "--runlog: is the log of one run"),
+        ("simulate FILE --cpus 4", "task 'train1': can never run here"),
+        ("simulate missing.json --slots 2", "missing.json"),
+        ("plan FILE --slots 2 --policy all", "--policy: unknown policy 'all'"),
+        ("plan FILE --slots 2 --limit 0", "--limit: must be at least 1"),
+        ("why FILE trian1 --slots 2", "has no task 'trian1' (did you mean 'train1'?)"),
+        ("why FILE train1", "--slots: say what to run on"),
+        ("why FILE train1 --slots 2 --at -1", "--at: must be a number of seconds"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    args: str, expected: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the option or place and what to do; nothing on stdout, no traceback."""
+    assert run([file if word == "FILE" else word for word in args.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
+    assert expected in err
+
+
+def test_why_refuses_cluster_options_for_a_run_log(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log is what happened: there is nothing to simulate. Unknown tasks suggest."""
+    log = str(tmp_path / "run.jsonl")
+    printed(capsys, "simulate", file, *CLUSTER, "--runlog", log)
+    assert run(["why", log, "train2", "--slots", "2"]) == 2
+    assert "is a run log" in capsys.readouterr().err
+    assert run(["why", log, "trian2"]) == 2
+    assert "did you mean 'train2'?" in capsys.readouterr().err
+
+
+def test_a_broken_history_is_an_error(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A history that cannot be read is said, not taken for an empty one."""
+    broken = tmp_path / "h.db"
+    broken.write_bytes(b"no database at all, but long enough to be looked at" * 50)
+    args = ["simulate", file, *CLUSTER, "--durations", "predicted", "--history", str(broken)]
+    assert run(args) == 2
+    assert "--history: cannot be read" in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""The policies' order, term by term, and the reason that each grant carries."""
+
+from __future__ import annotations
+
+import pytest
+
+from egs_core.engine import POLICIES, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.policy import EGS, DownstreamWeight, make_policy
+from egs_core.graph.columns import TaskOptions
+from egs_core.testing.engine_bench import EngineBench, cpu, graph_of
+from egs_core.testing.engine_world import World
+
+TASKS = {"busy": (), "leaf": (), "short": (), "root": (), "mid": ("root",), "end": ("mid",), "wide": ()} | {
+    f"w{i}": ("wide",) for i in range(4)
+}
+SECONDS = {"leaf": 9.0, "short": 0.5, "root": 2.0, "mid": 4.0, "end": 4.0, "wide": 1.0}
+
+
+def order_under(policy: str, seed: int = 0) -> list[str]:
+    """Names in the order of their starts on one slot, each ending before the next."""
+    bench = EngineBench(1, config=EngineConfig(policy, seed=seed))
+    bench.submit(graph_of(TASKS, {name: (cpu(s),) for name, s in SECONDS.items()}))
+    while bench.state.leases:
+        bench.end(bench.granted()[-1], bench.now + 1)
+    return bench.granted()
+
+
+def firsts(policy: str, seed: int = 0) -> list[str]:
+    """The order of the tasks that are ready from the start."""
+    return [name for name in order_under(policy, seed) if name in ("busy", "leaf", "short", "root", "wide")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("egs", ["root", "leaf", "wide", "busy", "short"]),
+        ("heft", ["root", "leaf", "wide", "busy", "short"]),
+        ("fifo", ["busy", "leaf", "short", "root", "wide"]),
+        ("sjf", ["short", "busy", "wide", "root", "leaf"]),
+        ("airflow-downstream", ["wide", "root", "busy", "leaf", "short"]),
+    ],
+)
+def test_each_policy_orders_by_its_own_terms(policy: str, expected: list[str]) -> None:
+    """root: path 10 s, 3 tasks · leaf: 9 s · wide: 2 s, 5 tasks · busy: 1 s · short: 0.5 s."""
+    assert firsts(policy) == expected
+
+
+def test_every_policy_runs_everything_once() -> None:
+    """Whatever the order, every task is granted once."""
+    for policy in POLICIES:
+        assert sorted(order_under(policy)) == sorted(TASKS)
+
+
+def test_random_is_a_function_of_the_seed() -> None:
+    """The same seed gives the same order, and ten seeds give more than five."""
+    orders = {tuple(order_under("random", seed)) for seed in range(10)}
+    assert order_under("random", 3) == order_under("random", 3)
+    assert len(orders) > 5
+
+
+def test_airflow_weights_count_distinct_descendants() -> None:
+    """A diamond's top weighs 4, not 5: what two paths reach counts once; growth is counted too."""
+    bench = EngineBench(0)
+    bench.submit(graph_of({"top": (), "l": ("top",), "r": ("top",), "bottom": ("l", "r")}))
+    weight = DownstreamWeight()
+    assert [weight(bench.state, p) for p in range(4)] == [-4, -2, -2, -1]
+    bench.submit(graph_of({"more": ("bottom",)}, known=["top", "l", "r", "bottom"]))
+    assert [weight(bench.state, p) for p in range(5)] == [-5, -3, -3, -2, -1]
+
+
+def test_airflow_order_follows_growth() -> None:
+    """A queued task that gets descendants in a later block moves forward, also when its rank stays."""
+    bench = EngineBench(1, config=EngineConfig("airflow-downstream"))
+    bench.submit(graph_of({"busy": ()}), "other")
+    bench.submit(graph_of({"a": (), "b": ()}, default=(cpu(0.0),)))
+    bench.submit(graph_of({"c": ("b",)}, default=(cpu(0.0),), known=["a", "b"]))
+    bench.end("busy")
+    assert bench.granted()[-1] == "b"
+
+
+def test_the_fused_key_is_the_terms() -> None:
+    """The function for the hot path gives what the list of terms gives, in all states of a random world."""
+    world = World(EngineConfig(), [m.NodeAdded("n", 2.0, 1)], [(i * 7919) % 65521 for i in range(600)])
+    world.run()
+    state = world.bench.state
+    assert len(state.kind) > 30
+    for phase in range(len(state.kind)):
+        assert EGS.key(state, phase) == tuple(term(state, phase) for term in EGS.terms)
+
+
+def test_reasons_name_the_deciding_term() -> None:
+    """Each grant says in which term it was better than the next in order."""
+    bench = EngineBench(1)
+    options = {"urgent": TaskOptions(priority=5)}
+    bench.submit(graph_of({"busy": ()}), "other")
+    bench.submit(graph_of({"urgent": (), "long": (), "a": (), "b": ()}, {"long": (cpu(5.0),)}, options))
+    for name in ("busy", "urgent", "long", "a", "b"):
+        assert bench.granted()[-1] == name
+        bench.end(name)
+    assert [bench.grant_of(n).reason for n in ("urgent", "long", "a", "b")] == [
+        "priority",
+        "remaining_path",
+        "ready_order",
+        "only_candidate",
+    ]
+
+
+def test_estimates_move_what_is_queued() -> None:
+    """A longer estimate for a grandchild moves its waiting ancestor forward, and a shorter one back."""
+    bench = EngineBench(1)
+    bench.submit(graph_of({"busy": ()}), "other")
+    bench.submit(
+        graph_of({"a": (), "b": (), "b2": ("b",), "b3": ("b2",), "c": ()}, {"a": (cpu(8.0),), "c": (cpu(9.0),)})
+    )
+    last = bench.state.first_phase[bench.task("b3")]
+    bench.send(m.Estimates(((last, 100.0, 120.0),)))
+    assert bench.state.rank_s[bench.state.first_phase[bench.task("b")]] == 102.0
+    assert bench.state.estimate_p95_s[last] == 120.0
+    bench.end("busy")
+    assert bench.granted()[-1] == "b"
+    bench.send(m.Estimates(((bench.state.first_phase[bench.task("c")], 0.5, 0.1),)))
+    bench.end("b")
+    assert bench.granted()[-1] == "b2"
+    bench.end("b2")
+    bench.end("b3")
+    assert bench.granted()[-2:] == ["b3", "a"]
+
+
+def test_an_unknown_policy_is_a_key_error() -> None:
+    """The engine takes names of `POLICIES` only."""
+    with pytest.raises(KeyError):
+        make_policy("best")

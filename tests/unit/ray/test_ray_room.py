@@ -1,0 +1,64 @@
+"""How many tickets may be open: `Room`, without Ray."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from egs_ray.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, Room
+
+
+def row(node: str, gpus: float, *, cpus: float = 4.0, alive: bool = True) -> dict[str, Any]:
+    """A row as `ray.nodes()` gives it."""
+    return {"NodeID": node, "Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus, "memory": 1000.0}}
+
+
+def test_as_many_tickets_as_gpus() -> None:
+    """Each live node offers its GPUs, once; a node that goes offers none."""
+    room = Room([row("a", 2.0), row("b", 1.0), row("c", 4.0, alive=False)])
+    assert sorted(room.changes()) == [("a", 2), ("b", 1)]
+    assert list(room.changes()) == []
+    room.review([row("a", 2.0), row("b", 1.0, alive=False)], 0.0, math.inf)
+    assert list(room.changes()) == [("b", 0)]
+
+
+def test_fits_on_one_node() -> None:
+    """Needs must fit on one node in all their kinds; the sum over nodes does not help."""
+    room = Room([row("a", 2.0, cpus=1.0), row("b", 1.0, cpus=8.0)])
+    assert room.fits(1.0, 2.0, 1000)
+    assert room.fits(8.0, 0.5, 0)
+    assert not room.fits(1.0, 3.0, 0)
+    assert not room.fits(8.0, 2.0, 0)
+    assert not room.fits(1.0, 1.0, 1001)
+
+
+def test_short_tasks_queue_ahead_long_ones_do_not() -> None:
+    """Tasks of milliseconds get tickets ahead so that Ray's queue never runs dry; a long one takes that back."""
+    room = Room([row("a", 2.0)])
+    assert not room.learn(1.0)
+    assert room.ahead == 0
+    while not room.learn(0.002 * (1 + room.ahead)):
+        assert room.ahead == 0
+    assert list(room.changes()) == [("a", 2 * (1 + room.ahead))]
+    for _ in range(100):
+        room.learn(0.002 * (1 + room.ahead))
+    assert room.ahead == MOST_AHEAD
+    room.learn(60.0)
+    assert room.ahead == 0
+
+
+def test_an_idle_gpu_lets_the_next_try() -> None:
+    """A GPU that idles in Ray's books while a task waits at the gate gives it a ticket more, taken back in calm."""
+    rows = [row("a", 1.0), row("b", 2.0)]
+    room = Room(rows)
+    assert sorted(room.changes()) == [("a", 1), ("b", 2)]
+    for _ in range(IDLE_REVIEWS - 1):
+        room.review(rows, 1.0, 1.0)
+        assert list(room.changes()) == []
+    room.review(rows, 0.5, 1.0)  # not enough for it: that was no idling
+    for _ in range(IDLE_REVIEWS):
+        room.review(rows, 2.0, 2.0)
+    assert list(room.changes()) == [("b", 4)]
+    for _ in range(2 * CALM_REVIEWS):
+        room.review(rows, 2.0, math.inf)
+    assert list(room.changes()) == [("b", 2)]
