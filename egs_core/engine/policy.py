@@ -3,7 +3,7 @@
 Each term gives a number for a phase; the first term in which two candidates differ is the reason that a decision
 carries. Everything ends in `ready_order`, so ties are broken by who became ready first.
 
-    egs                 priority, overdue, remaining_path, dependents, ready_order      (rule 2)
+    egs                 priority, overdue, remaining_path, dependents, warmth, ready_order      (rule 2)
     fifo                ready_order
     sjf                 shortest, ready_order
     heft                remaining_path, ready_order
@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from egs_core.engine.lifecycle import WARM
 from egs_core.engine.state import State
 
 
@@ -56,6 +57,14 @@ def dependents(state: State, phase: int) -> float:
     """Of two equal paths the one that others wait for goes first."""
     task = state.task_of[phase]
     return 0 if state.children[task] or phase + 1 < state.first_phase[task + 1] else 1
+
+
+def warmth(state: State, phase: int) -> float:
+    """Of tasks equal in all of that the one whose process is warm; 0 warm or none needed, 1 being loaded, 2 cold."""
+    task = state.task_of[phase]
+    if state.first_phase[task] != phase or not state.warm_key_of(task):
+        return 0
+    return WARM - state.warmth[task]
 
 
 def ready_order(state: State, phase: int) -> float:
@@ -137,15 +146,17 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 def egs_key(state: State, phase: int) -> Key:
-    """(priority, overdue, remaining_path, dependents, ready_order) without five calls."""
+    """(priority, overdue, remaining_path, dependents, warmth, ready_order) without six calls."""
     task = state.task_of[phase]
     options = state.options.get(task)
     has_dependents = state.children[task] or phase + 1 < state.first_phase[task + 1]
-    first = -options.priority if options is not None else 0
-    return first, 1, -state.rank_s[phase], 0 if has_dependents else 1, state.order[phase]
+    if options is None:
+        return 0, 1, -state.rank_s[phase], 0 if has_dependents else 1, 0, state.order[phase]
+    rank = -state.rank_s[phase]
+    return -options.priority, 1, rank, 0 if has_dependents else 1, warmth(state, phase), state.order[phase]
 
 
-EGS_TERMS: tuple[Term, ...] = (priority, overdue, remaining_path, dependents, ready_order)
+EGS_TERMS: tuple[Term, ...] = (priority, overdue, remaining_path, dependents, warmth, ready_order)
 EGS = Policy("egs", EGS_TERMS, ages=True, fused=egs_key)
 OVERDUE_TERM = EGS_TERMS.index(overdue)
 

@@ -105,6 +105,8 @@ class Processes:
         self.is_wanted = True
         if task in self.cold_wait:
             self._release(task)
+        else:
+            self._queue.place_changed(self._state.cursor[task])
 
     def failed(self, task: int, decision: int) -> None:
         """No process for this task after all: it may start without one."""

@@ -65,10 +65,11 @@ class ReadyQueue:
         del self.keys[heapq.heappop(self._heaps[class_id])[1]]
 
     def place_changed(self, phase: int) -> None:
-        """A process has been parked for the phase's task, or is no longer: it belongs to another class now."""
-        key = self.keys.get(phase)
-        if key is not None:
-            self._push(phase, (*key,))  # an equal key that is another object
+        """A process has been parked for the phase's task, got warm, or is no longer: its place, or its class, is new."""
+        old = self.keys.get(phase)
+        if old is not None:
+            key = self._key_of(self.state, phase)
+            self._push(phase, overdue_key(key, self.state.order[phase]) if self.is_overdue(old) else (*key,))
 
     def _push(self, phase: int, key: Key) -> None:
         self.keys[phase] = key
