@@ -131,3 +131,21 @@ def test_an_unknown_policy_is_a_key_error() -> None:
     """The engine takes names of `POLICIES` only."""
     with pytest.raises(KeyError):
         make_policy("best")
+
+
+def test_between_equals_the_warm_one_goes_first() -> None:
+    """a and b are equal and ready at once, a first; but b's process is warm, so it starts first, for that reason."""
+    options = {
+        "a": TaskOptions(warm_key="ka", warmup_s=0.1, warm_cpu_milli=0),
+        "b": TaskOptions(warm_key="kb", warmup_s=4.0, warm_cpu_milli=0),
+    }
+    bench = EngineBench()
+    bench.send(m.NodeAdded("n", cpus=1, preload_slots=1, process_slots=4))
+    bench.submit(graph_of({"busy": (), "a": ("busy",), "b": ("busy",)}, {"busy": (cpu(5.0),)}, options))
+    bench.start("busy")
+    bench.send(m.Tick(), at=1.0)
+    assert bench.preloaded() == ["b"]
+    bench.send(m.PreloadReady(bench.task("b")), at=4.5)
+    bench.end("busy", at=5.0)
+    assert bench.granted()[-1] == "b"
+    assert bench.grant_of("b").reason == "warmth"
