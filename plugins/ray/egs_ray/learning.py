@@ -21,7 +21,6 @@ from egs_ray.convert import Converted
 from egs_ray.install import warn
 from egs_ray.observe import data_folder, runlog_path
 
-
 _used_paths: set[Path] = set()
 
 

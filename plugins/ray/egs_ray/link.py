@@ -108,7 +108,7 @@ class Server:
             try:
                 wire, _ = self._listener.accept()
             except OSError:
-                time.sleep(0 if self._closed else 0.05)  # out of file descriptors, for instance: workers try for a while
+                time.sleep(0 if self._closed else 0.05)  # out of file descriptors, for instance: workers wait a while
                 continue
             threading.Thread(target=self._serve, args=(wire,), name="egs-link-peer", daemon=True).start()
 

@@ -1,6 +1,6 @@
 """The session: one engine for all runs of a driver process, and what it takes to carry out its decisions on Ray.
 
-    worker ── hello, warm, began, want, free, end ──► events ──► engine ──► decisions ──► submit, lease, go, drop ──► worker
+    worker ── hello, warm, began, want, free, end ─► events ─► engine ─► decisions ─► submit, lease, go, drop ─► worker
 
 Everything below the public methods runs on the embedded driver's thread, so nothing here needs a lock. Whatever fails
 inside EGS ends in `_fail_open`: the runs are finished by Ray alone.
@@ -8,6 +8,7 @@ inside EGS ends in `_fail_open`: the runs are finished by Ray alone.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -26,11 +27,11 @@ from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.lifecycle import ENDED
-from egs_core.engine.placement import fits_ever
-from egs_core.graph.columns import GPU, Graph, Shape
+from egs_core.graph.columns import GPU
 from egs_core.runlog import records as r
 from egs_core.sim.simulator import merge_phases
 from egs_ray import compat
+from egs_ray.cluster import Cluster, preload_slots
 from egs_ray.convert import Converted
 from egs_ray.install import warn
 from egs_ray.learning import Learning
@@ -39,19 +40,8 @@ from egs_ray.link import Message, Peer, Server
 from egs_ray.payload import submit
 from egs_ray.promises import Promises
 from egs_ray.shell import ArgumentsLostError, Spec, make_observed, make_shell, touch
-from egs_ray.tasks import (
-    Job,
-    RemoteFunctions,
-    RunBooks,
-    Way,
-    first_of,
-    is_placed_by_ray,
-    is_ungated,
-    finish_natively,
-    reserving,
-    way_of,
-)
-
+from egs_ray.tasks import Job, RemoteFunctions, RunBooks, Way, finish_natively, first_of, reserving
+from egs_ray.ways import choose_way, for_engine
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
 MOST_PREPARED = 8
@@ -84,9 +74,9 @@ class Session:
         self.options = options or Options()
         config = EngineConfig(self.options.policy, self.options.preload, self.options.default_max_wait_s)
         self.engine = Engine(config)
+        self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
         self._records = RunRecords(self.engine.state, self.learning.record)
-        self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self._leases = Leases(self._server.address, self._on_lease_end)
         self._promises = Promises()
         self._remotes = RemoteFunctions()
@@ -102,8 +92,7 @@ class Session:
         self._warned: set[str] = set()
         self._awaited: set[Any] = set()  # references whose end something waits for
         self._native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
-        self._gpus = 0
-        self._nodes: dict[str, m.NodeAdded] = {}
+        self._cluster = Cluster()
         self._watched_at = 0.0
         self._native_lock = threading.Lock()
         self._broken = False
@@ -176,31 +165,14 @@ class Session:
     def _describe_cluster(self) -> list[Any]:
         """Tell the engine what Ray's nodes offer, and let Ray start processes; returns references ready when it has."""
         self._watch_nodes()
-        processes = sum(node.process_slots for node in self._nodes.values())
         return [
             self._promises.ready(),
-            *self._prepare_processes(min(processes, MOST_PREPARED)),
+            *self._prepare_processes(min(self._cluster.process_slots, MOST_PREPARED)),
         ]
 
     def _watch_nodes(self) -> None:
-        """Tell the engine which nodes Ray has; from any thread."""
-        found = {}
-        for node in ray.nodes():
-            if node["Alive"]:
-                offered = node["Resources"]
-                cpus, gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
-                memory = int(offered["memory"]) if "memory" in offered else None
-                slots = int(cpus) + gpus
-                found[node["NodeID"]] = m.NodeAdded(
-                    node["NodeID"], cpus, gpus, memory, None, self._preload_slots(), slots
-                )
-        for name, event in found.items():
-            if self._nodes.get(name) != event:
-                self.driver.post(event)
-        for name in self._nodes.keys() - found.keys():
-            self.driver.post(m.NodeLost(name))
-        self._nodes = found
-        self._gpus = sum(node.gpus for node in found.values())
+        for event in self._cluster.news():
+            self.driver.post(event)
 
     def _keep(self) -> None:
         """What has to be looked after now and then while runs are under way."""
@@ -209,11 +181,11 @@ class Session:
                 self.driver.do(self._look_after)
 
     def _look_after(self) -> None:
-        """Keep processes for holders of the GPUs that are free: Ray ends idle ones after a second, and starting one takes
-        about that long, with the GPU waiting. And let nothing wait for ever."""
+        """Keep processes for holders of the GPUs that are free: Ray ends idle ones after a second, and starting one
+        takes about that long, with the GPU waiting. And let nothing wait for ever."""
         if self._broken or self._closing.is_set():
             return
-        self._leases.keep(self._gpus)
+        self._leases.keep(self._cluster.gpus)
         now = self.driver.now()
         for job in [job for job in self._submitted.values() if job.parked_since is not None and not job.is_warm]:
             if job.parked_since is not None and now - job.parked_since > self.options.preload_timeout_s:
@@ -247,10 +219,6 @@ class Session:
         shell = remote.options(num_cpus=0, runtime_env=PROCESS_ENV, name="egs-process")
         return [shell.remote(TOGETHER_S) for _ in range(count)]
 
-    def _preload_slots(self) -> int:
-        """How many processes may load at once on a node: loading is real work, whatever num_cpus says."""
-        return max(2, (os.cpu_count() or 2) // 2)
-
     def _begin(self, books: RunBooks) -> None:
         """Give the graph to the engine, with what is known about its durations."""
         if self._broken:
@@ -261,49 +229,16 @@ class Session:
         submitted = m.WorkloadSubmitted(books.workload, name)
         self._handle(submitted)
         first = len(self.engine.state.task_ids)
-        block = msgspec.structs.replace(graph)
-        for index in range(graph.n_tasks):
-            way = self._way(books, graph, index)
+        nodes = self.engine.state.nodes
+        ways = [choose_way(books.converted.nodes[i], graph, i, nodes) for i in range(graph.n_tasks)]
+        for index, way in enumerate(ways):
             books.jobs.append(Job(books, index, first + index, way))
             self._jobs[first + index] = books.jobs[-1]
-        self._ungate(block)
-        for job in books.jobs:
-            if job.way is Way.NATIVE:
-                self._leave_to_ray(block, job.index)
+        block = for_engine(graph, ways, nodes)
         tasks = m.TasksAdded(books.workload, block)
         self._records.workload(submitted, self.driver.now())
         self._handle(tasks)
         self._records.tasks(m.TasksAdded(books.workload, graph), self.driver.now())
-
-    def _way(self, books: RunBooks, graph: Graph, index: int) -> Way:
-        """As the graph says, but tasks that only Ray can place, or that need what no node offers yet, are Ray's."""
-        if is_placed_by_ray(books.converted.nodes[index].options, len(self.engine.state.nodes)):
-            return Way.NATIVE
-        shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
-        fits = any(all(fits_ever(node, shape) for shape in shapes) for node in self.engine.state.nodes)
-        return way_of(graph, index) if fits else Way.NATIVE
-
-    def _leave_to_ray(self, graph: Graph, index: int) -> None:
-        """A task that runs as written holds all it needs from its start to its end; what fits nowhere only waits."""
-        phases = graph.phases_of(index)
-        graph.shapes, graph.phase_shape, graph.options = list(graph.shapes), list(graph.phase_shape), dict(graph.options)
-        shapes = [graph.shapes[graph.phase_shape[p]] for p in phases]
-        whole = max(shapes, key=lambda shape: (shape.gpu_milli, shape.cpu_milli))
-        known = any(fits_ever(node, whole) for node in self.engine.state.nodes)
-        for p in phases:
-            graph.phase_shape[p] = graph.intern_shape(whole if known and p == phases[0] else Shape(0))
-        if index in graph.options:
-            graph.options[index] = msgspec.structs.replace(graph.options[index], warm_key="", warmup_s=0.0)
-
-    def _ungate(self, graph: Graph) -> None:
-        """Short CPU tasks need nothing of the engine's capacity, so that they are granted the moment they are ready."""
-        nothing = None
-        for index in range(graph.n_tasks):
-            if is_ungated(graph, index, graph.phase_duration_s[graph.phase_offsets[index]]):
-                if nothing is None:
-                    graph.shapes, graph.phase_shape = list(graph.shapes), list(graph.phase_shape)
-                    nothing = graph.intern_shape(Shape(0))
-                graph.phase_shape[graph.phase_offsets[index]] = nothing
 
     def _handle(self, event: m.Event) -> None:
         """Handle at once, on the driver's thread, what must not wait for its turn in the queue."""
@@ -451,7 +386,7 @@ class Session:
         Ray would start another one."""
         if job.submission:
             return
-        if job.grant is None and len(self._loading) >= self._preload_slots():
+        if job.grant is None and len(self._loading) >= preload_slots():
             self._too_early.append((job, node))
             return
         key = self._key_of(job)
@@ -463,7 +398,7 @@ class Session:
     def _loaded(self, submission: int) -> None:
         """A process has done its loading, or never will: the next one may begin."""
         self._loading.discard(submission)
-        while self._too_early and len(self._loading) < self._preload_slots():
+        while self._too_early and len(self._loading) < preload_slots():
             waiting, node = self._too_early.pop(0)
             if waiting.parked_since is not None or waiting.grant is not None:
                 self._submit_shell(waiting, node)
@@ -547,7 +482,7 @@ class Session:
         self._when_ready(first_of(job.ref), lambda: self._on_result(submission))
 
     def _when_ready(self, ref: Any, action: Callable[[], None]) -> None:
-        """Act on the driver's thread when the object is there; keeps the reference until then, or Ray may never tell."""
+        """Act on the driver's thread when the object is there; keeps the reference until then, or Ray may not tell."""
 
         def act() -> None:
             self._awaited.discard(ref)
@@ -593,7 +528,7 @@ class Session:
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
         if job.life and not job.succeeded:
-            self._lost_attempt(job, "preempted")  # Ray tries again, and that may be known before the end of the last try
+            self._lost_attempt(job, "preempted")  # Ray tries again; the end of the last try may be heard later
         job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
         job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
         if job.succeeded or self._broken:
@@ -608,7 +543,7 @@ class Session:
         job.is_open = True
         self._let_go(job)
 
-    def _warm(self, job: Job, peer: Peer, message: Message) -> None:
+    def _warm(self, job: Job, _peer: Peer, message: Message) -> None:
         job.is_warm = True
         self._loaded(job.submission)
         for problem in message["errors"]:
@@ -623,7 +558,7 @@ class Session:
             self._take_lease(job, job.grant)
         self._handle(m.PreloadReady(job.number))
 
-    def _began(self, job: Job, peer: Peer, message: Message) -> None:
+    def _began(self, job: Job, _peer: Peer, message: Message) -> None:
         job.began = job.ran = True
         self._loaded(job.submission)
         if job.way is Way.OBSERVED and job.grant is not None:
@@ -649,12 +584,12 @@ class Session:
         self._records.started(grant, self.driver.now(), warm, job.framework_id, job.pid)
         self._handle(m.PhaseStarted(grant.phase, grant.attempt))
 
-    def _want(self, job: Job, peer: Peer, message: Message) -> None:
+    def _want(self, job: Job, _peer: Peer, _message: Message) -> None:
         self._phase_over(job)
         if self._broken:
             self._send(job, {"m": "go", "open": True})
 
-    def _free(self, job: Job, peer: Peer, message: Message) -> None:
+    def _free(self, job: Job, _peer: Peer, _message: Message) -> None:
         self._phase_over(job)
         if self._broken:
             self._send(job, {"m": "go", "open": True})
@@ -690,7 +625,7 @@ class Session:
             self._leases.release(job.lease)
             job.lease = None
 
-    def _end(self, job: Job, peer: Peer, message: Message) -> None:
+    def _end(self, job: Job, _peer: Peer, message: Message) -> None:
         job.ended = True
         if job.way is Way.SHELL and message["ok"]:
             self._about_to_leave(job)
@@ -758,7 +693,8 @@ class Session:
         if job.lost_leases <= MOST_LOST:
             self._take_lease(job, job.grant)
         else:
-            self._warn_once("what holds resources for tasks keeps dying: tasks ask Ray for their GPUs themselves")
+            if job.peer is not None:
+                self._warn_once("what holds resources for tasks keeps dying: tasks ask Ray for their GPUs themselves")
             self._on_its_own(job)
 
     def _on_result(self, submission: int) -> None:
@@ -863,6 +799,9 @@ class Session:
     def _finish_all(self) -> None:
         self._deferred.clear()
         self._too_early.clear()
+        for job in self._submitted.values():
+            if job.ran:  # it may be waiting for its next phase, and its question was lost with the engine
+                self._send(job, {"m": "go", "open": True})
         for books in list(self._runs.values()):
             self._finish_natively(books)
 
@@ -888,10 +827,8 @@ def _touch(function: Any) -> Any:
 
 
 def _tell(peer: Peer, message: Message) -> None:
-    try:
+    with contextlib.suppress(OSError):
         peer.send(message)
-    except OSError:
-        pass
 
 
 def _error_of(ref: Any) -> BaseException | None:
@@ -914,4 +851,6 @@ def _is_egs_fault(job: Job, error: BaseException) -> bool:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return lines[-1] if isinstance(error, ray.exceptions.RayTaskError) and lines else (lines or [type(error).__name__])[0]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if isinstance(error, ray.exceptions.RayTaskError) else lines[0]

@@ -1,6 +1,6 @@
 """What runs inside Ray's workers for `egs_ray.run`: the shell around a user's function, and the lease holder.
 
-    shell (num_cpus=0)     hello ─ imports ─ loads ─ warm ─ wait ─► go ─ decode ─ want ─► go ─ fit ─ free ─► go ─ write ─ end
+    shell (num_cpus=0)     hello ─ loads ─ warm ─ wait ─► go ─ decode ─ want ─► go ─ fit ─ free ─► go ─ write ─ end
     holder (num_cpus=1)                                     ├───────────────┤
     holder (num_gpus=1)                                                           ├──────┤
 
@@ -205,7 +205,7 @@ class _Provider:
         self.turns = 0
         self.actor: Any = None
 
-    def acquire(self, cpus: float | None = None) -> tuple[int | str, ...]:
+    def acquire(self, _cpus: float | None = None) -> tuple[int | str, ...]:
         self.shell.loaded.wait(self.shell.spec.load_s)
         self.turns += 1
         if self.turns > 1 or self.shell.open:
@@ -252,7 +252,7 @@ def _teller(spec: Spec) -> Callable[[Message], None]:
     try:
         peer = connect(spec.address)
     except CONNECT_ERRORS:
-        return lambda message: None
+        return lambda _: None
 
     def tell(message: Message) -> None:
         try:

@@ -33,7 +33,7 @@ def until(condition: Callable[[], Any], what: str = "", limit_s: float = LIMIT_S
 
 def free(kind: str) -> float:
     """What Ray's books say is free, rounded: processes for holders take a thousandth of a GPU for a moment."""
-    return round(ray.available_resources().get(kind, 0.0), 2)
+    return round(float(ray.available_resources().get(kind, 0.0)), 2)
 
 
 def is_idle() -> bool:
@@ -44,7 +44,8 @@ def is_idle() -> bool:
 @contextmanager
 def session(folder: Path, **options: Any) -> Iterator[Session]:
     """A session with its run log and history in the test's own folder."""
-    with Session(Options(runlog=str(folder / "run.jsonl"), history=f"sqlite:///{folder}/history.db", **options)) as made:
+    places = {"runlog": str(folder / "run.jsonl"), "history": f"sqlite:///{folder}/history.db"}
+    with Session(Options(**places, **options)) as made:
         yield made
 
 
@@ -251,7 +252,7 @@ def warmed(folder: str, *_: Any) -> dict[str, Any]:
 
 
 @ray.remote(num_cpus=0.1)
-@egs.task(expect=3)
+@egs.task(expect=0.5)
 def before(folder: str, name: str, *_: Any) -> float:
     """A predecessor: tells that it runs, ends on a signal, and says when."""
     note(folder, f"{name}.runs", str(os.getpid()))

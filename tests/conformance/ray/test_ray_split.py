@@ -1,7 +1,7 @@
-"""A mixed task holds a GPU in Ray's own books only in its GPU phase, sees it only then, and gives it back however it ends.
+"""A mixed task holds a GPU in Ray's own books only in its GPU phase, sees it only then, and always gives it back.
 
-    decode          fit             write
-    no GPU held     one GPU held    no GPU held        each step waits for the test, which looks at Ray's books
+decode          fit             write
+no GPU held     one GPU held    no GPU held        each step waits for the test, which looks at Ray's books
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ def _all_is_given_back() -> Iterator[None]:
     t.until(t.is_idle, "all resources are free")
 
 
+def books_say(gpus: float, cpus: float) -> bool:
+    """Whether this much is free in Ray's books."""
+    return (t.free("GPU"), t.free("CPU")) == (gpus, cpus)
+
+
 def step(folder: Path, name: str) -> tuple[int, str]:
     """Wait for a step to run: its process and the devices that it sees."""
     t.until((folder / f"{name}.runs").exists, name)
@@ -53,7 +59,7 @@ def test_gpu_is_held_in_its_phase_only(shared: Session, tmp_path: Path, task: An
     made = egs_ray.run(task.bind(folder, "a"), session=shared)
     for name, gpus in (("decode", 2), ("fit", 1), ("write", 2)):
         _, devices = step(tmp_path, f"a.{name}")
-        t.until(lambda gpus=gpus: (t.free("GPU"), t.free("CPU")) == (gpus, 3), f"the books in {name}")
+        t.until(partial(books_say, gpus, 3), f"the books in {name}")
         assert devices in ({"0", "1"} if name == "fit" else {""})
         t.signal_to(folder, f"a.{name}.end")
     seen = made.get(t.LIMIT_S)
@@ -67,8 +73,12 @@ def test_concurrent_phases_have_devices_of_their_own(shared: Session, tmp_path: 
     for name in "abc":
         step(tmp_path, f"{name}.decode")
         t.signal_to(folder, f"{name}.decode.end")
-    running = t.until(lambda: [x for x in "abc" if (tmp_path / f"{x}.fit.runs").exists()][1:] and
-                      [x for x in "abc" if (tmp_path / f"{x}.fit.runs").exists()])
+    running = t.until(
+        lambda: (
+            [x for x in "abc" if (tmp_path / f"{x}.fit.runs").exists()][1:]
+            and [x for x in "abc" if (tmp_path / f"{x}.fit.runs").exists()]
+        )
+    )
     assert {step(tmp_path, f"{name}.fit")[1] for name in running} == {"0", "1"}
     t.until(lambda: (t.free("GPU"), t.free("CPU")) == (0, 2), "the third holds nothing")
     for name in "abc":

@@ -1,0 +1,125 @@
+"""Modules, files and load functions are warm in a process of the task before its predecessor ends, and hold no GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray
+from ray.dag import MultiOutputNode
+
+import egs_ray
+from egs_ray import Session
+from tests.conformance.ray import run_tasks as t
+
+pytestmark = pytest.mark.usefixtures("ray_address")
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """A session whose preloads may take three seconds; afterwards nothing is held in Ray's books."""
+    with t.session(tmp_path, preload_timeout_s=3.0) as made:
+        yield made
+    t.until(t.is_idle, "all resources are free")
+
+
+def is_warm(made: egs_ray.Run) -> bool:
+    """Whether the second task's process is warm."""
+    return bool(made._books.jobs[1].is_warm)
+
+
+def parked_for(session: Session, folder: Path, name: str = "first") -> egs_ray.Run:
+    """A run of a predecessor that waits for the test, and a GPU task with a preload behind it."""
+    task = t.with_folder(t.warmed, folder)
+    made = egs_ray.run(task.bind(str(folder), t.before.bind(str(folder), name)), session=session)
+    t.until((folder / f"{name}.runs").exists)
+    return made
+
+
+def test_is_warm_before_its_predecessor_ends(session: Session, tmp_path: Path) -> None:
+    """The load has run, in the task's later process, while all GPUs were free and the predecessor still ran."""
+    made = parked_for(session, tmp_path)
+    job = made._books.jobs[1]
+    t.until(lambda: job.is_warm, "the process is warm")
+    assert t.free("GPU") == 2
+    assert (tmp_path / "load.runs").read_text() == f"{job.pid} ", "loaded without a GPU in sight"
+    t.signal_to(str(tmp_path), "first.end")
+    found = made.get(t.LIMIT_S)
+    assert found["wave"]
+    assert found["pid"] == found["model"]["pid"] == job.pid
+
+
+def test_first_line_comes_soon_after_the_predecessor(session: Session, tmp_path: Path) -> None:
+    """From the predecessor's end to the first user line of the warm GPU task: far below any process start or import."""
+    latencies = []
+    for number in range(5):
+        name = f"p{number}"
+        task = t.with_folder(t.warmed, tmp_path)
+        first = t.before.bind(str(tmp_path), name)
+        made = egs_ray.run(MultiOutputNode([first, task.bind(str(tmp_path), first)]), session=session)
+        t.until((tmp_path / f"{name}.runs").exists)
+        t.until(partial(is_warm, made))
+        t.signal_to(str(tmp_path), f"{name}.end")
+        ended, found = made.get(t.LIMIT_S)
+        latencies.append(found["began"] - ended)
+    print("first line after its predecessor's end, ms:", [round(1000 * s) for s in latencies])
+    assert statistics.median(latencies) < 0.15
+
+
+@pytest.mark.parametrize("use", ["used", "unused"])
+def test_failing_load_costs_one_warning(session: Session, tmp_path: Path, capsys: Capture, use: str) -> None:
+    """A load function that raises leaves a task that starts cold; it succeeds unless it needs the value itself."""
+    (tmp_path / "load.fails").touch()
+    if use == "unused":
+        (tmp_path / "load.unused").touch()
+    made = parked_for(session, tmp_path)
+    t.until(lambda: made._books.jobs[1].is_warm, "it has tried")
+    if use == "used":
+        (tmp_path / "load.fails").unlink()
+    t.signal_to(str(tmp_path), "first.end")
+    found = made.get(t.LIMIT_S)
+    assert (found["model"] is None) == (use == "unused")
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("egs:")]
+    assert len(warned) == 1, warned
+    assert "RuntimeError: no model" in warned[0]
+
+
+@pytest.mark.parametrize("predecessor", [True, False])
+def test_hanging_load_does_not_keep_its_task(
+    session: Session, tmp_path: Path, capsys: Capture, predecessor: bool
+) -> None:
+    """A load that takes longer than the time-out keeps the task no longer from starting, cold, with one warning."""
+    for name in ("load.waits", "load.unused", "first.end"):
+        (tmp_path / name).touch()
+    node = t.with_folder(t.warmed, tmp_path).bind(
+        str(tmp_path), *([t.before.bind(str(tmp_path), "first")] if predecessor else [])
+    )
+    made = egs_ray.run(node, session=session)
+    assert made.get(t.LIMIT_S)["model"] is None
+    t.signal_to(str(tmp_path), "load.end")
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("egs:")]
+    assert len(warned) == 1, warned
+    assert "starts cold" in warned[0]
+
+
+def test_processes_are_kept_for_the_next_task(session: Session, tmp_path: Path) -> None:
+    """Tasks with the same preload that follow each other are served by warm processes: no more loads than slots."""
+    task = t.with_folder(t.warmed, tmp_path)
+    egs_ray.run(task.bind(str(tmp_path)), session=session).get(t.LIMIT_S)
+    node = MultiOutputNode([task.bind(str(tmp_path), i) for i in range(6)])
+    found = egs_ray.run(node, session=session).get(t.LIMIT_S)
+    assert len({x["pid"] for x in found}) < 6
+    assert all(x["model"]["pid"] == x["pid"] for x in found)
+
+
+def test_without_preload_nothing_is_loaded_early(tmp_path: Path) -> None:
+    """With `preload` off the process of a GPU task is not there before its turn."""
+    with t.session(tmp_path, preload=False) as session:
+        made = parked_for(session, tmp_path)
+        t.signal_to(str(tmp_path), "first.end")
+        assert made.get(t.LIMIT_S)["model"]["at"] > (tmp_path / "first.end").stat().st_mtime
+        assert ray.is_initialized()
