@@ -133,11 +133,12 @@ class _Room:
         return None
 
     def take_new(self, task: int, *, urgent: bool) -> int | None:
-        """The node where a new process would find the most room; urgent ones may displace what can be given up."""
+        """The node where a new process would find the most room. An idle process with other things loaded makes way for
+        it; an urgent one may also displace what is kept for tasks that are not yet ready."""
         wanted_cpu = self.state.options_of(task).warm_cpu_milli
         best, most = None, (0, 0)
         for number, node in enumerate(self.state.nodes):
-            in_use = self.firm[number] if urgent else self.processes[number]
+            in_use = self.firm[number] if urgent else self.processes[number] - sum(self.idle[number].values())
             if self.warming[number] >= node.preload_slots or in_use >= node.process_slots:
                 continue
             free_cpu = node.free_cpu - self.warming[number] * wanted_cpu
@@ -147,10 +148,20 @@ class _Room:
             if best is None or room > most:
                 best, most = number, room
         if best is not None:
-            self.processes[best] += 1
+            if not self._displace_idle(best):
+                self.processes[best] += 1
             self.warming[best] += 1
             self.firm[best] += urgent
         return best
+
+    def _displace_idle(self, number: int) -> bool:
+        """On a full node an idle process ends; nothing later may count on it."""
+        idle = self.idle[number]
+        spare = [key for key, count in idle.items() if count > 0]
+        if self.processes[number] < self.state.nodes[number].process_slots or not spare:
+            return False
+        idle[min(spare)] -= 1
+        return True
 
     def _fits(self, task: int, number: int) -> bool:
         """Tasks of one kind have the same shapes: asked once for each."""

@@ -274,3 +274,21 @@ def test_a_late_predecessor_costs_few_looks() -> None:
         looks += 1
     assert bench.preloaded() == ["g"]
     assert looks < 200
+
+
+def test_idle_processes_of_other_tasks_do_not_stop_preloads() -> None:
+    """Two slots, four stages with keys of their own: each is warmed ahead, in the place of an idle one."""
+    stages = ["s0", "s1", "s2", "s3"]
+    tasks = {name: tuple(stages[i - 1 : i]) for i, name in enumerate(stages)}
+    options = {name: TaskOptions(warm_key=name, warmup_s=1.0, warm_cpu_milli=0) for name in stages}
+    bench = EngineBench()
+    bench.send(m.NodeAdded("n", cpus=1, preload_slots=1, process_slots=2))
+    bench.submit(graph_of(tasks, {name: (cpu(5.0),) for name in stages}, options))
+    for i, name in enumerate(stages):
+        bench.start(name, at=5.0 * i)
+        bench.send(m.Tick(), at=5.0 * i + 4.0)
+        for task in bench.preloaded():
+            bench.send(m.PreloadReady(bench.task(task)), at=5.0 * i + 4.5)
+        bench.end(name, at=5.0 * i + 5.0)
+    assert bench.preloaded() == stages[1:]
+    assert all(bench.grant_of(name).warm for name in stages[1:])
