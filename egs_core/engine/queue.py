@@ -65,7 +65,7 @@ class ReadyQueue:
         del self.keys[heapq.heappop(self._heaps[class_id])[1]]
 
     def place_changed(self, phase: int) -> None:
-        """A process has been parked for the phase's task, got warm, or is no longer: its place, or its class, is new."""
+        """A process was parked for the phase's task, got warm, or is gone: its place, or its class, is new."""
         old = self.keys.get(phase)
         if old is not None:
             key = self._key_of(self.state, phase)
