@@ -349,6 +349,7 @@ class Session:
             self._send(job, {"m": "go", "open": True})
         elif lease is not None and lease.peer is not None:
             job.went_at = self.driver.now()
+            self._record_start(job)
             self._send(job, {"m": "go", "devices": list(lease.devices)})
 
     def _drop(self, job: Job, now: float) -> None:
@@ -425,7 +426,7 @@ class Session:
 
     def _submit_shell_now(self, job: Job, node: str) -> None:
         payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
-        kinds = [graph.phase_kind[p] for p in graph.phases_of(job.index)]
+        on_gpu = tuple(graph.phase_kind[p] == GPU for p in graph.phases_of(job.index))
         options = dict(payload.options)
         for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
             options.pop(taken_by_leases, None)
@@ -435,7 +436,7 @@ class Session:
             options["scheduling_strategy"] = strategy
         remote = self._remotes.get(make_shell, payload.function, max_calls=0)
         gpus = max(graph.shapes[graph.phase_shape[p]].gpu_milli for p in graph.phases_of(job.index)) / 1000
-        spec = self._spec(job, gpus, split=len(kinds) > 1)
+        spec = self._spec(job, gpus, on_gpu)
         self._loading.add(job.submission)
         self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
 
@@ -447,7 +448,7 @@ class Session:
     def _submit_observed(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]
         remote = self._remotes.get(make_observed, payload.function)
-        self._submit(job, remote.options(**payload.options), self._spec(job, 0.0, split=False))
+        self._submit(job, remote.options(**payload.options), self._spec(job, 0.0, (False,)))
 
     def _submit(self, job: Job, remote: Any, spec: Spec) -> None:
         if job.run.has_arguments(job.index):
@@ -464,17 +465,17 @@ class Session:
         job.ref = submit(reserving(payload, job.run.converted.graph, job.index), job.run.results, job.run.given)
         self._watch(job)
         if job.grant is not None:
-            self._phase_started(job, job.grant, None)
+            self._phase_started(job, job.grant)
 
-    def _spec(self, job: Job, gpus: float, *, split: bool) -> Spec:
+    def _spec(self, job: Job, gpus: float, on_gpu: tuple[bool, ...]) -> Spec:
         job.submission, job.ref = next(self._submissions), None
         self._submitted[job.submission] = job
         job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
-        job.is_open = False
+        job.is_open, job.submitted_at = False, self.driver.now()
         returns = job.run.converted.nodes[job.index].options.get("num_returns") or 1
         options = self.options
         address, load_s = self._server.address, options.preload_timeout_s
-        return Spec(address, job.submission, gpus, options.preload, split, load_s, returns)
+        return Spec(address, job.submission, gpus, options.preload, on_gpu, load_s, returns)
 
     def _watch(self, job: Job) -> None:
         job.run.results[job.index] = job.ref
@@ -522,6 +523,7 @@ class Session:
             "began": self._began,
             "want": self._want,
             "free": self._free,
+            "left": self._left_gpu,
             "end": self._end,
         }
         said[message["m"]](job, peer, message)
@@ -549,7 +551,7 @@ class Session:
         for problem in message["errors"]:
             self._warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
         if not job.was_warm:
-            self.learning.warmed_up(job.run.converted, job.index, message["seconds"])
+            self.learning.warmed_up(job.run.converted, job.index, self.driver.now() - job.submitted_at)
         if job.parked_since is not None:
             self._records.preload_ended(job.number, "warm", self.driver.now())
         if self._broken:
@@ -563,26 +565,35 @@ class Session:
         self._loaded(job.submission)
         if job.way is Way.OBSERVED and job.grant is not None:
             job.pid, job.framework_id = message["pid"], message["id"]
-            self._phase_started(job, job.grant, None)
+            self._phase_started(job, job.grant)
 
     def _lease_started(self, job: Job) -> None:
         """Ray gave the phase its resources: it holds them from here."""
         lease = job.lease
         if lease is None:
             return
-        first = self.engine.state.is_first_phase(lease.grant.phase)
         devices = tuple(int(d) if d.isdecimal() else i for i, d in enumerate(lease.devices))
         grant = msgspec.structs.replace(lease.grant, devices=devices)
-        has_preload = bool(job.run.converted.graph.options_of(job.index).warm_key)
-        self._phase_started(job, grant, (job.is_warm or job.was_warm) if first and has_preload else None)
+        self._phase_started(job, grant)
         self._let_go(job)
 
-    def _phase_started(self, job: Job, grant: m.Grant, warm: bool | None) -> None:
+    def _phase_started(self, job: Job, grant: m.Grant) -> None:
         if self._broken or job.started or self.engine.state.leases.get(grant.phase) is None:
             return
         job.started = True
-        self._records.started(grant, self.driver.now(), warm, job.framework_id, job.pid)
+        job.to_record = (grant, self.driver.now())
+        if job.way is not Way.SHELL:
+            self._record_start(job)
         self._handle(m.PhaseStarted(grant.phase, grant.attempt))
+
+    def _record_start(self, job: Job) -> None:
+        """Write down a phase's start; a shell's when its process has told whether it is warm."""
+        if job.to_record is None or self._broken:
+            return
+        (grant, at), job.to_record = job.to_record, None
+        needs_process = self.engine.state.is_first_phase(grant.phase) and bool(self._key_of(job))
+        warm = (job.is_warm or job.was_warm) if needs_process else None
+        self._records.started(grant, at, warm, job.framework_id, job.pid)
 
     def _want(self, job: Job, _peer: Peer, _message: Message) -> None:
         self._phase_over(job)
@@ -593,6 +604,13 @@ class Session:
         self._phase_over(job)
         if self._broken:
             self._send(job, {"m": "go", "open": True})
+
+    def _left_gpu(self, job: Job, _peer: Peer, _message: Message) -> None:
+        """A task whose last phase is on the GPU has left it; what remains of the task holds nothing."""
+        if job.grant is not None:
+            self._used(job, job.grant, self.driver.now())
+            job.went_at = 0.0
+        self._give_back(job)
 
     def _phase_over(self, job: Job) -> None:
         """The current phase has ended well: give back what it held, then let the engine go on."""
@@ -606,7 +624,8 @@ class Session:
     def _phase_noted(self, job: Job, grant: m.Grant) -> None:
         """Give back what a phase held, and write down that it has ended well."""
         now = self.driver.now()
-        self._phase_started(job, grant, None)  # when nobody has told of it
+        self._phase_started(job, grant)  # when nobody has told of it
+        self._record_start(job)
         self._used(job, grant, now)
         self._give_back(job)
         job.grant, job.went_at = None, 0.0
@@ -670,7 +689,8 @@ class Session:
         state, grant, job.grant = self.engine.state, job.grant, None
         phase = state.cursor[job.number]
         if grant is not None:
-            self._phase_started(job, grant, None)
+            self._phase_started(job, grant)
+            self._record_start(job)
             self._records.ended(grant.phase, grant.attempt, outcome, self.driver.now())
             self._handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         elif was_there and not state.is_first_phase(phase):
@@ -758,7 +778,8 @@ class Session:
         aborted = job.aborted or isinstance(error, ray.exceptions.TaskCancelledError)
         if grant is not None:
             outcome = "aborted" if aborted else "failed"
-            self._phase_started(job, grant, None)
+            self._phase_started(job, grant)
+            self._record_start(job)
             self._records.ended(grant.phase, grant.attempt, outcome, self.driver.now())
             self._handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         else:

@@ -29,13 +29,21 @@ CONNECT_ERRORS = (OSError, EOFError, ValueError)
 
 class Spec:
     """How the driver tells a shell what it is: plain data, pickled with the task. gpus: 0 for a task that takes none;
-    load_s: how long a GPU phase waits for load functions that were started beside the phases before it."""
+    on_gpu: for each phase whether it is one; load_s: how long a GPU phase waits for load functions that were started
+    beside the phases before it."""
 
     def __init__(
-        self, address: Address, task: int, gpus: float, preload: bool, split: bool, load_s: float, returns: int = 1
+        self,
+        address: Address,
+        task: int,
+        gpus: float,
+        preload: bool,
+        on_gpu: tuple[bool, ...],
+        load_s: float,
+        returns: int = 1,
     ) -> None:
         self.address, self.task, self.gpus = address, task, gpus
-        self.preload, self.split, self.load_s, self.returns = preload, split, load_s, returns
+        self.preload, self.on_gpu, self.load_s, self.returns = preload, on_gpu, load_s, returns
 
 
 def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,8 +139,8 @@ class _Shell:
         return value
 
     def _call(self, answer: Message, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        provider = _Provider(self)
-        if not self.spec.split:
+        provider = _Provider(self, answer.get("devices", ()))
+        if len(self.spec.on_gpu) == 1:
             show_gpus(provider.take_from_ray() if self.open and self.spec.gpus else answer.get("devices", ()))
             try:
                 return self.function(*args, **kwargs)
@@ -198,30 +206,46 @@ class _Shell:
 
 
 class _Provider:
-    """What `with egs.gpu():` asks: the driver's engine for its turn, and Ray's books for the device."""
+    """What `with egs.gpu():` asks: the driver's engine for its turn, and Ray's books for the device.
 
-    def __init__(self, shell: _Shell) -> None:
+    A block belongs to the task's next GPU phase. One that the graph does not know of (a second block in a function)
+    takes its GPU from Ray directly, out of order.
+    """
+
+    def __init__(self, shell: _Shell, devices: Any) -> None:
         self.shell = shell
-        self.turns = 0
+        self.devices = devices  # of the current phase, when that is on the GPU and was not entered yet
+        self.phase = 0
+        self.is_fresh = shell.spec.on_gpu[0]
         self.actor: Any = None
 
     def acquire(self, _cpus: float | None = None) -> tuple[int | str, ...]:
         self.shell.loaded.wait(self.shell.spec.load_s)
-        self.turns += 1
-        if self.turns > 1 or self.shell.open:
+        if self.is_fresh and not self.shell.open:
+            self.is_fresh = False
+            return show_gpus(self.devices)
+        if self.shell.open or not self._next_is_on_gpu():
             return show_gpus(self.take_from_ray())
-        self.shell._tell({"m": "want", "at": time.time()})
-        answer = self.shell._await_go()
-        devices = self.take_from_ray() if answer.get("open") else answer.get("devices", ())
-        return show_gpus(devices)
+        answer = self._ask("want")
+        return show_gpus(self.take_from_ray() if answer.get("open") else answer.get("devices", ()))
 
     def release(self) -> None:
         hide_gpus()
         if self.actor is not None:
             self.give_to_ray()
-        elif self.turns == 1:
-            self.shell._tell({"m": "free", "at": time.time()})
-            self.shell._await_go()
+        elif self.phase + 1 == len(self.shell.spec.on_gpu):
+            self.shell._tell({"m": "left", "at": time.time()})
+        elif not self._next_is_on_gpu():
+            self._ask("free")
+
+    def _next_is_on_gpu(self) -> bool:
+        return True in self.shell.spec.on_gpu[self.phase + 1 : self.phase + 2]
+
+    def _ask(self, word: str) -> Message:
+        """End the current phase, and wait until the next one may go on."""
+        self.phase += 1
+        self.shell._tell({"m": word, "at": time.time()})
+        return self.shell._await_go()
 
     def give_to_ray(self) -> None:
         if self.actor is not None:

@@ -70,7 +70,9 @@ class Job(msgspec.Struct, eq=False):
     aborted: bool = False  # its end was asked for
     is_open: bool = False  # it is on its own: EGS could not get its resources for it
     lost_leases: int = 0
-    started: bool = False  # the current phase's start is in the run log
+    submitted_at: float = 0.0
+    started: bool = False  # the engine knows that the current phase has started
+    to_record: tuple[m.Grant, float] | None = None  # a start that is not yet in the run log, and its time
     gave_up_warming: bool = False
     waits_since: float = 0.0  # it was granted, and takes nothing before it is warm
 

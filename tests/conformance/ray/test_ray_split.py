@@ -17,6 +17,7 @@ import pytest
 import ray
 from ray.dag import MultiOutputNode
 
+import egs_core as egs
 import egs_ray
 from egs_ray import Session
 from egs_ray.convert import convert, submit_all
@@ -220,3 +221,16 @@ def test_session_without_split_holds_it_whole(tmp_path: Path) -> None:
         seen = made.get(t.LIMIT_S)
         assert len(set(seen)) == 1
         assert seen[0] in ("0", "1")
+
+
+def _devices(seen: tuple[str, ...]) -> tuple[str, ...]:
+    return (*seen, os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+@pytest.mark.parametrize("kinds", ["cg", "gc", "g", "gg", "gcg", "cgcgc"])
+def test_phases_come_in_any_order(shared: Session, kinds: str) -> None:
+    """c: a CPU phase, g: a GPU phase; each sees a device exactly when it is a GPU phase, and the task ends."""
+    steps = [egs.on_gpu(_devices) if kind == "g" else _devices for kind in kinds]
+    task = ray.remote(num_gpus=1)(egs.task(gpu_cpus=0)(egs.phases(*steps, name=f"phases_{kinds}")))
+    seen = egs_ray.run(task.bind(()), session=shared).get(t.LIMIT_S)
+    assert [bool(devices) for devices in seen] == [kind == "g" for kind in kinds]
