@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from egs_core.cli import simulated as shared
+from egs_core.cli.beliefs import estimator_of
 from egs_core.engine import POLICIES
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
@@ -35,7 +36,10 @@ def simulate(
     nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}, or {ALL} to compare them.")] = "egs",
     durations: Annotated[str, typer.Option(help=f"What the engine is told: {shared.DURATIONS}.")] = "exact",
-    history: Annotated[str | None, typer.Option(help="Database URL or SQLite file, for predicted durations.")] = None,
+    history: Annotated[
+        list[str] | None,
+        typer.Option(help="For predicted durations: database URL, SQLite file, run log or workload file; repeatable."),
+    ] = None,
     no_preload: Annotated[
         bool, typer.Option("--no-preload", help="Start processes only when their task starts.")
     ] = False,
@@ -64,10 +68,10 @@ def simulate(
     if policy == ALL and runlog is not None:
         raise InputError("--runlog", "is the log of one run", "name one policy")
     predicted = config.durations is Durations.PREDICTED
-    if predicted and history is None:
-        shared.estimator_of(None, ())
+    if predicted and not history:
+        estimator_of((), ())
     workloads = [load_workload(path) for path in files]
-    estimator = shared.estimator_of(history, [w.name for w in workloads]) if predicted else None
+    estimator = estimator_of(history or (), [w.name for w in workloads]) if predicted else None
     policies = list(POLICIES) if policy == ALL else [policy]
     runs = [_run(workloads, msgspec.structs.replace(config, policy=name), estimator, runlog) for name in policies]
     if as_json:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,10 +15,8 @@ from egs_core.graph.bounds import compute_bound
 from egs_core.graph.columns import Graph, Shape
 from egs_core.graph.load import LoadedWorkload
 from egs_core.graph.places import did_you_mean
-from egs_core.history.sql import SqlHistory
 from egs_core.predict import Predictor, signature_of
 from egs_core.sim import Durations, SimConfig, SimNode
-from egs_core.sim.simulator import Estimator
 
 SLOTS_HELP = "Equal places; every phase takes one, whatever it asks for."
 CPUS_HELP = "CPUs of a node; phases take what they ask for."
@@ -65,20 +62,8 @@ def task_index(names: Sequence[str], wanted: str, place: str) -> int:
         raise InputError(place, f"has no task {wanted!r}", did_you_mean(wanted, names)) from None
 
 
-def estimator_of(history: str | None, pipelines: Iterable[str]) -> Estimator:
-    """Beliefs from a history (a database URL, or the path of an SQLite file), else from priors."""
-    if history is None:
-        raise InputError("--durations", "predicted needs --history", "a database URL or the path of an SQLite file")
-    url = history if "://" in history else f"sqlite:///{Path(history)}"
-    store = SqlHistory(url)
-    predictor = Predictor.from_history(store, sorted(set(pipelines)))
-    store.close()
-    if store.problem is not None:
-        raise InputError("--history", f"cannot be read: {store.problem}")
-    return lambda workload, phase: _estimate(predictor, workload, phase)
-
-
-def _estimate(predictor: Predictor, workload: LoadedWorkload, phase: int) -> tuple[float, float]:
+def estimate_of(predictor: Predictor, workload: LoadedWorkload, phase: int) -> tuple[float, float]:
+    """Median and 95th percentile that the predictor believes a phase will take."""
     graph = workload.graph
     task = _task_of(graph, phase)
     shape = graph.shapes[graph.phase_shape[phase]]
@@ -99,7 +84,7 @@ def with_assumed_durations(workload: LoadedWorkload) -> tuple[LoadedWorkload, in
         return workload, 0
     seconds, predictor = list(graph.phase_duration_s), Predictor()
     for phase in unknown:
-        seconds[phase] = _estimate(predictor, workload, phase)[0]
+        seconds[phase] = estimate_of(predictor, workload, phase)[0]
     return msgspec.structs.replace(workload, graph=msgspec.structs.replace(graph, phase_duration_s=seconds)), len(
         unknown
     )
