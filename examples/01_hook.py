@@ -8,7 +8,7 @@ RAY_RUNTIME_ENV_HOOK=egs_ray.hook EGS_MODE=on python examples/01_hook.py       #
 import numpy as np
 import ray
 
-ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
 
 
 @ray.remote

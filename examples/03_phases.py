@@ -13,7 +13,7 @@ import ray
 import egs_core as egs
 import egs_ray
 
-ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
 
 
 def decode(seed: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Options", "Run", "Session", "hook", "run"]
 
-_LAZY = {"Options": "egs_ray.session", "Run": "egs_ray.api", "Session": "egs_ray.session", "run": "egs_ray.api"}
+_LAZY = {"Options": "egs_ray.shared", "Run": "egs_ray.api", "Session": "egs_ray.session", "run": "egs_ray.api"}
 
 
 def hook(runtime_env: Any) -> Any:

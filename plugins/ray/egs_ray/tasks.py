@@ -77,6 +77,15 @@ class Job(msgspec.Struct, eq=False):
     waits_since: float = 0.0  # it was granted, and takes nothing before it is warm
 
     @property
+    def warm_key(self) -> str:
+        return self.run.converted.graph.options_of(self.index).warm_key
+
+    @property
+    def env(self) -> str:
+        """Names its runtime environment."""
+        return repr(self.run.converted.nodes[self.index].options.get("runtime_env"))
+
+    @property
     def ready_to_start(self) -> bool:
         return self.is_warm or self.gave_up_warming
 

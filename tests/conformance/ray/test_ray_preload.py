@@ -21,7 +21,15 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    """A session whose preloads may take three seconds; afterwards nothing is held in Ray's books."""
+    """A session of its own; afterwards nothing is held in Ray's books."""
+    with t.session(tmp_path) as made:
+        yield made
+    t.until(t.is_idle, "all resources are free")
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Session]:
+    """A session whose preloads may take three seconds."""
     with t.session(tmp_path, preload_timeout_s=3.0) as made:
         yield made
     t.until(t.is_idle, "all resources are free")
@@ -90,7 +98,7 @@ def test_failing_load_costs_one_warning(session: Session, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("predecessor", [True, False])
 def test_hanging_load_does_not_keep_its_task(
-    session: Session, tmp_path: Path, capsys: Capture, predecessor: bool
+    impatient: Session, tmp_path: Path, capsys: Capture, predecessor: bool
 ) -> None:
     """A load that takes longer than the time-out keeps the task no longer from starting, cold, with one warning."""
     for name in ("load.waits", "load.unused", "first.end"):
@@ -98,7 +106,7 @@ def test_hanging_load_does_not_keep_its_task(
     node = t.with_folder(t.warmed, tmp_path).bind(
         str(tmp_path), *([t.before.bind(str(tmp_path), "first")] if predecessor else [])
     )
-    made = egs_ray.run(node, session=session)
+    made = egs_ray.run(node, session=impatient)
     assert made.get(t.LIMIT_S)["model"] is None
     t.signal_to(str(tmp_path), "load.end")
     warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("egs:")]

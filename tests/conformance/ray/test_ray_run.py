@@ -260,7 +260,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         kept.append(books)
         t.until(books.over.is_set)
         t.until(lambda: len(books.results) == 1)
-        t.until(lambda: not made._awaited and not made._submitted)
+        t.until(lambda: not made._shared.awaited and not made._shared.submitted)
         assert not len(made._leases)
     t.until(t.is_idle)
     t.until(lambda: not [x for x in set(threading.enumerate()) - before if x.name.startswith("egs-") or not x.daemon])
