@@ -24,7 +24,10 @@ class Endings:
         """The task's reference has a value or an error, for good."""
         job = self._shared.submitted.pop(submission, None)
         self._submissions.loaded(submission)
-        if job is None or job.succeeded or self._shared.broken:
+        if job is None or job.succeeded:
+            return
+        if self._shared.broken:  # its last messages may come after its result, and then find nobody
+            self._phases.give_back(job)
             return
         error = _error_of(job.ref)
         if error is None:

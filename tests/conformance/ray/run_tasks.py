@@ -26,7 +26,8 @@ def until(condition: Callable[[], Any], what: str = "", limit_s: float = LIMIT_S
     """Wait for a condition and return it; AssertionError when it does not come true in time."""
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"not in {limit_s:g} s: {what or condition}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in {limit_s:g} s: {what or condition}; free: {ray.available_resources()}")
         time.sleep(0.01)
     return found
 

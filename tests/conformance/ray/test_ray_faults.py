@@ -244,7 +244,8 @@ def test_no_session_can_be_made(monkeypatch: pytest.MonkeyPatch, capsys: Capture
     assert len(warnings_in(capsys)) == 1
 
 
-def test_session_is_closed_under_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last_words", ["heard", "after the result"])
+def test_session_is_closed_under_a_run(tmp_path: Path, last_words: str) -> None:
     """Closing hands unfinished runs to Ray: what runs keeps its GPU to the end, what waits is submitted."""
     folder = str(tmp_path)
     with t.session(tmp_path) as session:
@@ -254,6 +255,8 @@ def test_session_is_closed_under_a_run(tmp_path: Path) -> None:
         t.until((tmp_path / "a.fit.runs").exists)
         t.until(lambda: t.free("GPU") == 1)
     assert t.free("GPU") == 1
+    if last_words != "heard":
+        session._workers.take_message = lambda *_: None  # type: ignore[method-assign]
     t.signal_to(folder, "a.fit.end")
     t.signal_to(folder, "a.write.end")
     seen, span = made.get(t.LIMIT_S)
