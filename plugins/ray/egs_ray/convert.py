@@ -32,7 +32,7 @@ from egs_core.hints import OnGpu, TaskHints, hints_of, phase_kinds, phase_steps,
 from egs_ray import compat
 from egs_ray.payload import Given, Payload, Produced, fill, graph_input, rebuild, submit
 
-PRIOR_WARMUP_S = 5.0  # a process and its imports; being early costs memory, being late GPU time
+PRIOR_WARMUP_S = 2.0
 """What starting a process and importing takes before anything was measured; see the first predictor's priors."""
 
 
