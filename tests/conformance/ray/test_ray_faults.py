@@ -256,7 +256,7 @@ def test_session_is_closed_under_a_run(tmp_path: Path, last_words: str) -> None:
         t.until(lambda: t.free("GPU") == 1)
     assert t.free("GPU") == 1
     if last_words != "heard":
-        session._workers.take_message = lambda *_: None  # type: ignore[method-assign]
+        session._workers.take_message = lambda *_: None
     t.signal_to(folder, "a.fit.end")
     t.signal_to(folder, "a.write.end")
     seen, span = made.get(t.LIMIT_S)
