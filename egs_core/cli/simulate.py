@@ -18,6 +18,7 @@ from egs_core.cli.beliefs import estimator_of
 from egs_core.engine import POLICIES
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
+from egs_core.queues import load_queues
 from egs_core.runlog.io import write_run
 from egs_core.runlog.metrics import RunMetrics, summarise
 from egs_core.runlog.records import Header
@@ -50,6 +51,7 @@ def simulate(
     max_wait: Annotated[
         float | None, typer.Option(help="Seconds after which a waiting task goes to the front.")
     ] = None,
+    queues: Annotated[Path | None, typer.Option(help="YAML file of queues and their quotas.")] = None,
     runlog: Annotated[Path | None, typer.Option(help="Write the run's log here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -63,6 +65,7 @@ def simulate(
         bandwidth_bytes_per_s=_positive("--bandwidth", bandwidth),
         failure_rate=_share("--failure-rate", failure_rate),
         default_max_wait_s=_positive("--max-wait", max_wait, zero=True),
+        queues=load_queues(queues) if queues else (),
     )
     shared.known_policy(policy, (ALL,))
     if policy == ALL and runlog is not None:

@@ -28,7 +28,7 @@ class Aborts:
         if event.scope == "workload" and number is not None and not self._state.workloads[number].aborted:
             self._do.close_workload(number)
         reason = f"aborted by {event.actor or 'operator'}" + (f": {event.reason}" if event.reason else "")
-        for task in self._targets(event):
+        for task in self._with_gangs(self._targets(event)):
             if not self._is_open(task):
                 continue
             if task in self._started:
@@ -51,6 +51,13 @@ class Aborts:
         numbers = state.workloads[state.workload_number(workload)].numbers
         return sorted((t for t in numbers if not stage or state.options_of(t).stage == stage), reverse=True)
 
+    def _with_gangs(self, tasks: list[int]) -> list[int]:
+        """A gang ends as a whole."""
+        state = self._state
+        gangs = {state.gang_of[t] for t in tasks if t in state.gang_of} if state.gang_of else set()
+        members = {member for gang in gangs for member in state.gangs[gang].members}
+        return sorted(members.union(tasks), reverse=True) if members else tasks
+
     def _is_open(self, task: int) -> bool:
         """Not ended in any way, and no stop under way."""
         return task not in self._state.stopping and self._state.status[self._state.cursor[task]] not in ENDED
@@ -69,6 +76,19 @@ class Aborts:
         self._queue.remove(self._state.cursor[task])
         self._do.fail(task)
         self._abort_descendants(task)
+        self._end_gang(task)
+
+    def _end_gang(self, task: int) -> None:
+        """A member will never run, or has failed for good: the others can never start together with it again."""
+        gang = self._state.gang_of.get(task)
+        for member in self._state.gangs[gang].members if gang is not None else ():
+            if not self._is_open(member):
+                continue
+            if member in self._started:
+                self._stop(member, f"its gang has lost {self._state.task_ids[task]}")
+            else:
+                self._drop(member)
+                self._abort_descendants(member)
 
     def skip(self, task: int) -> list[int]:
         """A branch not taken; returns the phases that become free to run. Nothing for one that has started."""
@@ -92,11 +112,14 @@ class Aborts:
 
     def _drop_all(self, tasks: Iterable[int]) -> None:
         for task in tasks:
-            self._drop(task)
+            if self._is_open(task):  # it may have been dropped with its gang
+                self._drop(task)
 
     def _drop(self, task: int) -> None:
         self._leave(task)
         self._do.abort(task)
+        if self._state.gang_of:
+            self._end_gang(task)
 
     def _leave(self, task: int) -> None:
         """A task that has not started gives up its place and its process."""

@@ -9,6 +9,7 @@ from egs_core.graph.columns import Shape
 
 UNTRACKED = -1
 WHOLE_DEVICE = 1000
+NOT_STARTED = -1.0
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -127,7 +128,22 @@ class Workload(msgspec.Struct):
     open_tasks: int = 0
     failed: bool = False
     aborted: bool = False
+    lost_s: float = 0.0  # work of phases that had to start again, beyond their last checkpoint
     numbers: list[int] = []  # task index within the workload -> engine's task number
+
+
+class Gang(msgspec.Struct):
+    """Tasks of one workload that start each of their phases together; `members` grows with the workload."""
+
+    name: str
+    members: list[int] = []
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What is kept for a phase, or for the gang that it leads: (phase, node) for each, from `at` on, in seconds."""
+
+    at: float
+    places: tuple[tuple[int, int], ...]
 
 
 def lease_of(decision: int, node: int, shape: Shape, devices: tuple[int, ...]) -> Lease:

@@ -29,12 +29,15 @@ from egs_core.engine.lifecycle import (
     PENDING,
     PREEMPTED,
     READY,
+    RUNNING,
     SUCCEEDED,
 )
 from egs_core.engine.policy import make_policy
+from egs_core.engine.preemption import PRIORITY, select_victims
 from egs_core.engine.processes import Processes
 from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.recording import Transition
+from egs_core.engine.reservation import find_reservation, select_gang_after
 from egs_core.engine.state import STATE_VERSION, State
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0
@@ -42,13 +45,19 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0
 
 class EngineConfig(msgspec.Struct, frozen=True):
     """policy: a name of `POLICIES`; preload: whether to plan preloads; default_max_wait_s: `max_wait` of tasks that
-    state none (None: they never go forward by age); seed: of the random policy; record: keep transitions."""
+    state none (None: they never go forward by age); seed: of the random policy; record: keep transitions.
+
+    preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
+    run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway."""
 
     policy: str = "egs"
     preload: bool = True
     default_max_wait_s: float | None = None
     seed: int = 0
     record: bool = False
+    preempt: bool = False
+    grace_s: float = 30.0
+    min_gain_s: float = 60.0
 
 
 class Engine:
@@ -60,10 +69,11 @@ class Engine:
         self.state = state or State()
         self._issuer = Issuer(self.state, self.config.record)
         self._do = self._issuer.do
-        self._queue = ReadyQueue(self.state, self.policy, self.config.default_max_wait_s)
+        self._queue = ReadyQueue(self.state, self.policy, self.config.default_max_wait_s, self.config.preempt)
         self._processes = Processes(self._issuer, self._queue, self.config.preload)
         self._started: set[int] = set()  # tasks whose first phase has been granted and that have not ended
         self._granting = Granting(self._issuer, self._queue, self._processes, self._started)
+        self._preempts = self.config.preempt
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._started)
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
             m.PhaseEnded: self._on_ended,
@@ -73,11 +83,13 @@ class Engine:
             m.DecisionLost: self._on_lost,
             m.NodeAdded: self._on_node,
             m.NodeLost: self._on_node_lost,
+            m.QueuesChanged: self._on_queues,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
             m.BranchSkipped: self._on_skipped,
             m.Estimates: self._on_estimates,
             m.TaskFinished: self._on_finished,
+            m.Checkpointed: self._on_checkpoint,
             m.PreloadReady: self._on_preload_ready,
             m.PreloadFailed: self._on_preload_failed,
             m.AbortRequested: self._on_abort,
@@ -105,6 +117,8 @@ class Engine:
             self._queue.age(now)
         if self._queue.is_dirty:
             self._granting.run()
+            if self._preempts:
+                self._preempt(now)
         if self._processes.has_keys and self.config.preload:
             while self._processes.plan(now, self._started):
                 self._granting.run()
@@ -123,8 +137,7 @@ class Engine:
 
     def explain(self, task: int) -> m.Reason:
         """Why the task is where it is, with the numbers that decide it."""
-        phase = self.state.cursor[task]
-        return explain(self.state, task, self._queue.ahead_of(phase), task in self._processes.cold_wait)
+        return explain(self.state, task, self._queue, task in self._processes.cold_wait)
 
     def snapshot(self) -> bytes:
         """The whole state, versioned."""
@@ -142,7 +155,8 @@ class Engine:
     def validate_state(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         validate_state(self.state)
-        queued, cold = set(self._queue.keys), {self.state.cursor[t] for t in self._processes.cold_wait}
+        gathered = {p for phases in self._queue.arrived.values() for p in phases}
+        queued, cold = set(self._queue.keys) | gathered, {self.state.cursor[t] for t in self._processes.cold_wait}
         ready = {p for p, status in enumerate(self.state.status) if status == READY}
         assert not queued & cold, f"both queued and waiting for a process: {sorted(queued & cold)}"
         assert queued | cold == ready, f"queued or cold {sorted(queued | cold)}, ready {sorted(ready)}"
@@ -166,14 +180,18 @@ class Engine:
                 self._lost_between(task, now)
             return
         self._freed()
+        is_last = phase + 1 == state.first_phase[task + 1]
+        if task in state.recalled and not (status == SUCCEEDED and is_last):
+            status = PREEMPTED
         freed = self._do.end(phase, status)
         if status != SUCCEEDED:
             self._after_failure(task, status, now)
         elif task in state.stopping:
             self._aborts.finish(task)
         else:
-            if phase + 1 == state.first_phase[task + 1]:
+            if is_last:
                 self._started.discard(task)
+                self._regather(task)
             for p in freed:
                 self._make_ready(p, now)
 
@@ -183,7 +201,9 @@ class Engine:
             self._freed()
             self._queue.remove(self.state.cursor[task])
             self._started.discard(task)
-            for phase in self._do.finish(task):
+            freed = self._do.finish(task)
+            self._regather(task)
+            for phase in freed:
                 self._make_ready(phase, now)
 
     def _after_failure(self, task: int, status: int, now: float) -> None:
@@ -192,6 +212,7 @@ class Engine:
         retry = status == PREEMPTED or (status == FAILED and state.attempt[task] <= state.options_of(task).retries)
         if retry and task not in state.stopping:
             self._requeue(task, now)
+            self._recall_gang(task, now)
         else:
             self._aborts.finish(task)
 
@@ -201,6 +222,63 @@ class Engine:
             self._freed()
             self._queue.remove(self.state.cursor[task])
             self._requeue(task, now)
+            self._recall_gang(task, now)
+
+    def _recall_gang(self, task: int, now: float) -> None:
+        """A member of a gang starts again: the others that have started do so too, once they have stopped."""
+        state = self.state
+        gang = state.gang_of.get(task) if state.gang_of else None
+        for member in state.gangs[gang].members if gang is not None else ():
+            phase = state.cursor[member]
+            if member == task or member not in self._started or member in state.recalled or member in state.stopping:
+                continue
+            reason = f"its gang starts again: {state.task_ids[task]} was lost"
+            if state.status[phase] in HOLDS_LEASE:
+                self._recall(member, reason, 0.0)
+            else:
+                self._restart(member, now, reason)
+
+    def _recall(self, task: int, reason: str, grace_s: float) -> None:
+        """Stop a running task, to start it again."""
+        state = self.state
+        phase, attempt = state.cursor[task], state.attempt[task]
+        self._issuer.decide(m.Stop(state.next_decision, phase, task, attempt, reason, True, grace_s))
+        self._do.recall(task)
+
+    def _preempt(self, now: float) -> None:
+        """Make room for those that have a right to it; what is freed is kept for them."""
+        state = self.state
+        for phase, phases, number in self._granting.blocked:
+            kept = state.reservations.get(phase)
+            if kept is not None and kept.at <= now + self.config.min_gain_s:
+                continue  # it starts soon, or what it waits for is being stopped
+            found = select_victims(state, phases, number)
+            if found is None:
+                continue
+            kind, victims = found
+            soon = find_reservation(state, phases, now)
+            if soon is not None and soon[0] <= now + self.config.min_gain_s and kind == PRIORITY:
+                continue
+            ended = [state.cursor[t] for t in victims if state.cursor[t] in state.leases]
+            places = select_gang_after(state, phases, ended)
+            name = state.task_ids[state.task_of[phase]]
+            for task in victims:
+                self._recall(task, f"preempted for {name}: {kind}", self.config.grace_s)
+            if places is not None:
+                self._do.reserve(phase, now, tuple((p, node) for p, (node, _) in zip(phases, places, strict=True)))
+
+    def _restart(self, task: int, now: float, reason: str) -> None:
+        """A started task that runs nothing now: end its process, and start it again from its first phase."""
+        state, phase = self.state, self.state.cursor[task]
+        self._issuer.decide(m.Stop(state.next_decision, phase, task, state.attempt[task], reason, True))
+        self._freed()
+        self._queue.remove(phase)
+        self._requeue(task, now)
+
+    def _regather(self, task: int) -> None:
+        """A task that has ended holds up its gang no more."""
+        if task in self.state.gang_of:
+            self._queue.regather(self.state.gang_of[task])
 
     def _requeue(self, task: int, now: float) -> None:
         self._started.discard(task)
@@ -210,6 +288,12 @@ class Engine:
         phase = event.phase
         if self._is_current(phase, event.attempt) and self.state.status[phase] == GRANTED:
             self._do.start(phase, now)  # plans no preloads: a late start only makes them due later
+
+    def _on_checkpoint(self, event: m.Checkpointed, now: float) -> None:
+        state, task = self.state, event.task
+        is_known = 0 <= task < len(state.cursor) and self._is_current(state.cursor[task], event.attempt)
+        if is_known and state.status[state.cursor[task]] == RUNNING:
+            self._do.checkpointed(task, now)
 
     # --- events: answers to decisions ---
 
@@ -223,12 +307,18 @@ class Engine:
             return
         self._freed()
         task = self.state.task_of[phase]
+        if task in self.state.gang_of and not self.state.is_first_phase(phase) and task not in self.state.stopping:
+            self._restart(task, now, "a later phase of its gang was refused")
+            self._recall_gang(task, now)
+            return
         wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(self.state.rejections.get(phase, 0), 10))
         self._do.hold(phase, now + wait)
         if task in self.state.stopping:
             self._aborts.finish(task)
-        elif self.state.is_first_phase(phase):
-            self._started.discard(task)
+        else:
+            if self.state.is_first_phase(phase):
+                self._started.discard(task)
+            self._recall_gang(task, now)
 
     def _on_lost(self, event: m.DecisionLost, now: float) -> None:
         phase = self._open_grant(event.decision)
@@ -241,6 +331,7 @@ class Engine:
             self._aborts.finish(task)
         else:
             self._requeue(task, now)
+            self._recall_gang(task, now)
 
     def _open_grant(self, decision: int) -> int | None:
         """The phase of an open grant; an open preload has then failed."""
@@ -260,6 +351,7 @@ class Engine:
 
     def _on_node(self, event: m.NodeAdded, _now: float) -> None:
         self._do.absorb_node(event)
+        self._queue.capacity_changed()
         self._freed()
         self._processes.review()
 
@@ -276,8 +368,16 @@ class Engine:
                 self._aborts.finish(task)
             else:
                 self._requeue(task, now)
+                self._recall_gang(task, now)
+        self._queue.capacity_changed()
         self._processes.lose_node(number)
         self._processes.review()
+        self._freed()
+
+    def _on_queues(self, event: m.QueuesChanged, _now: float) -> None:
+        self._do.absorb_queues(event)
+        for phase in self._queue.take_all():
+            self._queue.add(phase)
         self._freed()
 
     # --- events: work ---
@@ -301,7 +401,10 @@ class Engine:
         self._reorder(changed)
 
     def _on_skipped(self, event: m.BranchSkipped, now: float) -> None:
-        for phase in self._aborts.skip(event.task):
+        freed = self._aborts.skip(event.task)
+        if 0 <= event.task < len(self.state.task_ids):
+            self._regather(event.task)
+        for phase in freed:
             self._make_ready(phase, now)
 
     def _on_estimates(self, event: m.Estimates, _now: float) -> None:

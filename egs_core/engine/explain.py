@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from egs_core.engine import quota
 from egs_core.engine.capacity import WHOLE_DEVICE, Node
+from egs_core.engine.gangs import index_of, missing_members
 from egs_core.engine.lifecycle import GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.messages import Reason
 from egs_core.engine.placement import fits_ever, fits_task, has_process, lacking, possible_nodes
+from egs_core.engine.queue import ReadyQueue
+from egs_core.engine.reservation import can_ever_start
 from egs_core.engine.state import State
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
 
 
-def explain(state: State, task: int, ahead: Sequence[int], waits_for_process: bool) -> Reason:
-    """The reason for `task`. ahead: the phases queued before its current one, first first; waits_for_process: it is
-    kept out of the queue until its process is warm."""
+def explain(state: State, task: int, queue: ReadyQueue, waits_for_process: bool) -> Reason:
+    """The reason for `task`. waits_for_process: it is kept out of the queue until its process is warm."""
     phase = state.cursor[task]
     status = state.status[phase]
     name, label = state.task_ids[task], STATUS_NAMES[status]
@@ -27,7 +30,7 @@ def explain(state: State, task: int, ahead: Sequence[int], waits_for_process: bo
     if status == READY and waits_for_process:
         return _cold(state, task, name)
     if status == READY:
-        return _ready(state, task, name, ahead)
+        return _gang(state, task, queue) or _quota(state, task, queue) or _ready(state, task, name, queue)
     if status == HELD:
         tries, until = state.rejections[phase], state.retry_at[phase]
         return Reason(name, label, "rejected", f"its start was refused {_times(tries)}; next try at {until:.3f} s")
@@ -55,8 +58,58 @@ def _cold(state: State, task: int, name: str) -> Reason:
     return Reason(name, "ready", "warming", f"{how}; no GPU is held for that")
 
 
-def _ready(state: State, task: int, name: str, ahead: Sequence[int]) -> Reason:
+def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
+    """What keeps a gang from starting together; None for a task without one, or when that is not the reason."""
+    gang = state.gang_of.get(task)
+    if gang is None:
+        return None
+    phase, name, called = state.cursor[task], state.task_ids[task], state.gangs[gang].name
+    missing = missing_members(state, gang, index_of(state, phase), queue.arrived.get(gang, ()))
+    if missing:
+        names = tuple(state.task_ids[t] for t in missing[:SHOWN])
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        text = f"starts together with its gang {called}, which still waits for {', '.join(names)}{more}"
+        return Reason(name, "ready", "gang", text, names)
+    phases = queue.members(queue.leader_of(phase))
+    if not can_ever_start(state, phases):
+        wanted = _describe(_sum([state.shapes[state.shape[p]] for p in phases]))
+        text = (
+            f"the {len(phases)} phases of its gang {called} need {wanted} at once; the nodes never have room for that"
+        )
+        return Reason(name, "ready", "infeasible", text)
+    return None
+
+
+def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
+    """Whose quota it is that does not allow the phase, and the numbers; None when quotas are not the reason."""
+    number = state.queue_of(task)
+    wanted = quota.total(queue.shapes(queue.leader_of(state.cursor[task])))
+    never = quota.never_fits(state.queues, number, wanted)
+    blocked = never or quota.blocked_by(state.queues, number, wanted)
+    if blocked is None:
+        return None
+    spec = state.queues[number].spec
+    limit = f"its nominal quota is {_amount(blocked.kind, blocked.nominal)}"
+    if len(state.queues[number].cohort) > 1:
+        more = _amount(blocked.kind, max(blocked.available, 0))
+        limit += f", and {more} more may be used now with what {spec.cohort!r} lends"
+    used = "" if never else f" and it uses {_amount(blocked.kind, blocked.used)}"
+    text = f"needs {_amount(blocked.kind, blocked.wanted)}: queue {spec.name!r} has no quota for that, {limit}{used}"
+    return Reason(state.task_ids[task], "ready", "infeasible" if never else "quota", text)
+
+
+def _amount(kind: str, amount: int) -> str:
+    return f"{amount / GIB:g} GiB" if kind == "memory" else f"{amount / 1000:g} {kind.upper().replace('S', 's')}"
+
+
+def _sum(shapes: Sequence[Shape]) -> Shape:
+    cpu_milli, gpu_milli, memory_bytes = quota.total(shapes)
+    return Shape(cpu_milli, gpu_milli, memory_bytes)
+
+
+def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
     phase = state.cursor[task]
+    ahead = queue.ahead_of(phase)
     shape = state.shapes[state.shape[phase]]
     fitting = [i for i in possible_nodes(state, phase) if fits_ever(state.nodes[i], shape)]
     if not fitting:
@@ -68,11 +121,26 @@ def _ready(state: State, task: int, name: str, ahead: Sequence[int]) -> Reason:
     room = [i for i in fitting if not lacking(state.nodes[i], shape)]
     missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
-    queue = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
+    in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     kind = "capacity" if not room else "reservation"
+    if kept := _kept_for(state, phase, room):
+        missing = kept
     if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
         kind, missing = "process_slots", "room is there, but every process slot is taken by a task at work"
-    return Reason(name, "ready", kind, f"needs {_describe(shape)}: {missing}{queue}", names)
+    return Reason(name, "ready", kind, f"needs {_describe(shape)}: {missing}{in_line}", names)
+
+
+def _kept_for(state: State, phase: int, room: Sequence[int]) -> str:
+    """For whom the room is kept, and from when on."""
+    for owner, kept in state.reservations.items():
+        nodes = {n for _, n in kept.places}
+        if owner != phase and not nodes.isdisjoint(room):
+            task = state.task_of[owner]
+            who = f"gang {state.gangs[state.gang_of[task]].name}" if task in state.gang_of else state.task_ids[task]
+            where = ", ".join(state.nodes[n].name for n in sorted(nodes)[:SHOWN])
+            kept_for = f"kept for {who} on {where} from {kept.at:.3f} s on"
+            return f"room is there, but {kept_for}, and it would not have ended by then"
+    return ""
 
 
 def _describe(shape: Shape) -> str:
@@ -90,7 +158,7 @@ def _describe(shape: Shape) -> str:
 
 def _missing(node: Node, shape: Shape) -> str:
     free = {
-        "": "room, but an overdue task waits for it",
+        "": "room",
         "cpus": f"{node.free_cpu / 1000:g} of {node.cpu_milli / 1000:g} CPUs free",
         "memory": f"{node.free_memory / GIB:g} of {node.memory_bytes / GIB:g} GiB free",
         "gpus": f"{sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])} of {node.gpus} GPUs wholly free",

@@ -1,12 +1,17 @@
-"""Giving out what fits, in order: the first that fits nowhere is passed over (backfill), unless it is overdue."""
+"""Giving out what fits, in order. What does not fit is passed over (backfill); a gang and an overdue phase reserve."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from egs_core.engine import messages as m
+from egs_core.engine import quota
 from egs_core.engine.issuer import Issuer
+from egs_core.engine.lifecycle import READY
 from egs_core.engine.placement import Place, select_place
 from egs_core.engine.processes import Processes
-from egs_core.engine.queue import PROCESS, ClassId, ReadyQueue
+from egs_core.engine.queue import GANG, PROCESS, ClassId, ReadyQueue
+from egs_core.engine.reservation import MOST_RESERVATIONS, find_reservation, keeps_reservations, select_gang
 
 
 class Granting:
@@ -19,25 +24,72 @@ class Granting:
         self._queue = queue
         self._processes = processes
         self._started = started
+        self.blocked: list[tuple[int, tuple[int, ...], int]] = []  # first of each class that found no place: see `run`
 
     def run(self) -> None:
-        """Grant until nothing fits. What an overdue phase waits for is reserved: nobody behind it may take it."""
+        """Grant until nothing fits within quotas, devices and what is reserved."""
         queue, state = self._queue, self._state
         queue.is_dirty = False
-        reserved_by: list[int] = []
+        self._drop_reservations()
+        self.blocked = []
         passed: set[ClassId] = set()
         while (found := queue.front(passed)) is not None:
             key, phase, class_id = found
-            place = select_place(state, phase, reserved_by)
-            if place is not None:
+            phases = queue.members(phase)
+            is_within = not state.queues or self._is_within_quota(phases, class_id[3])
+            places = self._places(phases, class_id) if is_within else None
+            if places is not None:
                 queue.take(class_id)
-                self._grant(phase, place, queue.deciding_term(key))
+                reason = queue.deciding_term(key, class_id)
+                for member, place in zip(phases, places, strict=True):
+                    self._grant(member, place, reason)
                 continue
             passed.add(class_id)
-            if queue.is_overdue(key):
-                reserved_by.append(phase)
-            elif not reserved_by and PROCESS not in class_id[2]:
+            self.blocked.append((phase, tuple(phases), class_id[3]))
+            is_gang = class_id[2][:1] == (GANG,)
+            if is_within and (is_gang or queue.is_overdue(key)):
+                self._reserve(phase, phases)
+            elif PROCESS not in class_id[2]:
                 queue.full.add(class_id)
+
+    def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
+        state = self._state
+        wanted = quota.total([state.shapes[state.shape[p]] for p in phases])
+        return quota.blocked_by(state.queues, number, wanted) is None
+
+    def _places(self, phases: Sequence[int], class_id: ClassId) -> Sequence[Place] | None:
+        """A place for each, without delaying what is reserved for others."""
+        state = self._state
+        if class_id[2][:1] == (GANG,):
+            places = select_gang(state, phases)
+            keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
+            return places if keeps else None
+
+        def may_take(place: Place) -> bool:
+            return keeps_reservations(state, phases, (place,), state.now)
+
+        place = select_place(state, phases[0], may_take if state.reservations else None)
+        return None if place is None else (place,)
+
+    def _reserve(self, owner: int, phases: Sequence[int]) -> None:
+        """Keep the earliest place that the phases can have; once made, it is firm."""
+        state = self._state
+        if owner in state.reservations or len(state.reservations) >= MOST_RESERVATIONS:
+            return
+        found = find_reservation(state, phases, state.now)
+        if found is not None:
+            self._do.reserve(owner, *found)
+
+    def _drop_reservations(self) -> None:
+        """Of phases that do not wait any more, or whose gang is not whole any more."""
+        state = self._state
+        for owner in list(state.reservations):
+            kept = state.reservations[owner]
+            waits = owner in self._queue.keys and state.status[owner] == READY
+            is_there = all(state.nodes[node].alive for _, node in kept.places)
+            if not waits or not is_there or tuple(p for p, _ in kept.places) != self._queue.members(owner):
+                self._do.unreserve(owner)
+                self._queue.full.clear()
 
     def _grant(self, phase: int, place: Place, reason: str) -> None:
         state = self._state

@@ -6,7 +6,9 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from egs_core.engine.lifecycle import COLD, PENDING
+from egs_core.engine.capacity import NOT_STARTED, Gang
+from egs_core.engine.lifecycle import COLD, HELD, PENDING, READY
+from egs_core.graph.analysis import find_gang_cycle
 from egs_core.graph.columns import Graph, Shape
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ def append_block(state: State, number: int, graph: Graph) -> list[int]:
     workload = state.workloads[number]
     known, start = len(workload.numbers), len(state.task_ids)
     order = block_order(graph, known)
+    if find_gang_cycle(graph, known):
+        raise ValueError("the block has a gang whose tasks depend on each other")
     numbers = workload.numbers + [0] * len(order)
     for offset, local in enumerate(order):
         numbers[known + local] = start + offset
@@ -28,6 +32,12 @@ def append_block(state: State, number: int, graph: Graph) -> list[int]:
     _append_tasks(state, graph, order, number)
     _append_phases(state, graph, order, start)
     outside = _append_edges(state, graph, order, numbers, start)
+    joined: dict[str, list[int]] = {}
+    for local, options in graph.options.items():
+        if options.gang:
+            joined.setdefault(f"{number}/{options.gang}", []).append(numbers[known + local])
+    for key, tasks in joined.items():
+        _join_gang(state, key, sorted(tasks))
     for task in range(len(state.task_ids) - 1, start - 1, -1):
         _rank_task(state, task)
     return refresh_ranks(state, outside)
@@ -74,6 +84,38 @@ def _append_tasks(state: State, graph: Graph, order: Sequence[int], workload: in
         state.options.update((start + k, graph.options[i]) for k, i in enumerate(order) if i in graph.options)
 
 
+def _join_gang(state: State, key: str, tasks: Sequence[int]) -> None:
+    number = state.gang_numbers.setdefault(key, len(state.gangs))
+    if number == len(state.gangs):
+        state.gangs.append(Gang(key.partition("/")[2]))
+    members = state.gangs[number].members
+    if any(_has_started(state, member) for member in members) or _depend_on(state, tasks, set(members)):
+        return
+    state.gangs[number].members += tasks
+    state.gang_of.update((task, number) for task in tasks)
+
+
+def _depend_on(state: State, tasks: Sequence[int], members: set[int]) -> bool:
+    """Whether a task waits, directly or not, for one of the members: it could never start together with it."""
+    pending, seen = list(tasks) if members else [], set[int]()
+    while pending:
+        for parent in state.parents[pending.pop()]:
+            if parent in members:
+                return True
+            if parent not in seen:
+                seen.add(parent)
+                pending.append(parent)
+    return False
+
+
+def _has_started(state: State, task: int) -> bool:
+    return state.cursor[task] != state.first_phase[task] or state.status[state.cursor[task]] not in (
+        PENDING,
+        READY,
+        HELD,
+    )
+
+
 def _append_phases(state: State, graph: Graph, order: Sequence[int], start: int) -> None:
     shape_of = [_shape_number(state, shape) for shape in graph.shapes]
     offsets, end = graph.phase_offsets, state.first_phase[-1]
@@ -92,7 +134,8 @@ def _append_phases(state: State, graph: Graph, order: Sequence[int], start: int)
     state.estimate_p95_s += seconds
     state.status += [PENDING] * len(phases)
     state.order += [0] * len(phases)
-    for column in (state.rank_s, state.ready_at, state.started_at):
+    state.started_at += [NOT_STARTED] * len(phases)
+    for column in (state.rank_s, state.ready_at):
         column.extend([0.0] * len(phases))
 
 

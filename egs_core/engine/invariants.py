@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from egs_core.engine import quota
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE
-from egs_core.engine.lifecycle import COLD, ENDED, HELD, HOLDS_LEASE, READY, SKIPPED, SUCCEEDED, WARMING
+from egs_core.engine.lifecycle import COLD, ENDED, HELD, HOLDS_LEASE, PENDING, READY, SKIPPED, SUCCEEDED, WARMING
 from egs_core.engine.state import State
 
 
@@ -13,6 +14,8 @@ def validate_state(state: State) -> None:
     _check_resources(state)
     _check_processes(state)
     _check_tasks(state)
+    _check_quotas(state)
+    _check_gangs(state)
 
 
 def _check_leases(state: State) -> None:
@@ -61,6 +64,36 @@ def _check_processes(state: State) -> None:
     for task in state.parked:
         assert state.warmth[task] != COLD, f"task {task} has a process kept for it but is cold"
         assert state.status[state.cursor[task]] not in HOLDS_LEASE, f"task {task} runs but its process is parked"
+
+
+def _check_quotas(state: State) -> None:
+    """Usage is what the leases hold, and no cohort uses more than its queues' nominal quotas together."""
+    used = [[0, 0, 0] for _ in state.queues]
+    for phase in state.leases:
+        number = state.queue_of(state.task_of[phase])
+        if number != quota.NO_QUEUE:
+            amounts = quota.amounts_of(state.shapes[state.shape[phase]])
+            used[number] = [a + b for a, b in zip(used[number], amounts, strict=True)]
+    for number, queue in enumerate(state.queues):
+        assert queue.used == used[number], f"queue {queue.spec.name}: counted {queue.used}, leases hold {used[number]}"
+
+
+def _check_gangs(state: State) -> None:
+    """A gang starts whole: while a member's phase runs, no other member has yet to start the same one of its phases,
+    but while all of them are about to start again."""
+    for gang in state.gangs:
+        if any(t in state.recalled or t in state.stopping for t in gang.members):
+            continue
+        at = {t: state.cursor[t] - state.first_phase[t] for t in gang.members}
+        runs = [at[t] for t in gang.members if state.status[state.cursor[t]] in HOLDS_LEASE]
+        for task in gang.members:
+            waits = state.status[state.cursor[task]] in (PENDING, READY, HELD)
+            has_it = max(runs, default=-1) < len(state.phases_of(task))
+            assert not (waits and has_it and at[task] <= max(runs, default=-1)), f"gang {gang.name} runs without {task}"
+    for task in state.recalled:
+        assert state.status[state.cursor[task]] in HOLDS_LEASE, f"task {task} is recalled and holds nothing"
+    for owner, kept in state.reservations.items():
+        assert kept.places, f"phase {owner} has reserved nothing"
 
 
 def _check_tasks(state: State) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.engine.quota import QueueSpec
 from egs_core.graph.columns import Graph
 
 
@@ -36,6 +37,12 @@ class NodeLost(Event, frozen=True, tag="node_lost"):
     """A node is gone, with everything that ran on it: its phases are requeued."""
 
     node: str
+
+
+class QueuesChanged(Event, frozen=True, tag="queues"):
+    """The queues as now configured, all of them. Work in a queue that is not listed has no quota and no limit."""
+
+    queues: tuple[QueueSpec, ...]
 
 
 class WorkloadSubmitted(Event, frozen=True, tag="workload"):
@@ -110,6 +117,13 @@ class TaskFinished(Event, frozen=True, tag="finished"):
     attempt: int
 
 
+class Checkpointed(Event, frozen=True, tag="checkpoint"):
+    """The running phase has saved what it has done: stopping the task loses only what comes after."""
+
+    task: int
+    attempt: int
+
+
 class PreloadReady(Event, frozen=True, tag="warm"):
     """The process for this task is warm and waits. decision: the Preload that it answers; 0: the latest one."""
 
@@ -140,6 +154,7 @@ class Tick(Event, frozen=True, tag="tick"):
 AnyEvent = (
     NodeAdded
     | NodeLost
+    | QueuesChanged
     | WorkloadSubmitted
     | TasksAdded
     | BranchSkipped
@@ -150,6 +165,7 @@ AnyEvent = (
     | PhaseStarted
     | PhaseEnded
     | TaskFinished
+    | Checkpointed
     | PreloadReady
     | PreloadFailed
     | AbortRequested
@@ -194,12 +210,15 @@ class DropPreload(Decision, frozen=True, tag="drop_preload"):
 
 
 class Stop(Decision, frozen=True, tag="stop"):
-    """End this running phase (abort; later also preemption and limits); answered by its PhaseEnded."""
+    """End this running phase; answered by its PhaseEnded. requeue: it is to start again (preemption, or its gang does);
+    grace_s: how long it may take to save a checkpoint."""
 
     phase: int
     task: int
     attempt: int
     reason: str = ""
+    requeue: bool = False
+    grace_s: float = 0.0
 
 
 AnyDecision = Grant | Preload | DropPreload | Stop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.lifecycle import READY
@@ -60,8 +60,8 @@ def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
     return tuple(usable[:wanted]) if len(usable) >= wanted else None
 
 
-def select_place(state: State, phase: int, reserved_by: Sequence[int] = ()) -> Place | None:
-    """Node and devices for the phase now, or None. reserved_by: overdue phases that must not lose what they wait for.
+def select_place(state: State, phase: int, may_take: Callable[[Place], bool] | None = None) -> Place | None:
+    """Node and devices for the phase now, or None. may_take: asked for each place where it fits.
 
     Where its warm process waits, or one is idle; then nodes without GPUs for CPU phases, then the node with the least
     free that still fits (best fit), then the first.
@@ -74,15 +74,17 @@ def select_place(state: State, phase: int, reserved_by: Sequence[int] = ()) -> P
         node = state.nodes[number]
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
-        if reserved_by and not _leaves_room(state, number, shape, reserved_by):
+        if may_take is not None and not may_take((number, _devices_for(node, shape))):
             continue
         fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
         score = (-warmth_on(state, task, number), fullness, node.free_cpu, number)
         if best_score is None or score < best_score:
             best, best_score = number, score
-    if best is None:
-        return None
-    return best, (select_devices(state.nodes[best], shape) or ()) if shape.gpu_milli else ()
+    return None if best is None else (best, _devices_for(state.nodes[best], shape))
+
+
+def _devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
+    return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
 
 
 def possible_nodes(state: State, phase: int) -> Iterable[int]:
@@ -131,36 +133,3 @@ def ready_parked(state: State, number: int) -> int:
     if not state.nodes[number].parked:
         return 0
     return sum(state.home[t] == number and state.status[state.cursor[t]] == READY for t in state.parked)
-
-
-def _leaves_room(state: State, number: int, shape: Shape, reserved_by: Sequence[int]) -> bool:
-    """Whether overdue phases find no less of what they wait for on this node once the shape is taken.
-
-    free      |=============|            3 of 4 CPUs
-    reserved  |==================|       an overdue phase waits for all 4: nobody gets one
-    free      |=============|
-    reserved  |=======|                  another waits for 2 and a GPU: one CPU may still be taken
-    """
-    waiting = [state.shapes[state.shape[p]] for p in reserved_by if _waits_on(state, p, number)]
-    if not waiting:
-        return True
-    node = state.nodes[number]
-    if shape.cpu_milli and shape.cpu_milli + sum(s.cpu_milli for s in waiting) > node.free_cpu:
-        return False
-    memory = shape.memory_bytes + sum(s.memory_bytes for s in waiting)
-    if shape.memory_bytes and node.memory_bytes != UNTRACKED and memory > node.free_memory:
-        return False
-    wanted = sum(devices_of(s) for s in waiting)
-    if not shape.gpu_milli or not wanted:
-        return True
-    free = sum(device == WHOLE_DEVICE for device in node.devices[: node.gpus])
-    taken = sum(node.devices[i] == WHOLE_DEVICE for i in select_devices(node, shape) or ())
-    return free >= wanted and free - taken >= wanted
-
-
-def _waits_on(state: State, phase: int, number: int) -> bool:
-    """Whether an overdue phase could start on this node if only enough were free. Without a process for it the node
-    is no place for it, and keeping room there could keep out the very tasks that would free one."""
-    shape = state.shapes[state.shape[phase]]
-    node = state.nodes[number]
-    return number in possible_nodes(state, phase) and fits_ever(node, shape) and may_start_on(state, phase, number)

@@ -84,7 +84,7 @@ def upcoming(state: State, task_ends: dict[int, float], waiting: Iterable[int], 
                 ends[child] = start + _work_s(state, child)
                 following.append(child)
                 options = state.options.get(child)
-                if options is not None and options.warm_key and state.warmth[child] == COLD:
+                if options is not None and options.warm_key and not options.gang and state.warmth[child] == COLD:
                     found.append((start, child))
         level = following
         if len(found) >= MAX_CANDIDATES:

@@ -40,7 +40,7 @@ class Processes:
         """Queue a ready phase, unless its task first gets a warm process."""
         state = self._state
         task = state.task_of[phase]
-        if state.first_phase[task] == phase and state.warm_key_of(task):
+        if state.first_phase[task] == phase and state.warm_key_of(task) and task not in state.gang_of:
             if state.warmth[task] == COLD and task not in state.start_cold:
                 self._add_cold(task)
             if self.must_warm_first(task):

@@ -8,6 +8,10 @@ whole class is passed over and the first of another may start (backfill).
     first of several phases               (shape, ANY, shapes of all phases)      one node must offer them all
     with a warm key                       (shape, ANY or its process's node, shapes of all phases + (PROCESS,))
     later phase of a started task         (shape, its node, ())
+    phases of a gang, as one entry        (shape of the leader, ANY, (GANG, number of the gang))
+
+With queues configured a class has the number of its queue behind that, and queues come before what is in them: one that
+stays within its nominal quota before one that borrows, then the smaller fair share.
 
 A heap keeps outdated entries until they come up: only the entry whose key is the very object in `keys` counts.
 """
@@ -17,58 +21,134 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from egs_core.engine import quota
+from egs_core.engine.gangs import index_of, missing_members
 from egs_core.engine.policy import OVERDUE_TERM, Key, Policy
 from egs_core.engine.state import State
+from egs_core.graph.columns import Shape
 
-ClassId = tuple[int, int, tuple[int, ...]]
+ClassId = tuple[int, int, tuple[int, ...], int]
+Standing = tuple[bool, float]
 Entry = tuple[Key, int]
 ANY = -1
 PROCESS = -1
+GANG = -2
+SAME_STANDING: Standing = (False, 0.0)
+QUEUE_TERMS = ("nominal_quota", "fair_share")
 ONLY_CANDIDATE = "only_candidate"
 
 
 class ReadyQueue:
     """See the module. keys: phase -> key of its entry; full: classes that fit nowhere until something is freed."""
 
-    def __init__(self, state: State, policy: Policy, default_max_wait_s: float | None) -> None:
+    def __init__(self, state: State, policy: Policy, default_max_wait_s: float | None, preempts: bool = False) -> None:
         self.state = state
         self.policy = policy
         self.keys: dict[int, Key] = {}
         self.full: set[ClassId] = set()
+        self.preempts = preempts
         self.is_dirty = True  # something has changed that may let a phase start
         self._key_of = policy.key
         self._names = policy.term_names
         self._default_max_wait_s = default_max_wait_s
         self._heaps: dict[ClassId, list[Entry]] = {}
         self.deadlines: list[tuple[float, int, int]] = []  # heap of (time, phase, order) of phases that age
+        self._capacity: quota.Amounts | None = None
+        self.arrived: dict[int, set[int]] = {}  # gang -> ready phases of its members that wait for the others
+        self.leaders: dict[int, int] = {}  # gang -> the phase under which it is queued
 
     # --- in and out ---
 
     def add(self, phase: int) -> None:
-        """Queue a ready phase."""
+        """Queue a ready phase; one of a gang when it is there as a whole."""
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        if gang is None:
+            self._enter(phase)
+        else:
+            self.arrived.setdefault(gang, set()).add(phase)
+            self.regather(gang)
+
+    def _enter(self, phase: int) -> None:
         if self.policy.ages:
             self._set_deadline(phase)
-        self._push(phase, self._key_of(self.state, phase))
+        self._push(phase, self._place_of(phase))
+
+    def _place_of(self, phase: int) -> Key:
+        """The phase's key; for the leader of a gang the best of its members."""
+        return min(self._key_of(self.state, p) for p in self.members(phase))
 
     def remove(self, phase: int) -> bool:
         """Whether it was there."""
         self.is_dirty = True  # what it had reserved is open to others
-        return self.keys.pop(phase, None) is not None
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        if gang is None:
+            return self.keys.pop(phase, None) is not None
+        was_there = phase in self.arrived.get(gang, ())
+        self.arrived.get(gang, set()).discard(phase)
+        self.regather(gang)
+        return was_there
+
+    def take_all(self) -> list[int]:
+        """Empty the queue: every ready phase that was in it, lowest number first."""
+        phases = sorted(set(self.keys).union(*self.arrived.values()))
+        for container in (self.keys, self._heaps, self.arrived, self.leaders, self.deadlines, self.full):
+            container.clear()
+        return phases
+
+    # --- gangs ---
+
+    def regather(self, gang: int) -> None:
+        """A member has arrived, left or ended: queue the gang when nobody is missing, else take it out."""
+        arrived = self.arrived.get(gang, set())
+        leader = None
+        if arrived:
+            index = min(index_of(self.state, p) for p in arrived)
+            if not missing_members(self.state, gang, index, arrived):
+                leader = min(p for p in arrived if index_of(self.state, p) == index)
+        before = self.leaders.get(gang)
+        if before is not None and before != leader:
+            self.keys.pop(self.leaders.pop(gang), None)
+        if leader is not None and before != leader:
+            self.leaders[gang] = leader
+            self._enter(leader)
+
+    def members(self, phase: int) -> tuple[int, ...]:
+        """The phases that start together with this one: itself, or those of the gang that it leads."""
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        if gang is None or self.leaders.get(gang) != phase:
+            return (phase,)
+        index = index_of(self.state, phase)
+        return tuple(sorted(p for p in self.arrived[gang] if index_of(self.state, p) == index))
+
+    def leader_of(self, phase: int) -> int:
+        """The phase under which this one is queued: itself, or its gang's leader."""
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        return phase if gang is None else self.leaders.get(gang, phase)
 
     def something_freed(self) -> None:
         """Capacity or a process is there that was not."""
         self.full.clear()
         self.is_dirty = True
 
+    def capacity_changed(self) -> None:
+        """A node has come, gone or changed."""
+        self._capacity = None
+
     def take(self, class_id: ClassId) -> None:
-        """Remove the first of a class."""
-        del self.keys[heapq.heappop(self._heaps[class_id])[1]]
+        """Remove the first of a class, with the gang behind it."""
+        phase = heapq.heappop(self._heaps[class_id])[1]
+        del self.keys[phase]
+        if class_id[2][:1] == (GANG,):
+            gang = class_id[2][1]
+            del self.leaders[gang]
+            index = index_of(self.state, phase)
+            self.arrived[gang] = {p for p in self.arrived[gang] if index_of(self.state, p) != index}
 
     def place_changed(self, phase: int) -> None:
         """A process was parked for the phase's task, got warm, or is gone: its place, or its class, is new."""
         old = self.keys.get(phase)
         if old is not None:
-            key = self._key_of(self.state, phase)
+            key = self._place_of(phase)
             self._push(phase, overdue_key(key, self.state.order[phase]) if self.is_overdue(old) else (*key,))
 
     def _push(self, phase: int, key: Key) -> None:
@@ -79,22 +159,29 @@ class ReadyQueue:
         if heap is None:
             heap = self._heaps[class_id] = []
         heapq.heappush(heap, (key, phase))
+        if heap[0][1] == phase and (self.preempts or self.state.reservations):
+            self.full.discard(class_id)  # it may have rights that what waited in front of it had not
 
     def _class_of(self, phase: int) -> ClassId:
         state = self.state
         task, shape = state.task_of[phase], state.shape[phase]
         first, end = state.first_phase[task], state.first_phase[task + 1]
+        queue = state.queue_of(task) if state.queues else quota.NO_QUEUE
+        if state.gang_of and task in state.gang_of:
+            return shape, ANY, (GANG, state.gang_of[task]), queue
         if phase != first:
-            return shape, state.home[task], ()
+            return shape, state.home[task], (), queue
         needs_process = task in state.options and state.options[task].warm_key
         if not needs_process:
-            return shape, ANY, () if end - first == 1 else tuple(state.shape[first:end])
-        return shape, state.home.get(task, ANY), (*state.shape[first:end], PROCESS)
+            return shape, ANY, () if end - first == 1 else tuple(state.shape[first:end]), queue
+        return shape, state.home.get(task, ANY), (*state.shape[first:end], PROCESS), queue
 
     # --- order ---
 
     def front(self, passed: set[ClassId]) -> tuple[Key, int, ClassId] | None:
         """The first candidate over all classes that may have room: its key, phase and class."""
+        if self.state.queues:
+            return self._front_of_queues(passed)
         best: Entry | None = None
         best_id: ClassId | None = None
         full = self.full
@@ -105,6 +192,34 @@ class ReadyQueue:
                     best, best_id = entry, class_id
         return None if best is None or best_id is None else (*best, best_id)
 
+    def _front_of_queues(self, passed: set[ClassId]) -> tuple[Key, int, ClassId] | None:
+        best: tuple[Standing, Entry] | None = None
+        best_id: ClassId | None = None
+        for class_id, heap in self._heaps.items():
+            if heap and class_id not in self.full and class_id not in passed:
+                entry = self._head(heap)
+                if entry is None:
+                    continue
+                placed = self._standing(class_id, entry[1]), entry
+                if best is None or placed < best:
+                    best, best_id = placed, class_id
+        return None if best is None or best_id is None else (*best[1], best_id)
+
+    def _standing(self, class_id: ClassId, phase: int) -> Standing:
+        """Whether the queue would borrow for this, and its fair share with it. Work without a queue goes first: nobody
+        has limited it."""
+        state, number = self.state, class_id[3]
+        if number == quota.NO_QUEUE:
+            return SAME_STANDING
+        queue, wanted = state.queues[number], quota.total(self.shapes(phase))
+        if self._capacity is None:
+            self._capacity = state.capacity()
+        return quota.borrows(queue, wanted), quota.fair_share(queue, wanted, self._capacity, state.now)
+
+    def shapes(self, phase: int) -> list[Shape]:
+        """What starts together with this phase needs."""
+        return [self.state.shapes[self.state.shape[p]] for p in self.members(phase)]
+
     def _head(self, heap: list[Entry]) -> Entry | None:
         keys = self.keys
         while heap:
@@ -114,8 +229,10 @@ class ReadyQueue:
             heapq.heappop(heap)
         return None
 
-    def deciding_term(self, key: Key) -> str:
+    def deciding_term(self, key: Key, class_id: ClassId) -> str:
         """The first term in which the next in order, of those that are first in their class, is worse than this key."""
+        if self.state.queues and (by_queue := self._deciding_queue(class_id)):
+            return by_queue
         following: Key | None = None
         for heap in self._heaps.values():
             if heap:
@@ -130,23 +247,35 @@ class ReadyQueue:
                 return names[i]
         return names[-1]
 
+    def _deciding_queue(self, class_id: ClassId) -> str:
+        """What put this class's queue before the next other queue; "" when there is none."""
+        others = [
+            self._standing(other_id, entry[1])
+            for other_id, heap in self._heaps.items()
+            if other_id[3] != class_id[3] and heap and (entry := self._head(heap)) is not None
+        ]
+        if not others:
+            return ""
+        return QUEUE_TERMS[0] if min(others)[0] else QUEUE_TERMS[1]
+
     def is_overdue(self, key: Key) -> bool:
         return self.policy.ages and not key[OVERDUE_TERM]
 
     def ahead_of(self, phase: int) -> list[int]:
         """Phases queued before this one, first first; none when it is not queued."""
-        key = self.keys.get(phase)
+        key = self.keys.get(self.leader_of(phase))
         if key is None:
             return []
         return sorted((p for p, other in self.keys.items() if other < key), key=self.keys.__getitem__)
 
     def rekey(self, phases: Iterable[int]) -> None:
         """Ranks have moved: give those of the phases that are queued their new place."""
-        for phase in phases:
+        for member in phases:
+            phase = self.leader_of(member)
             old = self.keys.get(phase)
             if old is None:
                 continue
-            key = self._key_of(self.state, phase)
+            key = self._place_of(phase)
             if self.is_overdue(old):
                 key = overdue_key(key, self.state.order[phase])
             if key != old:
@@ -156,9 +285,14 @@ class ReadyQueue:
 
     def _set_deadline(self, phase: int) -> None:
         options = self.state.options.get(self.state.task_of[phase])
-        wait = self._default_max_wait_s if options is None or options.max_wait_s is None else options.max_wait_s
+        wait = self._queue_max_wait_s(phase) if options is None or options.max_wait_s is None else options.max_wait_s
         if wait is not None:
             heapq.heappush(self.deadlines, (self.state.ready_at[phase] + wait, phase, self.state.order[phase]))
+
+    def _queue_max_wait_s(self, phase: int) -> float | None:
+        number = self.state.queue_of(self.state.task_of[phase])
+        stated = self.state.queues[number].spec.max_wait_s if number != quota.NO_QUEUE else None
+        return self._default_max_wait_s if stated is None else stated
 
     def next_deadline(self) -> float | None:
         """When the next queued phase becomes overdue."""

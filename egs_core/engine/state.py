@@ -15,13 +15,15 @@ from math import isfinite
 
 import msgspec
 
-from egs_core.engine.capacity import Lease, Node, Workload, lease_of
+from egs_core.engine import quota
+from egs_core.engine.capacity import NOT_STARTED, Gang, Lease, Node, Reservation, Workload, lease_of
 from egs_core.engine.growth import append_block, refresh_ranks
 from egs_core.engine.lifecycle import (
     ABORTED,
     ALLOWED,
     COLD,
     ENDED,
+    FAILED,
     GRANTED,
     HELD,
     PENDING,
@@ -34,7 +36,7 @@ from egs_core.engine.lifecycle import (
     WARM,
     WARMING,
 )
-from egs_core.engine.messages import Estimates, NodeAdded, TasksAdded, WorkloadSubmitted
+from egs_core.engine.messages import Estimates, NodeAdded, QueuesChanged, TasksAdded, WorkloadSubmitted
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1
@@ -68,6 +70,14 @@ class State(msgspec.Struct):
     parked: dict[int, int] = {}  # task whose process waits for it, warm or warming -> its Preload's number
     start_cold: set[int] = set()  # tasks whose preload failed: they may start without a warm process
     stopping: set[int] = set()  # tasks with an abort under way
+    queues: list[quota.QueueState] = []
+    queue_numbers: dict[str, int] = {}  # name -> index in `queues`
+    gangs: list[Gang] = []
+    gang_numbers: dict[str, int] = {}  # "workload number/name" -> index in `gangs`
+    gang_of: dict[int, int] = {}  # task -> gang
+    recalled: set[int] = set()  # tasks being stopped to start again: preempted, or their gang has lost a member
+    checkpoint_at: dict[int, float] = {}  # task -> when its running phase last saved what it had done
+    reservations: dict[int, Reservation] = {}  # phase, the leading one of a gang -> what is kept for it
 
     kind: list[int] = []
     shape: list[int] = []
@@ -110,6 +120,18 @@ class State(msgspec.Struct):
         """Raises KeyError for an unknown one."""
         return self.workload_numbers[workload_id]
 
+    def queue_of(self, task: int) -> int:
+        """The number of the queue that the task's workload is in; NO_QUEUE when none of that name is configured."""
+        if not self.queues:
+            return quota.NO_QUEUE
+        return self.queue_numbers.get(self.workloads[self.task_workload[task]].queue, quota.NO_QUEUE)
+
+    def capacity(self) -> quota.Amounts:
+        """What all nodes that are there offer."""
+        alive = [node for node in self.nodes if node.alive]
+        memory = sum(max(node.memory_bytes, 0) for node in alive)
+        return sum(n.cpu_milli for n in alive), sum(n.gpus for n in alive) * 1000, memory
+
     # --- transitions: structure, absorbed from events as they are ---
 
     def absorb_node(self, event: NodeAdded) -> None:
@@ -119,6 +141,20 @@ class State(msgspec.Struct):
             node = Node(event.node)
             self.nodes.append(node)
         node.take_capacity(event)
+
+    def absorb_queues(self, event: QueuesChanged) -> None:
+        """Take the configuration over; what leases hold now is what their queues use."""
+        self.queues = quota.make_queues(event.queues, self.queues)
+        self.queue_numbers = {queue.spec.name: number for number, queue in enumerate(self.queues)}
+        for queue in self.queues:
+            queue.used = [0, 0, 0]
+        for phase in self.leases:
+            self._count_use(phase, 1)
+
+    def _count_use(self, phase: int, sign: int) -> None:
+        number = self.queue_of(self.task_of[phase])
+        if number != quota.NO_QUEUE:
+            self.queues[number].use(quota.amounts_of(self.shapes[self.shape[phase]]), sign, self.now)
 
     def absorb_workload(self, event: WorkloadSubmitted, now: float) -> None:
         self.workload_numbers[event.workload] = len(self.workloads)
@@ -166,6 +202,7 @@ class State(msgspec.Struct):
         on another node; no process is counted on any more."""
         self._release(phase)
         self._move(phase, HELD)
+        self.recalled.discard(self.task_of[phase])
         if self.is_first_phase(phase):
             self._leave_process(self.task_of[phase], reusable=False)
         self.rejections[phase] = self.rejections.get(phase, 0) + 1
@@ -182,6 +219,9 @@ class State(msgspec.Struct):
         lease = lease_of(decision, node, self.shapes[self.shape[phase]], devices)
         self.leases[phase] = lease
         self.nodes[node].take(lease)
+        if self.queues:
+            self._count_use(phase, 1)
+        self.reservations.pop(phase, None)
         self.decisions[decision] = phase
         self.next_decision = decision + 1
         task = self.task_of[phase]
@@ -225,6 +265,8 @@ class State(msgspec.Struct):
 
     def _close(self, task: int) -> list[int]:
         """A task is done: count it out, and return the first phases of children that wait for nothing else."""
+        self.recalled.discard(task)
+        self.checkpoint_at.pop(task, None)
         self.workloads[self.task_workload[task]].open_tasks -= 1
         out = []
         waiting, status, cursor = self.waiting, self.status, self.cursor
@@ -239,6 +281,8 @@ class State(msgspec.Struct):
         if lease is not None:
             self.nodes[lease.node].give_back(lease)
             self.decisions.pop(lease.decision, None)
+            if self.queues:
+                self._count_use(phase, -1)
 
     def skip(self, task: int) -> list[int]:
         """A branch not taken: counts as done for its children. Returns the phases that become free to run."""
@@ -270,20 +314,36 @@ class State(msgspec.Struct):
         """The task has ended without success for good: later phases never run."""
         self._leave_process(task, reusable=False)
         self.stopping.discard(task)
+        self.recalled.discard(task)
         for p in self.phases_of(task):
             if self.status[p] in (PENDING, READY, HELD, PREEMPTED):
                 self.retry_at.pop(p, None)
                 self._move(p, ABORTED)
         self._close_failed(task)
 
+    def lost_work_s(self, task: int) -> float:
+        """Seconds of work that starting the task again now loses: of its phase since it started or last saved a
+        checkpoint; without a checkpoint also its earlier phases, by their estimates."""
+        phase, saved_at = self.cursor[task], self.checkpoint_at.get(task)
+        if self.status[phase] not in (RUNNING, PREEMPTED, FAILED) or self.started_at[phase] == NOT_STARTED:
+            return 0.0
+        if saved_at is not None:
+            return max(0.0, self.now - max(self.started_at[phase], saved_at))
+        earlier = sum(self.estimate_s[self.first_phase[task] : phase])
+        return max(0.0, self.now - self.started_at[phase]) + earlier
+
     def requeue(self, task: int) -> int:
         """Back to the start of the task with a new attempt number, which fences off the old one."""
+        self.workloads[self.task_workload[task]].lost_s += self.lost_work_s(task)
+        self.checkpoint_at.pop(task, None)
         for p in self.phases_of(task):
             self._release(p)
             self.retry_at.pop(p, None)
             self.status[p] = PENDING
+            self.started_at[p] = NOT_STARTED
         self._leave_process(task, reusable=False)
         self.start_cold.discard(task)
+        self.recalled.discard(task)
         self.attempt[task] += 1
         self.cursor[task] = self.first_phase[task]
         return self.cursor[task]
@@ -296,6 +356,23 @@ class State(msgspec.Struct):
         home.alive = False
         home.idle_warm = {}
         return sorted(hit)
+
+    # --- transitions: gangs and reservations ---
+
+    def recall(self, task: int) -> None:
+        """A running task is being stopped, to be requeued when it has."""
+        self.recalled.add(task)
+
+    def checkpointed(self, task: int, now: float) -> None:
+        """What the running phase has done so far will not be lost."""
+        self.checkpoint_at[task] = now
+
+    def reserve(self, owner: int, at: float, places: tuple[tuple[int, int], ...]) -> None:
+        """From `at` on these places are kept for the phase, or for the gang that it leads."""
+        self.reservations[owner] = Reservation(at, tuple([(phase, node) for phase, node in places]))
+
+    def unreserve(self, owner: int) -> None:
+        del self.reservations[owner]
 
     # --- transitions: decisions and processes ---
 
@@ -378,6 +455,7 @@ class State(msgspec.Struct):
 TRANSITIONS = frozenset(
     {
         "absorb_node",
+        "absorb_queues",
         "absorb_workload",
         "absorb_tasks",
         "absorb_estimates",
@@ -396,6 +474,10 @@ TRANSITIONS = frozenset(
         "fail",
         "requeue",
         "lose_node",
+        "recall",
+        "checkpointed",
+        "reserve",
+        "unreserve",
         "count_decision",
         "applied",
         "planned",

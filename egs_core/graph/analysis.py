@@ -169,3 +169,28 @@ def _defaults(
 ) -> tuple[Sequence[float], Sequence[int]]:
     seconds = task_durations(graph) if durations_s is None else durations_s
     return seconds, topological_order(graph) if order is None else order
+
+
+def find_gang_cycle(graph: Graph, first: int = 0) -> list[str]:
+    """Names of gangs that wait for each other, or for themselves: tasks of one gang must not depend on each other,
+    directly or through other tasks or gangs. Empty when there is none. first: the number of the block's first task."""
+    unit: dict[int, str | int] = {first + t: f"/{o.gang}" for t, o in graph.options.items() if o.gang}
+    if not unit:
+        return []
+    waiting: dict[str | int, set[str | int]] = {}
+    for task, parents in enumerate(graph.parents, start=first):
+        own = unit.get(task, task)
+        waiting.setdefault(own, set()).update(unit.get(p, p) for p in parents if p >= first)
+    children: dict[str | int, list[str | int]] = {}
+    for own, before in waiting.items():
+        for other in before:
+            children.setdefault(other, []).append(own)
+    counts = {own: len(before) for own, before in waiting.items()}
+    free = [own for own, count in counts.items() if not count]
+    for own in free:  # grows while it is walked
+        for child in children.get(own, ()):
+            counts[child] -= 1
+            if not counts[child]:
+                free.append(child)
+    done = set(free)
+    return sorted(str(own)[1:] for own in waiting if own not in done and isinstance(own, str))

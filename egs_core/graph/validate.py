@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from egs_core.errors import InputError
-from egs_core.graph.analysis import peel_sinks
+from egs_core.graph.analysis import find_gang_cycle, peel_sinks
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape
 from egs_core.graph.places import join
 
@@ -39,6 +39,9 @@ def validate(graph: Graph, place: str = "graph", first: int = 0, earlier_ids: Co
     _check_options(graph, place)
     _check_files(graph, place)
     _check_cycles(graph, place, first)
+    if waiting := find_gang_cycle(graph, first):
+        problem = f"gang {waiting[0]!r} waits for itself, through {', '.join(waiting)}"
+        raise InputError(place, problem, "tasks of one gang start together: none of them may depend on another")
 
 
 def task_place(graph: Graph, place: str, task: int, phase: int | None = None) -> str:

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from egs_core.engine.quota import QueueSpec
+
 
 class Durations(StrEnum):
     """What the engine is told. Phases always take what the trace says."""
@@ -32,6 +34,7 @@ class SimConfig(msgspec.Struct, frozen=True):
 
     split: phases hold only their own resources; without it a task holds the largest of all of them throughout.
     bandwidth_bytes_per_s: of files between nodes, paid by the reader before it starts; None: instant.
+    queues: with their quotas, see `egs_core.queues`; none: nobody is limited.
     failure_rate: chance that a phase fails, at a seeded moment of it. warmup_factor scales all warm-up times.
     """
 
@@ -46,4 +49,5 @@ class SimConfig(msgspec.Struct, frozen=True):
     failure_rate: float = 0.0
     warmup_factor: float = 1.0
     default_max_wait_s: float | None = None
+    queues: tuple[QueueSpec, ...] = ()
     records: bool = True

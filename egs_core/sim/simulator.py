@@ -144,6 +144,8 @@ class Simulation:
             self._send(event, 0.0)
             if self._log:
                 self._log.node(event, 0.0)
+        if config.queues:
+            self._send(m.QueuesChanged(config.queues), 0.0)
         for number, workload in enumerate(self.workloads):
             self._schedule(workload.arrival_s, m.WorkloadSubmitted(str(number)))
 
@@ -203,9 +205,11 @@ class Simulation:
 
     def _phase_ended(self, event: m.Event, now: float) -> None:
         assert isinstance(event, m.PhaseEnded)
+        state, phase = self.state, event.phase
+        if phase not in state.leases or state.attempt[state.task_of[phase]] != event.attempt:
+            return  # it was stopped meanwhile
         self.phases += 1
         self.last_end = now
-        state, phase = self.state, event.phase
         self._trace.ended_at[state.task_of[phase]] = now
         workload = state.task_workload[state.task_of[phase]]
         decisions = self.engine.handle(event, now)
@@ -241,6 +245,8 @@ class Simulation:
                 self._preload(decision, now)
             elif isinstance(decision, m.DropPreload):
                 self._drop_preload(decision.task, now)
+            elif isinstance(decision, m.Stop):
+                self._schedule(now, m.PhaseEnded(decision.phase, decision.attempt, "preempted"))
 
     def _start(self, grant: m.Grant, now: float) -> list[m.Decision]:
         phase, task = grant.phase, grant.task
@@ -296,7 +302,8 @@ class Simulation:
         for workload in self.state.workloads:
             if workload.open_tasks:
                 reasons = [self.engine.explain(t) for t in workload.numbers]
-                reason = next(reason for reason in reasons if reason.status == "ready")
+                waiting = [reason for reason in reasons if reason.status == "ready"]
+                reason = next((reason for reason in waiting if reason.kind == "infeasible"), waiting[0])
                 place = f"{workload.id}: task {reason.task!r}"
                 raise InputError(place, f"can never run here: {reason.text}", "give more resources")
 

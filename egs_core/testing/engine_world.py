@@ -13,10 +13,12 @@ import msgspec
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.lifecycle import ENDED, GRANTED, RUNNING, WARMING
+from egs_core.engine.quota import NOTHING, Amounts, QueueSpec
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench
 
 DRAIN_LIMIT = 3000
+_SMALL = (Shape(1000), Shape(1000, 500), Shape(0, 1000), Shape(0))
 _SHAPES = (Shape(1000), Shape(2000, 0, 1 << 30), Shape(0, 1000), Shape(1000, 500), Shape(0, 2000, 0, 1 << 30), Shape(0))
 
 
@@ -71,6 +73,7 @@ class World:
             self._operator,
             self._capacity,
             self._estimate,
+            self._queues,
         ]
         while not self.numbers.are_over:
             actions[self.numbers.below(len(actions))]()
@@ -100,7 +103,7 @@ class World:
         state = self.bench.state
         workload = f"w{self.numbers.below(3)}"
         if workload not in state.workload_numbers:
-            self.send(m.WorkloadSubmitted(workload))
+            self.send(m.WorkloadSubmitted(workload, queue=f"q{self.numbers.below(3)}"))
         known = len(state.workloads[state.workload_number(workload)].numbers)
         self.send(m.TasksAdded(workload, self._block(known)))
 
@@ -110,7 +113,18 @@ class World:
         for i in range(1 + self.numbers.below(4)):
             parents = {self.numbers.below(known + i) for _ in range(self.numbers.below(3)) if known + i}
             graph.add_task(f"t{self.blocks}.{i}", tuple(sorted(parents)), self._phases(), options=self._options())
+        if not self.numbers.below(3):
+            self._add_gang(graph, known)
         return graph
+
+    def _add_gang(self, graph: Graph, known: int) -> None:
+        """Two tasks that start together; small enough for the first node, and waiting for earlier blocks only."""
+        gang = TaskOptions(gang=f"g{self.blocks}", retries=self.numbers.below(2), priority=self.numbers.below(2))
+        for i in range(2):
+            parents = {self.numbers.below(known) for _ in range(self.numbers.below(3)) if known}
+            shapes = [_SMALL[self.numbers.below(len(_SMALL))] for _ in range(1 + self.numbers.below(2))]
+            phases = tuple((GPU if s.gpu_milli else CPU, s, (1.0, 4.0)[self.numbers.below(2)]) for s in shapes)
+            graph.add_task(f"t{self.blocks}.g{i}", tuple(sorted(parents)), phases, options=gang)
 
     def _phases(self) -> tuple[tuple[int, Shape, float | None], ...]:
         shapes = [_SHAPES[self.numbers.below(len(_SHAPES))] for _ in range(1 + self.numbers.below(3))]
@@ -156,6 +170,13 @@ class World:
         small = msgspec.structs.replace(node, cpus=1.0, gpus=min(node.gpus, 1), process_slots=1, preload_slots=1)
         choices = (m.NodeLost(name), node, small)
         self.send(choices[self.numbers.below(3)])
+
+    def _queues(self) -> None:
+        """Another configuration; each queue alone could run whatever a world makes."""
+        cohort, limit = ("", "lab")[self.numbers.below(2)], (NOTHING, (1000, 1000, 1 << 30))[self.numbers.below(2)]
+        enough: Amounts = (4000, 2000, 2 << 30)
+        specs = [QueueSpec(f"q{i}", cohort, enough, limit, limit) for i in range(self.numbers.below(4))]
+        self.send(m.QueuesChanged(tuple(specs)))
 
     def _estimate(self) -> None:
         count = len(self.bench.state.kind)

@@ -28,6 +28,8 @@ configs = st.builds(
     preload=st.sampled_from([True, True, True, False]),
     default_max_wait_s=st.sampled_from([None, 0.0, 2.0]),
     seed=st.integers(0, 3),
+    preempt=st.booleans(),
+    min_gain_s=st.sampled_from([0.0, 5.0]),
 )
 
 

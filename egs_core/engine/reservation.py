@@ -1,0 +1,187 @@
+"""Firm reservations: what a gang, or an overdue phase, waits for is kept; others may pass only if they do not delay it.
+
+    node n0   |##########|                    a runs until its P95
+    node n1   |######|   :                    b
+    gang          ready  |================|   reserved on n0 and n1 from `at` on
+    c                |==|:                    fits by its P95: may pass (backfill)
+    d                |===:====|               would still run at `at`, on what the gang needs: may not
+
+`at` is set once and never moves later, so however wrong estimates are, and however long the stream of small tasks is,
+from `at` on nothing new takes what the gang waits for. Source: EASY backfill (Lifka, JSSPP 1995), here with the 95th
+percentile of predicted durations instead of users' limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from egs_core.engine.capacity import Lease, Node, lease_of
+from egs_core.engine.lifecycle import RUNNING
+from egs_core.engine.placement import Place, lacking, may_start_on, possible_nodes, select_devices
+from egs_core.engine.state import State
+
+MOST_RESERVATIONS = 8
+Nodes = dict[int, Node]
+
+
+def copy_node(node: Node) -> Node:
+    """What is free on a node, to try things on."""
+    return msgspec.structs.replace(node, devices=node.devices[:], device_memory=node.device_memory[:])
+
+
+def expected_end_s(state: State, phase: int, now: float) -> float:
+    """When a phase that holds a lease has ended with 95 % certainty; one that has outlived that: now."""
+    since = state.started_at[phase] if state.status[phase] == RUNNING else now
+    return max(now, since + state.estimate_p95_s[phase])
+
+
+def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None) -> list[Place] | None:
+    """A place for every phase at once, or None; in the order of `phases`. Largest first, each on the node with the
+    least free that still fits. nodes: copies to look at instead of the real ones; they are left as they were."""
+    looked_at = nodes if nodes is not None else dict(enumerate(state.nodes))
+    taken: list[tuple[Node, Lease, bool]] = []
+    places: dict[int, Place] = {}
+    for phase in sorted(phases, key=lambda p: (_size(state, p), p)):
+        place = _place_one(state, phase, looked_at)
+        if place is None:
+            break
+        places[phase] = place
+        node, lease = looked_at[place[0]], lease_of(0, place[0], state.shapes[state.shape[phase]], place[1])
+        makes_process = _makes_process(state, phase, place[0])
+        node.take(lease)
+        node.working += makes_process
+        taken.append((node, lease, makes_process))
+    for node, lease, made_process in reversed(taken):
+        node.give_back(lease)
+        node.working -= made_process
+    return [places[phase] for phase in phases] if len(places) == len(phases) else None
+
+
+def _place_one(state: State, phase: int, nodes: Nodes) -> Place | None:
+    shape = state.shapes[state.shape[phase]]
+    fitting = [
+        number
+        for number in possible_nodes(state, phase)
+        if number in nodes and not lacking(nodes[number], shape) and may_start_on(state, phase, number)
+    ]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda n: (sum(nodes[n].devices), nodes[n].free_cpu, n))
+    return best, (select_devices(nodes[best], shape) or ()) if shape.gpu_milli else ()
+
+
+def _makes_process(state: State, phase: int, node: int) -> bool:
+    task = state.task_of[phase]
+    return bool(state.is_first_phase(phase) and state.warm_key_of(task) and state.home.get(task) != node)
+
+
+def _size(state: State, phase: int) -> tuple[int, int, int]:
+    shape = state.shapes[state.shape[phase]]
+    return -shape.gpu_milli, -shape.cpu_milli, -shape.memory_bytes
+
+
+def find_reservation(
+    state: State, phases: Sequence[int], now: float
+) -> tuple[float, tuple[tuple[int, int], ...]] | None:
+    """The earliest time at which all of the phases fit, when what runs ends by its P95 and earlier reservations are
+    kept, and (phase, node) for each; None when they do not even fit on empty nodes."""
+    ends = sorted((expected_end_s(state, p, now), p) for p in state.leases)
+    low, high = 0, len(ends)
+    best = select_gang_after(state, phases, [p for _, p in ends])
+    if best is None:
+        return None
+    while low < high:  # more room after more ends, so the first count of ends that is enough can be searched for
+        middle = (low + high) // 2
+        places = select_gang_after(state, phases, [p for _, p in ends[:middle]])
+        if places is None:
+            low = middle + 1
+        else:
+            high, best = middle, places
+    at = ends[low - 1][0] if low else now
+    return at, tuple((phase, node) for phase, (node, _) in zip(phases, best, strict=True))
+
+
+def can_ever_start(state: State, phases: Sequence[int]) -> bool:
+    """Whether the phases would fit together if nothing else ran."""
+    nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
+    for lease in state.leases.values():
+        nodes[lease.node].give_back(lease)
+    return select_gang(state, phases, nodes) is not None
+
+
+def select_gang_after(state: State, phases: Sequence[int], ended: Sequence[int]) -> list[Place] | None:
+    """A place for every phase once these others have ended, with the reservations of others kept; or None."""
+    nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
+    for phase in ended:
+        lease = state.leases[phase]
+        if lease.node in nodes:
+            nodes[lease.node].give_back(lease)
+    for owner, kept in state.reservations.items():
+        if owner in phases:
+            continue
+        _take_reserved(state, nodes, kept.places)
+    return select_gang(state, phases, nodes)
+
+
+def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]) -> bool:
+    """Take what is reserved on these copies; False when it does not fit."""
+    fits = True
+    for phase, number in places:
+        node = nodes.get(number)
+        if node is None:
+            continue
+        shape = state.shapes[state.shape[phase]]
+        if lacking(node, shape):
+            fits = False
+        else:
+            node.take(lease_of(0, number, shape, select_devices(node, shape) or () if shape.gpu_milli else ()))
+    return fits
+
+
+def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Place], now: float) -> bool:
+    """Whether phases may start together at these places: what they take is back before a reservation begins, or
+    leaves room for it."""
+    ends = [
+        now + state.estimate_p95_s[p] + _loading_s(state, p, place[0]) for p, place in zip(phases, places, strict=True)
+    ]
+    for owner, kept in state.reservations.items():
+        if owner in phases or _goes_first(state, phases[0], owner):
+            continue
+        late = [(p, place) for p, place, end in zip(phases, places, ends, strict=True) if end > kept.at]
+        for number in {place[0] for _, place in late}:
+            reserved = [(p, n) for p, n in kept.places if n == number]
+            if not reserved:
+                continue
+            room = _room_at(state, number, kept.at, now)
+            for phase, (node, devices) in late:
+                if node == number:
+                    room.take(lease_of(0, node, state.shapes[state.shape[phase]], devices))
+            if not _take_reserved(state, {number: room}, reserved):
+                return False
+    return True
+
+
+def _goes_first(state: State, phase: int, owner: int) -> bool:
+    """What the user gave a higher priority than the reservation's owner need not wait for it."""
+    task, other = state.task_of[phase], state.task_of[owner]
+    return state.options_of(task).priority > state.options_of(other).priority
+
+
+def _loading_s(state: State, phase: int, node: int) -> float:
+    task = state.task_of[phase]
+    options = state.options.get(task)
+    if options is None or not options.warm_key or not state.is_first_phase(phase):
+        return 0.0
+    is_there = state.home.get(task) == node or options.warm_key in state.nodes[node].idle_warm
+    return 0.0 if is_there else options.warmup_s
+
+
+def _room_at(state: State, number: int, at: float, now: float) -> Node:
+    """The node as it will be at that time, if what runs there ends by its P95."""
+    room = copy_node(state.nodes[number])
+    for phase, lease in state.leases.items():
+        if lease.node == number and expected_end_s(state, phase, now) <= max(at, now):
+            room.give_back(lease)
+    return room

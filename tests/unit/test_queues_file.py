@@ -1,0 +1,80 @@
+"""The file of queues: what it may say, and errors that name the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from egs_core.engine.quota import NO_LIMIT, UNLIMITED, QueueSpec
+from egs_core.errors import InputError
+from egs_core.queues import load_queues, parse_queues
+
+WHOLE = """
+queues:
+  - name: research
+    cohort: lab
+    nominal: {gpus: 4, cpus: 1.5, memory: 2GiB}
+    borrowing_limit: {gpus: 2}
+    lending_limit: {gpus: 3}
+    weight: 2
+    half_life: 30m
+    max_wait: 90
+  - name: rest
+"""
+
+
+def test_all_fields() -> None:
+    """Amounts in thousandths and bytes, times in seconds; what is left out is not limited."""
+    research, rest = parse_queues(WHOLE)
+    assert research == QueueSpec(
+        "research",
+        "lab",
+        (1500, 4000, 2 << 30),
+        (UNLIMITED, 2000, UNLIMITED),
+        (UNLIMITED, 3000, UNLIMITED),
+        2.0,
+        1800.0,
+        90.0,
+    )
+    assert rest == QueueSpec("rest", nominal=NO_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("queues:\n  - name: a\n    nominal: {gpus: -1}\n", 3, "nominal.gpus"),
+        ("queues:\n  - name: a\n    nominal:\n      gpu: 1\n", 4, "did you mean 'gpus'"),
+        ("queues:\n  - cohort: lab\n", 2, "field required"),
+        ("queues:\n  - name: a\n  - name: b\n  - name: a\n", 4, "a second queue 'a'"),
+        ("queues:\n  - name: a\n    name: b\n", 3, "'name' is there twice"),
+        ("queues:\n  - name: a\n    half_life: soon\n", 3, "half_life"),
+        ("queues:\n  - name: a\n    weight: .nan\n", 3, "weight"),
+        ("queues:\n  - name: [a\n", 3, "is no YAML"),
+        ("queues: []\n", 1, "at least"),
+        ("queues:\n  - &x\n    name: *x\n", 0, ""),
+    ],
+)
+def test_errors_name_the_line(text: str, line: int, problem: str) -> None:
+    """One clear error with file and line."""
+    with pytest.raises(InputError) as found:
+        parse_queues(text, "queues.yaml")
+    assert str(found.value).startswith(f"queues.yaml line {line}" if line else "queues.yaml")
+    assert problem in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["", "just text", "- a\n- b\n", "12", "\x00"])
+def test_no_queues(text: str) -> None:
+    """Empty, or something else than queues."""
+    with pytest.raises(InputError):
+        parse_queues(text, "queues.yaml")
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """A missing file, a folder and binary data."""
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x81")
+    for path in (tmp_path / "missing.yaml", tmp_path, binary):
+        with pytest.raises(InputError) as found:
+            load_queues(path)
+        assert str(path) in str(found.value)
