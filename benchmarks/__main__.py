@@ -3,6 +3,7 @@
     scale     a large WfFormat file to a ranked plan: seconds and memory
     rate      phases taken from ready to ended per second, beside dask's scheduler state and a bare list scheduler
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
+    gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     submit    what a submission costs on Ray: plain, observed, ordered
     demo      the demo's pipelines in all variants, interleaved
 
@@ -33,7 +34,7 @@ from benchmarks.demo import VARIANTS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
-SUITES = ("scale", "rate", "preload", "submit", "demo")
+SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "demo")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -54,6 +55,10 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.rate", "--json", *(("--rounds", "1") if quick else ())]]
     if suite == "preload":
         return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
+    if suite == "gpu_jobs":
+        small = ("--gpus", "384", "--limit", "6000") if quick else ()
+        waits = ((), ("--max-wait-s", "129600"))
+        return [["-m", "benchmarks.gpu_jobs", "--json", *small, *wait] for wait in waits]
     if suite == "submit":
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
     rounds = options.rounds or (1 if quick else 5)

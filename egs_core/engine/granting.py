@@ -13,6 +13,8 @@ from egs_core.engine.processes import Processes
 from egs_core.engine.queue import GANG, PROCESS, ClassId, ReadyQueue
 from egs_core.engine.reservation import MOST_RESERVATIONS, find_reservation, keeps_reservations, select_gang
 
+GANG_PATIENCE = 5.0  # times its P95 that a gang waits before it reserves: reserving at once costs the others more
+
 
 class Granting:
     """See the module."""
@@ -47,9 +49,9 @@ class Granting:
             passed.add(class_id)
             self.blocked.append((phase, tuple(phases), class_id[3]))
             is_gang = class_id[2][:1] == (GANG,)
-            if is_within and (is_gang or queue.is_overdue(key)):
+            if is_within and (queue.is_overdue(key) or (is_gang and self._has_waited_long(phases))):
                 self._reserve(phase, phases)
-            elif PROCESS not in class_id[2]:
+            elif not is_gang and PROCESS not in class_id[2]:
                 queue.full.add(class_id)
 
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
@@ -71,14 +73,27 @@ class Granting:
         place = select_place(state, phases[0], may_take if state.reservations else None)
         return None if place is None else (place,)
 
+    def _has_waited_long(self, phases: Sequence[int]) -> bool:
+        """Whether a gang has waited so long, measured by its own length, that the order of the others must give way."""
+        state = self._state
+        waited_s = state.now - max(state.ready_at[p] for p in phases)
+        return waited_s >= GANG_PATIENCE * max(state.estimate_p95_s[p] for p in phases)
+
     def _reserve(self, owner: int, phases: Sequence[int]) -> None:
         """Keep the earliest place that the phases can have; once made, it is firm."""
         state = self._state
-        if owner in state.reservations or len(state.reservations) >= MOST_RESERVATIONS:
+        kept = state.reservations.get(owner)
+        if kept is None and len(state.reservations) >= MOST_RESERVATIONS:
+            return
+        if kept is not None and kept.at > state.now:
             return
         found = find_reservation(state, phases, state.now)
-        if found is not None:
+        if found is None:
+            return
+        if kept is None:
             self._do.reserve(owner, *found)
+        elif found[1] != kept.places:  # what runs there has outlived its estimate: other places may be free sooner
+            self._do.reserve(owner, kept.at, found[1])
 
     def _drop_reservations(self) -> None:
         """Of phases that do not wait any more, or whose gang is not whole any more."""

@@ -6,7 +6,7 @@ carries. Everything ends in `ready_order`, so ties are broken by who became read
     egs                 priority, overdue, remaining_path, dependents, warmth, ready_order      (rule 2)
     fifo                ready_order
     sjf                 shortest, ready_order
-    heft                remaining_path, ready_order
+    heft                upward_rank, ready_order
     airflow-downstream  downstream_weight, ready_order
     random              random, ready_order
 """
@@ -14,6 +14,7 @@ carries. Everything ends in `ready_order`, so ties are broken by who became read
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import exp, log
 from typing import Protocol
 
 import msgspec
@@ -31,6 +32,7 @@ class Term(Protocol):
 
 
 Key = tuple[float, ...]
+Z95 = 1.6449  # the 95th percentile of the standard normal distribution
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -46,10 +48,26 @@ def overdue(_state: State, _phase: int) -> float:
 
 
 def remaining_path(state: State, phase: int) -> float:
-    """Longest expected path from here to an exit of the graph (upward rank), longest first.
+    """Longest expected path from here to an exit of the graph (upward rank), longest first; after those the jobs, tasks
+    that are a workload of their own and that nothing waits for, shortest expected time first.
 
-    HEFT: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002.
+    HEFT: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002. SEPT: Rothkopf, Management Science 12(9), 1966.
     """
+    task = state.task_of[phase]
+    return mean_s(state, phase, state.first_phase[task + 1]) if state.is_job(task) else -state.rank_s[phase]
+
+
+def mean_s(state: State, first: int, end: int) -> float:
+    """Expected seconds of these phases, each taken as log-normal with its median and 95th percentile."""
+    total = 0.0
+    for phase in range(first, end):
+        p50, p95 = state.estimate_s[phase], state.estimate_p95_s[phase]
+        total += p50 * exp(0.5 * (log(p95 / p50) / Z95) ** 2) if p95 > p50 > 0 else p50
+    return total
+
+
+def upward_rank(state: State, phase: int) -> float:
+    """Longest expected path from here to an exit of the graph, longest first, whatever workload it is in."""
     return -state.rank_s[phase]
 
 
@@ -150,9 +168,10 @@ def egs_key(state: State, phase: int) -> Key:
     task = state.task_of[phase]
     options = state.options.get(task)
     has_dependents = state.children[task] or phase + 1 < state.first_phase[task + 1]
+    is_job = not state.children[task] and state.is_job(task)
+    rank = mean_s(state, phase, state.first_phase[task + 1]) if is_job else -state.rank_s[phase]
     if options is None:
-        return 0, 1, -state.rank_s[phase], 0 if has_dependents else 1, 0, state.order[phase]
-    rank = -state.rank_s[phase]
+        return 0, 1, rank, 0 if has_dependents else 1, 0, state.order[phase]
     return -options.priority, 1, rank, 0 if has_dependents else 1, warmth(state, phase), state.order[phase]
 
 
@@ -164,7 +183,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "egs": lambda _: EGS,
     "fifo": lambda _: Policy("fifo", (ready_order,)),
     "sjf": lambda _: Policy("sjf", (shortest, ready_order)),
-    "heft": lambda _: Policy("heft", (remaining_path, ready_order)),
+    "heft": lambda _: Policy("heft", (upward_rank, ready_order)),
     "airflow-downstream": lambda _: Policy("airflow-downstream", (DownstreamWeight(), ready_order), whole_graph=True),
     "random": lambda seed: Policy("random", (seeded_random(seed), ready_order)),
 }

@@ -32,9 +32,11 @@ def copy_node(node: Node) -> Node:
 
 
 def expected_end_s(state: State, phase: int, now: float) -> float:
-    """When a phase that holds a lease has ended with 95 % certainty; one that has outlived that: now."""
+    """When a phase that holds a lease has ended with 95 % certainty. One that has outlived that is not about to end:
+    it is taken to run as long again."""
     since = state.started_at[phase] if state.status[phase] == RUNNING else now
-    return max(now, since + state.estimate_p95_s[phase])
+    expected = since + state.estimate_p95_s[phase]
+    return expected if expected > now else now + (now - since)
 
 
 def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None) -> list[Place] | None:
@@ -120,7 +122,7 @@ def select_gang_after(state: State, phases: Sequence[int], ended: Sequence[int])
             nodes[lease.node].give_back(lease)
     for owner, kept in state.reservations.items():
         if owner in phases:
-            continue
+            break  # those that came later make way
         _take_reserved(state, nodes, kept.places)
     return select_gang(state, phases, nodes)
 
@@ -142,12 +144,15 @@ def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]
 
 def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Place], now: float) -> bool:
     """Whether phases may start together at these places: what they take is back before a reservation begins, or
-    leaves room for it."""
+    leaves room for it. One with a reservation of its own heeds those made before it only: two that overlap must not
+    wait for each other."""
     ends = [
         now + state.estimate_p95_s[p] + _loading_s(state, p, place[0]) for p, place in zip(phases, places, strict=True)
     ]
     for owner, kept in state.reservations.items():
-        if owner in phases or _goes_first(state, phases[0], owner):
+        if owner in phases:
+            break
+        if _goes_first(state, phases[0], owner):
             continue
         late = [(p, place) for p, place, end in zip(phases, places, ends, strict=True) if end > kept.at]
         for number in {place[0] for _, place in late}:

@@ -109,6 +109,14 @@ class State(msgspec.Struct):
     def options_of(self, task: int) -> TaskOptions:
         return self.options.get(task, DEFAULT_OPTIONS)
 
+    def is_job(self, task: int) -> bool:
+        """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of."""
+        if self.children[task]:
+            return False
+        size = len(self.workloads[self.task_workload[task]].numbers)
+        gang = self.gang_of.get(task) if size > 1 and self.gang_of else None
+        return size == (1 if gang is None else len(self.gangs[gang].members))
+
     def warm_key_of(self, task: int) -> str:
         options = self.options.get(task)
         return options.warm_key if options is not None else ""
@@ -162,7 +170,11 @@ class State(msgspec.Struct):
 
     def absorb_tasks(self, event: TasksAdded) -> list[int]:
         """Append a block in topological order; returns the earlier tasks whose rank or children changed."""
-        return append_block(self, self.workload_number(event.workload), event.graph)
+        number = self.workload_number(event.workload)
+        before = self.workloads[number].numbers[:1]
+        jobs = list(self.workloads[number].numbers) if before and self.is_job(before[0]) else []
+        changed = append_block(self, number, event.graph)
+        return changed if not jobs or self.is_job(before[0]) else [*changed, *jobs]
 
     def absorb_estimates(self, event: Estimates) -> list[int]:
         """Take new estimates over, unless they are no durations; returns the tasks whose ranks were computed."""

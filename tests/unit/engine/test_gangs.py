@@ -133,14 +133,18 @@ def test_no_deadlock_between_gangs() -> None:
 
 
 def test_small_tasks_pass_only_when_they_end_in_time() -> None:
-    """The gang's GPUs are kept from the moment the running task ends by its P95; a short task may pass, a long not."""
+    """A gang that has waited long for its size: its GPUs are kept from the moment the running task ends by its P95; a
+    short task may pass, a long one not."""
     bench = EngineBench(8, 2)
     bench.submit(graph_of({"runs": ()}, {"runs": (gpu(10.0),)}), "r")
     bench.start("runs")
-    bench.submit(graph_of({"a": (), "b": ()}, default=(gpu(1.0),), options={"a": G, "b": G}), "gang", 1.0)
+    bench.submit(graph_of({"a": (), "b": ()}, default=(gpu(0.2),), options={"a": G, "b": G}), "gang", 0.5)
+    bench.submit(graph_of({"early": ()}, {"early": (gpu(1.0),)}), "e", 1.0)
+    assert (bench.status("early"), bench.state.reservations) == ("granted", {})
+    bench.end("early", 1.9)
     assert [kept.at for kept in bench.state.reservations.values()] == [10.0]
-    bench.submit(graph_of({"short": ()}, {"short": (gpu(8.0),)}), "s", 1.0)
-    bench.submit(graph_of({"long": ()}, {"long": (gpu(20.0),)}), "l", 1.0)
+    bench.submit(graph_of({"short": ()}, {"short": (gpu(8.0),)}), "s", 1.9)
+    bench.submit(graph_of({"long": ()}, {"long": (gpu(20.0),)}), "l", 1.9)
     assert statuses(bench, "a") == ["ready"]
     assert (bench.status("short"), bench.status("long")) == ("granted", "ready")
     bench.end("short", 9.0)

@@ -106,6 +106,34 @@ def test_reasons_name_the_deciding_term() -> None:
     ]
 
 
+def test_jobs_go_by_expected_time_and_after_what_others_wait_for() -> None:
+    """Of workloads of one task the one with the shortest mean goes first, which is not always the one with the shortest
+    median; a task that another waits for goes before them; a workload that grows is no such job any more."""
+    bench = EngineBench(1)
+    bench.submit(graph_of({"busy": ()}, {"busy": (cpu(1.0),)}), "other")
+    for name, seconds in (("long", 9.0), ("skewed", 4.0), ("short", 5.0), ("grows", 8.0)):
+        bench.submit(graph_of({name: ()}, {name: (cpu(seconds),)}), name)
+    bench.send(m.Estimates(((bench.state.first_phase[bench.task("skewed")], 4.0, 40.0),)))
+    bench.submit(graph_of({"head": (), "tail": ("head",)}), "chain")
+    bench.submit(graph_of({"more": ("grows",)}, known=("grows",)), "grows")
+    while len(bench.granted()) < 8:
+        bench.end(bench.granted()[-1])
+    assert bench.granted() == ["busy", "grows", "head", "more", "tail", "short", "long", "skewed"]
+
+
+def test_a_gang_that_is_a_workload_is_a_job() -> None:
+    """The shorter of two gangs goes first, though the longer one came first."""
+    bench = EngineBench(2)
+    bench.submit(graph_of({"x": (), "y": ()}), "first")
+    for workload, seconds in (("slow", 9.0), ("quick", 2.0)):
+        names = {f"{workload}{i}": () for i in range(2)}
+        options = dict.fromkeys(names, TaskOptions(gang="g"))
+        bench.submit(graph_of(names, default=(cpu(seconds),), options=options), workload)
+    bench.end("x", 1.0)
+    bench.end("y", 1.0)
+    assert bench.granted()[2:] == ["quick0", "quick1"]
+
+
 def test_estimates_move_what_is_queued() -> None:
     """A longer estimate for a grandchild moves its waiting ancestor forward, and a shorter one back."""
     bench = EngineBench(1)
