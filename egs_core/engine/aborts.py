@@ -28,7 +28,7 @@ class Aborts:
         if event.scope == "workload" and number is not None and not self._state.workloads[number].aborted:
             self._do.close_workload(number)
         reason = f"aborted by {event.actor or 'operator'}" + (f": {event.reason}" if event.reason else "")
-        for task in self._with_gangs(self._targets(event)):
+        for task in self._with_gangs(self.targets(event)):
             if not self._is_open(task):
                 continue
             if task in self._started:
@@ -37,7 +37,7 @@ class Aborts:
                 self._drop(task)
                 self._abort_descendants(task)
 
-    def _targets(self, event: m.AbortRequested) -> list[int]:
+    def targets(self, event: m.AbortRequested | m.PauseRequested) -> list[int]:
         """Tasks of a workload, a stage of it or one task, highest number first so that children go before parents."""
         state = self._state
         if event.scope == "task":
@@ -94,7 +94,7 @@ class Aborts:
         """A branch not taken; returns the phases that become free to run. Nothing for one that has started."""
         if not 0 <= task < len(self._state.task_ids) or task in self._started or not self._is_open(task):
             return []
-        self._leave(task)
+        self.leave(task)
         return self._do.skip(task)
 
     def after_growth(self, workload: str, added: range) -> None:
@@ -116,12 +116,12 @@ class Aborts:
                 self._drop(task)
 
     def _drop(self, task: int) -> None:
-        self._leave(task)
+        self.leave(task)
         self._do.abort(task)
         if self._state.gang_of:
             self._end_gang(task)
 
-    def _leave(self, task: int) -> None:
+    def leave(self, task: int) -> None:
         """A task that has not started gives up its place and its process."""
         self._queue.remove(self._state.cursor[task])
         self._processes.forget(task)

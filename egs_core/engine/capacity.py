@@ -150,3 +150,11 @@ def lease_of(decision: int, node: int, shape: Shape, devices: tuple[int, ...]) -
     """The lease of a phase of this shape on these devices."""
     per_device = shape.gpu_milli // len(devices) if devices else 0
     return Lease(decision, node, shape.cpu_milli, shape.memory_bytes, per_device, shape.gpu_memory_bytes, devices)
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """An operator's wish that nothing more of a workload, stage or task starts."""
+
+    actor: str
+    reason: str
+    at: float

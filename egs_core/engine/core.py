@@ -16,6 +16,7 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.aborts import Aborts
+from egs_core.engine.capacity import Pause
 from egs_core.engine.explain import explain
 from egs_core.engine.granting import Granting
 from egs_core.engine.invariants import validate_state
@@ -93,6 +94,8 @@ class Engine:
             m.PreloadReady: self._on_preload_ready,
             m.PreloadFailed: self._on_preload_failed,
             m.AbortRequested: self._on_abort,
+            m.PauseRequested: self._on_pause,
+            m.ResumeRequested: self._on_resume,
             m.Tick: self._on_tick,
         }
         self._rebuild()
@@ -413,6 +416,34 @@ class Engine:
     def _on_abort(self, event: m.AbortRequested, _now: float) -> None:
         self._aborts.request(event)
 
+    def _on_pause(self, event: m.PauseRequested, now: float) -> None:
+        """What waits is held; what runs goes on to the end of its phase and holds no GPU after that."""
+        state = self.state
+        tasks = self._aborts.targets(event)
+        if not tasks:
+            return
+        self._do.pause(f"{event.scope}:{event.target}", Pause(event.actor, event.reason, now))
+        for task in tasks:
+            phase = state.cursor[task]
+            if state.status[phase] == READY:
+                if task in self._started:
+                    self._queue.remove(phase)
+                else:
+                    self._aborts.leave(task)
+                self._do.hold_paused(phase)
+        self._freed()
+
+    def _on_resume(self, event: m.ResumeRequested, _now: float) -> None:
+        state, key = self.state, f"{event.scope}:{event.target}"
+        if key not in state.pauses:
+            return
+        self._do.resume(key)
+        for phase in sorted(state.paused):
+            if state.pause_of(state.task_of[phase]) is None:
+                self._do.unhold(phase)
+                self._enqueue(phase)
+        self._processes.is_wanted = True
+
     def _on_tick(self, _event: m.Tick, now: float) -> None:
         if self.state.plan_at is not None and self.state.plan_at <= now:
             self._processes.is_wanted = True
@@ -428,7 +459,9 @@ class Engine:
         self._enqueue(phase)
 
     def _enqueue(self, phase: int) -> None:
-        if self.state.task_of[phase] in self.state.options:
+        if self.state.pauses and self.state.pause_of(self.state.task_of[phase]):
+            self._do.hold_paused(phase)
+        elif self.state.task_of[phase] in self.state.options:
             self._processes.enqueue(phase)
         else:
             self._queue.add(phase)

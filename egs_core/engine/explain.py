@@ -31,6 +31,9 @@ def explain(state: State, task: int, queue: ReadyQueue, waits_for_process: bool)
         return _cold(state, task, name)
     if status == READY:
         return _gang(state, task, queue) or _quota(state, task, queue) or _ready(state, task, name, queue)
+    if status == HELD and phase in state.paused and (pause := state.pause_of(task)):
+        why = f": {pause.reason}" if pause.reason else ""
+        return Reason(name, label, "paused", f"paused by {pause.actor or 'operator'} at {pause.at:.3f} s{why}")
     if status == HELD:
         tries, until = state.rejections[phase], state.retry_at[phase]
         return Reason(name, label, "rejected", f"its start was refused {_times(tries)}; next try at {until:.3f} s")

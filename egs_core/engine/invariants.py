@@ -28,7 +28,9 @@ def _check_leases(state: State) -> None:
         known = state.parked.get(-1 - subject) if subject < 0 else state.leases[subject].decision
         assert known == decision, f"decision {decision} is open for nothing"
     held = {p for p, status in enumerate(state.status) if status == HELD}
-    assert held == set(state.retry_at), f"held {sorted(held)}, to be tried again {sorted(state.retry_at)}"
+    known_held = set(state.retry_at) | state.paused
+    assert held == known_held, f"held {sorted(held)}, to be tried again or paused {sorted(known_held)}"
+    assert all(state.pause_of(state.task_of[p]) for p in state.paused), "held for a pause that is over"
 
 
 def _check_resources(state: State) -> None:

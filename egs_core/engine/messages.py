@@ -147,6 +147,25 @@ class AbortRequested(Event, frozen=True, tag="abort"):
     reason: str = ""
 
 
+class PauseRequested(Event, frozen=True, tag="pause"):
+    """Operator control: nothing more of this starts; what runs goes on to the end of its phase. Scopes as for an
+    abort."""
+
+    scope: str
+    target: str
+    actor: str = ""
+    reason: str = ""
+
+
+class ResumeRequested(Event, frozen=True, tag="resume"):
+    """Takes back the pause of exactly this scope and target."""
+
+    scope: str
+    target: str
+    actor: str = ""
+    reason: str = ""
+
+
 class Tick(Event, frozen=True, tag="tick"):
     """Time has passed; sent when `next_wakeup` says so."""
 
@@ -169,6 +188,8 @@ AnyEvent = (
     | PreloadReady
     | PreloadFailed
     | AbortRequested
+    | PauseRequested
+    | ResumeRequested
     | Tick
 )
 

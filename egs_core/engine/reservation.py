@@ -145,10 +145,10 @@ def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]
 def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Place], now: float) -> bool:
     """Whether phases may start together at these places: what they take is back before a reservation begins, or
     leaves room for it. One with a reservation of its own heeds those made before it only: two that overlap must not
-    wait for each other."""
-    ends = [
-        now + state.estimate_p95_s[p] + _loading_s(state, p, place[0]) for p, place in zip(phases, places, strict=True)
-    ]
+    wait for each other. A task that has started heeds none: it may hold the process slot that is waited for."""
+    if not state.is_first_phase(phases[0]):
+        return True
+    ends = [now + _whole_p95_s(state, p) + _loading_s(state, p, n) for p, (n, _) in zip(phases, places, strict=True)]
     for owner, kept in state.reservations.items():
         if owner in phases:
             break
@@ -159,13 +159,18 @@ def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Pla
             reserved = [(p, n) for p, n in kept.places if n == number]
             if not reserved:
                 continue
-            room = _room_at(state, number, kept.at, now)
+            room = _room_for(state, number, reserved, kept.at, now)
             for phase, (node, devices) in late:
                 if node == number:
                     room.take(lease_of(0, node, state.shapes[state.shape[phase]], devices))
             if not _take_reserved(state, {number: room}, reserved):
                 return False
     return True
+
+
+def _whole_p95_s(state: State, phase: int) -> float:
+    """Until the phase's task has ended: with the phases that follow it."""
+    return sum(state.estimate_p95_s[phase : state.first_phase[state.task_of[phase] + 1]])
 
 
 def _goes_first(state: State, phase: int, owner: int) -> bool:
@@ -183,10 +188,13 @@ def _loading_s(state: State, phase: int, node: int) -> float:
     return 0.0 if is_there else options.warmup_s
 
 
-def _room_at(state: State, number: int, at: float, now: float) -> Node:
-    """The node as it will be at that time, if what runs there ends by its P95."""
+def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at: float, now: float) -> Node:
+    """The node as it will be at that time if what runs there ends by its P95; when that is not enough for what is
+    reserved, because something runs longer than was believed, as it will be once it is."""
     room = copy_node(state.nodes[number])
-    for phase, lease in state.leases.items():
-        if lease.node == number and expected_end_s(state, phase, now) <= max(at, now):
-            room.give_back(lease)
+    ends = sorted((expected_end_s(state, p, now), p) for p, lease in state.leases.items() if lease.node == number)
+    for end, phase in ends:
+        if end > max(at, now) and _take_reserved(state, {number: copy_node(room)}, reserved):
+            break
+        room.give_back(state.leases[phase])
     return room

@@ -16,7 +16,7 @@ from math import isfinite
 import msgspec
 
 from egs_core.engine import quota
-from egs_core.engine.capacity import NOT_STARTED, Gang, Lease, Node, Reservation, Workload, lease_of
+from egs_core.engine.capacity import NOT_STARTED, Gang, Lease, Node, Pause, Reservation, Workload, lease_of
 from egs_core.engine.growth import append_block, refresh_ranks
 from egs_core.engine.lifecycle import (
     ABORTED,
@@ -79,6 +79,9 @@ class State(msgspec.Struct):
     checkpoint_at: dict[int, float] = {}  # task -> when its running phase last saved what it had done
     reservations: dict[int, Reservation] = {}  # phase, the leading one of a gang -> what is kept for it
 
+    pauses: dict[str, Pause] = {}  # "scope:target" -> who has paused it
+    paused: set[int] = set()  # held phases that wait for a resume
+
     kind: list[int] = []
     shape: list[int] = []
     task_of: list[int] = []
@@ -108,6 +111,15 @@ class State(msgspec.Struct):
 
     def options_of(self, task: int) -> TaskOptions:
         return self.options.get(task, DEFAULT_OPTIONS)
+
+    def pause_of(self, task: int) -> Pause | None:
+        """The pause that keeps the task from starting anything: its workload's, its stage's or its own."""
+        workload = self.workloads[self.task_workload[task]].id
+        stage = self.options_of(task).stage
+        for key in (f"workload:{workload}", f"stage:{workload}/{stage}", f"task:{task}"):
+            if key in self.pauses:
+                return self.pauses[key]
+        return None
 
     def is_job(self, task: int) -> bool:
         """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of."""
@@ -199,6 +211,8 @@ class State(msgspec.Struct):
             old, new = STATUS_NAMES[self.status[phase]], STATUS_NAMES[status]
             raise ValueError(f"phase {phase} of {self.task_ids[self.task_of[phase]]!r} cannot go from {old} to {new}")
         self.status[phase] = status
+        if self.paused:
+            self.paused.discard(phase)
 
     def clock(self, now: float) -> None:
         self.now = now
@@ -219,6 +233,17 @@ class State(msgspec.Struct):
             self._leave_process(self.task_of[phase], reusable=False)
         self.rejections[phase] = self.rejections.get(phase, 0) + 1
         self.retry_at[phase] = until
+
+    def pause(self, key: str, pause: Pause) -> None:
+        self.pauses[key] = pause
+
+    def resume(self, key: str) -> None:
+        del self.pauses[key]
+
+    def hold_paused(self, phase: int) -> None:
+        """A ready phase of something paused; `unhold` lets it go on."""
+        self._move(phase, HELD)
+        self.paused.add(phase)
 
     def unhold(self, phase: int) -> None:
         """Back to ready with the place in the order it had."""
@@ -351,6 +376,7 @@ class State(msgspec.Struct):
         for p in self.phases_of(task):
             self._release(p)
             self.retry_at.pop(p, None)
+            self.paused.discard(p)
             self.status[p] = PENDING
             self.started_at[p] = NOT_STARTED
         self._leave_process(task, reusable=False)
@@ -476,6 +502,9 @@ TRANSITIONS = frozenset(
         "ready",
         "hold",
         "unhold",
+        "hold_paused",
+        "pause",
+        "resume",
         "grant",
         "start",
         "end",

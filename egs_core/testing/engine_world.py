@@ -161,6 +161,10 @@ class World:
             m.AbortRequested("task", str(task)),
             m.AbortRequested("stage", f"{workload}/x"),
             m.AbortRequested("workload", workload),
+            m.PauseRequested("task", str(task)),
+            m.PauseRequested("stage", f"{workload}/x"),
+            m.PauseRequested("workload", workload),
+            *[m.ResumeRequested(*key.split(":", 1)) for key in sorted(state.pauses)],
         ]
         self.send(choices[self.numbers.below(len(choices))])
 
@@ -190,6 +194,8 @@ class World:
         """All nodes are there and whatever is open ends well: then every workload must end."""
         for node in self.nodes.values():
             self.send(node)
+        for key in sorted(self.bench.state.pauses):
+            self.send(m.ResumeRequested(*key.split(":", 1)))
         for _ in range(DRAIN_LIMIT):
             if not self._drain_one():
                 break

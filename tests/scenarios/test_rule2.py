@@ -138,14 +138,15 @@ def test_a_large_overdue_task_is_not_starved_by_small_ones() -> None:
 
 
 def test_the_reservation_leaves_what_the_large_task_does_not_need() -> None:
-    """An overdue task that waits for both GPUs and one CPU keeps one CPU free; the others may be taken."""
+    """An overdue task that waits for both GPUs and one CPU keeps one CPU free; the others may be taken, and even that
+    one by what ends before the GPUs are free."""
     bench = EngineBench(4, 2)
     bench.submit(graph_of({"holder": ()}, {"holder": ((1, Shape(0, 1000), 50.0),)}), "h")
     big = graph_of({"big": ()}, {"big": ((1, Shape(1000, 2000), 1.0),)}, {"big": TaskOptions(max_wait_s=1.0)})
     bench.submit(big, "big")
     bench.send(m.Tick(), 1.0)
-    bench.submit(graph_of({f"c{i}": () for i in range(4)}, default=(cpu(10.0),)), "cpus", at=2.0)
-    bench.submit(graph_of({"gpu": ()}, {"gpu": ((1, Shape(0, 500), 1.0),)}), "gpu", at=2.0)
+    bench.submit(graph_of({f"c{i}": () for i in range(4)}, default=(cpu(100.0),)), "cpus", at=2.0)
+    bench.submit(graph_of({"gpu": ()}, {"gpu": ((1, Shape(0, 500), 100.0),)}), "gpu", at=2.0)
     assert bench.granted() == ["holder", "c0", "c1", "c2"]
     bench.end("holder", 3.0)
     assert bench.granted()[-2:] == ["c2", "big"]

@@ -161,7 +161,7 @@ def test_a_stream_of_small_tasks_does_not_starve_a_gang() -> None:
     options = dict.fromkeys("abcd", G)
     bench.submit(graph_of({f"s{i}": () for i in range(4)}, default=(gpu(2.0),)), "s")
     bench.submit(graph_of(dict.fromkeys("abcd", ()), default=(gpu(5.0),), options=options), "g")
-    for step in range(1, 60):
+    for step in range(1, 200):
         bench.submit(graph_of({f"t{step}": ()}, {f"t{step}": (gpu(0.5), gpu(90.0))}), f"w{step}", step * 0.5)
         running = [state_name for state_name in bench.granted() if bench.status(state_name) in ("granted", "running")]
         if bench.status("a") == "granted":
