@@ -5,6 +5,7 @@
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     submit    what a submission costs on Ray: plain, observed, ordered
+    dags      W1, single DAGs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows)
     demo      the demo's pipelines in all variants, interleaved
 
 Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
@@ -21,6 +22,7 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from benchmarks.demo import VARIANTS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
-SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "demo")
+SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "dags", "demo")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -61,6 +63,10 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.gpu_jobs", "--json", *small, *wait] for wait in waits]
     if suite == "submit":
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
+    if suite == "dags":
+        few = ("--largest", "200", "--slots", "8,32") if quick else ("--networks", "instant,125MB/s")
+        drawn = ("--plot", str(OUT / "dags.png")) if find_spec("matplotlib") else ()
+        return [["-m", "benchmarks.single_dags", "--json", *few, *drawn]]
     rounds = options.rounds or (1 if quick else 5)
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]

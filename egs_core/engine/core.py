@@ -33,6 +33,7 @@ from egs_core.engine.lifecycle import (
     RUNNING,
     SUCCEEDED,
 )
+from egs_core.engine.planning import LOOKED_AHEAD_AFTER, LookAhead
 from egs_core.engine.policy import make_policy
 from egs_core.engine.preemption import PRIORITY, select_victims
 from egs_core.engine.processes import Processes
@@ -49,7 +50,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     state none (None: they never go forward by age); seed: of the random policy; record: keep transitions.
 
     preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
-    run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway."""
+    run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway.
+
+    search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none."""
 
     policy: str = "egs"
     preload: bool = True
@@ -59,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     preempt: bool = False
     grace_s: float = 30.0
     min_gain_s: float = 60.0
+    search_placements: int = 200_000
 
 
 class Engine:
@@ -76,6 +80,8 @@ class Engine:
         self._granting = Granting(self._issuer, self._queue, self._processes, self._started)
         self._preempts = self.config.preempt
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._started)
+        placements = self.config.search_placements if self.policy.looks_ahead else 0
+        self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
             m.PhaseEnded: self._on_ended,
             m.PhaseStarted: self._on_started,
@@ -114,6 +120,8 @@ class Engine:
         issuer = self._issuer
         issuer.out = []
         self._handlers[type(event)](event, now)
+        if type(event) in LOOKED_AHEAD_AFTER:
+            self._look_ahead.after(event)
         if state.retry_at:
             self._retry_held(now)
         if self._queue.deadlines:

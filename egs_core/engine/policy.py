@@ -48,13 +48,15 @@ def overdue(_state: State, _phase: int) -> float:
 
 
 def remaining_path(state: State, phase: int) -> float:
-    """Longest expected path from here to an exit of the graph (upward rank), longest first; after those the jobs, tasks
-    that are a workload of their own and that nothing waits for, shortest expected time first.
+    """Longest expected path from here to an exit of the graph (upward rank) and what a plan adds to it, longest first;
+    after those the jobs, tasks that are a workload of their own and that nothing waits for, shortest expected first.
 
     HEFT: Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002. SEPT: Rothkopf, Management Science 12(9), 1966.
     """
     task = state.task_of[phase]
-    return mean_s(state, phase, state.first_phase[task + 1]) if state.is_job(task) else -state.rank_s[phase]
+    if state.is_job(task):
+        return mean_s(state, phase, state.first_phase[task + 1])
+    return -(state.rank_s[phase] + state.lift_s.get(phase, 0.0))
 
 
 def mean_s(state: State, first: int, end: int) -> float:
@@ -140,7 +142,8 @@ class DownstreamWeight:
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """name as on the command line; terms in order; ages: whether `max_wait` moves overdue phases forward.
+    """name as on the command line; terms in order; ages: whether `max_wait` moves overdue phases forward;
+    looks_ahead: whether plans (`planning`) may add to the remaining path.
 
     whole_graph: a term depends on more than the task, its children and its rank. fused: all terms in one function,
     for the hot path; a test holds it against the terms.
@@ -149,6 +152,7 @@ class Policy(msgspec.Struct, frozen=True):
     name: str
     terms: tuple[Term, ...]
     ages: bool = False
+    looks_ahead: bool = False
     whole_graph: bool = False
     fused: Callable[[State, int], Key] | None = None
 
@@ -170,13 +174,15 @@ def egs_key(state: State, phase: int) -> Key:
     has_dependents = state.children[task] or phase + 1 < state.first_phase[task + 1]
     is_job = not state.children[task] and state.is_job(task)
     rank = mean_s(state, phase, state.first_phase[task + 1]) if is_job else -state.rank_s[phase]
+    if state.lift_s and not is_job:
+        rank -= state.lift_s.get(phase, 0.0)
     if options is None:
         return 0, 1, rank, 0 if has_dependents else 1, 0, state.order[phase]
     return -options.priority, 1, rank, 0 if has_dependents else 1, warmth(state, phase), state.order[phase]
 
 
 EGS_TERMS: tuple[Term, ...] = (priority, overdue, remaining_path, dependents, warmth, ready_order)
-EGS = Policy("egs", EGS_TERMS, ages=True, fused=egs_key)
+EGS = Policy("egs", EGS_TERMS, ages=True, looks_ahead=True, fused=egs_key)
 OVERDUE_TERM = EGS_TERMS.index(overdue)
 
 POLICIES: dict[str, Callable[[int], Policy]] = {

@@ -88,6 +88,7 @@ class State(msgspec.Struct):
     estimate_s: list[float] = []
     estimate_p95_s: list[float] = []
     rank_s: list[float] = []
+    lift_s: dict[int, float] = {}  # seconds that a plan adds to the rank of some phases
     status: list[int] = []
     ready_at: list[float] = []
     started_at: list[float] = []
@@ -199,6 +200,10 @@ class State(msgspec.Struct):
 
     def refresh_ranks(self, tasks: Iterable[int]) -> list[int]:
         return refresh_ranks(self, tasks)
+
+    def lift(self, phases: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        """A plan: what to add to the ranks of these phases; nothing to those of all others."""
+        self.lift_s = dict(zip(phases, seconds, strict=True))
 
     def close_workload(self, number: int) -> None:
         """An operator has aborted the workload: it takes no more tasks."""
@@ -497,6 +502,7 @@ TRANSITIONS = frozenset(
         "absorb_workload",
         "absorb_tasks",
         "absorb_estimates",
+        "lift",
         "close_workload",
         "clock",
         "ready",

@@ -1,4 +1,4 @@
-"""How soon a graph could end at best: the lower bound LB2 on the makespan with M equal slots.
+"""How soon a graph could end at best: two lower bounds on the makespan with M equal slots.
 
     a                W / M                b
     |-------|=====================|----------------|
@@ -13,6 +13,14 @@ Only heads and tails that occur need be tried, so LB2 is exact with k distinct h
 `MAX_CUTS` distinct values the candidates for a and b are thinned: a and b are then taken from `MAX_CUTS` of the values
 that occur, equally spaced by work, the least and the greatest kept. W is still the exact work for every pair that is
 tried, so the result is a maximum over fewer pairs: never above LB2, and still a valid bound.
+
+    slot 1  |==========|==========|     nine tasks of 10 s on eight slots take 20 s, as one slot takes two of them;
+    slot 2  |==========|                LB2 lets the ninth be cut into eight pieces and says 11.25 s
+    …
+
+The pigeonhole bound = max over (a, b, k) of a + d_(kM+1-k) + … + d_(kM+1) + b, where d_1 >= d_2 >= … are the seconds of
+the tasks whose head >= a and tail >= b: some slot takes k + 1 of the first kM + 1, so at least the k + 1 least of them.
+It is tried at no more than `PIGEONHOLE_CUTS` values of a and of b, thinned in the same way, and is valid for each.
 """
 
 from __future__ import annotations
@@ -28,6 +36,7 @@ from egs_core.graph.analysis import heads, tails, task_durations, topological_or
 from egs_core.graph.columns import Graph
 
 MAX_CUTS = 1024
+PIGEONHOLE_CUTS = 48
 
 _Floats = NDArray[np.float64]
 
@@ -50,6 +59,14 @@ def lower_bound(
     seconds = task_durations(graph) if durations_s is None else durations_s
     order = topological_order(graph) if order is None else order
     return compute_bound(heads(graph, seconds, order), tails(graph, seconds, order), seconds, slots).seconds
+
+
+def makespan_bound(graph: Graph, slots: int, durations_s: Sequence[float] | None = None) -> float:
+    """The better of LB2 and the pigeonhole bound, in seconds, for tasks that each hold one of `slots` equal slots."""
+    seconds = task_durations(graph) if durations_s is None else durations_s
+    order = topological_order(graph)
+    head, tail = heads(graph, seconds, order), tails(graph, seconds, order)
+    return max(compute_bound(head, tail, seconds, slots).seconds, pigeonhole_bound(head, tail, seconds, slots))
 
 
 def lower_bound_of(heads_s: Sequence[float], tails_s: Sequence[float], work_s: Sequence[float], slots: int) -> float:
@@ -116,3 +133,33 @@ def _cuts(values: _Floats, work: _Floats, max_cuts: int) -> tuple[_Floats, bool]
     picks = np.unique(np.concatenate(([0, len(distinct) - 1], np.minimum(picks, len(distinct) - 1))))
     thinned: _Floats = distinct[picks]
     return thinned, False
+
+
+def pigeonhole_bound(
+    heads_s: Sequence[float],
+    tails_s: Sequence[float],
+    durations_s: Sequence[float],
+    slots: int,
+    max_cuts: int = PIGEONHOLE_CUTS,
+) -> float:
+    """Seconds that items of one slot each need at least because each is whole, see the module."""
+    if slots < 1:
+        raise InputError("slots", f"must be at least 1, not {slots}")
+    seconds = np.asarray(durations_s, dtype=np.float64)
+    longest_first = np.argsort(-seconds, kind="stable")
+    seconds = seconds[longest_first]
+    head, tail = (np.asarray(x, dtype=np.float64)[longest_first] for x in (heads_s, tails_s))
+    best = 0.0
+    for a in _cuts(head, seconds, max_cuts)[0]:
+        late = head >= a
+        late_tail, late_seconds = tail[late], seconds[late]
+        for b in _cuts(late_tail, late_seconds, max_cuts)[0]:
+            best = max(best, float(a + _fullest_slot(late_seconds[late_tail >= b], slots) + b))
+    return best
+
+
+def _fullest_slot(falling: _Floats, slots: int) -> float:
+    """What the slot with the most of the kM + 1 longest items takes at least, for the best k; one item or more."""
+    k = np.arange((len(falling) - 1) // slots + 1)
+    sums = np.concatenate(([0.0], falling.cumsum()))
+    return float((sums[k * slots + 1] - sums[k * slots - k]).max())

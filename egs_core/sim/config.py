@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from egs_core.engine import EngineConfig
 from egs_core.engine.quota import QueueSpec
 
 
@@ -36,6 +37,7 @@ class SimConfig(msgspec.Struct, frozen=True):
     bandwidth_bytes_per_s: of files between nodes, paid by the reader before it starts; None: instant.
     queues: with their quotas, see `egs_core.queues`; none: nobody is limited.
     failure_rate: chance that a phase fails, at a seeded moment of it. warmup_factor scales all warm-up times.
+    search_placements: budget of the engine's look-ahead; 0 for none.
     """
 
     nodes: tuple[SimNode, ...] = ()
@@ -51,3 +53,4 @@ class SimConfig(msgspec.Struct, frozen=True):
     default_max_wait_s: float | None = None
     queues: tuple[QueueSpec, ...] = ()
     records: bool = True
+    search_placements: int = EngineConfig().search_placements

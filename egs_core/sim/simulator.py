@@ -72,7 +72,15 @@ class Simulation:
         self.config = config
         self.workloads = [prepared(w, config) for w in workloads]
         self.ids = _unique_ids(self.workloads)
-        self.engine = Engine(EngineConfig(config.policy, config.preload, config.default_max_wait_s, config.seed))
+        self.engine = Engine(
+            EngineConfig(
+                config.policy,
+                config.preload,
+                config.default_max_wait_s,
+                config.seed,
+                search_placements=config.search_placements,
+            )
+        )
         self.state = self.engine.state
         self.records: list[r.Record] = []
         self.now = 0.0

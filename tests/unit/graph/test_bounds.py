@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from egs_core.errors import InputError
 from egs_core.graph.analysis import critical_path, heads, ranked_plan, tails, task_durations, upward_rank, work_s
-from egs_core.graph.bounds import compute_bound, lower_bound, lower_bound_of
+from egs_core.graph.bounds import compute_bound, lower_bound, lower_bound_of, makespan_bound, pigeonhole_bound
 from egs_core.graph.columns import CPU, Graph, Shape
 
 
@@ -161,3 +161,64 @@ def test_thinning_loses_little() -> None:
     exact = compute_bound(head, tail, work, 400, max_cuts=2000)
     assert exact.exact
     assert compute_bound(head, tail, work, 400, max_cuts=64).seconds >= 0.99 * exact.seconds
+
+
+# --- the pigeonhole bound ---
+
+
+def naive_pigeonhole(graph: Graph, slots: int) -> float:
+    """Straight from its definition: every head, every tail, every k."""
+    items = list(zip(heads(graph), tails(graph), task_durations(graph), strict=True))
+    best = 0.0
+    for a in {h for h, _, _ in items}:
+        for b in {t for _, t, _ in items}:
+            falling = sorted((s for h, t, s in items if h >= a and t >= b), reverse=True)
+            for k in range(-(-len(falling) // slots)):
+                best = max(best, a + sum(falling[k * slots - k : k * slots + 1]) + b)
+    return best
+
+
+def test_nine_equal_tasks_on_eight_slots_take_two_rounds() -> None:
+    """20 s, where LB2 says 11.25 s; with 1 s before and 3 s after them 24 s."""
+    nine = make([10.0] * 9, [()] * 9)
+    assert (lower_bound(nine, 8), makespan_bound(nine, 8)) == (11.25, 20.0)
+    between = make([1.0, *[10.0] * 9, 3.0], [(), *[(0,)] * 9, tuple(range(1, 10))])
+    assert (lower_bound(between, 8), makespan_bound(between, 8)) == (15.25, 24.0)
+
+
+def test_the_longest_need_not_be_the_ones_that_bind() -> None:
+    """3, 3, 2, 2, 2 s on two slots: one takes three of them, the three least, 6 s; of the longest three alone 5 s."""
+    assert pigeonhole_bound([0] * 5, [0] * 5, [2, 3, 2, 3, 2], 2) == 6.0
+    assert pigeonhole_bound([0] * 3, [0] * 3, [2, 3, 3], 2) == 5.0
+
+
+def test_the_pigeonhole_bound_at_its_edges() -> None:
+    """Nothing takes no time, one task takes its own, no slots are an error, LB2 still counts where it is better."""
+    assert pigeonhole_bound([], [], [], 3) == 0.0
+    assert pigeonhole_bound([2.0], [3.0], [4.0], 3) == 9.0
+    with pytest.raises(InputError, match="slots"):
+        pigeonhole_bound([0.0], [0.0], [1.0], 0)
+    uneven = make([7.0, 1.0, 1.0, 1.0, 1.0, 1.0], [()] * 6)
+    assert makespan_bound(uneven, 1) == lower_bound(uneven, 1) == 12.0
+
+
+@given(graphs(largest=6), st.integers(1, 3))
+def test_no_bound_exceeds_the_best_schedule(graph: Graph, slots: int) -> None:
+    """On graphs small enough to try every schedule; and it is never below LB2."""
+    assert lower_bound(graph, slots) <= makespan_bound(graph, slots) <= best_makespan(graph, slots) + 1e-9
+
+
+@given(graphs(), st.integers(1, 5))
+def test_the_pigeonhole_bound_equals_its_definition(graph: Graph, slots: int) -> None:
+    """With few enough heads and tails every pair is tried."""
+    seconds = task_durations(graph)
+    assert pigeonhole_bound(heads(graph), tails(graph), seconds, slots) == pytest.approx(naive_pigeonhole(graph, slots))
+
+
+@given(graphs(), st.integers(1, 5), st.integers(4, 8))
+def test_a_thinned_pigeonhole_bound_is_valid(graph: Graph, slots: int, cuts: int) -> None:
+    """Fewer cuts never give more, and a real schedule is never shorter."""
+    head, tail, seconds = heads(graph), tails(graph), task_durations(graph)
+    thin = pigeonhole_bound(head, tail, seconds, slots, cuts)
+    assert thin <= pigeonhole_bound(head, tail, seconds, slots) + 1e-9
+    assert thin <= list_schedule(graph, slots) + 1e-9
