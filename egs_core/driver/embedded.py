@@ -43,12 +43,14 @@ class EmbeddedDriver:
         after: Observe | None = None,
         on_death: Callable[[BaseException], None] | None = None,
         journal: Journal | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self._perform = perform
         self._before, self._after, self._on_death = before, after, on_death
         self._journal = journal
-        self._origin = time.monotonic()
+        self._clock = clock
+        self._origin = clock() - engine.state.now
         self._queue: queue.SimpleQueue[m.Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._decided: deque[m.Decision] = deque()
         self._is_performing = False
@@ -63,8 +65,8 @@ class EmbeddedDriver:
         return self._thread.is_alive() and not self._dead.is_set()
 
     def now(self) -> float:
-        """Seconds since the driver was made, on a clock that never goes back."""
-        return time.monotonic() - self._origin
+        """Seconds since the first driver of this engine was made: after a recovery the engine's time goes on."""
+        return self._clock() - self._origin
 
     def post(self, event: m.Event) -> None:
         """Give the engine an event; from any thread, never blocks."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from egs_core.driver.storage import FILE_SYSTEM, File, Storage
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine.core import decode_state
 from egs_core.engine.messages import AnyEvent, Event
@@ -71,35 +73,56 @@ class Journal:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], engine: Engine, *, compact_every: int = COMPACT_EVERY, sync: bool = False
+        self,
+        path: str | os.PathLike[str],
+        engine: Engine,
+        *,
+        compact_every: int = COMPACT_EVERY,
+        sync: bool = False,
+        storage: Storage = FILE_SYSTEM,
     ) -> None:
-        self.path = Path(path)
-        if self.path.exists() and (not self.path.is_file() or self.path.stat().st_size):
+        if storage.is_taken(Path(path)):
             raise InputError(str(path), "already exists", "recover from it, or choose another name")
-        self._set_up(engine, compact_every, sync)
+        self._set_up(path, engine, compact_every, sync, storage)
         self._rewrite(snapshot=bool(engine.state.nodes or engine.state.workloads))
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], *, compact_every: int = COMPACT_EVERY, sync: bool = False) -> Journal:
-        """Recover the engine (`journal.engine`) and go on with the file; a torn last line is cut off first."""
-        found = recover(path)
+    def resume(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        compact_every: int = COMPACT_EVERY,
+        sync: bool = False,
+        storage: Storage = FILE_SYSTEM,
+    ) -> Journal:
+        """Recover the engine (`journal.engine`) and go on with the file; a torn last line is cut off first.
+
+        What a process wrote or renamed but did not live to sync counts, so with `sync` it is made to last now.
+        """
+        found = recover(path, storage)
         journal = cls.__new__(cls)
-        journal.path = Path(path)
-        journal._set_up(found.engine(), compact_every, sync)
+        journal._set_up(path, found.engine(), compact_every, sync, storage)
         journal._entries = found.entries
-        journal._file = _open(journal.path, "r+b")
-        journal._file.truncate(found.size_bytes)
+        journal._file = storage.open(journal.path, "r+b")
         journal._file.seek(found.size_bytes)
+        journal._file.truncate()
+        if sync:
+            storage.sync(journal._file)
+            storage.sync_folder(journal.path.parent)
         return journal
 
-    def _set_up(self, engine: Engine, compact_every: int, sync: bool) -> None:
+    def _set_up(
+        self, path: str | os.PathLike[str], engine: Engine, compact_every: int, sync: bool, storage: Storage
+    ) -> None:
         if not engine.config.record:
             raise ValueError("a journal needs an engine that records: EngineConfig(record=True)")
+        self.path = Path(path)
         self.engine = engine
         self._compact_every = compact_every
         self._sync = sync
+        self._storage = storage
         self._entries = 0
-        self._file: BinaryIO
+        self._file: File
 
     def append(self, event: Event, now: float, transitions: list[Transition]) -> None:
         """Write one entry, right after `Engine.handle`. Raises OSError when the disk does not take it; the file is
@@ -109,7 +132,7 @@ class Journal:
         try:
             _write_all(self._file, line)
             if self._sync:
-                os.fsync(self._file.fileno())
+                self._storage.sync(self._file)
         except OSError:
             self._file.seek(before)
             self._file.truncate()
@@ -128,19 +151,19 @@ class Journal:
 
     def _rewrite(self, *, snapshot: bool) -> None:
         beside = self.path.with_name(self.path.name + ".new")
-        self._file = _open(beside, "wb")
+        self._file = self._storage.open(beside, "wb")
         _write_all(self._file, _encoder.encode(Header(config=self.engine.config)) + b"\n")
         if snapshot:
             _write_all(self._file, _encoder.encode(Snapshot(msgspec.Raw(self.engine.snapshot()))) + b"\n")
-        os.fsync(self._file.fileno())
-        os.replace(beside, self.path)
-        _sync_folder(self.path.parent)
+        self._storage.sync(self._file)
+        self._storage.replace(beside, self.path)
+        self._storage.sync_folder(self.path.parent)
         self._entries = 0
 
 
-def recover(path: str | os.PathLike[str]) -> Recovered:
+def recover(path: str | os.PathLike[str], storage: Storage = FILE_SYSTEM) -> Recovered:
     """The state that a journal leads to. Raises InputError (`file:line`) for anything that is not a whole journal."""
-    with _open(Path(path), "rb") as file:
+    with closing(storage.open(Path(path), "rb")) as file:
         lines = _whole_lines(file)
         header, size = _read_header(lines, str(path))
         state, entries = State(), 0
@@ -158,9 +181,19 @@ def recover(path: str | os.PathLike[str]) -> Recovered:
     return Recovered(state, header.config, entries, size)
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+def _whole_lines(file: File) -> Iterator[bytes]:
+    """The lines that were written to their end. A last one with zero bytes, which JSON never has, was not: after a
+    power cut a file may have its length but not all of its content."""
+    torn = b""
     for line in file:
-        if line.endswith(b"\n"):
+        if torn:
+            yield torn  # not the last: the reader says that it is damaged
+            torn = b""
+        if not line.endswith(b"\n"):
+            return
+        if b"\0" in line:
+            torn = line
+        else:
             yield line
 
 
@@ -211,31 +244,9 @@ def _fold(state: State, entry: Entry, place: str) -> None:
         raise InputError(place, problem, "the journal is damaged") from None
 
 
-def _open(path: Path, mode: str) -> BinaryIO:
-    """Without a buffer for writing: a line is with the system once it is written."""
-    try:
-        file = path.open(mode, buffering=-1 if mode == "rb" else 0)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(str(path), f"cannot be opened: {reason}") from None
-    return file  # type: ignore[return-value]  # the type of open() with a computed mode is too wide
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
+def _write_all(file: File, data: bytes) -> None:
     while data:
         data = data[file.write(data) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename outlive the machine, where the system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 _encoder = msgspec.json.Encoder()

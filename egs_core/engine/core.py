@@ -16,7 +16,7 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.aborts import Aborts
-from egs_core.engine.capacity import Pause
+from egs_core.engine.capacity import NOT_STARTED
 from egs_core.engine.explain import explain
 from egs_core.engine.granting import Granting
 from egs_core.engine.invariants import validate_state
@@ -25,12 +25,14 @@ from egs_core.engine.lifecycle import (
     ABORTED,
     FAILED,
     GRANTED,
+    HELD,
     HOLDS_LEASE,
     OUTCOMES,
     PENDING,
     PREEMPTED,
     READY,
     RUNNING,
+    SKIPPED,
     SUCCEEDED,
 )
 from egs_core.engine.planning import LOOKED_AHEAD_AFTER, LookAhead
@@ -322,6 +324,10 @@ class Engine:
             self._restart(task, now, "a later phase of its gang was refused")
             self._recall_gang(task, now)
             return
+        if task in self.state.recalled:  # the Stop may still arrive, and must not end the attempt that follows
+            self._requeue(task, now)
+            self._recall_gang(task, now)
+            return
         wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(self.state.rejections.get(phase, 0), 10))
         self._do.hold(phase, now + wait)
         if task in self.state.stopping:
@@ -430,7 +436,7 @@ class Engine:
         tasks = self._aborts.targets(event)
         if not tasks:
             return
-        self._do.pause(f"{event.scope}:{event.target}", Pause(event.actor, event.reason, now))
+        self._do.pause(f"{event.scope}:{event.target}", event.actor, event.reason, now)
         for task in tasks:
             phase = state.cursor[task]
             if state.status[phase] == READY:
@@ -515,9 +521,18 @@ def decode_state(data: bytes) -> State:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version != STATE_VERSION:
             raise ValueError(f"snapshot: format version {version}, this engine reads {STATE_VERSION}")
-        return msgspec.json.decode(data, type=State)
+        return with_starts(msgspec.json.decode(data, type=State))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"snapshot: {error}") from error
+
+
+def with_starts(state: State) -> State:
+    """Snapshots once said 0.0 for a phase that has not started."""
+    for phase, status in enumerate(state.status):
+        is_old = status in (PENDING, READY, HELD, GRANTED, SKIPPED) or state.ready_at[phase] > 0.0
+        if state.started_at[phase] == 0.0 and is_old:
+            state.started_at[phase] = NOT_STARTED
+    return state
 
 
 class _Versioned(msgspec.Struct):

@@ -31,8 +31,10 @@ class Granting:
     def run(self) -> None:
         """Grant until nothing fits within quotas, devices and what is reserved."""
         queue, state = self._queue, self._state
-        queue.is_dirty = False
         self._drop_reservations()
+        if state.reservations:
+            self._grant_reserved()
+        queue.is_dirty = False
         self.blocked = []
         passed: set[ClassId] = set()
         while (found := queue.front(passed)) is not None:
@@ -53,6 +55,20 @@ class Granting:
                 self._reserve(phase, phases)
             elif not is_gang and PROCESS not in class_id[2]:
                 queue.full.add(class_id)
+
+    def _grant_reserved(self) -> None:
+        """Single phases that fit in what is reserved for them: the loop asks the first of each class only, and that may
+        be one that has to leave this place alone."""
+        queue, state = self._queue, self._state
+        for owner in sorted(state.reservations, key=lambda p: (state.reservations[p].at, p)):
+            class_id = queue.class_of(owner)
+            if class_id[2][:1] == (GANG,) or not self._is_within_quota((owner,), class_id[3]):
+                continue
+            places = self._places((owner,), class_id)
+            if places is not None:
+                reason = queue.deciding_term(queue.keys[owner], class_id)
+                queue.remove(owner)
+                self._grant(owner, places[0], reason)
 
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
         state = self._state

@@ -154,7 +154,7 @@ class ReadyQueue:
     def _push(self, phase: int, key: Key) -> None:
         self.keys[phase] = key
         self.is_dirty = True
-        class_id = self._class_of(phase)
+        class_id = self.class_of(phase)
         heap = self._heaps.get(class_id)
         if heap is None:
             heap = self._heaps[class_id] = []
@@ -162,7 +162,8 @@ class ReadyQueue:
         if heap[0][1] == phase and (self.preempts or self.state.reservations):
             self.full.discard(class_id)  # it may have rights that what waited in front of it had not
 
-    def _class_of(self, phase: int) -> ClassId:
+    def class_of(self, phase: int) -> ClassId:
+        """What it shares a heap with: phases of one shape that may go to the same nodes."""
         state = self.state
         task, shape = state.task_of[phase], state.shape[phase]
         first, end = state.first_phase[task], state.first_phase[task + 1]
@@ -307,7 +308,7 @@ class ReadyQueue:
             if self._is_waiting(entry):
                 phase = entry[1]
                 self._push(phase, overdue_key(self.keys[phase], entry[2]))
-                self.full.discard(self._class_of(phase))  # it reserves what it lacks, so it must be looked at
+                self.full.discard(self.class_of(phase))  # it reserves what it lacks, so it must be looked at
 
     def _is_waiting(self, deadline: tuple[float, int, int]) -> bool:
         _, phase, order = deadline

@@ -19,7 +19,7 @@ import msgspec
 
 from egs_core.engine.capacity import Lease, Node, lease_of
 from egs_core.engine.lifecycle import RUNNING
-from egs_core.engine.placement import Place, lacking, may_start_on, possible_nodes, select_devices
+from egs_core.engine.placement import Place, has_process, lacking, may_start_on, possible_nodes, select_devices
 from egs_core.engine.state import State
 
 MOST_RESERVATIONS = 8
@@ -152,7 +152,7 @@ def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Pla
     for owner, kept in state.reservations.items():
         if owner in phases:
             break
-        if _goes_first(state, phases[0], owner):
+        if _goes_first(state, phases[0], owner) or _has_its_slot(state, phases[0], kept.places):
             continue
         late = [(p, place) for p, place, end in zip(phases, places, ends, strict=True) if end > kept.at]
         for number in {place[0] for _, place in late}:
@@ -177,6 +177,14 @@ def _goes_first(state: State, phase: int, owner: int) -> bool:
     """What the user gave a higher priority than the reservation's owner need not wait for it."""
     task, other = state.task_of[phase], state.task_of[owner]
     return state.options_of(task).priority > state.options_of(other).priority
+
+
+def _has_its_slot(state: State, phase: int, places: Sequence[tuple[int, int]]) -> bool:
+    """Its process, waiting for it or between two of its phases, has the process slot that a reservation's owner lacks:
+    only its end can make that free."""
+    task = state.task_of[phase]
+    home = state.home.get(task) if state.warm_key_of(task) else None
+    return any(number == home and not has_process(state, state.task_of[p], number) for p, number in places)
 
 
 def _loading_s(state: State, phase: int, node: int) -> float:

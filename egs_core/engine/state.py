@@ -239,8 +239,8 @@ class State(msgspec.Struct):
         self.rejections[phase] = self.rejections.get(phase, 0) + 1
         self.retry_at[phase] = until
 
-    def pause(self, key: str, pause: Pause) -> None:
-        self.pauses[key] = pause
+    def pause(self, key: str, actor: str, reason: str, at: float) -> None:
+        self.pauses[key] = Pause(actor, reason, at)
 
     def resume(self, key: str) -> None:
         del self.pauses[key]

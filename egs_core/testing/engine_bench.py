@@ -45,7 +45,7 @@ def graph_of(
 
 def canonical(state: State) -> bytes:
     """Equal states give equal bytes, in whatever order their sets and dictionaries were filled."""
-    return msgspec.json.encode(msgspec.to_builtins(state, str_keys=True), order="deterministic")
+    return msgspec.json.encode(msgspec.to_builtins(state, str_keys=True, order="deterministic"))
 
 
 class EngineBench:

@@ -164,3 +164,11 @@ def test_journal_has_what_was_handled(tmp_path: Any) -> None:
     assert done.wait(LIMIT_S)
     driver.close()
     assert recover(tmp_path / "journal").engine().snapshot() == engine.snapshot()
+
+
+def test_a_recovered_engine_s_time_goes_on() -> None:
+    """A driver of an engine that has lived for a day does not wait a day for its next timer."""
+    engine = Engine()
+    engine.handle(m.NodeAdded("n", cpus=1.0), 86_400.0)
+    driver = EmbeddedDriver(engine, lambda *_: None, clock=lambda: 5.0)
+    assert driver.now() == 86_400.0

@@ -247,6 +247,18 @@ def test_a_folder_or_nothing_is_an_error(make: Callable[[Path], None], tmp_path:
         recover(tmp_path / "j")
 
 
+@pytest.mark.parametrize("hole", [b'"entry"', b"transitions"])
+def test_a_last_line_with_a_hole_is_dropped_and_only_there(hole: bytes, tmp_path: Path) -> None:
+    """A power cut may leave a file its length and not its last content; in the middle that is damage."""
+    torn = ENTRY.replace(hole, bytes(len(hole)))
+    (tmp_path / "j").write_bytes(HEADER + ENTRY + torn)
+    found = recover(tmp_path / "j")
+    assert (found.entries, found.size_bytes) == (1, len(HEADER + ENTRY))
+    (tmp_path / "j").write_bytes(HEADER + torn + ENTRY)
+    with pytest.raises(InputError, match=":2: is not a journal entry"):
+        recover(tmp_path / "j")
+
+
 # --- version 1 stays readable -----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,13 @@
+"""Fault simulation: the shipped engine, journal and driver on a simulated disk, clock, network and cluster, by seed.
+
+    plan    what a seed stands for          shell    the driver's process, and what an adapter does around it
+    disk    forgets what was not synced     worker   a machine that outlives the driver
+    wire    messages, and their network     ledger   what really happened
+    world   the loop                        claims   what must be true; add yours there
+
+`python -m egs_core.testing.fault_sim --seed 17` replays one seed with its trace; `--seeds 0:2000` runs many.
+"""
+
+from egs_core.testing.fault_sim.runner import Result, run_seed, run_seeds
+
+__all__ = ["Result", "run_seed", "run_seeds"]

@@ -1,0 +1,252 @@
+"""The driver's process: the shipped driver, journal and engine, and around them what an adapter does.
+
+decision ──► command, repeated until the worker answers; given up by fencing, then DecisionLost
+news     ──► event, then acknowledged: never before the journal has it
+a start  ──► what the cluster offers now; then each node is asked what it runs (`egs_core.driver.reconcile`)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from egs_core.driver.embedded import EmbeddedDriver
+from egs_core.driver.journal import Journal
+from egs_core.driver.reconcile import events_of, open_questions, strays
+from egs_core.engine import Engine
+from egs_core.engine import messages as m
+from egs_core.testing.fault_sim import wire as w
+from egs_core.testing.fault_sim.disk import Crash
+from egs_core.testing.fault_sim.ledger import Job
+from egs_core.testing.fault_sim.plan import Submission, Wish
+
+if TYPE_CHECKING:
+    from egs_core.testing.fault_sim.world import World
+
+JOURNAL = Path("driver.journal")
+REPEAT_S = 1.5
+PATIENCE = 1  # repetitions before a driver may give up on a grant
+
+
+class Shell:
+    """One life of the driver. is_written: whether the journal has all that the engine did."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world = world
+        self.number = number
+        self.journal = self._open_journal()
+        self.engine = self.journal.engine
+        self.state = self.engine.state
+        self.driver = EmbeddedDriver(
+            self.engine,
+            self._perform,
+            before=self._before,
+            after=self._after,
+            journal=self.journal,
+            clock=world.clock,
+        )
+        self.pending: dict[w.Command, str] = {}
+        self.is_written = True
+        self._questions = open_questions(self.state)
+        self._below = self.state.next_decision
+        self._places = {q.task: q.node for q in self._questions}
+        self._standings: dict[str, w.Standing] = {}
+
+    def _open_journal(self) -> Journal:
+        disk, plan = self._world.disk, self._world.plan
+        if disk.is_taken(JOURNAL):
+            return Journal.resume(JOURNAL, compact_every=plan.compact_every, sync=plan.sync, storage=disk)
+        engine = Engine(plan.config)
+        return Journal(JOURNAL, engine, compact_every=plan.compact_every, sync=plan.sync, storage=disk)
+
+    def begin(self) -> None:
+        """Learn what has happened while no driver was there."""
+        world = self._world
+        if world.plan.queues and not self.state.queues:
+            self.handle(m.QueuesChanged(world.plan.queues))
+        for node in self.state.nodes:
+            if node.alive and node.name not in world.workers:
+                self.handle(m.NodeLost(node.name))
+        standings = [worker.standing for worker in world.workers.values()]
+        self._standings = {standing.node: standing for standing in standings}  # all, before any decision needs one
+        for standing in standings:
+            self._take(standing)
+        for question in self._questions:
+            if question.must_stop:
+                self._stop(question.node, question.task, question.attempt, question.phase)
+        for worker in world.workers.values():
+            if worker.is_up:
+                self._command(worker.name, w.Ask(worker.name, self._below, self.number))
+
+    def handle(self, event: m.Event) -> None:
+        self._world.tell("event", event)
+        self.driver.handle(event)
+
+    # --- what comes in ---
+
+    def hear_standing(self, standing: w.Standing) -> None:
+        """News of a node, unless newer news were here before."""
+        known = self._standings[standing.node]
+        if known.version < standing.version:
+            self._standings[standing.node] = standing
+            self._take(standing, is_new=known.boot != standing.boot)
+        self._world.standing_heard(standing)
+
+    def _take(self, standing: w.Standing, *, is_new: bool = False) -> None:
+        """is_new: the node has started again, so that it has nothing of what it was told before."""
+        name = standing.node
+        if standing.capacity is None or is_new:
+            self.pending = {command: node for command, node in self.pending.items() if node != name}
+            if any(node.alive and node.name == name for node in self.state.nodes):
+                self.handle(m.NodeLost(name))
+        if standing.capacity is not None:
+            self.handle(standing.capacity)
+
+    def hear_news(self, name: str, boot: int, news: w.News) -> None:
+        self.handle(news.event)
+        worker = self._world.workers[name]
+        if worker.boot == boot:
+            self._world.network.carry(lambda: worker.acknowledged(news.number))
+
+    def hear_answer(self, name: str, boot: int, answer: w.Taken | w.Inventory) -> None:
+        """The first answer to each command of this life counts."""
+        command = answer.command if isinstance(answer, w.Taken) else answer.ask
+        if self._standings[name].boot != boot or self.pending.pop(command, None) is None:
+            return
+        if isinstance(answer, w.Inventory):
+            self._reconcile(name, answer)
+        elif isinstance(command, w.Fence) and not answer.has_started:
+            self._world.counts["decision lost"] += 1
+            self.handle(m.DecisionLost(command.decision))
+
+    def _reconcile(self, name: str, inventory: w.Inventory) -> None:
+        questions = [q for q in self._questions if q.node == name]
+        for event in events_of(self.state, questions, inventory.found, inventory.warm):
+            self._world.counts["reconciled"] += 1
+            self.handle(event)
+        for stray in strays(self.state, name, inventory.found):
+            self._world.counts["stray stopped"] += 1
+            self._stop(name, stray.task, stray.attempt, stray.phase)
+
+    # --- what users ask for ---
+
+    def submit(self, submission: Submission) -> bool:
+        """Whether the block is there, perhaps since before."""
+        if submission.workload not in self.state.workload_numbers:
+            self.handle(m.WorkloadSubmitted(submission.workload, queue=submission.queue))
+        known = len(self.state.workloads[self.state.workload_number(submission.workload)].numbers)
+        if known == submission.known:
+            self.handle(m.TasksAdded(submission.workload, submission.graph))
+        return known >= submission.known
+
+    def fulfil(self, wish: Wish) -> bool:
+        """Whether the wish has been taken in; not before its task is known."""
+        number = self.state.workload_numbers.get(wish.workload)
+        if number is None or wish.task >= len(self.state.workloads[number].numbers):
+            return False
+        task = self.state.workloads[number].numbers[wish.task]
+        ledger = self._world.ledger
+        if wish.kind == "skip":
+            ledger.skipped.add(self.state.task_ids[task])
+            self.handle(m.BranchSkipped(task))
+        elif wish.kind == "estimate":
+            phase = self.state.first_phase[task]
+            self.handle(m.Estimates(((phase, wish.seconds, wish.seconds * 1.5),)))
+        else:
+            self._abort(wish, task)
+        return True
+
+    def _abort(self, wish: Wish, task: int) -> None:
+        target = {"task": str(task), "stage": f"{wish.workload}/x", "workload": wish.workload}[wish.kind]
+        numbers = self.state.workloads[self.state.workload_number(wish.workload)].numbers
+        hit = {
+            "task": [task],
+            "stage": [t for t in numbers if self.state.options_of(t).stage == "x"],
+            "workload": numbers,
+        }[wish.kind]
+        ids = {self.state.task_ids[t] for t in hit}
+        ledger = self._world.ledger
+        ledger.abort_asked |= ids
+        if wish.kind == "workload":
+            ledger.closed.add(wish.workload)
+        self.handle(m.AbortRequested(wish.kind, target, "ann"))
+        ledger.aborted |= ids
+
+    # --- decisions ---
+
+    def _perform(self, decision: m.Decision, _now: float) -> None:
+        world = self._world
+        world.tell("decide", decision)
+        if world.crashes_now():
+            raise Crash("while deciding")
+        if isinstance(decision, m.Grant):
+            self._grant(decision)
+        elif isinstance(decision, m.Preload):
+            seconds = 0.0 if decision.reuse else self.state.options_of(decision.task).warmup_s
+            self._command(decision.node, w.Warm(decision.id, decision.task, seconds))
+        elif isinstance(decision, m.Stop):
+            world.counts["preempted for " + decision.reason.rpartition(": ")[2] if decision.grace_s else "stopped"] += 1
+            self._stop(self._places[decision.task], decision.task, decision.attempt, decision.phase)
+
+    def _grant(self, grant: m.Grant) -> None:
+        world = self._world
+        world.ledger.grant(self.state.task_ids[grant.task])
+        self._places[grant.task] = grant.node
+        if not world.workers[grant.node].is_up and world.rng.random() < 0.5:
+            self.handle(m.DecisionRejected(grant.id, "connection refused"))  # at once, within the performer
+        else:
+            self._command(grant.node, w.Start(grant.id, self._job(grant)))
+
+    def _job(self, grant: m.Grant) -> Job:
+        state, task = self.state, grant.task
+        first, options = state.first_phase[task], state.options_of(task)
+        shape = state.shapes[state.shape[grant.phase]]
+        return Job(
+            state.task_ids[task],
+            task,
+            grant.attempt,
+            grant.phase,
+            grant.phase - first,
+            state.first_phase[task + 1] - first,
+            state.workloads[state.task_workload[task]].queue,
+            shape.cpu_milli,
+            shape.memory_bytes,
+            shape.gpu_milli // len(grant.devices) if grant.devices else 0,
+            shape.gpu_memory_bytes,
+            grant.devices,
+            tuple(state.task_ids[p] for p in state.parents[task]),
+            self._world.draw_seconds(),
+            0.0 if grant.warm else options.warmup_s,
+        )
+
+    def _stop(self, node: str, task: int, attempt: int, phase: int) -> None:
+        self._command(node, w.Stop(task, attempt, phase))
+
+    # --- commands ---
+
+    def _command(self, node: str, command: w.Command) -> None:
+        """Send, and again until it is answered."""
+        if self._standings[node].capacity is not None:
+            self.pending[command] = node
+            self._send(node, command, 0)
+
+    def _send(self, node: str, command: w.Command, tries: int) -> None:
+        world = self._world
+        if world.shell is not self or command not in self.pending:
+            return
+        if isinstance(command, w.Start) and tries > PATIENCE and world.chance("gives_up"):
+            del self.pending[command]
+            self._command(node, w.Fence(command.decision, command.job.task, command.job.attempt))
+            return
+        boot = self._standings[node].boot
+        world.network.carry(lambda: world.workers[node].receive(boot, command))
+        world.later(REPEAT_S, lambda: self._send(node, command, tries + 1))
+
+    # --- around the engine's handling of an event ---
+
+    def _before(self, _event: m.Event, _now: float) -> None:
+        self.is_written = False
+
+    def _after(self, _event: m.Event, _now: float) -> None:
+        self.is_written = True
+        self._world.check_event(self)
