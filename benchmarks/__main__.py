@@ -6,6 +6,7 @@
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     submit    what a submission costs on Ray: plain, observed, ordered
     dags      W1, single DAGs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows)
+    predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
     demo      the demo's pipelines in all variants, interleaved
 
 Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
@@ -36,7 +37,7 @@ from benchmarks.demo import VARIANTS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
-SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "dags", "demo")
+SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "dags", "predictors", "demo")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -67,6 +68,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         few = ("--largest", "200", "--slots", "8,32") if quick else ("--networks", "instant,125MB/s")
         drawn = ("--plot", str(OUT / "dags.png")) if find_spec("matplotlib") else ()
         return [["-m", "benchmarks.single_dags", "--json", *few, *drawn]]
+    if suite == "predictors":
+        return [["-m", "benchmarks.predictors", "--json", "--plot", str(OUT / "predictors.svg")]]
     rounds = options.rounds or (1 if quick else 5)
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from egs_core.cli.simulated import estimate_of
+from egs_core.cli.simulated import estimate_of, input_bytes
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
 from egs_core.history import HistoryRow, history_from_runlog
@@ -70,4 +70,5 @@ def _rows_of_workload(workload: LoadedWorkload) -> Iterator[HistoryRow]:
             seconds = graph.phase_duration_s[p]
             if seconds is not None:
                 shape = graph.shapes[graph.phase_shape[p]]
-                yield HistoryRow(workload.name, graph.names[task], number, shape, seconds)
+                size = input_bytes(graph, task)
+                yield HistoryRow(workload.name, graph.names[task], number, shape, seconds, input_bytes=size)

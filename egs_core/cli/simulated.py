@@ -15,7 +15,7 @@ from egs_core.graph.bounds import compute_bound
 from egs_core.graph.columns import Graph, Shape
 from egs_core.graph.load import LoadedWorkload
 from egs_core.graph.places import did_you_mean
-from egs_core.predict import Predictor, signature_of
+from egs_core.predict import Features, Predictor, signature_of
 from egs_core.sim import Durations, SimConfig, SimNode
 
 SLOTS_HELP = "Equal places; every phase takes one, whatever it asks for."
@@ -68,8 +68,16 @@ def estimate_of(predictor: Predictor, workload: LoadedWorkload, phase: int) -> t
     task = _task_of(graph, phase)
     shape = graph.shapes[graph.phase_shape[phase]]
     signature = signature_of(workload.name, graph.names[task], phase - graph.phase_offsets[task], shape)
-    estimate = predictor.estimate(signature, graph.phase_kind[phase])
+    estimate = predictor.estimate(
+        signature, graph.phase_kind[phase], features=Features(input_bytes=input_bytes(graph, task))
+    )
     return estimate.p50_s, estimate.p95_s
+
+
+def input_bytes(graph: Graph, task: int) -> int:
+    """What a task reads, as far as the workload says; -1 unknown."""
+    files = graph.inputs.get(task)
+    return sum(graph.file_sizes[file] for file in files) if files else -1
 
 
 def _task_of(graph: Graph, phase: int) -> int:

@@ -1,21 +1,22 @@
 """How long a phase will take: a distribution from its own history, else the author's hint, else what is usual here.
 
-history   of this signature: weighted quantiles of its last 200 durations
+history   of this signature, whatever the input size: its first two durations as they are, then a `Forecaster` that
+  │       weighs several views of them, size, labels and run included
   │ none
 hint      p50 = the hint, p95 = twice that
   │ none
-prior     median over the signatures of the same (pipeline, task, phase) on other shapes or inputs,
-  │ none  else over all signatures of the kind; p95 = 4 to 10 times that
+prior     median over the signatures of the same (pipeline, task, phase) on other shapes,
+  │       else what a task of this name, phase, shape and flavor takes in another pipeline,
+  │ none  else the median over all signatures of the kind; of medians p95 = 4 to 10 times that
 fixed     10 s for a CPU phase, 60 s for a GPU phase
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Shape
 from egs_core.predict.estimate import (
     MAX_SPREAD,
+    UNKNOWN_INPUT,
     Estimate,
     Signature,
     conditional_estimate,
@@ -32,16 +34,37 @@ from egs_core.predict.estimate import (
     signature_of,
     spread_estimate,
 )
+from egs_core.predict.forecast import Forecaster, Traits
+from egs_core.predict.window import Window
 
 FORMAT = "egs-predictor"
-VERSION = 1
-NEWEST, OLDER = 50, 150  # the window: durations that weigh NEWEST_WEIGHT, and the ones before them that weigh 1
-NEWEST_WEIGHT = 3
+VERSION = 2
+READABLE = (1, VERSION)
 HINT_SPREAD = 2.0
 PRIOR_SPREAD = 4.0
 FIXED_PRIOR_S = {CPU: 10.0, GPU: 60.0}
+FORECAST_FROM = 3  # durations of a signature; fewer say nothing about which view of them is good
+LEARNED_ROWS = 200  # of a signature, the newest ones, when rows are learned in bulk
+_WARMUPS = 200
 
+_Name = tuple[str, int, Shape, str]  # task, phase, shape, flavor
 _Pool = tuple[str, str, int] | int  # (pipeline, task, phase), or a kind
+
+
+class Features(msgspec.Struct, frozen=True):
+    """What else is known of one phase before it starts, and may matter to how long it takes.
+
+    run: the workload that it is part of. labels: words, always in the same order ("" unknown), such as user or model.
+    numbers: sizes and counts, likewise (negative: unknown). input_bytes: -1 takes the size from the signature.
+    """
+
+    run: str = ""
+    labels: tuple[str, ...] = ()
+    numbers: tuple[float, ...] = ()
+    input_bytes: float = -1.0
+
+
+NO_FEATURES = Features()
 
 
 class HistoryLike(Protocol):
@@ -50,50 +73,21 @@ class HistoryLike(Protocol):
     def load(self, pipeline: str) -> Iterable[Any]: ...
 
 
-class _Window:
-    """The last durations of one signature, sorted by value, the newest ones with more weight.
+class _Known(msgspec.Struct):
+    """A signature with history: its name as a category, and its median as it is in the pools."""
 
-    Within the newest 50 and within the 150 before them order does not matter. Invariant: `ranked` holds exactly the
-    values of `newest` (weight 3) and `older` (weight 1), sorted.
-    """
-
-    __slots__ = ("cumulative", "estimate", "newest", "older", "ranked", "values")
-
-    def __init__(self) -> None:
-        self.newest: deque[float] = deque()
-        self.older: deque[float] = deque()
-        self.ranked: list[tuple[float, int]] = []
-        self.values: list[float] = []
-        self.cumulative: list[int] = []
-        self.estimate = Estimate(0.0, 0.0, 0.0)
-
-    def add(self, seconds: float) -> None:
-        self.newest.append(seconds)
-        insort(self.ranked, (seconds, NEWEST_WEIGHT))
-        if len(self.newest) > NEWEST:
-            aged = self.newest.popleft()
-            self._discard((aged, NEWEST_WEIGHT))
-            self.older.append(aged)
-            insort(self.ranked, (aged, 1))
-        if len(self.older) > OLDER:
-            self._discard((self.older.popleft(), 1))
-
-    def refresh(self) -> None:
-        """Recompute what estimates read; apart from `add`, so that loading a long history does it once."""
-        self.values = [value for value, _ in self.ranked]
-        self.cumulative = list(accumulate(weight for _, weight in self.ranked))
-        self.estimate = sample_estimate(self.values, self.cumulative)
-
-    def _discard(self, entry: tuple[float, int]) -> None:
-        del self.ranked[bisect_left(self.ranked, entry)]
+    category: str
+    median_s: float
 
 
 class Predictor:
     """Learns durations and answers with distributions. Pure: no clock and no input or output."""
 
     def __init__(self) -> None:
-        self._windows: dict[Signature, _Window] = {}
-        self._warmups: dict[tuple[str, str], _Window] = {}
+        self._forecaster = Forecaster()
+        self._known: dict[Signature, _Known] = {}  # without the input's size, which is a feature
+        self._named: dict[_Name, str] = {}  # the category of a task's name that was seen last, whatever its pipeline
+        self._warmups: dict[tuple[str, str], Window] = {}  # in seconds
         # Medians of the signatures of a pool, sorted; each signature's median is in exactly two pools.
         self._pools: dict[_Pool, list[float]] = {}
 
@@ -106,130 +100,193 @@ class Predictor:
         return predictor
 
     def learn(self, rows: Iterable[Any]) -> int:
-        """Observe history rows, oldest first, and return how many counted; the same as one `observe` a row."""
-        changed: set[Signature] = set()
+        """Observe history rows, oldest first, and return how many counted: of a signature at most the newest
+        LEARNED_ROWS, each as one `observe`."""
+        good = [row for row in rows if row.outcome == "succeeded" and _is_duration(row.seconds)]
+        signatures = [signature_of(row.pipeline, row.task, row.phase, row.shape, row.flavor) for row in good]
+        left = Counter(signatures)
         counted = 0
-        for row in rows:
-            if row.outcome != "succeeded":
-                continue
-            signature = signature_of(row.pipeline, row.task, row.phase, row.shape, row.flavor, row.input_bytes)
-            if self._add(signature, row.seconds):
-                changed.add(signature)
-                counted += 1
+        for row, signature in zip(good, signatures, strict=True):
+            left[signature] -= 1
+            if left[signature] < LEARNED_ROWS:
+                counted += self.observe(signature, row.seconds, Features(input_bytes=row.input_bytes))
             if row.warmup_s > 0:
                 self.observe_warmup(row.pipeline, row.task, row.warmup_s)
-        for signature in changed:
-            self._refresh(signature)
         return counted
 
-    def observe(self, signature: Signature, seconds: float) -> bool:
+    def observe(self, signature: Signature, seconds: float, features: Features = NO_FEATURES) -> bool:
         """Learn one warm duration. A negative or non-finite one is ignored (False): a clock may be wrong."""
-        counted = self._add(signature, seconds)
-        if counted:
-            self._refresh(signature)
-        return counted
+        if not _is_duration(seconds):
+            return False
+        plain = _without_size(signature)
+        known = self._known.get(plain)
+        if known is None:
+            self._known[plain] = known = _Known(_category(plain), math.nan)
+        self._named[_name(plain)] = known.category
+        self._forecaster.learn(_traits(known.category, signature, features), seconds)
+        self._pool(plain, known)
+        return True
 
     def observe_warmup(self, pipeline: str, task: str, seconds: float) -> bool:
         """Learn how long a task's cold start took."""
         if not _is_duration(seconds):
             return False
-        window = self._warmups.setdefault((pipeline, task), _Window())
-        window.add(seconds)
-        window.refresh()
+        self._warmups.setdefault((pipeline, task), Window(_WARMUPS)).add(seconds)
         return True
 
     def warmup(self, pipeline: str, task: str) -> Estimate | None:
         """The distribution of a task's cold starts, or None when none was seen."""
         window = self._warmups.get((pipeline, task))
-        return window.estimate if window else None
+        return _sampled(window.ranked) if window else None
 
-    def estimate(self, signature: Signature, kind: int | None = None, hint_s: float | None = None) -> Estimate:
+    def estimate(
+        self,
+        signature: Signature,
+        kind: int | None = None,
+        hint_s: float | None = None,
+        features: Features = NO_FEATURES,
+    ) -> Estimate:
         """The distribution of a phase's duration. kind: CPU or GPU, by default what the signature's shape says."""
-        window = self._windows.get(signature)
-        if window is not None:
-            return window.estimate
+        known = self._known.get(_without_size(signature))
+        if known is not None:
+            return self._from_history(known.category, signature, features)
         if hint_s is not None and _is_duration(hint_s):
             return spread_estimate(hint_s, HINT_SPREAD, 0, "hint")
-        kind = signature.kind if kind is None else kind
-        pool = self._pools.get(_related(signature)) or self._pools.get(kind)
-        return _pooled(pool) if pool else spread_estimate(FIXED_PRIOR_S[kind], MAX_SPREAD, 0, "prior")
+        return self._prior(signature, signature.kind if kind is None else kind, features)
 
-    def remaining(self, known: Estimate | Signature, elapsed_s: float) -> Estimate:
+    def remaining(self, known: Estimate | Signature, elapsed_s: float, features: Features = NO_FEATURES) -> Estimate:
         """What is left for a phase that already ran elapsed_s: its distribution given that it did not end before.
 
-        With a signature's history: quantiles of the samples above elapsed_s. Beyond all of them, or with little left of
-        an estimate, the Pareto tail with exponent 2: half of those that ran t end within another 0.41 t, 95 % within
-        3.5 t. So elapsed + remaining never goes down as time passes.
+        Of a signature with history and no features: quantiles of its durations above elapsed_s, at least the estimate.
+        Otherwise a log-normal distribution through the estimate, since durations of other inputs say little about this
+        one. Beyond all of either the Pareto tail with exponent 2: half of those that ran t end within another 0.41 t,
+        95 % within 3.5 t. So elapsed + remaining never goes down as time passes.
         """
         elapsed_s = max(0.0, elapsed_s)
-        if isinstance(known, Signature):
-            window = self._windows.get(known)
-            if window is not None:
-                return minus_elapsed(sample_estimate(window.values, window.cumulative, elapsed_s), elapsed_s)
-            known = self.estimate(known)
-        return minus_elapsed(conditional_estimate(known, elapsed_s), elapsed_s)
+        if isinstance(known, Estimate):
+            return minus_elapsed(conditional_estimate(known, elapsed_s), elapsed_s)
+        estimate = self.estimate(known, features=features)
+        history = self._known.get(known) if features == NO_FEATURES else None
+        if history is None or not elapsed_s:
+            return minus_elapsed(conditional_estimate(estimate, elapsed_s), elapsed_s)
+        return minus_elapsed(_later(estimate, self._survivors(history.category, elapsed_s)), elapsed_s)
 
     def signatures(self) -> list[Signature]:
-        """All signatures with history, in the order in which they were first seen."""
-        return list(self._windows)
+        """All signatures with history, in the order in which they were first seen; their input sizes are left out."""
+        return list(self._known)
 
     def to_dict(self) -> dict[str, Any]:
-        """A versioned snapshot of plain lists, numbers and text; durations oldest first."""
+        """A versioned snapshot of plain lists, numbers and text."""
         return {
             "format": FORMAT,
             "version": VERSION,
-            "signatures": [[*msgspec.to_builtins(s), [*w.older, *w.newest]] for s, w in self._windows.items()],
-            "warmups": [[*key, [*w.older, *w.newest]] for key, w in self._warmups.items()],
+            "signatures": [msgspec.to_builtins(signature) for signature in self._known],
+            "warmups": [[*key, list(window.recent)] for key, window in self._warmups.items()],
+            "forecaster": self._forecaster.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, snapshot: Mapping[str, Any]) -> Predictor:
         """The predictor that made the snapshot; InputError for one of another format, version or form."""
-        if snapshot.get("format") != FORMAT or snapshot.get("version") != VERSION:
+        if snapshot.get("format") != FORMAT or snapshot.get("version") not in READABLE:
             found = f"{snapshot.get('format')!r} version {snapshot.get('version')!r}"
-            raise InputError("predictor snapshot", f"{found} is not readable", f"known: {FORMAT} version {VERSION}")
+            raise InputError("predictor snapshot", f"{found} is not readable", f"known: {FORMAT} up to {VERSION}")
         predictor = cls()
         try:
-            rows = msgspec.convert(snapshot.get("signatures"), list[_SignatureRow])
             warmups = msgspec.convert(snapshot.get("warmups", []), list[tuple[str, str, list[float]]])
+            if snapshot["version"] == 1:
+                predictor._take_version_1(msgspec.convert(snapshot.get("signatures"), list[_RowOfVersion1]))
+            else:
+                predictor._take(snapshot)
         except msgspec.ValidationError as error:
             raise InputError("predictor snapshot", str(error)) from error
-        for pipeline, task, phase, shape, flavor, bucket, durations in rows:
-            signature = Signature(pipeline, task, phase, shape, flavor, bucket)
-            for seconds in durations:
-                predictor._add(signature, seconds)
-            if signature in predictor._windows:
-                predictor._refresh(signature)
         for pipeline, task, durations in warmups:
             for seconds in durations:
                 predictor.observe_warmup(pipeline, task, seconds)
         return predictor
 
-    def _add(self, signature: Signature, seconds: float) -> bool:
-        if not _is_duration(seconds):
-            return False
-        window = self._windows.get(signature)
-        if window is None:
-            window = self._windows[signature] = _Window()
-        window.add(seconds)
-        return True
+    def _take(self, snapshot: Mapping[str, Any]) -> None:
+        signatures = msgspec.convert(snapshot.get("signatures"), list[Signature])
+        self._forecaster = Forecaster.from_dict(msgspec.convert(snapshot.get("forecaster"), dict[str, Any]))
+        for signature in signatures:
+            self._known[signature] = known = _Known(_category(signature), math.nan)
+            self._named[_name(signature)] = known.category
+            if not self._forecaster.recent(known.category):
+                raise InputError("predictor snapshot", f"no durations of {signature.task!r}")
+            self._pool(signature, known)
 
-    def _refresh(self, signature: Signature) -> None:
-        window = self._windows[signature]
-        was_known, old = bool(window.values), window.estimate.p50_s
-        window.refresh()
+    def _take_version_1(self, rows: Iterable[_RowOfVersion1]) -> None:
+        for pipeline, task, phase, shape, flavor, bucket, durations in rows:
+            for seconds in durations:
+                self.observe(Signature(pipeline, task, phase, shape, flavor, bucket), seconds)
+
+    def _prior(self, signature: Signature, kind: int, features: Features) -> Estimate:
+        if pool := self._pools.get(_related(signature)):
+            return _pooled(pool)
+        if (category := self._named.get(_name(signature))) is not None:
+            return msgspec.structs.replace(self._from_history(category, signature, features), source="prior")
+        pool = self._pools.get(kind)
+        return _pooled(pool) if pool else spread_estimate(FIXED_PRIOR_S[kind], MAX_SPREAD, 0, "prior")
+
+    def _from_history(self, category: str, signature: Signature, features: Features) -> Estimate:
+        recent = self._forecaster.recent(category)
+        if len(recent) < FORECAST_FROM:
+            return _sampled([math.exp(value) for value in recent])
+        found = self._forecaster.predict(_traits(category, signature, features))
+        return Estimate(found.p50_s, found.p90_s, found.p95_s, len(recent), "history")
+
+    def _survivors(self, category: str, elapsed_s: float) -> Estimate:
+        recent = self._forecaster.recent(category)
+        values = [math.exp(value) for value in recent[bisect_right(recent, math.log(elapsed_s)) :]]
+        return sample_estimate(values, range(1, len(values) + 1), elapsed_s)
+
+    def _pool(self, signature: Signature, known: _Known) -> None:
+        """Keep the signature's median up to date in its two pools."""
+        recent = self._forecaster.recent(known.category)
+        old, known.median_s = known.median_s, math.exp((recent[(len(recent) - 1) // 2] + recent[len(recent) // 2]) / 2)
         for key in (_related(signature), signature.kind):
             pool = self._pools.setdefault(key, [])
-            if was_known:
+            if not math.isnan(old):
                 del pool[bisect_left(pool, old)]
-            insort(pool, window.estimate.p50_s)
+            insort(pool, known.median_s)
 
 
-_SignatureRow = tuple[str, str, int, Shape, str, int, list[float]]
+_RowOfVersion1 = tuple[str, str, int, Shape, str, int, list[float]]
+
+
+def _without_size(signature: Signature) -> Signature:
+    if signature.input_bucket == UNKNOWN_INPUT:
+        return signature
+    return msgspec.structs.replace(signature, input_bucket=UNKNOWN_INPUT)
+
+
+def _category(signature: Signature) -> str:
+    return msgspec.json.encode(signature).decode()
+
+
+def _traits(category: str, signature: Signature, features: Features) -> Traits:
+    size = features.input_bytes
+    if size < 0 and signature.input_bucket != UNKNOWN_INPUT:
+        size = 0.75 * 2.0**signature.input_bucket if signature.input_bucket else 0.0  # the middle of the bucket
+    numbers = (size, *features.numbers) if size >= 0 else features.numbers
+    return Traits(category, features.run, features.labels, numbers)
+
+
+def _name(signature: Signature) -> _Name:
+    return signature.task, signature.phase, signature.shape, signature.flavor
 
 
 def _related(signature: Signature) -> _Pool:
     return signature.pipeline, signature.task, signature.phase
+
+
+def _sampled(ranked: list[float]) -> Estimate:
+    return sample_estimate(ranked, range(1, len(ranked) + 1))
+
+
+def _later(one: Estimate, other: Estimate) -> Estimate:
+    p50_s, p90_s, p95_s = max(one.p50_s, other.p50_s), max(one.p90_s, other.p90_s), max(one.p95_s, other.p95_s)
+    return Estimate(p50_s, p90_s, p95_s, other.n, other.source)
 
 
 def _pooled(medians: list[float]) -> Estimate:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from egs_core.cli import app
+from egs_core.cli.beliefs import estimator_of
 from egs_core.graph.columns import CPU, Graph, Shape
 from egs_core.graph.load import LoadedWorkload, save_workload
 from egs_core.history import history_from_runlog
@@ -50,6 +51,30 @@ def test_any_history_puts_the_long_task_first(
     capsys.readouterr()
     assert makespan(capsys, now, "--durations", "blind") == 10.0
     assert makespan(capsys, now, "--durations", "predicted", "--history", histories[kind]) == 9.0
+
+
+def test_beliefs_follow_the_input_size(tmp_path: Path) -> None:
+    """A past workload of another name whose tasks took 1 s for each MB: a larger input is believed to take longer."""
+    past, now = Graph(), Graph()
+    for number in range(80):
+        megabytes = 1 + 17 * number % 40
+        add_reader(past, megabytes * 10**6, float(megabytes))
+    for megabytes in (3, 30):
+        add_reader(now, megabytes * 10**6, None)
+    save_workload(LoadedWorkload("past", "past", "", "", 0.0, past), tmp_path / "past.json")
+    believe = estimator_of([str(tmp_path / "past.json")], ["now"])
+    workload = LoadedWorkload("now", "now", "", "", 0.0, now)
+    small, large = (believe(workload, phase)[0] for phase in range(2))
+    assert small == pytest.approx(3.0, rel=0.4)
+    assert large == pytest.approx(30.0, rel=0.4)
+
+
+def add_reader(graph: Graph, size_bytes: int, seconds: float | None) -> None:
+    """A task `read` with one input file."""
+    task = graph.add_task(f"read-{graph.n_tasks}", (), ((CPU, Shape(), seconds),), name="read")
+    graph.inputs[task] = (len(graph.file_ids),)
+    graph.file_ids.append(f"file-{task}")
+    graph.file_sizes.append(size_bytes)
 
 
 @pytest.mark.parametrize("history", ["missing.sqlite", ".", "garbage.bin"])
