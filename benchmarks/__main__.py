@@ -7,6 +7,7 @@
     submit    what a submission costs on Ray: plain, observed, ordered
     dags      W1, single DAGs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows)
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
+    packing   GPU left unallocated when a cluster is full, by packing (W4)
     demo      the demo's pipelines in all variants, interleaved
 
 Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
@@ -37,7 +38,7 @@ from benchmarks.demo import VARIANTS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
-SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "dags", "predictors", "demo")
+SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "dags", "predictors", "packing", "demo")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -70,6 +71,9 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.single_dags", "--json", *few, *drawn]]
     if suite == "predictors":
         return [["-m", "benchmarks.predictors", "--json", "--plot", str(OUT / "predictors.svg")]]
+    if suite == "packing":
+        small = ("--seeds", "2", "--share", "0.2") if quick else ()
+        return [["-m", "benchmarks.fragmentation", "--json", "-", *small]]
     rounds = options.rounds or (1 if quick else 5)
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]

@@ -35,6 +35,8 @@ from egs_core.engine.lifecycle import (
     SKIPPED,
     SUCCEEDED,
 )
+from egs_core.engine.packer import make_packer
+from egs_core.engine.packing import SHIPPED
 from egs_core.engine.planning import LOOKED_AHEAD_AFTER, LookAhead
 from egs_core.engine.policy import make_policy
 from egs_core.engine.preemption import PRIORITY, select_victims
@@ -54,7 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
     run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway.
 
-    search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none."""
+    search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none. packing: a name of `PACKINGS`,
+    which of the nodes that fit."""
 
     policy: str = "egs"
     preload: bool = True
@@ -65,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     grace_s: float = 30.0
     min_gain_s: float = 60.0
     search_placements: int = 200_000
+    packing: str = SHIPPED
 
 
 class Engine:
@@ -79,7 +83,8 @@ class Engine:
         self._queue = ReadyQueue(self.state, self.policy, self.config.default_max_wait_s, self.config.preempt)
         self._processes = Processes(self._issuer, self._queue, self.config.preload)
         self._started: set[int] = set()  # tasks whose first phase has been granted and that have not ended
-        self._granting = Granting(self._issuer, self._queue, self._processes, self._started)
+        packer = make_packer(self.config.packing)
+        self._granting = Granting(self._issuer, self._queue, self._processes, self._started, packer)
         self._preempts = self.config.preempt
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._started)
         placements = self.config.search_placements if self.policy.looks_ahead else 0

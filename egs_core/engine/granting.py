@@ -8,6 +8,7 @@ from egs_core.engine import messages as m
 from egs_core.engine import quota
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
+from egs_core.engine.packer import Packer
 from egs_core.engine.placement import Place, select_place
 from egs_core.engine.processes import Processes
 from egs_core.engine.queue import GANG, PROCESS, ClassId, ReadyQueue
@@ -19,13 +20,17 @@ GANG_PATIENCE = 5.0  # times its P95 that a gang waits before it reserves: reser
 class Granting:
     """See the module."""
 
-    def __init__(self, issuer: Issuer, queue: ReadyQueue, processes: Processes, started: set[int]) -> None:
+    def __init__(
+        self, issuer: Issuer, queue: ReadyQueue, processes: Processes, started: set[int], packer: Packer | None = None
+    ) -> None:
         self._issuer = issuer
         self._do = issuer.do
         self._state = issuer.state
         self._queue = queue
         self._processes = processes
         self._started = started
+        self._packer = packer
+        self._packs: Packer | None = None  # the same once it has learned what the workloads look like
         self.blocked: list[tuple[int, tuple[int, ...], int]] = []  # first of each class that found no place: see `run`
 
     def run(self) -> None:
@@ -35,6 +40,7 @@ class Granting:
         if state.reservations:
             self._grant_reserved()
         queue.is_dirty = False
+        self._packs = self._packer.learn(state.shapes, state.shape) if self._packer is not None else None
         self.blocked = []
         passed: set[ClassId] = set()
         while (found := queue.front(passed)) is not None:
@@ -66,9 +72,9 @@ class Granting:
                 continue
             places = self._places((owner,), class_id)
             if places is not None:
-                reason = queue.deciding_term(queue.keys[owner], class_id)
+                key = queue.keys[owner]
                 queue.remove(owner)
-                self._grant(owner, places[0], reason)
+                self._grant(owner, places[0], queue.deciding_term(key, class_id))
 
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
         state = self._state
@@ -86,7 +92,7 @@ class Granting:
         def may_take(place: Place) -> bool:
             return keeps_reservations(state, phases, (place,), state.now)
 
-        place = select_place(state, phases[0], may_take if state.reservations else None)
+        place = select_place(state, phases[0], may_take if state.reservations else None, self._packs)
         return None if place is None else (place,)
 
     def _has_waited_long(self, phases: Sequence[int]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.lifecycle import READY
+from egs_core.engine.packer import Packer
 from egs_core.engine.state import State
 from egs_core.graph.columns import GPU, Shape
 
@@ -60,12 +61,16 @@ def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
     return tuple(usable[:wanted]) if len(usable) >= wanted else None
 
 
-def select_place(state: State, phase: int, may_take: Callable[[Place], bool] | None = None) -> Place | None:
+def select_place(
+    state: State, phase: int, may_take: Callable[[Place], bool] | None = None, packer: Packer | None = None
+) -> Place | None:
     """Node and devices for the phase now, or None. may_take: asked for each place where it fits.
 
-    Where its warm process waits, or one is idle; then nodes without GPUs for CPU phases, then the node with the least
-    free that still fits (best fit), then the first.
+    Where its warm process waits, or one is idle; then nodes without GPUs for CPU phases; then where the packer wants
+    it, or without one the node with the least free that still fits (best fit); then the first. Where room is kept for
+    others it is best fit too: that room is counted on the devices that `select_devices` would take.
     """
+    packer = packer if may_take is None else None
     shape = state.shapes[state.shape[phase]]
     task = state.task_of[phase]
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
@@ -76,11 +81,17 @@ def select_place(state: State, phase: int, may_take: Callable[[Place], bool] | N
             continue
         if may_take is not None and not may_take((number, _devices_for(node, shape))):
             continue
-        fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
-        score = (-warmth_on(state, task, number), fullness, node.free_cpu, number)
+        if packer is not None:
+            score: tuple[int, ...] = (-warmth_on(state, task, number), *packer.score(node, shape), number)
+        else:
+            fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
+            score = (-warmth_on(state, task, number), fullness, node.free_cpu, number)
         if best_score is None or score < best_score:
             best, best_score = number, score
-    return None if best is None else (best, _devices_for(state.nodes[best], shape))
+    if best is None:
+        return None
+    node = state.nodes[best]
+    return best, _devices_for(node, shape) if packer is None else packer.devices(node, shape)
 
 
 def _devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
