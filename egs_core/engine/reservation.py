@@ -21,6 +21,7 @@ from egs_core.engine.capacity import Lease, Node, lease_of
 from egs_core.engine.lifecycle import RUNNING
 from egs_core.engine.placement import Place, has_process, lacking, may_start_on, possible_nodes, select_devices
 from egs_core.engine.state import State
+from egs_core.graph.columns import Shape
 
 MOST_RESERVATIONS = 8
 Nodes = dict[int, Node]
@@ -41,15 +42,19 @@ def expected_end_s(state: State, phase: int, now: float) -> float:
 
 def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None) -> list[Place] | None:
     """A place for every phase at once, or None; in the order of `phases`. Largest first, each on the node with the
-    least free that still fits. nodes: copies to look at instead of the real ones; they are left as they were."""
+    least free that still fits, and where all the members there can start each of their later phases together: a task
+    stays where it starts. nodes: copies to look at instead of the real ones; they are left as they were."""
     looked_at = nodes if nodes is not None else dict(enumerate(state.nodes))
     taken: list[tuple[Node, Lease, bool]] = []
     places: dict[int, Place] = {}
+    later = _rooms_for_later(state, phases)
     for phase in sorted(phases, key=lambda p: (_size(state, p), p)):
-        place = _place_one(state, phase, looked_at)
+        place = _place_one(state, phase, looked_at, later)
         if place is None:
             break
         places[phase] = place
+        for room, shape in zip(later, _later_shapes(state, phase), strict=False):
+            room[place[0]].take(lease_of(0, place[0], shape, _devices(room[place[0]], shape)))
         node, lease = looked_at[place[0]], lease_of(0, place[0], state.shapes[state.shape[phase]], place[1])
         makes_process = _makes_process(state, phase, place[0])
         node.take(lease)
@@ -61,17 +66,44 @@ def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None)
     return [places[phase] for phase in phases] if len(places) == len(phases) else None
 
 
-def _place_one(state: State, phase: int, nodes: Nodes) -> Place | None:
+def _place_one(state: State, phase: int, nodes: Nodes, later: Sequence[Nodes]) -> Place | None:
     shape = state.shapes[state.shape[phase]]
     fitting = [
         number
         for number in possible_nodes(state, phase)
-        if number in nodes and not lacking(nodes[number], shape) and may_start_on(state, phase, number)
+        if number in nodes
+        and not lacking(nodes[number], shape)
+        and may_start_on(state, phase, number)
+        and not any(lacking(room[number], s) for room, s in zip(later, _later_shapes(state, phase), strict=False))
     ]
     if not fitting:
         return None
     best = min(fitting, key=lambda n: (sum(nodes[n].devices), nodes[n].free_cpu, n))
-    return best, (select_devices(nodes[best], shape) or ()) if shape.gpu_milli else ()
+    return best, _devices(nodes[best], shape)
+
+
+def _devices(node: Node, shape: Shape) -> tuple[int, ...]:
+    return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
+
+
+def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:
+    """Empty nodes for each phase after the first of the members' tasks, to see whether those fit together; none when
+    the tasks have started or have no later phases."""
+    if not state.is_first_phase(phases[0]):
+        return []
+    most = max(len(_later_shapes(state, p)) for p in phases)
+    return [_empty_nodes(state) for _ in range(most)]
+
+
+def _empty_nodes(state: State) -> Nodes:
+    nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
+    for lease in state.leases.values():
+        nodes[lease.node].give_back(lease)
+    return nodes
+
+
+def _later_shapes(state: State, phase: int) -> list[Shape]:
+    return [state.shapes[s] for s in state.shape[phase + 1 : state.first_phase[state.task_of[phase] + 1]]]
 
 
 def _makes_process(state: State, phase: int, node: int) -> bool:
@@ -107,10 +139,7 @@ def find_reservation(
 
 def can_ever_start(state: State, phases: Sequence[int]) -> bool:
     """Whether the phases would fit together if nothing else ran."""
-    nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
-    for lease in state.leases.values():
-        nodes[lease.node].give_back(lease)
-    return select_gang(state, phases, nodes) is not None
+    return select_gang(state, phases, _empty_nodes(state)) is not None
 
 
 def select_gang_after(state: State, phases: Sequence[int], ended: Sequence[int]) -> list[Place] | None:

@@ -193,3 +193,17 @@ def test_members_that_depend_on_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="gang"):
         bench.submit(graph_of({"a": (), "d": (), "c": ("a",), "b": ("d",)}, options=other))
     assert bench.state.task_ids == []
+
+
+def test_a_gang_starts_where_its_later_phases_fit_together() -> None:
+    """A task stays on the node on which it starts: two members whose GPU phases need a device each do not both start on
+    the node with one, though their first phases would fit there."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("small", 2.0, 1))
+    bench.send(m.NodeAdded("large", 8.0, 2))
+    bench.submit(graph_of({"a": (), "b": ()}, default=(cpu(), gpu()), options={"a": G, "b": G}))
+    nodes = [bench.grant_of(n).node for n in "ab"]
+    assert sorted(nodes) != ["small", "small"]
+    bench.end("a", 1.0)
+    bench.end("b", 1.0)
+    assert statuses(bench, "ab") == ["granted", "granted"]
