@@ -2,12 +2,13 @@
 
     scale     a large WfFormat file to a ranked plan: seconds and memory
     rate      phases taken from ready to ended per second, beside dask's scheduler state and a bare list scheduler
+    cold      what splitting, preloading and ordering bring on workflows with synthetic GPU phases, simulated
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     submit    what a submission costs on Ray: plain, observed, ordered
-    dags      W1, single DAGs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows)
+    dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows)
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
-    packing   GPU left unallocated when a cluster is full, by packing (W4)
+    packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
 
 Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
@@ -38,7 +39,7 @@ from benchmarks.demo import VARIANTS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
-SUITES = ("scale", "rate", "preload", "gpu_jobs", "submit", "dags", "predictors", "packing", "demo")
+SUITES = ("scale", "rate", "cold", "preload", "gpu_jobs", "submit", "dags", "predictors", "packing", "demo")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -57,6 +58,9 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["benchmarks/scale.py", "--tasks", str(tasks)] for tasks in sizes]
     if suite == "rate":
         return [["-m", "benchmarks.rate", "--json", *(("--rounds", "1") if quick else ())]]
+    if suite == "cold":
+        small = ("--workloads", "15", "--loads", "1.2") if quick else ()
+        return [["-m", "benchmarks.cold_starts", "--json", "-", *small]]
     if suite == "preload":
         return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
     if suite == "gpu_jobs":

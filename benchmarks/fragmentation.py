@@ -1,4 +1,4 @@
-"""Suite W4: how much GPU stays unallocated when a cluster is full, by packing.
+"""How much GPU stays unallocated when a cluster is full, by packing.
 
     EGS_DATA=<folder> python -m benchmarks.fragmentation --seeds 5 --json w4.json --plot w4.png
     python -m benchmarks.fragmentation --pods openb_pod_list_default.csv --published

@@ -1,4 +1,4 @@
-"""The cluster and the pods of suite W4: the openb trace from the folder EGS_DATA, or a SYNTHETIC one, stated below."""
+"""The cluster and the pods of the packing suite: the openb trace from EGS_DATA, or a SYNTHETIC one, stated below."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The packings of `egs_core.engine.packing` over a whole cluster at once, in numpy.
 
-The same integers and the same ties, so the same choices: a test and the W4 suite hold it against the engine pod by pod.
+The same integers and the same ties, so the same choices: a test and the suite hold it against the engine pod by pod.
 A score depends on one node only, so each shape keeps its scores and renews those of nodes that have changed since.
 
     values[node] = (is it a GPU node that a CPU phase should leave alone, score, first tie, second tie); least first

@@ -1,4 +1,4 @@
-"""W1, single DAGs: how close each order comes to the lower bound on the makespan, one workload alone on equal slots.
+"""Single DAGs: how close each order comes to the lower bound on the makespan, one workload alone on equal slots.
 
     EGS_DATA=DIR python -m benchmarks.single_dags --slots 4,8,16,32 --json FILE --plot FILE.png
 
