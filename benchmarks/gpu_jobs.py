@@ -1,6 +1,6 @@
 """GPU jobs of many teams: a week of jobs on a cluster, in every policy, with what each knows about durations.
 
-    python -m benchmarks.gpu_jobs --gpus 384,512 [--quotas] [--max-wait-s S]
+    python -m benchmarks.gpu_jobs --gpus 384,512 [--quotas [--preempt]] [--max-wait-s S]
 
 Jobs come from `$EGS_DATA/gpu/philly_jobs.csv` (a week of Microsoft's Philly traces, CC BY 4.0); without EGS_DATA they
 are drawn with a seed: Poisson arrivals, log-normal durations by team and size. A job of up to 8 GPUs is one task on one
@@ -9,7 +9,8 @@ ended so far, by team and number of GPUs; nothing else is known. Strict FIFO, wh
 others fit, is a list simulation of its own on a pool without nodes.
 
 With `--quotas` each team's nominal quota is its share of the GPU time times a seeded factor (0.5 to 2), all teams in
-one cohort without limits on borrowing.
+one cohort without limits on borrowing; with `--preempt` as well, what was lent is taken back: a job then goes on from
+its last checkpoint, `--restart-s` later.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Outcome(msgspec.Struct):
     jct_s: list[float]
     makespan_s: float
     wall_s: float
-    lost_gpu_s: float = 0.0
+    lost_s: float = 0.0
     preemptions: int = 0
 
 
@@ -194,6 +195,7 @@ def row_of(gpus: int, policy: str, known: str, found: Outcome) -> dict[str, Any]
         "max_wait_s": round(float(wait.max())),
         "makespan_s": round(found.makespan_s),
         "preemptions": found.preemptions,
+        "lost_s": round(found.lost_s),
         "wall_s": round(found.wall_s, 1),
     }
 
@@ -207,7 +209,14 @@ def measure(jobs: Sequence[Job], gpus: int, arguments: argparse.Namespace) -> li
         if arguments.only and f"{policy}:{known}" not in arguments.only.split(","):
             continue
         config = SimConfig(
-            nodes, policy=policy, durations=Durations(known), queues=queues, default_max_wait_s=arguments.max_wait_s
+            nodes,
+            policy=policy,
+            durations=Durations(known),
+            queues=queues,
+            default_max_wait_s=arguments.max_wait_s,
+            preempt=arguments.preempt,
+            checkpoint_s=arguments.checkpoint_s,
+            restart_s=arguments.restart_s,
         )
         rows.append(row_of(gpus, policy, known, run_engine(jobs, config)))
         print(rows[-1], file=sys.stderr, flush=True)
@@ -218,6 +227,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_jobs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", default="384,512")
     parser.add_argument("--quotas", action="store_true")
+    parser.add_argument("--preempt", action="store_true", help="take lent quota back")
+    parser.add_argument("--checkpoint-s", type=float, default=1800.0, help="between checkpoints")
+    parser.add_argument("--restart-s", type=float, default=60.0, help="to go on after a stop")
     parser.add_argument("--max-wait-s", type=float, default=None, help="after which a job goes first")
     parser.add_argument("--limit", type=int, default=0, help="only the first jobs")
     parser.add_argument("--seed", type=int, default=0)

@@ -37,6 +37,8 @@ class SimConfig(msgspec.Struct, frozen=True):
     bandwidth_bytes_per_s: of files between nodes, paid by the reader before it starts; None: instant.
     queues: with their quotas, see `egs_core.queues`; none: nobody is limited.
     failure_rate: chance that a phase fails, at a seeded moment of it. warmup_factor scales all warm-up times.
+    preempt: stop running work for lent quota and higher priorities. checkpoint_s: how often a running phase saves what
+    it has done (0: never, so a stop loses all of it); restart_s: what going on after a stop costs.
     search_placements: budget of the engine's look-ahead; 0 for none.
     """
 
@@ -53,4 +55,7 @@ class SimConfig(msgspec.Struct, frozen=True):
     default_max_wait_s: float | None = None
     queues: tuple[QueueSpec, ...] = ()
     records: bool = True
+    preempt: bool = False
+    checkpoint_s: float = 0.0
+    restart_s: float = 0.0
     search_placements: int = EngineConfig().search_placements

@@ -78,6 +78,7 @@ class Simulation:
                 config.preload,
                 config.default_max_wait_s,
                 config.seed,
+                preempt=config.preempt,
                 search_placements=config.search_placements,
             )
         )
@@ -96,6 +97,8 @@ class Simulation:
         self._sequence = 0
         self._warming: dict[int, tuple[int, float]] = {}  # task -> (its Preload, when it will be warm)
         self._kept: set[int] = set()  # tasks with an unused preload
+        self._begun: dict[int, float] = {}  # running phase -> when its own work began
+        self._left_s: dict[int, float] = {}  # phase that was stopped -> seconds of work that no checkpoint has saved
         self._submitted: list[int] = []  # engine's workload number -> place in `workloads`
         self._ended_at: dict[int, float] = {}  # by place
         self._wakeup: float | None = None
@@ -103,6 +106,7 @@ class Simulation:
             m.WorkloadSubmitted: self._submit,
             m.PhaseEnded: self._phase_ended,
             m.PreloadReady: self._preload_ready,
+            m.Checkpointed: self._checkpointed,
             m.Tick: self._tick,
         }
         self._begin()
@@ -218,6 +222,9 @@ class Simulation:
             return  # it was stopped meanwhile
         self.phases += 1
         self.last_end = now
+        begun = self._begun.pop(phase, now)
+        if event.outcome == "preempted":
+            self._left_s[phase] = self._work_s(phase) - self._saved_s(now - begun)
         self._trace.ended_at[state.task_of[phase]] = now
         workload = state.task_workload[state.task_of[phase]]
         decisions = self.engine.handle(event, now)
@@ -228,6 +235,22 @@ class Simulation:
             if self._log:
                 self._log.workload_ended(workload, now)
         self._perform(decisions, now)
+
+    def _work_s(self, phase: int) -> float:
+        """What is left of the phase's own work."""
+        return self._left_s.get(phase, self._trace.seconds[phase])
+
+    def _saved_s(self, worked_s: float) -> float:
+        """What checkpoints have saved of so much work; nothing of a phase whose work has not begun."""
+        every = self.config.checkpoint_s
+        return worked_s // every * every if every and worked_s > 0 else 0.0
+
+    def _checkpointed(self, event: m.Event, now: float) -> None:
+        assert isinstance(event, m.Checkpointed)
+        phase = self.state.cursor[event.task]
+        if phase in self._begun and self.state.attempt[event.task] == event.attempt:
+            self._schedule(now + self.config.checkpoint_s, event)
+            self._send(event, now)
 
     def _preload_ready(self, event: m.Event, now: float) -> None:
         assert isinstance(event, m.PreloadReady)
@@ -265,7 +288,12 @@ class Simulation:
         decisions = self.engine.handle(m.PhaseStarted(phase, grant.attempt), now)
         if self._observer:
             self._observer(self.engine)
-        seconds, outcome = self._trace.seconds[phase], "succeeded"
+        if phase in self._left_s:
+            loading += self.config.restart_s
+        self._begun[phase] = now + loading + fetching
+        if self.config.preempt and self.config.checkpoint_s:
+            self._schedule(self._begun[phase] + self.config.checkpoint_s, m.Checkpointed(task, grant.attempt))
+        seconds, outcome = self._work_s(phase), "succeeded"
         if self.config.failure_rate and self._random.random() < self.config.failure_rate:
             seconds, outcome = seconds * self._random.random(), "failed"
         self._schedule(now + loading + fetching + seconds, m.PhaseEnded(phase, grant.attempt, outcome))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.engine import POLICIES, Engine
+from egs_core.engine.quota import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
 from egs_core.graph.bounds import lower_bound
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
@@ -267,3 +268,17 @@ def test_without_records_the_run_is_the_same() -> None:
     )
     assert without.records == []
     assert without.phases_per_s > 0
+
+
+def test_lent_quota_is_taken_back_and_checkpoints_save_work() -> None:
+    """The borrower is stopped at 50 s with 40 s of its work saved, and goes on when the lender has ended: by hand."""
+    only_b = tuple(QueueSpec(name, "lab", (UNLIMITED, 1000 * owns, UNLIMITED)) for name, owns in (("a", 0), ("b", 1)))
+    config = msgspec.structs.replace(ONE_GPU, queues=only_b, preempt=True, checkpoint_s=20.0, restart_s=5.0)
+    borrower, lender = workload(mixed(1, gpu(100.0))), workload(mixed(1, gpu(10.0)), arrival_s=50.0)
+    borrower.queue, lender.queue = "a", "b"
+    result = simulate([borrower, lender], config)
+    assert result.jct_s == [50.0 + 10.0 + 5.0 + 60.0, 10.0]
+    patient = simulate([borrower, lender], msgspec.structs.replace(config, preempt=False))
+    assert patient.jct_s == [100.0, 60.0]
+    forgetful = simulate([borrower, lender], msgspec.structs.replace(config, checkpoint_s=0.0))
+    assert forgetful.jct_s == [50.0 + 10.0 + 5.0 + 100.0, 10.0]
