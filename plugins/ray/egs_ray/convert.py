@@ -213,6 +213,8 @@ def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float
 
 
 def _task_options(hints: TaskHints) -> TaskOptions:
+    """What the engine is told. Not the gang: this adapter cannot start tasks together yet, and one that is larger than
+    the cluster would wait for ever where Ray alone runs its tasks one by one."""
     key = warm_key(hints)
     return TaskOptions(
         stage=hints.stage,
@@ -222,7 +224,6 @@ def _task_options(hints: TaskHints) -> TaskOptions:
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
         warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead
-        gang=hints.gang,
         retries=0,  # Ray retries by itself, as its max_retries says
     )
 

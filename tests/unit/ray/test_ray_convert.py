@@ -132,6 +132,19 @@ def test_hints_give_phases_and_options() -> None:
     assert options.warmup_s > 0
 
 
+def test_a_gang_hint_does_not_hold_tasks_up() -> None:
+    """Members that wait for each other run one by one on Ray alone; EGS on Ray cannot start them together, so it does
+    not ask for that, which such members would wait for in vain."""
+
+    @ray.remote
+    @egs.task(gang="shards")
+    def shard(*args: Any) -> Any:
+        return args
+
+    graph = convert(shard.bind(shard.bind())).graph
+    assert [graph.options_of(task).gang for task in range(graph.n_tasks)] == ["", ""]
+
+
 def test_rays_own_option_beats_the_hint() -> None:
     """What the user told Ray wins over the hint."""
 
