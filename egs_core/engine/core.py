@@ -526,12 +526,12 @@ def decode_state(data: bytes) -> State:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version != STATE_VERSION:
             raise ValueError(f"snapshot: format version {version}, this engine reads {STATE_VERSION}")
-        return with_starts(msgspec.json.decode(data, type=State))
+        return _with_starts(msgspec.json.decode(data, type=State))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"snapshot: {error}") from error
 
 
-def with_starts(state: State) -> State:
+def _with_starts(state: State) -> State:
     """Snapshots once said 0.0 for a phase that has not started."""
     for phase, status in enumerate(state.status):
         is_old = status in (PENDING, READY, HELD, GRANTED, SKIPPED) or state.ready_at[phase] > 0.0

@@ -79,7 +79,7 @@ def select_place(
         node = state.nodes[number]
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
-        if may_take is not None and not may_take((number, _devices_for(node, shape))):
+        if may_take is not None and not may_take((number, devices_for(node, shape))):
             continue
         if packer is not None:
             score: tuple[int, ...] = (-warmth_on(state, task, number), *packer.score(node, shape), number)
@@ -91,10 +91,11 @@ def select_place(
     if best is None:
         return None
     node = state.nodes[best]
-    return best, _devices_for(node, shape) if packer is None else packer.devices(node, shape)
+    return best, devices_for(node, shape) if packer is None else packer.devices(node, shape)
 
 
-def _devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
+def devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
+    """Devices that the shape takes on a node on which it fits; none for one without a GPU."""
     return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
 
 

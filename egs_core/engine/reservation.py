@@ -13,13 +13,13 @@ percentile of predicted durations instead of users' limits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from egs_core.engine.capacity import Lease, Node, lease_of
 from egs_core.engine.lifecycle import RUNNING
-from egs_core.engine.placement import Place, has_process, lacking, may_start_on, possible_nodes, select_devices
+from egs_core.engine.placement import Place, devices_for, has_process, lacking, may_start_on, possible_nodes
 from egs_core.engine.state import State
 from egs_core.graph.columns import Shape
 
@@ -54,7 +54,7 @@ def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None)
             break
         places[phase] = place
         for room, shape in zip(later, _later_shapes(state, phase), strict=False):
-            room[place[0]].take(lease_of(0, place[0], shape, _devices(room[place[0]], shape)))
+            room[place[0]].take(lease_of(0, place[0], shape, devices_for(room[place[0]], shape)))
         node, lease = looked_at[place[0]], lease_of(0, place[0], state.shapes[state.shape[phase]], place[1])
         makes_process = _makes_process(state, phase, place[0])
         node.take(lease)
@@ -79,11 +79,7 @@ def _place_one(state: State, phase: int, nodes: Nodes, later: Sequence[Nodes]) -
     if not fitting:
         return None
     best = min(fitting, key=lambda n: (sum(nodes[n].devices), nodes[n].free_cpu, n))
-    return best, _devices(nodes[best], shape)
-
-
-def _devices(node: Node, shape: Shape) -> tuple[int, ...]:
-    return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
+    return best, devices_for(nodes[best], shape)
 
 
 def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:
@@ -92,13 +88,16 @@ def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:
     if not state.is_first_phase(phases[0]):
         return []
     most = max(len(_later_shapes(state, p)) for p in phases)
-    return [_empty_nodes(state) for _ in range(most)]
+    return [_nodes_after(state, state.leases) for _ in range(most)]
 
 
-def _empty_nodes(state: State) -> Nodes:
+def _nodes_after(state: State, ended: Iterable[int]) -> Nodes:
+    """Copies of the nodes that are there, as they are once these phases have ended."""
     nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
-    for lease in state.leases.values():
-        nodes[lease.node].give_back(lease)
+    for phase in ended:
+        lease = state.leases[phase]
+        if lease.node in nodes:
+            nodes[lease.node].give_back(lease)
     return nodes
 
 
@@ -139,16 +138,12 @@ def find_reservation(
 
 def can_ever_start(state: State, phases: Sequence[int]) -> bool:
     """Whether the phases would fit together if nothing else ran."""
-    return select_gang(state, phases, _empty_nodes(state)) is not None
+    return select_gang(state, phases, _nodes_after(state, state.leases)) is not None
 
 
 def select_gang_after(state: State, phases: Sequence[int], ended: Sequence[int]) -> list[Place] | None:
     """A place for every phase once these others have ended, with the reservations of others kept; or None."""
-    nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
-    for phase in ended:
-        lease = state.leases[phase]
-        if lease.node in nodes:
-            nodes[lease.node].give_back(lease)
+    nodes = _nodes_after(state, ended)
     for owner, kept in state.reservations.items():
         if owner in phases:
             break  # those that came later make way
@@ -167,7 +162,7 @@ def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]
         if lacking(node, shape):
             fits = False
         else:
-            node.take(lease_of(0, number, shape, select_devices(node, shape) or () if shape.gpu_milli else ()))
+            node.take(lease_of(0, number, shape, devices_for(node, shape)))
     return fits
 
 
