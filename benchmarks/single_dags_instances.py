@@ -69,5 +69,5 @@ def from_generators() -> list[Instance]:
 
 def _generate(wfcommons: object, recipe: str, size: int, path: Path) -> None:
     recipe_type = getattr(wfcommons, f"{recipe}Recipe")
-    generator_type = wfcommons.WorkflowGenerator  # type: ignore[attr-defined]
+    generator_type = wfcommons.WorkflowGenerator  # type: ignore[attr-defined]  # wfcommons names no public API
     generator_type(recipe_type.from_num_tasks(size)).build_workflow().write_json(path)
