@@ -44,7 +44,8 @@ from egs_core.engine.processes import Processes
 from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.recording import Transition
 from egs_core.engine.reservation import find_reservation, select_gang_after
-from egs_core.engine.state import STATE_VERSION, State
+from egs_core.engine.columns import STATE_VERSION
+from egs_core.engine.state import State
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0
 

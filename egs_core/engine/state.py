@@ -1,11 +1,7 @@
-"""What the engine knows, as columns, and the transitions that change it.
+"""The transitions that change what the engine knows (`columns`).
 
 Every change is one of the public methods named in `TRANSITIONS` and decides nothing, so a journal of (method,
-arguments) folds to the same state without asking the engine again. Tasks and phases carry the engine's own numbers,
-given in topological order: a parent's number is always below its child's.
-
-    task t     phases first_phase[t] … first_phase[t + 1] - 1, `cursor[t]` is the current one
-    phase p    status, ready_at …, rank_s[p] = seconds of the longest path from p's start to an exit
+arguments) folds to the same state without asking the engine again.
 """
 
 from __future__ import annotations
@@ -13,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
-import msgspec
-
 from egs_core.engine import quota
-from egs_core.engine.capacity import NOT_STARTED, Gang, Lease, Node, Pause, Reservation, Workload, lease_of
+from egs_core.engine.capacity import NOT_STARTED, Node, Pause, Reservation, Workload, lease_of
 from egs_core.engine.growth import append_block, refresh_ranks
 from egs_core.engine.lifecycle import (
     ABORTED,
     ALLOWED,
-    COLD,
     ENDED,
     FAILED,
     GRANTED,
@@ -33,125 +26,13 @@ from egs_core.engine.lifecycle import (
     SKIPPED,
     STATUS_NAMES,
     SUCCEEDED,
-    WARM,
-    WARMING,
 )
 from egs_core.engine.messages import Estimates, NodeAdded, QueuesChanged, TasksAdded, WorkloadSubmitted
-from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
-
-STATE_VERSION = 1
+from egs_core.engine.process_state import ProcessState
 
 
-class State(msgspec.Struct):
-    """See the module. Lists are indexed by task number (first group) or phase number (second group)."""
-
-    version: int = STATE_VERSION
-    now: float = 0.0
-    seq: int = 0  # order in which phases became ready
-    next_decision: int = 1
-    plan_at: float | None = None  # when the preload planner wants to look again
-    nodes: list[Node] = []
-    workloads: list[Workload] = []
-    workload_numbers: dict[str, int] = {}  # id -> index in `workloads`
-    shapes: list[Shape] = []
-    options: dict[int, TaskOptions] = {}
-
-    task_ids: list[str] = []
-    task_names: list[str] = []
-    task_workload: list[int] = []
-    parents: list[tuple[int, ...]] = []
-    children: list[list[int]] = []
-    waiting: list[int] = []  # parents not yet done
-    first_phase: list[int] = msgspec.field(default_factory=lambda: [0])
-    cursor: list[int] = []
-    attempt: list[int] = []
-    warmth: list[int] = []
-    home: dict[int, int] = {}  # task -> node of its process, running or parked; later phases stay there
-    parked: dict[int, int] = {}  # task whose process waits for it, warm or warming -> its Preload's number
-    start_cold: set[int] = set()  # tasks whose preload failed: they may start without a warm process
-    stopping: set[int] = set()  # tasks with an abort under way
-    queues: list[quota.QueueState] = []
-    queue_numbers: dict[str, int] = {}  # name -> index in `queues`
-    gangs: list[Gang] = []
-    gang_numbers: dict[str, int] = {}  # "workload number/name" -> index in `gangs`
-    gang_of: dict[int, int] = {}  # task -> gang
-    recalled: set[int] = set()  # tasks being stopped to start again: preempted, or their gang has lost a member
-    checkpoint_at: dict[int, float] = {}  # task -> when its running phase last saved what it had done
-    reservations: dict[int, Reservation] = {}  # phase, the leading one of a gang -> what is kept for it
-
-    pauses: dict[str, Pause] = {}  # "scope:target" -> who has paused it
-    paused: set[int] = set()  # held phases that wait for a resume
-
-    kind: list[int] = []
-    shape: list[int] = []
-    task_of: list[int] = []
-    estimate_s: list[float] = []
-    estimate_p95_s: list[float] = []
-    rank_s: list[float] = []
-    lift_s: dict[int, float] = {}  # seconds that a plan adds to the rank of some phases
-    status: list[int] = []
-    ready_at: list[float] = []
-    started_at: list[float] = []
-    order: list[int] = []  # `seq` at the moment it became ready
-    retry_at: dict[int, float] = {}  # phase -> when a held one is tried again
-    rejections: dict[int, int] = {}
-    leases: dict[int, Lease] = {}
-    decisions: dict[int, int] = {}  # open decision -> phase (grants) or -1 - task (preloads)
-
-    # --- questions ---
-
-    def is_done(self, task: int) -> bool:
-        """Finished in a way that lets its children run."""
-        first, end = self.first_phase[task], self.first_phase[task + 1]
-        if task in self.stopping:
-            return False
-        return all(status in (SUCCEEDED, SKIPPED) for status in self.status[first:end])
-
-    def phases_of(self, task: int) -> range:
-        return range(self.first_phase[task], self.first_phase[task + 1])
-
-    def options_of(self, task: int) -> TaskOptions:
-        return self.options.get(task, DEFAULT_OPTIONS)
-
-    def pause_of(self, task: int) -> Pause | None:
-        """The pause that keeps the task from starting anything: its workload's, its stage's or its own."""
-        workload = self.workloads[self.task_workload[task]].id
-        stage = self.options_of(task).stage
-        for key in (f"workload:{workload}", f"stage:{workload}/{stage}", f"task:{task}"):
-            if key in self.pauses:
-                return self.pauses[key]
-        return None
-
-    def is_job(self, task: int) -> bool:
-        """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of."""
-        if self.children[task]:
-            return False
-        size = len(self.workloads[self.task_workload[task]].numbers)
-        gang = self.gang_of.get(task) if size > 1 and self.gang_of else None
-        return size == (1 if gang is None else len(self.gangs[gang].members))
-
-    def warm_key_of(self, task: int) -> str:
-        options = self.options.get(task)
-        return options.warm_key if options is not None else ""
-
-    def is_first_phase(self, phase: int) -> bool:
-        return self.first_phase[self.task_of[phase]] == phase
-
-    def workload_number(self, workload_id: str) -> int:
-        """Raises KeyError for an unknown one."""
-        return self.workload_numbers[workload_id]
-
-    def queue_of(self, task: int) -> int:
-        """The number of the queue that the task's workload is in; NO_QUEUE when none of that name is configured."""
-        if not self.queues:
-            return quota.NO_QUEUE
-        return self.queue_numbers.get(self.workloads[self.task_workload[task]].queue, quota.NO_QUEUE)
-
-    def capacity(self) -> quota.Amounts:
-        """What all nodes that are there offer."""
-        alive = [node for node in self.nodes if node.alive]
-        memory = sum(max(node.memory_bytes, 0) for node in alive)
-        return sum(n.cpu_milli for n in alive), sum(n.gpus for n in alive) * 1000, memory
+class State(ProcessState):
+    """See the module."""
 
     # --- transitions: structure, absorbed from events as they are ---
 
@@ -429,70 +310,6 @@ class State(msgspec.Struct):
     def planned(self, again_at: float | None) -> None:
         """The preload planner has looked, and wants to look again at this time at the latest."""
         self.plan_at = again_at
-
-    def park(self, task: int, node: int, decision: int, reuse: bool) -> None:
-        """A process on the node gets warm for this task; with reuse it is an idle one that already is."""
-        home = self.nodes[node]
-        if reuse:
-            home.retire(self.options[task].warm_key)
-        self.parked[task] = decision
-        home.parked += 1
-        home.warming += not reuse
-        self.warmth[task] = WARM if reuse else WARMING
-        self.home[task] = node
-        self.decisions[decision] = -1 - task
-        self.next_decision = decision + 1
-
-    def warmed(self, task: int) -> None:
-        self.warmth[task] = WARM
-        self.nodes[self.home[task]].warming -= 1
-
-    def unpark(self, task: int) -> None:
-        """No process is kept waiting for this task any more; one that is warm stays idle for another."""
-        if task not in self.parked:
-            return
-        node, was_warm = self._unpark(task)
-        if was_warm and node.alive:
-            node.add_idle(self.options[task].warm_key)
-
-    def preload_failed(self, task: int) -> None:
-        """The process kept for the task is not there; the task may start without."""
-        self._unpark(task)
-        self.start_cold.add(task)
-
-    def _unpark(self, task: int) -> tuple[Node, bool]:
-        self.decisions.pop(self.parked.pop(task), None)
-        node, was_warm = self.nodes[self.home.pop(task)], self.warmth[task] == WARM
-        node.parked -= 1
-        node.warming -= not was_warm
-        self.warmth[task] = COLD
-        return node, was_warm
-
-    def _take_process(self, task: int, node: int, warm: bool) -> None:
-        key = self.options[task].warm_key
-        if key:
-            if task in self.parked:
-                self._unpark(task)
-            elif warm:
-                self.nodes[node].retire(key)
-            self.nodes[node].working += 1
-            self.warmth[task] = WARM
-        self.home[task] = node
-
-    def _leave_process(self, task: int, *, reusable: bool) -> None:
-        """A started task is over; its process, if still good, is warm and idle."""
-        if task not in self.home or task in self.parked:
-            return
-        node, key = self.nodes[self.home.pop(task)], self.warm_key_of(task)
-        if key:
-            node.working -= 1
-            if reusable and node.alive:
-                node.add_idle(key)
-        self.warmth[task] = COLD
-
-    def retire(self, node: int, key: str) -> None:
-        """An idle warm process ends."""
-        self.nodes[node].retire(key)
 
 
 TRANSITIONS = frozenset(
