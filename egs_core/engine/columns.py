@@ -1,0 +1,131 @@
+"""What the engine knows, as columns, and the questions that they answer without a search.
+
+Tasks and phases carry the engine's own numbers, given in topological order: a parent's number is always below its
+child's.
+
+    task t     phases first_phase[t] … first_phase[t + 1] - 1, `cursor[t]` is the current one
+    phase p    status, ready_at …, rank_s[p] = seconds of the longest path from p's start to an exit
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine import quota
+from egs_core.engine.capacity import Gang, Lease, Node, Pause, Reservation, Workload
+from egs_core.engine.lifecycle import SKIPPED, SUCCEEDED
+from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
+
+STATE_VERSION = 1
+
+
+class Columns(msgspec.Struct):
+    """See the module. Lists are indexed by task number (first group) or phase number (second group)."""
+
+    version: int = STATE_VERSION
+    now: float = 0.0
+    seq: int = 0  # order in which phases became ready
+    next_decision: int = 1
+    plan_at: float | None = None  # when the preload planner wants to look again
+    nodes: list[Node] = []
+    workloads: list[Workload] = []
+    workload_numbers: dict[str, int] = {}  # id -> index in `workloads`
+    shapes: list[Shape] = []
+    options: dict[int, TaskOptions] = {}
+
+    task_ids: list[str] = []
+    task_names: list[str] = []
+    task_workload: list[int] = []
+    parents: list[tuple[int, ...]] = []
+    children: list[list[int]] = []
+    waiting: list[int] = []  # parents not yet done
+    first_phase: list[int] = msgspec.field(default_factory=lambda: [0])
+    cursor: list[int] = []
+    attempt: list[int] = []
+    warmth: list[int] = []
+    home: dict[int, int] = {}  # task -> node of its process, running or parked; later phases stay there
+    parked: dict[int, int] = {}  # task whose process waits for it, warm or warming -> its Preload's number
+    start_cold: set[int] = set()  # tasks whose preload failed: they may start without a warm process
+    stopping: set[int] = set()  # tasks with an abort under way
+    queues: list[quota.QueueState] = []
+    queue_numbers: dict[str, int] = {}  # name -> index in `queues`
+    gangs: list[Gang] = []
+    gang_numbers: dict[str, int] = {}  # "workload number/name" -> index in `gangs`
+    gang_of: dict[int, int] = {}  # task -> gang
+    recalled: set[int] = set()  # tasks being stopped to start again: preempted, or their gang has lost a member
+    checkpoint_at: dict[int, float] = {}  # task -> when its running phase last saved what it had done
+    reservations: dict[int, Reservation] = {}  # phase, the leading one of a gang -> what is kept for it
+
+    pauses: dict[str, Pause] = {}  # "scope:target" -> who has paused it
+    paused: set[int] = set()  # held phases that wait for a resume
+
+    kind: list[int] = []
+    shape: list[int] = []
+    task_of: list[int] = []
+    estimate_s: list[float] = []
+    estimate_p95_s: list[float] = []
+    rank_s: list[float] = []
+    lift_s: dict[int, float] = {}  # seconds that a plan adds to the rank of some phases
+    status: list[int] = []
+    ready_at: list[float] = []
+    started_at: list[float] = []
+    order: list[int] = []  # `seq` at the moment it became ready
+    retry_at: dict[int, float] = {}  # phase -> when a held one is tried again
+    rejections: dict[int, int] = {}
+    leases: dict[int, Lease] = {}
+    decisions: dict[int, int] = {}  # open decision -> phase (grants) or -1 - task (preloads)
+
+    # --- questions ---
+
+    def is_done(self, task: int) -> bool:
+        """Finished in a way that lets its children run."""
+        first, end = self.first_phase[task], self.first_phase[task + 1]
+        if task in self.stopping:
+            return False
+        return all(status in (SUCCEEDED, SKIPPED) for status in self.status[first:end])
+
+    def phases_of(self, task: int) -> range:
+        return range(self.first_phase[task], self.first_phase[task + 1])
+
+    def options_of(self, task: int) -> TaskOptions:
+        return self.options.get(task, DEFAULT_OPTIONS)
+
+    def pause_of(self, task: int) -> Pause | None:
+        """The pause that keeps the task from starting anything: its workload's, its stage's or its own."""
+        workload = self.workloads[self.task_workload[task]].id
+        stage = self.options_of(task).stage
+        for key in (f"workload:{workload}", f"stage:{workload}/{stage}", f"task:{task}"):
+            if key in self.pauses:
+                return self.pauses[key]
+        return None
+
+    def is_job(self, task: int) -> bool:
+        """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of."""
+        if self.children[task]:
+            return False
+        size = len(self.workloads[self.task_workload[task]].numbers)
+        gang = self.gang_of.get(task) if size > 1 and self.gang_of else None
+        return size == (1 if gang is None else len(self.gangs[gang].members))
+
+    def warm_key_of(self, task: int) -> str:
+        options = self.options.get(task)
+        return options.warm_key if options is not None else ""
+
+    def is_first_phase(self, phase: int) -> bool:
+        return self.first_phase[self.task_of[phase]] == phase
+
+    def workload_number(self, workload_id: str) -> int:
+        """Raises KeyError for an unknown one."""
+        return self.workload_numbers[workload_id]
+
+    def queue_of(self, task: int) -> int:
+        """The number of the queue that the task's workload is in; NO_QUEUE when none of that name is configured."""
+        if not self.queues:
+            return quota.NO_QUEUE
+        return self.queue_numbers.get(self.workloads[self.task_workload[task]].queue, quota.NO_QUEUE)
+
+    def capacity(self) -> quota.Amounts:
+        """What all nodes that are there offer."""
+        alive = [node for node in self.nodes if node.alive]
+        memory = sum(max(node.memory_bytes, 0) for node in alive)
+        return sum(n.cpu_milli for n in alive), sum(n.gpus for n in alive) * 1000, memory
