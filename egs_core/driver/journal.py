@@ -20,9 +20,9 @@ import msgspec
 
 from egs_core.driver.storage import FILE_SYSTEM, File, Storage
 from egs_core.engine import Engine, EngineConfig
-from egs_core.engine.core import decode_state
 from egs_core.engine.messages import AnyEvent, Event
 from egs_core.engine.recording import Transition, fold
+from egs_core.engine.snapshots import decode_state
 from egs_core.engine.state import State
 from egs_core.errors import InputError
 

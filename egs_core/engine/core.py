@@ -3,8 +3,9 @@
 One pass a call: take the event in, let due timers act, grant what may start, then plan preloads. The parts:
 
     core        takes events in                     queue       ready phases in order
-    aborts      ends tasks early                    processes   warm processes and preloads (preload: the planner)
+    readiness   where a ready phase waits           processes   warm processes and preloads (preload: the planner)
     granting    gives out what fits, in order       state       all that is known; every change goes through `issuer.do`
+    restarts    stops, preempts, starts again       aborts      ends tasks early
 """
 
 from __future__ import annotations
@@ -16,38 +17,32 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.aborts import Aborts
-from egs_core.engine.capacity import NOT_STARTED
 from egs_core.engine.explain import explain
 from egs_core.engine.granting import Granting
 from egs_core.engine.invariants import validate_state
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import (
-    ABORTED,
-    FAILED,
     GRANTED,
-    HELD,
     HOLDS_LEASE,
     OUTCOMES,
     PENDING,
     PREEMPTED,
     READY,
     RUNNING,
-    SKIPPED,
     SUCCEEDED,
 )
 from egs_core.engine.packer import make_packer
 from egs_core.engine.packing import SHIPPED
+from egs_core.engine.pauses import Pauses
 from egs_core.engine.planning import LOOKED_AHEAD_AFTER, LookAhead
 from egs_core.engine.policy import make_policy
-from egs_core.engine.preemption import PRIORITY, select_victims
 from egs_core.engine.processes import Processes
 from egs_core.engine.queue import ReadyQueue
+from egs_core.engine.readiness import Readiness
 from egs_core.engine.recording import Transition
-from egs_core.engine.reservation import find_reservation, select_gang_after
-from egs_core.engine.columns import STATE_VERSION
+from egs_core.engine.restarts import Restarts
+from egs_core.engine.snapshots import decode_state
 from egs_core.engine.state import State
-
-RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -87,7 +82,10 @@ class Engine:
         packer = make_packer(self.config.packing)
         self._granting = Granting(self._issuer, self._queue, self._processes, self._started, packer)
         self._preempts = self.config.preempt
+        self._readiness = Readiness(self._issuer, self._queue, self._processes)
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._started)
+        self._restarts = Restarts(self._issuer, self._queue, self._readiness, self._aborts, self._started)
+        self._pauses = Pauses(self._issuer, self._queue, self._readiness, self._aborts, self._started)
         placements = self.config.search_placements if self.policy.looks_ahead else 0
         self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
@@ -108,8 +106,8 @@ class Engine:
             m.PreloadReady: self._on_preload_ready,
             m.PreloadFailed: self._on_preload_failed,
             m.AbortRequested: self._on_abort,
-            m.PauseRequested: self._on_pause,
-            m.ResumeRequested: self._on_resume,
+            m.PauseRequested: self._pauses.pause,
+            m.ResumeRequested: self._pauses.resume,
             m.Tick: self._on_tick,
         }
         self._rebuild()
@@ -131,13 +129,13 @@ class Engine:
         if type(event) in LOOKED_AHEAD_AFTER:
             self._look_ahead.after(event)
         if state.retry_at:
-            self._retry_held(now)
+            self._readiness.retry_held(now)
         if self._queue.deadlines:
             self._queue.age(now)
         if self._queue.is_dirty:
             self._granting.run()
             if self._preempts:
-                self._preempt(now)
+                self._restarts.preempt(self._granting, self.config.grace_s, self.config.min_gain_s, now)
         if self._processes.has_keys and self.config.preload:
             while self._processes.plan(now, self._started):
                 self._granting.run()
@@ -196,112 +194,34 @@ class Engine:
         task = state.task_of[phase]
         if state.status[phase] not in HOLDS_LEASE:
             if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
-                self._lost_between(task, now)
+                self._restarts.lost_between(task, now)
             return
-        self._freed()
+        self._readiness.freed()
         is_last = phase + 1 == state.first_phase[task + 1]
         if task in state.recalled and not (status == SUCCEEDED and is_last):
             status = PREEMPTED
         freed = self._do.end(phase, status)
         if status != SUCCEEDED:
-            self._after_failure(task, status, now)
+            self._restarts.after_failure(task, status, now)
         elif task in state.stopping:
             self._aborts.finish(task)
         else:
             if is_last:
                 self._started.discard(task)
-                self._regather(task)
+                self._readiness.regather(task)
             for p in freed:
-                self._make_ready(p, now)
+                self._readiness.make_ready(p, now)
 
     def _on_finished(self, event: m.TaskFinished, now: float) -> None:
         task = event.task
         if task in self._started and task not in self.state.stopping and self.state.attempt[task] == event.attempt:
-            self._freed()
+            self._readiness.freed()
             self._queue.remove(self.state.cursor[task])
             self._started.discard(task)
             freed = self._do.finish(task)
-            self._regather(task)
+            self._readiness.regather(task)
             for phase in freed:
-                self._make_ready(phase, now)
-
-    def _after_failure(self, task: int, status: int, now: float) -> None:
-        """Preempted or lost: again. Failed: again while it has retries. Else it is over, and what waits for it too."""
-        state = self.state
-        retry = status == PREEMPTED or (status == FAILED and state.attempt[task] <= state.options_of(task).retries)
-        if retry and task not in state.stopping:
-            self._requeue(task, now)
-            self._recall_gang(task, now)
-        else:
-            self._aborts.finish(task)
-
-    def _lost_between(self, task: int, now: float) -> None:
-        """The process of a started task died while its next phase waited: back to the first."""
-        if task not in self.state.stopping:
-            self._freed()
-            self._queue.remove(self.state.cursor[task])
-            self._requeue(task, now)
-            self._recall_gang(task, now)
-
-    def _recall_gang(self, task: int, now: float) -> None:
-        """A member of a gang starts again: the others that have started do so too, once they have stopped."""
-        state = self.state
-        gang = state.gang_of.get(task) if state.gang_of else None
-        for member in state.gangs[gang].members if gang is not None else ():
-            phase = state.cursor[member]
-            if member == task or member not in self._started or member in state.recalled or member in state.stopping:
-                continue
-            reason = f"its gang starts again: {state.task_ids[task]} was lost"
-            if state.status[phase] in HOLDS_LEASE:
-                self._recall(member, reason, 0.0)
-            else:
-                self._restart(member, now, reason)
-
-    def _recall(self, task: int, reason: str, grace_s: float) -> None:
-        """Stop a running task, to start it again."""
-        state = self.state
-        phase, attempt = state.cursor[task], state.attempt[task]
-        self._issuer.decide(m.Stop(state.next_decision, phase, task, attempt, reason, True, grace_s))
-        self._do.recall(task)
-
-    def _preempt(self, now: float) -> None:
-        """Make room for those that have a right to it; what is freed is kept for them."""
-        state = self.state
-        for phase, phases, number in self._granting.blocked:
-            kept = state.reservations.get(phase)
-            if kept is not None and kept.at <= now + self.config.min_gain_s:
-                continue  # it starts soon, or what it waits for is being stopped
-            found = select_victims(state, phases, number)
-            if found is None:
-                continue
-            kind, victims = found
-            soon = find_reservation(state, phases, now)
-            if soon is not None and soon[0] <= now + self.config.min_gain_s and kind == PRIORITY:
-                continue
-            ended = [state.cursor[t] for t in victims if state.cursor[t] in state.leases]
-            places = select_gang_after(state, phases, ended)
-            name = state.task_ids[state.task_of[phase]]
-            for task in victims:
-                self._recall(task, f"preempted for {name}: {kind}", self.config.grace_s)
-            if places is not None:
-                self._do.reserve(phase, now, tuple((p, node) for p, (node, _) in zip(phases, places, strict=True)))
-
-    def _restart(self, task: int, now: float, reason: str) -> None:
-        """A started task that runs nothing now: end its process, and start it again from its first phase."""
-        state, phase = self.state, self.state.cursor[task]
-        self._issuer.decide(m.Stop(state.next_decision, phase, task, state.attempt[task], reason, True))
-        self._freed()
-        self._queue.remove(phase)
-        self._requeue(task, now)
-
-    def _regather(self, task: int) -> None:
-        """A task that has ended holds up its gang no more."""
-        if task in self.state.gang_of:
-            self._queue.regather(self.state.gang_of[task])
-
-    def _requeue(self, task: int, now: float) -> None:
-        self._started.discard(task)
-        self._make_ready(self._do.requeue(task), now)
+                self._readiness.make_ready(phase, now)
 
     def _on_started(self, event: m.PhaseStarted, now: float) -> None:
         phase = event.phase
@@ -322,39 +242,15 @@ class Engine:
 
     def _on_rejected(self, event: m.DecisionRejected, now: float) -> None:
         phase = self._open_grant(event.decision)
-        if phase is None:
-            return
-        self._freed()
-        task = self.state.task_of[phase]
-        if task in self.state.gang_of and not self.state.is_first_phase(phase) and task not in self.state.stopping:
-            self._restart(task, now, "a later phase of its gang was refused")
-            self._recall_gang(task, now)
-            return
-        if task in self.state.recalled:  # the Stop may still arrive, and must not end the attempt that follows
-            self._requeue(task, now)
-            self._recall_gang(task, now)
-            return
-        wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(self.state.rejections.get(phase, 0), 10))
-        self._do.hold(phase, now + wait)
-        if task in self.state.stopping:
-            self._aborts.finish(task)
-        else:
-            if self.state.is_first_phase(phase):
-                self._started.discard(task)
-            self._recall_gang(task, now)
+        if phase is not None:
+            self._readiness.freed()
+            self._restarts.rejected(phase, now)
 
     def _on_lost(self, event: m.DecisionLost, now: float) -> None:
         phase = self._open_grant(event.decision)
-        if phase is None:
-            return
-        self._freed()
-        task = self.state.task_of[phase]
-        if task in self.state.stopping:
-            self._do.end(phase, ABORTED)
-            self._aborts.finish(task)
-        else:
-            self._requeue(task, now)
-            self._recall_gang(task, now)
+        if phase is not None:
+            self._readiness.freed()
+            self._restarts.lost(self.state.task_of[phase], now)
 
     def _open_grant(self, decision: int) -> int | None:
         """The phase of an open grant; an open preload has then failed."""
@@ -375,7 +271,7 @@ class Engine:
     def _on_node(self, event: m.NodeAdded, _now: float) -> None:
         self._do.absorb_node(event)
         self._queue.capacity_changed()
-        self._freed()
+        self._readiness.freed()
         self._processes.review()
 
     def _on_node_lost(self, event: m.NodeLost, now: float) -> None:
@@ -385,23 +281,17 @@ class Engine:
             return
         for task in self._do.lose_node(number):
             self._queue.remove(state.cursor[task])
-            if task in state.stopping:
-                if state.status[state.cursor[task]] in HOLDS_LEASE:
-                    self._do.end(state.cursor[task], ABORTED)
-                self._aborts.finish(task)
-            else:
-                self._requeue(task, now)
-                self._recall_gang(task, now)
+            self._restarts.lost(task, now)
         self._queue.capacity_changed()
         self._processes.lose_node(number)
         self._processes.review()
-        self._freed()
+        self._readiness.freed()
 
     def _on_queues(self, event: m.QueuesChanged, _now: float) -> None:
         self._do.absorb_queues(event)
         for phase in self._queue.take_all():
             self._queue.add(phase)
-        self._freed()
+        self._readiness.freed()
 
     # --- events: work ---
 
@@ -420,49 +310,21 @@ class Engine:
         self._aborts.after_growth(event.workload, added)
         for task in added:
             if not state.waiting[task] and state.status[state.cursor[task]] == PENDING:
-                self._make_ready(state.cursor[task], now)
+                self._readiness.make_ready(state.cursor[task], now)
         self._reorder(changed)
 
     def _on_skipped(self, event: m.BranchSkipped, now: float) -> None:
         freed = self._aborts.skip(event.task)
         if 0 <= event.task < len(self.state.task_ids):
-            self._regather(event.task)
+            self._readiness.regather(event.task)
         for phase in freed:
-            self._make_ready(phase, now)
+            self._readiness.make_ready(phase, now)
 
     def _on_estimates(self, event: m.Estimates, _now: float) -> None:
         self._reorder(self._do.absorb_estimates(event))
 
     def _on_abort(self, event: m.AbortRequested, _now: float) -> None:
         self._aborts.request(event)
-
-    def _on_pause(self, event: m.PauseRequested, now: float) -> None:
-        """What waits is held; what runs goes on to the end of its phase and holds no GPU after that."""
-        state = self.state
-        tasks = self._aborts.targets(event)
-        if not tasks:
-            return
-        self._do.pause(f"{event.scope}:{event.target}", event.actor, event.reason, now)
-        for task in tasks:
-            phase = state.cursor[task]
-            if state.status[phase] == READY:
-                if task in self._started:
-                    self._queue.remove(phase)
-                else:
-                    self._aborts.leave(task)
-                self._do.hold_paused(phase)
-        self._freed()
-
-    def _on_resume(self, event: m.ResumeRequested, _now: float) -> None:
-        state, key = self.state, f"{event.scope}:{event.target}"
-        if key not in state.pauses:
-            return
-        self._do.resume(key)
-        for phase in sorted(state.paused):
-            if state.pause_of(state.task_of[phase]) is None:
-                self._do.unhold(phase)
-                self._enqueue(phase)
-        self._processes.is_wanted = True
 
     def _on_tick(self, _event: m.Tick, now: float) -> None:
         if self.state.plan_at is not None and self.state.plan_at <= now:
@@ -474,23 +336,6 @@ class Engine:
         state = self.state
         return 0 <= phase < len(state.status) and state.attempt[state.task_of[phase]] == attempt
 
-    def _make_ready(self, phase: int, now: float) -> None:
-        self._do.ready(phase, now)
-        self._enqueue(phase)
-
-    def _enqueue(self, phase: int) -> None:
-        if self.state.pauses and self.state.pause_of(self.state.task_of[phase]):
-            self._do.hold_paused(phase)
-        elif self.state.task_of[phase] in self.state.options:
-            self._processes.enqueue(phase)
-        else:
-            self._queue.add(phase)
-
-    def _freed(self) -> None:
-        """Something may fit now that did not before."""
-        self._queue.something_freed()
-        self._processes.is_wanted = True
-
     def _reorder(self, changed: list[int]) -> None:
         """The ranks of these tasks have moved, or what follows them."""
         cursor, keys = self.state.cursor, self._queue.keys
@@ -500,11 +345,6 @@ class Engine:
             self._queue.rekey([cursor[t] for t in changed])
         self._processes.rekey(changed)
         self._processes.is_wanted = True
-
-    def _retry_held(self, now: float) -> None:
-        for phase in sorted(p for p, at in self.state.retry_at.items() if at <= now):
-            self._do.unhold(phase)
-            self._enqueue(phase)
 
     def _rebuild(self) -> None:
         """Queues and sets follow from the state; needed after a restore."""
@@ -517,29 +357,5 @@ class Engine:
             if status in HOLDS_LEASE or (is_later and task in state.home):
                 self._started.add(task)
             if status == READY:
-                self._enqueue(phase)
+                self._readiness.enqueue(phase)
         self._processes.is_wanted = False
-
-
-def decode_state(data: bytes) -> State:
-    """The state of a snapshot. Raises ValueError for another format version or damaged data."""
-    try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if version != STATE_VERSION:
-            raise ValueError(f"snapshot: format version {version}, this engine reads {STATE_VERSION}")
-        return _with_starts(msgspec.json.decode(data, type=State))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"snapshot: {error}") from error
-
-
-def _with_starts(state: State) -> State:
-    """Snapshots once said 0.0 for a phase that has not started."""
-    for phase, status in enumerate(state.status):
-        is_old = status in (PENDING, READY, HELD, GRANTED, SKIPPED) or state.ready_at[phase] > 0.0
-        if state.started_at[phase] == 0.0 and is_old:
-            state.started_at[phase] = NOT_STARTED
-    return state
-
-
-class _Versioned(msgspec.Struct):
-    version: int

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from egs_core.driver.journal import FORMAT, VERSION, Journal, recover
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.core import decode_state
+from egs_core.engine.snapshots import decode_state
 from egs_core.engine.state import State
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Shape, TaskOptions

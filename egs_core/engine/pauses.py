@@ -1,0 +1,52 @@
+"""Pause and resume: what waits is held; what runs goes on to the end of its phase and holds no GPU after that."""
+
+from __future__ import annotations
+
+from egs_core.engine import messages as m
+from egs_core.engine.aborts import Aborts
+from egs_core.engine.issuer import Issuer
+from egs_core.engine.lifecycle import READY
+from egs_core.engine.queue import ReadyQueue
+from egs_core.engine.readiness import Readiness
+
+
+class Pauses:
+    """See the module."""
+
+    def __init__(
+        self, issuer: Issuer, queue: ReadyQueue, readiness: Readiness, aborts: Aborts, started: set[int]
+    ) -> None:
+        self._do = issuer.do
+        self._state = issuer.state
+        self._queue = queue
+        self._readiness = readiness
+        self._aborts = aborts
+        self._started = started
+
+    def pause(self, event: m.PauseRequested, now: float) -> None:
+        state = self._state
+        tasks = self._aborts.targets(event)
+        if not tasks:
+            return
+        self._do.pause(f"{event.scope}:{event.target}", event.actor, event.reason, now)
+        for task in tasks:
+            phase = state.cursor[task]
+            if state.status[phase] == READY:
+                if task in self._started:
+                    self._queue.remove(phase)
+                else:
+                    self._aborts.leave(task)
+                self._do.hold_paused(phase)
+        self._readiness.freed()
+
+    def resume(self, event: m.ResumeRequested, _now: float) -> None:
+        """Takes back exactly this pause; another one may still hold the same tasks."""
+        state, key = self._state, f"{event.scope}:{event.target}"
+        if key not in state.pauses:
+            return
+        self._do.resume(key)
+        for phase in sorted(state.paused):
+            if state.pause_of(state.task_of[phase]) is None:
+                self._do.unhold(phase)
+                self._readiness.enqueue(phase)
+        self._readiness.freed()

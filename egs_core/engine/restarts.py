@@ -1,0 +1,134 @@
+"""How started tasks stop and start again: lost, failed with retries left, preempted, or a member of such a gang."""
+
+from __future__ import annotations
+
+from egs_core.engine import messages as m
+from egs_core.engine.aborts import Aborts
+from egs_core.engine.granting import Granting
+from egs_core.engine.issuer import Issuer
+from egs_core.engine.lifecycle import ABORTED, FAILED, HOLDS_LEASE, PREEMPTED
+from egs_core.engine.preemption import PRIORITY, select_victims
+from egs_core.engine.queue import ReadyQueue
+from egs_core.engine.readiness import Readiness
+from egs_core.engine.reservation import find_reservation, select_gang_after
+
+RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0
+
+
+class Restarts:
+    """See the module. started: tasks whose first phase has been granted and that have not ended."""
+
+    def __init__(
+        self, issuer: Issuer, queue: ReadyQueue, readiness: Readiness, aborts: Aborts, started: set[int]
+    ) -> None:
+        self._issuer = issuer
+        self._do = issuer.do
+        self._state = issuer.state
+        self._queue = queue
+        self._readiness = readiness
+        self._aborts = aborts
+        self._started = started
+
+    def after_failure(self, task: int, status: int, now: float) -> None:
+        """Preempted or lost: again. Failed: again while it has retries. Else it is over, and what waits for it too."""
+        state = self._state
+        retry = status == PREEMPTED or (status == FAILED and state.attempt[task] <= state.options_of(task).retries)
+        if retry and task not in state.stopping:
+            self.requeue_with_gang(task, now)
+        else:
+            self._aborts.finish(task)
+
+    def lost_between(self, task: int, now: float) -> None:
+        """The process of a started task died while its next phase waited: back to the first."""
+        if task not in self._state.stopping:
+            self._readiness.freed()
+            self._queue.remove(self._state.cursor[task])
+            self.requeue_with_gang(task, now)
+
+    def rejected(self, phase: int, now: float) -> None:
+        """The driver could not start the phase: it is held for a while, longer each time."""
+        state, task = self._state, self._state.task_of[phase]
+        if task in state.gang_of and not state.is_first_phase(phase) and task not in state.stopping:
+            self._restart(task, now, "a later phase of its gang was refused")
+            self._recall_gang(task, now)
+            return
+        if task in state.recalled:  # the Stop may still arrive, and must not end the attempt that follows
+            self.requeue_with_gang(task, now)
+            return
+        wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(state.rejections.get(phase, 0), 10))
+        self._do.hold(phase, now + wait)
+        if task in state.stopping:
+            self._aborts.finish(task)
+        else:
+            if state.is_first_phase(phase):
+                self._started.discard(task)
+            self._recall_gang(task, now)
+
+    def lost(self, task: int, now: float) -> None:
+        """Nobody knows what became of the task, or what it ran on is gone."""
+        state, phase = self._state, self._state.cursor[task]
+        if task not in state.stopping:
+            self.requeue_with_gang(task, now)
+            return
+        if state.status[phase] in HOLDS_LEASE:
+            self._do.end(phase, ABORTED)
+        self._aborts.finish(task)
+
+    def preempt(self, granting: Granting, grace_s: float, min_gain_s: float, now: float) -> None:
+        """Make room for those that have a right to it; what is freed is kept for them."""
+        state = self._state
+        for phase, phases, number in granting.blocked:
+            kept = state.reservations.get(phase)
+            if kept is not None and kept.at <= now + min_gain_s:
+                continue  # it starts soon, or what it waits for is being stopped
+            found = select_victims(state, phases, number)
+            if found is None:
+                continue
+            kind, victims = found
+            soon = find_reservation(state, phases, now)
+            if soon is not None and soon[0] <= now + min_gain_s and kind == PRIORITY:
+                continue
+            ended = [state.cursor[t] for t in victims if state.cursor[t] in state.leases]
+            places = select_gang_after(state, phases, ended)
+            name = state.task_ids[state.task_of[phase]]
+            for task in victims:
+                self._recall(task, f"preempted for {name}: {kind}", grace_s)
+            if places is not None:
+                self._do.reserve(phase, now, tuple((p, node) for p, (node, _) in zip(phases, places, strict=True)))
+
+    def requeue_with_gang(self, task: int, now: float) -> None:
+        self._requeue(task, now)
+        self._recall_gang(task, now)
+
+    def _recall_gang(self, task: int, now: float) -> None:
+        """A member of a gang starts again: the others that have started do so too, once they have stopped."""
+        state = self._state
+        gang = state.gang_of.get(task) if state.gang_of else None
+        for member in state.gangs[gang].members if gang is not None else ():
+            phase = state.cursor[member]
+            if member == task or member not in self._started or member in state.recalled or member in state.stopping:
+                continue
+            reason = f"its gang starts again: {state.task_ids[task]} was lost"
+            if state.status[phase] in HOLDS_LEASE:
+                self._recall(member, reason, 0.0)
+            else:
+                self._restart(member, now, reason)
+
+    def _recall(self, task: int, reason: str, grace_s: float) -> None:
+        """Stop a running task, to start it again."""
+        state = self._state
+        phase, attempt = state.cursor[task], state.attempt[task]
+        self._issuer.decide(m.Stop(state.next_decision, phase, task, attempt, reason, True, grace_s))
+        self._do.recall(task)
+
+    def _restart(self, task: int, now: float, reason: str) -> None:
+        """A started task that runs nothing now: end its process, and start it again from its first phase."""
+        state, phase = self._state, self._state.cursor[task]
+        self._issuer.decide(m.Stop(state.next_decision, phase, task, state.attempt[task], reason, True))
+        self._readiness.freed()
+        self._queue.remove(phase)
+        self._requeue(task, now)
+
+    def _requeue(self, task: int, now: float) -> None:
+        self._started.discard(task)
+        self._readiness.make_ready(self._do.requeue(task), now)
