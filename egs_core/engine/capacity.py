@@ -130,6 +130,7 @@ class Workload(msgspec.Struct):
     aborted: bool = False
     lost_s: float = 0.0  # work of phases that had to start again, beyond their last checkpoint
     numbers: list[int] = []  # task index within the workload -> engine's task number
+    deadline_s: float | None = None  # after submission
 
 
 class Gang(msgspec.Struct):

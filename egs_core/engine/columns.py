@@ -99,6 +99,12 @@ class Columns(msgspec.Struct):
                 return self.pauses[key]
         return None
 
+    def deadline_of(self, task: int) -> float | None:
+        """When the task should have ended: by its own deadline or its workload's, whichever is sooner."""
+        workload = self.workloads[self.task_workload[task]]
+        stated = [s for s in (workload.deadline_s, self.options_of(task).deadline_s) if s is not None]
+        return workload.submitted_at + min(stated) if stated else None
+
     def is_job(self, task: int) -> bool:
         """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of."""
         if self.children[task]:

@@ -46,12 +46,13 @@ class QueuesChanged(Event, frozen=True, tag="queues"):
 
 
 class WorkloadSubmitted(Event, frozen=True, tag="workload"):
-    """A workload is there; its tasks follow."""
+    """A workload is there; its tasks follow. deadline_s: seconds from now until all of it should have ended."""
 
     workload: str
     name: str = ""
     tenant: str = ""
     queue: str = ""
+    deadline_s: float | None = None
 
 
 class TasksAdded(Event, frozen=True, tag="tasks"):

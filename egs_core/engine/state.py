@@ -60,7 +60,8 @@ class State(ProcessState):
 
     def absorb_workload(self, event: WorkloadSubmitted, now: float) -> None:
         self.workload_numbers[event.workload] = len(self.workloads)
-        self.workloads.append(Workload(event.workload, event.name, event.tenant, event.queue, now))
+        workload = Workload(event.workload, event.name, event.tenant, event.queue, now, deadline_s=event.deadline_s)
+        self.workloads.append(workload)
 
     def absorb_tasks(self, event: TasksAdded) -> list[int]:
         """Append a block in topological order; returns the earlier tasks whose rank or children changed."""

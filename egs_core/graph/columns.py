@@ -51,6 +51,7 @@ class TaskOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     warm_memory_bytes: int = 0
     gang: str = ""
     retries: int = 0
+    deadline_s: float | None = None  # after its workload's submission
 
 
 DEFAULT_OPTIONS = TaskOptions()
