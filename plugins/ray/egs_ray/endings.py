@@ -9,7 +9,7 @@ import ray
 from egs_core.engine import messages as m
 from egs_ray.phases import Phases
 from egs_ray.shared import Shared, first_line
-from egs_ray.shell import ArgumentsLostError
+from egs_ray.shell import ArgumentsLostError, reached_users_code
 from egs_ray.submissions import Submissions
 from egs_ray.tasks import Job, RunBooks, Way, first_of
 
@@ -159,6 +159,7 @@ def _is_egs_fault(job: Job, error: BaseException) -> bool:
     """Whether the task failed before the user's code was reached, and not by the user's doing."""
     if job.ran or isinstance(error, ray.exceptions.TaskCancelledError):
         return False
-    if isinstance(error, ray.exceptions.RayTaskError):
-        return not job.pid or isinstance(error.cause, ArgumentsLostError)
+    if isinstance(error, ray.exceptions.RayTaskError):  # it may have come before the worker's first message
+        is_before = not job.pid and not reached_users_code(error)
+        return is_before or isinstance(error.cause, ArgumentsLostError)
     return True

@@ -64,7 +64,7 @@ def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
         args, kwargs = _resolved(arguments)
         tell({"m": "began", "task": spec.task, "at": time.time(), "pid": os.getpid(), "id": _task_id()})
         try:
-            value = function(*args, **kwargs)
+            value = call_users_function(function, args, kwargs)
         except BaseException:
             tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
             raise
@@ -73,6 +73,16 @@ def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     _name_like(observed, function)
     return observed
+
+
+def call_users_function(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """In a traceback the name of this frame says that the user's code was reached: see `reached_users_code`."""
+    return function(*args, **kwargs)
+
+
+def reached_users_code(error: ray.exceptions.RayTaskError) -> bool:
+    """Whether a task that ended with this error got as far as the user's function."""
+    return f" in {call_users_function.__name__}\n" in str(error)
 
 
 def hold(address: Address, lease: int) -> None:
@@ -143,12 +153,12 @@ class _Shell:
         if len(self.spec.on_gpu) == 1:
             show_gpus(provider.take_from_ray() if self.open and self.spec.gpus else answer.get("devices", ()))
             try:
-                return self.function(*args, **kwargs)
+                return call_users_function(self.function, args, kwargs)
             finally:
                 provider.give_to_ray()
         hints.set_gpu_provider(provider)
         try:
-            return self.function(*args, **kwargs)
+            return call_users_function(self.function, args, kwargs)
         finally:
             hints.set_gpu_provider(None)
 

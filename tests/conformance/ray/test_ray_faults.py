@@ -264,6 +264,16 @@ def test_session_is_closed_under_a_run(tmp_path: Path, last_words: str) -> None:
     assert span[0] < span[1]
 
 
+def test_an_error_outruns_what_its_worker_said(tmp_path: Path, capsys: Capture) -> None:
+    """A user's exception that is there before the worker's messages is the user's: no other try, and no warning."""
+    raises = t.raises_first.options(max_retries=0).bind(str(tmp_path))
+    with t.session(tmp_path) as session:
+        session._workers.take_message = lambda *_: None
+        with pytest.raises(ValueError, match="the first time"):
+            egs_ray.run(raises, session=session).get(t.LIMIT_S)
+    assert warnings_in(capsys) == []
+
+
 DRIVER = """
 import sys, ray, egs_ray
 from tests.conformance.ray import run_tasks as t
