@@ -38,6 +38,8 @@ HAPPENS = {
     "process died between phases",
     "preempted for reclaim",
     "preempted for priority",
+    "paused",
+    "queues changed",
 }
 
 

@@ -135,6 +135,11 @@ def freed_at_stop(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(State, "stop", free)
 
 
+def pause_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A pause holds what is ready, and nothing that gets ready later."""
+    patch.setattr(State, "pause_of", lambda *_: None)
+
+
 MUTANTS: dict[str, Mutate] = {
     "no sync": no_sync,
     "no attempts": no_attempts,
@@ -146,6 +151,7 @@ MUTANTS: dict[str, Mutate] = {
     "requeue without a new attempt": lost_means_rejected,
     "a transition not journaled": forgotten_transition,
     "freed at stop": freed_at_stop,
+    "pause forgotten": pause_forgotten,
 }
 
 

@@ -64,7 +64,8 @@ class Ledger:
 
     outcomes: (task id, attempt, phase index) -> how it ended at the outside ("" while it runs); done: tasks that ended
     well; finished: (task id, attempt) that took no more phases; skipped,
-    abort_asked: ids for which that was asked; aborted: and acknowledged; closed: workloads asked to abort.
+    abort_asked: ids for which that was asked; aborted: and acknowledged; closed: workloads asked to abort;
+    paused: by what was paused, the ids that this holds, from its acknowledgement until its end is asked for.
     """
 
     def __init__(self, queues: Sequence[QueueSpec] = ()) -> None:
@@ -77,6 +78,7 @@ class Ledger:
         self.aborted: set[str] = set()
         self.abort_asked: set[str] = set()
         self.closed: set[str] = set()
+        self.paused: dict[str, set[str]] = {}
         self.latest: dict[str, int] = {}
         self.places: dict[tuple[str, int], tuple[str, int]] = {}
 
@@ -84,6 +86,23 @@ class Ledger:
         """The driver carries a grant out."""
         if task_id in self.aborted:
             raise ClaimBroken("nothing is lost", f"{task_id} is granted after its abort was acknowledged")
+        for key, ids in self.paused.items():
+            if task_id in ids:
+                raise ClaimBroken("a pause holds", f"{task_id} is granted while {key} is paused")
+
+    def reconfigure(self, queues: Sequence[QueueSpec]) -> None:
+        """From now on either configuration may be the one under which something was granted; a queue that is not there
+        any more limits nothing."""
+        for new in queues:
+            old = self._queues.get(new.name)
+            if old is not None:
+                self._queues[new.name] = msgspec.structs.replace(
+                    old,
+                    nominal=_larger(old.nominal, new.nominal),
+                    borrowing_limit=_larger(old.borrowing_limit, new.borrowing_limit),
+                )
+        for gone in set(self._queues) - {queue.name for queue in queues}:
+            del self._queues[gone]
 
     def start(self, job: Job, machine: m.NodeAdded, boot: int) -> None:
         """A machine, as it is with all its capacity, starts a phase."""
@@ -177,3 +196,8 @@ class Ledger:
             raise ClaimBroken("order is kept", f"{job.name} starts before the phase before it ended well")
         if job.index and self.places[job.task_id, job.attempt] != (node, boot):
             raise ClaimBroken("order is kept", f"{job.name} is not on {self.places[job.task_id, job.attempt][0]}")
+
+
+def _larger(one: Amounts, other: Amounts) -> Amounts:
+    cpus, gpus, memory = (max(pair) for pair in zip(one, other, strict=True))
+    return cpus, gpus, memory

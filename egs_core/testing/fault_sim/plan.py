@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -59,13 +59,20 @@ class Submission(msgspec.Struct, frozen=True):
 
 class Wish(msgspec.Struct, frozen=True):
     """Something asked of one task of a workload, by its number within it: abort of scope task, stage or workload, a
-    branch skipped, or new estimates."""
+    branch skipped, new estimates, or "pause" and such a scope, for so many seconds."""
 
     at: float
     kind: str
     workload: str
     task: int
     seconds: float = 1.0
+
+
+class Reconfiguration(msgspec.Struct, frozen=True):
+    """Somebody edits the queues while work goes on."""
+
+    at: float
+    queues: tuple[QueueSpec, ...]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -82,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True):
     rates: Rates
     mishaps: tuple[tuple[float, str], ...]
     calm_at: float
+    reconfigurations: tuple[Reconfiguration, ...] = ()
 
 
 def draw(seed: int) -> Plan:
@@ -89,7 +97,7 @@ def draw(seed: int) -> Plan:
     rng = random.Random(seed)
     calm_at = rng.uniform(*CHAOS_S)
     submissions = _draw_work(rng, calm_at)
-    return Plan(
+    plan = Plan(
         seed,
         EngineConfig(
             policy=rng.choice(("egs", "egs", "egs", "fifo", "random")),
@@ -110,6 +118,11 @@ def draw(seed: int) -> Plan:
         rates=_draw_rates(rng),
         mishaps=tuple(sorted((rng.uniform(0, calm_at), _mishap(rng)) for _ in range(rng.randrange(8)))),
         calm_at=calm_at,
+    )
+    return msgspec.structs.replace(
+        plan,
+        wishes=(*plan.wishes, *_draw_pauses(rng, submissions, calm_at)),
+        reconfigurations=tuple(_draw_reconfigurations(rng, plan.queues, calm_at)),
     )
 
 
@@ -224,3 +237,30 @@ def _draw_wishes(rng: random.Random, submissions: Sequence[Submission], calm_at:
         kind = rng.choice(("task", "task", "stage", "workload", "skip", "skip", "estimate", "estimate"))
         wishes.append(Wish(rng.uniform(block.at, calm_at), kind, block.workload, task, rng.uniform(0, 8)))
     return wishes
+
+
+def _draw_pauses(rng: random.Random, submissions: Sequence[Submission], calm_at: float) -> list[Wish]:
+    wishes: list[Wish] = []
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        block = rng.choice(submissions)
+        task = block.known + rng.randrange(block.graph.n_tasks)
+        scope = rng.choice(("task", "task", "stage", "workload"))
+        wishes.append(Wish(rng.uniform(block.at, calm_at), f"pause {scope}", block.workload, task, rng.uniform(0, 20)))
+    return wishes
+
+
+def _draw_reconfigurations(
+    rng: random.Random, queues: Sequence[QueueSpec], calm_at: float
+) -> Iterator[Reconfiguration]:
+    """Other amounts for the same queues, of which one may go."""
+    for _ in range(rng.choice((0, 1, 2)) if queues else 0):
+        kept = [queue for queue in queues if rng.random() < 0.9]
+        yield Reconfiguration(
+            rng.uniform(0, calm_at),
+            tuple(
+                msgspec.structs.replace(
+                    queue, nominal=rng.choice(ENOUGH), borrowing_limit=rng.choice(LIMITS), lending_limit=NO_LIMIT
+                )
+                for queue in kept
+            ),
+        )

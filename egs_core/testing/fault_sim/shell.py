@@ -18,7 +18,7 @@ from egs_core.engine import messages as m
 from egs_core.testing.fault_sim import wire as w
 from egs_core.testing.fault_sim.disk import Crash
 from egs_core.testing.fault_sim.ledger import Job
-from egs_core.testing.fault_sim.plan import Submission, Wish
+from egs_core.testing.fault_sim.plan import Reconfiguration, Submission, Wish
 
 if TYPE_CHECKING:
     from egs_core.testing.fault_sim.world import World
@@ -149,6 +149,8 @@ class Shell:
         if wish.kind == "skip":
             ledger.skipped.add(self.state.task_ids[task])
             self.handle(m.BranchSkipped(task))
+        elif wish.kind.startswith(("pause ", "resume ")):
+            self._pause(wish, task)
         elif wish.kind == "estimate":
             phase = self.state.first_phase[task]
             self.handle(m.Estimates(((phase, wish.seconds, wish.seconds * 1.5),)))
@@ -156,15 +158,36 @@ class Shell:
             self._abort(wish, task)
         return True
 
+    def reconfigure(self, request: Reconfiguration) -> bool:
+        self._world.counts["queues changed"] += 1
+        self._world.ledger.reconfigure(request.queues)
+        self.handle(m.QueuesChanged(request.queues))
+        return True
+
+    def _pause(self, wish: Wish, task: int) -> None:
+        """The ids that the pause holds are noted when the engine has taken it in, and released before it hears more."""
+        verb, _, scope = wish.kind.partition(" ")
+        target, ids = self._hit(scope, wish.workload, task)
+        paused = self._world.ledger.paused
+        if verb == "resume":
+            paused.pop(f"{scope}:{target}", None)
+            self.handle(m.ResumeRequested(scope, target, "ann"))
+        else:
+            self.handle(m.PauseRequested(scope, target, "ann"))
+            paused[f"{scope}:{target}"] = ids
+
+    def _hit(self, scope: str, workload: str, task: int) -> tuple[str, set[str]]:
+        """What a request of this scope is for, and the ids of the tasks that it means now."""
+        numbers = self.state.workloads[self.state.workload_number(workload)].numbers
+        target, hit = {
+            "task": (str(task), [task]),
+            "stage": (f"{workload}/x", [t for t in numbers if self.state.options_of(t).stage == "x"]),
+            "workload": (workload, numbers),
+        }[scope]
+        return target, {self.state.task_ids[t] for t in hit}
+
     def _abort(self, wish: Wish, task: int) -> None:
-        target = {"task": str(task), "stage": f"{wish.workload}/x", "workload": wish.workload}[wish.kind]
-        numbers = self.state.workloads[self.state.workload_number(wish.workload)].numbers
-        hit = {
-            "task": [task],
-            "stage": [t for t in numbers if self.state.options_of(t).stage == "x"],
-            "workload": numbers,
-        }[wish.kind]
-        ids = {self.state.task_ids[t] for t in hit}
+        target, ids = self._hit(wish.kind, wish.workload, task)
         ledger = self._world.ledger
         ledger.abort_asked |= ids
         if wish.kind == "workload":

@@ -23,11 +23,12 @@ from egs_core.errors import InputError
 from egs_core.testing.fault_sim import claims
 from egs_core.testing.fault_sim.disk import Crash, SimulatedDisk
 from egs_core.testing.fault_sim.ledger import ClaimBroken, Ledger
-from egs_core.testing.fault_sim.plan import Plan, Submission, Wish
+from egs_core.testing.fault_sim.plan import Plan, Reconfiguration, Submission, Wish
 from egs_core.testing.fault_sim.shell import JOURNAL, Shell
 from egs_core.testing.fault_sim.wire import Network, Standing
 from egs_core.testing.fault_sim.worker import REPEAT_S, RUN_S, Worker
 
+Request = Submission | Wish | Reconfiguration
 STEP_LIMIT = 20_000
 DOWN_S, LEAN_S, RESTART_S, AGAIN_S = (0.5, 15.0), (1.0, 20.0), (0.05, 5.0), (0.5, 2.0)
 JUMP_S, BOOT_CLOCK_S = 60.0, 1e5
@@ -56,7 +57,7 @@ class World:
         self._offset = 0.0
         self._perform_fuse: int | None = None
         self._dead: Shell | None = None
-        self._to_do = len(plan.submissions) + len(plan.wishes)
+        self._to_do = len(plan.submissions) + len(plan.wishes) + len(plan.reconfigurations)
         self._standings_due: dict[str, int] = {}
         self._old_journal = journal
 
@@ -100,6 +101,8 @@ class World:
             self._schedule_request(submission.at, submission)
         for wish in self.plan.wishes:
             self._schedule_request(wish.at, wish)
+        for change in self.plan.reconfigurations:
+            self._schedule_request(change.at, change)
         self.later(self.plan.calm_at, self._calm)
 
     def _step(self) -> None:
@@ -277,16 +280,24 @@ class World:
 
     # --- what users ask for ---
 
-    def _schedule_request(self, seconds: float, request: Submission | Wish) -> None:
+    def _schedule_request(self, seconds: float, request: Request) -> None:
         self.later(seconds, lambda: self._request(request))
 
-    def _request(self, request: Submission | Wish) -> None:
-        """Ask, and again until the driver has acknowledged it; its word may get lost on the way."""
+    def _request(self, request: Request) -> None:
+        """Ask, and again until the driver has acknowledged it; its word may get lost on the way. Whoever has paused
+        something resumes it, at the latest when all is calm."""
 
         def ask(shell: Shell) -> bool:
+            if isinstance(request, Reconfiguration):
+                return shell.reconfigure(request)
             return shell.submit(request) if isinstance(request, Submission) else shell.fulfil(request)
 
         if self.at_driver(ask) and not self.chance("drop"):
             self._to_do -= 1
+            if isinstance(request, Wish) and request.kind.startswith("pause "):
+                self.counts["paused"] += 1
+                self._to_do += 1
+                resume = msgspec.structs.replace(request, kind=request.kind.replace("pause", "resume"))
+                self._at_latest_when_calm((0.0, request.seconds), lambda: self._request(resume))
         else:
             self._schedule_request(self.rng.uniform(*AGAIN_S), request)
