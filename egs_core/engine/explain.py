@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egs_core.engine import quota
-from egs_core.engine.capacity import WHOLE_DEVICE, Node
+from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.gangs import index_of, missing_members
 from egs_core.engine.lifecycle import GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.messages import Reason
@@ -126,6 +126,8 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     kind = "capacity" if not room else "reservation"
+    if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
+        kind, missing = "fragment", f"{scattered}: {missing}"
     if kept := _kept_for(state, phase, room):
         missing = kept
     if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
@@ -144,6 +146,21 @@ def _kept_for(state: State, phase: int, room: Sequence[int]) -> str:
             kept_for = f"kept for {who} on {where} from {kept.at:.3f} s on"
             return f"room is there, but {kept_for}, and it would not have ended by then"
     return ""
+
+
+def _scattered(nodes: Sequence[Node], shape: Shape) -> str:
+    """What is free on all of these nodes together, when that would do: no one of them has it. "" when it would not."""
+    free_cpu, free_memory, free_gpu = 0, 0, 0
+    for node in nodes:
+        free_cpu += max(node.free_cpu, 0)
+        free_memory += max(node.free_memory, 0)
+        free_gpu += sum(max(free, 0) for free in node.devices[: node.gpus])
+    is_tracked = all(node.memory_bytes != UNTRACKED for node in nodes)
+    is_enough = free_cpu >= shape.cpu_milli and free_gpu >= shape.gpu_milli
+    if len(nodes) < 2 or not is_enough or (is_tracked and free_memory < shape.memory_bytes):
+        return ""
+    free = Shape(free_cpu * bool(shape.cpu_milli), free_gpu * bool(shape.gpu_milli))
+    return f"{_describe(free)} are free on {len(nodes)} nodes together, on none of them enough"
 
 
 def _describe(shape: Shape) -> str:

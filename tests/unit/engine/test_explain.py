@@ -35,6 +35,24 @@ def test_ready_names_what_lacks_and_who_is_ahead() -> None:
     assert bench.reason("a").text.endswith("; it is first in the queue")
 
 
+def test_what_is_free_but_scattered_is_a_fragment() -> None:
+    """Enough in all, not enough on any one node: with the numbers of both."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("x", 4.0, 2))
+    bench.send(m.NodeAdded("y", 4.0, 2))
+    bench.submit(graph_of(dict.fromkeys("abcd", ()), default=(gpu(9.0),)))
+    bench.submit(graph_of({"wide": ()}, default=(gpu(9.0, 2.0),)), "more")
+    assert bench.reason("wide").kind == "capacity"
+    for node in ("x", "y"):
+        bench.end(next(name for name in "abcd" if bench.grant_of(name).node == node))
+    reason = bench.reason("wide")
+    assert (reason.status, reason.kind) == ("ready", "fragment")
+    assert reason.text == (
+        "needs 2 GPUs: 2 GPUs are free on 2 nodes together, on none of them enough: "
+        "x has 1 of 2 GPUs wholly free; y has 1 of 2 GPUs wholly free; it is first in the queue"
+    )
+
+
 def test_granted_and_running_say_where() -> None:
     """Kind, node and devices."""
     bench = EngineBench(1, 2)
