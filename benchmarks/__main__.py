@@ -60,7 +60,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.rate", "--json", *(("--rounds", "1") if quick else ())]]
     if suite == "cold":
         small = ("--workloads", "15", "--loads", "1.2") if quick else ()
-        return [["-m", "benchmarks.cold_starts", "--json", "-", *small]]
+        drawn = ("--plot", str(OUT / "cold_starts.png")) if find_spec("matplotlib") else ()
+        return [["-m", "benchmarks.cold_starts", "--json", "-", *small, *drawn]]
     if suite == "preload":
         return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
     if suite == "gpu_jobs":

@@ -66,14 +66,16 @@ def select_place(
 ) -> Place | None:
     """Node and devices for the phase now, or None. may_take: asked for each place where it fits.
 
-    Where its warm process waits, or one is idle; then nodes without GPUs for CPU phases; then where the packer wants
-    it, or without one the node with the least free that still fits (best fit); then the first. Where room is kept for
-    others it is best fit too: that room is counted on the devices that `select_devices` would take.
+    Where its warm process waits, or one is idle; then for a task that begins on CPUs and will want a device beside its
+    process the least `crowd`; then nodes without GPUs for CPU phases; then where the packer wants it, or without one
+    the node with the least free that still fits (best fit); then the first. Where room is kept for others it is best
+    fit too: that room is counted on the devices that `select_devices` would take.
     """
     packer = packer if may_take is None else None
     shape = state.shapes[state.shape[phase]]
     task = state.task_of[phase]
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
+    spreads = not is_plain and phase == state.first_phase[task] and wants_device_later(state, task)
     best, best_score = None, None
     for number in range(len(state.nodes)) if is_plain else possible_nodes(state, phase):
         node = state.nodes[number]
@@ -81,17 +83,33 @@ def select_place(
             continue
         if may_take is not None and not may_take((number, devices_for(node, shape))):
             continue
+        crowding = crowd(node) if spreads else ()
         if packer is not None:
-            score: tuple[int, ...] = (-warmth_on(state, task, number), *packer.score(node, shape), number)
+            score: tuple[int, ...] = (-warmth_on(state, task, number), *crowding, *packer.score(node, shape), number)
         else:
             fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
-            score = (-warmth_on(state, task, number), fullness, node.free_cpu, number)
+            score = (-warmth_on(state, task, number), *crowding, fullness, node.free_cpu, number)
         if best_score is None or score < best_score:
             best, best_score = number, score
     if best is None:
         return None
     node = state.nodes[best]
     return best, devices_for(node, shape) if packer is None else packer.devices(node, shape)
+
+
+def wants_device_later(state: State, task: int) -> bool:
+    """Whether a task with a process that can be kept begins on CPUs and has a GPU phase after that."""
+    if not state.warm_key_of(task):
+        return False
+    gpu_milli = [state.shapes[state.shape[p]].gpu_milli for p in state.phases_of(task)]
+    return not gpu_milli[0] and any(gpu_milli)
+
+
+def crowd(node: Node) -> tuple[int, ...]:
+    """Lower is better for a task that begins on CPUs: whether a process kept for another would be given up for its own,
+    then how many processes are at work or kept there, since each will want a device."""
+    in_use = node.working + node.parked
+    return int(in_use >= node.process_slots), in_use
 
 
 def devices_for(node: Node, shape: Shape) -> tuple[int, ...]:

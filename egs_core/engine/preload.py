@@ -1,13 +1,15 @@
 """Which processes to make warm now, and when to look again. Pure: reads the state, changes nothing.
 
-A process is worth starting when nothing else will be warm at the moment its task can start:
+A process for task B should be warm at a moment r. B needs it at s, which is uncertain: when its last predecessor ends
+and, if B begins on a GPU, when a device is free for it. Too early costs what a waiting process costs (memory, a place),
+too late what a waiting GPU task costs, both by the second; the sum expected is least where
 
-    now                         s = predicted start of task B
-     │  working process of A ────────┐ ends before s: B takes it over, nothing to do
-     │                               ▼
-     │        └── due = s - lead ──► start a process for B here, if none is left over by then
-     │
-     └ an idle warm process is given to the next candidate at once: that costs nothing
+    P(s < r) = EARLY_COST / (EARLY_COST + LATE_COST)          the newsvendor's rule
+
+    now                                  ┌ quantile   ┌ median of s
+     │        ├── warm-up ── + margin ──┤r            │
+     │        └ due: give B an idle process with its key, else start one here, unless one is left over in time
+     │  working process of A ─────────────────┐ ends before s: B takes it over, nothing to load
 
 Candidates are the tasks that are ready but cold, in the order in which they would be granted, then those a few steps
 ahead of what runs, by predicted start. A preload takes CPU that nobody wants (free, counted against other preloads)
@@ -21,15 +23,20 @@ from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
-from egs_core.engine.capacity import WHOLE_DEVICE
-from egs_core.engine.lifecycle import COLD, ENDED, HOLDS_LEASE, PENDING, RUNNING
-from egs_core.engine.placement import fits_task, ready_parked
+from egs_core.engine.device_forecast import DeviceForecast, gpu_part, is_held_up
+from egs_core.engine.ends import When, after, early_quantile, latest, length_of, remaining
+from egs_core.engine.lifecycle import HOLDS_LEASE, PENDING, RUNNING
+from egs_core.engine.outlook import FAR, LOOKAHEAD_STEPS, Outlook
+from egs_core.engine.process_room import ProcessRoom
 from egs_core.engine.state import State
+from egs_core.graph.columns import TaskOptions
 
-LOOKAHEAD_STEPS = 3
 MAX_CANDIDATES = 64
 LEAD_FACTOR, LEAD_S = 1.2, 0.1  # a warm-up takes a little longer than believed
+EARLY_COST, LATE_COST = 1.0, 19.0  # a second of a waiting process, and of a waiting GPU task
+EARLY = early_quantile(EARLY_COST / (EARLY_COST + LATE_COST))
 MIN_PAUSE_S = 0.05  # the end of a late phase moves away as time passes: do not run after it in ever smaller steps
+NEVER_S = float("inf")
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -40,181 +47,179 @@ class Choice(msgspec.Struct, frozen=True):
     reuse: bool
 
 
-def remaining_s(state: State, phase: int, now: float) -> float:
-    """Expected seconds until a running phase ends; one that outlived its median is not about to end.
-
-    Up to the median: what is left of it. From there to the 95th percentile: half of the way left. Beyond: half of
-    what it has taken already, the mean residual life of a heavy tail.
-    """
-    elapsed = now - state.started_at[phase]
-    if elapsed < state.estimate_s[phase]:
-        return state.estimate_s[phase] - elapsed
-    if elapsed < state.estimate_p95_s[phase]:
-        return (state.estimate_p95_s[phase] - elapsed) / 2
-    return elapsed / 2
-
-
-def task_end_s(state: State, task: int, now: float) -> float:
+def task_end(state: State, task: int, now: float) -> When:
     """When a started task is expected to end: its current phase, then the later ones."""
-    current = state.cursor[task]
-    end = state.first_phase[task + 1]
-    if state.status[current] in HOLDS_LEASE:
-        runs = state.status[current] == RUNNING
-        left = remaining_s(state, current, now) if runs else state.estimate_s[current]
+    current, end = state.cursor[task], state.first_phase[task + 1]
+    left: When = (now, 0.0)
+    if state.status[current] == RUNNING:
+        p50_s, p95_s = state.estimate_s[current], state.estimate_p95_s[current]
+        left = after(left, remaining(p50_s, p95_s, now - state.started_at[current]))
         current += 1
-    else:
-        left = 0.0
-    return now + left + sum(state.estimate_s[p] for p in range(current, end))
+    elif state.status[current] in HOLDS_LEASE:
+        left = after(left, length_of(state.estimate_s[current], state.estimate_p95_s[current]))
+        current += 1
+    return after(left, _length(state, range(current, end))) if current < end else left
 
 
-def upcoming(state: State, task_ends: dict[int, float], waiting: Iterable[int], now: float) -> list[tuple[float, int]]:
-    """(predicted start, task) of cold tasks with a warm key, up to some steps ahead of started tasks (with their
-    predicted ends) and ready ones."""
-    ends = dict(task_ends)
-    for task in waiting:
-        ends[task] = now + _work_s(state, task)
+def _length(state: State, phases: Iterable[int]) -> When:
+    total: When = (0.0, 0.0)
+    for p in phases:
+        total = after(total, length_of(state.estimate_s[p], state.estimate_p95_s[p]))
+    return total
+
+
+def upcoming(
+    state: State, ends: dict[int, When], outlook: Outlook, until: float
+) -> tuple[list[tuple[When, int]], float]:
+    """(predicted start, task) of pending tasks with a warm key, up to some steps behind the tasks in `ends`, by start;
+    and the earliest end after `until`, behind which it did not look."""
+    ends, beyond = dict(ends), NEVER_S
+    unseen: dict[int, int] = {}  # parents that must still come into sight
+    starts: dict[int, When] = {}
     level, found = list(ends), []
-    for _ in range(LOOKAHEAD_STEPS):
+    for step in range(LOOKAHEAD_STEPS):
         following: list[int] = []
         for parent in level:
-            for child in state.children[parent][:MAX_CANDIDATES]:
-                start = None if child in ends else _start_after(state, child, ends)
-                if start is None:
+            end = ends[parent]
+            if outlook.near_children[parent] + step > LOOKAHEAD_STEPS:
+                continue
+            if end[0] - EARLY * end[1] > until:
+                beyond = min(beyond, end[0] - EARLY * end[1])
+                continue
+            for child in state.children[parent]:
+                missing = unseen[child] = unseen.get(child, state.waiting[child]) - 1
+                starts[child] = start = latest(starts[child], end) if child in starts else end
+                if missing or state.status[state.first_phase[child]] != PENDING:
                     continue
-                ends[child] = start + _work_s(state, child)
-                following.append(child)
+                if outlook.near_children[child] + step < LOOKAHEAD_STEPS:
+                    ends[child] = after(start, _length(state, state.phases_of(child)))
+                    following.append(child)
                 options = state.options.get(child)
-                if options is not None and options.warm_key and not options.gang and state.warmth[child] == COLD:
+                if options is not None and options.warm_key and not options.gang:
                     found.append((start, child))
         level = following
-        if len(found) >= MAX_CANDIDATES:
+        if not level or len(found) >= MAX_CANDIDATES:
             break
     found.sort()
-    return found[:MAX_CANDIDATES]
+    return found[:MAX_CANDIDATES], beyond
 
 
-def _work_s(state: State, task: int) -> float:
-    return sum(state.estimate_s[p] for p in state.phases_of(task))
+def _has_gpu(state: State, task: int) -> bool:
+    return gpu_part(state, task, state.cursor[task])[2] > 0
 
 
-def _start_after(state: State, task: int, ends: dict[int, float]) -> float | None:
-    """When all parents of a pending task are expected to have ended; None when one of them is out of sight."""
-    if state.status[state.first_phase[task]] != PENDING:
-        return None
-    start = 0.0
-    for parent in state.parents[task]:
-        if parent in ends:
-            start = max(start, ends[parent])
-        elif state.status[state.first_phase[parent + 1] - 1] not in ENDED:
-            return None
-    return start
+class _Plan:
+    """One look. again: when to look again; left_over: by key, when processes are expected to be free (heaps).
+    full: nodes where a candidate found no room, so nothing is started for those behind it that are not even ready."""
 
-
-class _Room:
-    """What the nodes can still take, counted down while choices are made.
-
-    firm counts the processes that nobody gives up: those at work, and those kept for tasks that are ready.
-    """
-
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, now: float, ends: dict[int, When]) -> None:
         self.state = state
-        self.idle = [dict(node.idle_warm) for node in state.nodes]
-        self.processes = [node.processes for node in state.nodes]
-        self.warming = [node.warming for node in state.nodes]
-        self._known: dict[tuple[int, ...], bool] = {}
-        self.firm = [node.working + ready_parked(state, i) for i, node in enumerate(state.nodes)]
+        self.now = now
+        self.room = ProcessRoom(state)
+        self.forecast = DeviceForecast(state, now, ends)
+        self.again = NEVER_S
+        self.full: set[int] = set()
+        self.choices: list[Choice] = []
+        self.left_over: dict[str, list[float]] = {}
+        for task, end in ends.items():
+            key = state.warm_key_of(task)
+            if key:
+                self.left_over.setdefault(key, []).append(end[0])
+        for heap in self.left_over.values():
+            heapq.heapify(heap)
 
-    def take_idle(self, task: int, key: str, *, is_ready: bool) -> int | None:
-        for number, idle in enumerate(self.idle):
-            if idle.get(key, 0) > 0 and self._fits(task, number):
-                idle[key] -= 1
-                self.firm[number] += is_ready
-                return number
-        return None
+    def consider(self, task: int, start: When, *, is_blocked: bool) -> None:
+        """Decide for one candidate. is_blocked: it is ready and waits for nothing but its process."""
+        state, now, options = self.state, self.now, self.state.options_of(task)
+        lead_s = options.warmup_s * LEAD_FACTOR + LEAD_S
+        soonest = start[0] - EARLY * start[1] - lead_s
+        if soonest > now:  # far off even if devices were free
+            self.again = min(self.again, soonest)
+            return
+        nodes = self.room.fitting(task)
+        if not nodes:
+            return
+        before, _, devices = gpu_part(state, task, state.first_phase[task])
+        if devices:  # loading while the devices are busy with others delays nothing
+            free_at, early_s = self.forecast.next_free(nodes, devices)
+            start = latest(start, (free_at - before, early_s))
+        due = start[0] - EARLY * start[1] - lead_s
+        if due > now:
+            self.again = min(self.again, due)
+            return
+        self._serve(task, options, start[0], nodes, is_blocked=is_blocked)
 
-    def take_new(self, task: int, *, urgent: bool) -> int | None:
-        """The node where a new process would find the most room. An idle process with other things loaded makes way for
-        it; an urgent one may also displace what is kept for tasks that are not yet ready."""
-        wanted_cpu = self.state.options_of(task).warm_cpu_milli
-        best, most = None, (0, 0)
-        for number, node in enumerate(self.state.nodes):
-            in_use = self.firm[number] if urgent else self.processes[number] - sum(self.idle[number].values())
-            if self.warming[number] >= node.preload_slots or in_use >= node.process_slots:
-                continue
-            free_cpu = node.free_cpu - self.warming[number] * wanted_cpu
-            if (not urgent and free_cpu < wanted_cpu) or not self._fits(task, number):
-                continue
-            room = (sum(node.devices) - WHOLE_DEVICE * node.parked, free_cpu)
-            if best is None or room > most:
-                best, most = number, room
-        if best is not None:
-            if not self._displace_idle(best):
-                self.processes[best] += 1
-            self.warming[best] += 1
-            self.firm[best] += urgent
-        return best
+    def _serve(self, task: int, options: TaskOptions, at: float, nodes: list[int], *, is_blocked: bool) -> None:
+        """A process for a candidate that is due: an idle one, one that is left over in time, else a new one."""
+        state, left_over = self.state, self.left_over.setdefault(options.warm_key, [])
+        devices = gpu_part(state, task, state.first_phase[task])[2]
+        if idle := self.room.with_idle(task, options.warm_key):
+            node = self._best(idle, devices, at)
+            self.room.take_idle(node, options.warm_key, is_ready=is_blocked)
+            self.choices.append(Choice(task, node, True))
+        elif left_over and left_over[0] <= at + options.warmup_s / 2:
+            at = max(at, heapq.heappop(left_over))
+            node = self._best(nodes, devices, at)
+            if is_blocked:  # and if that process is late, it gets one of its own
+                self.again = min(self.again, at)
+        elif roomy := self.room.with_room(task, options, urgent=is_blocked):
+            node = self._best(roomy, devices, at)
+            self.room.take_new(node, options, urgent=is_blocked)
+            self.choices.append(Choice(task, node, False))
+            at = max(at, self.now + options.warmup_s)
+        else:
+            self.full.update(nodes)
+            return
+        self.expect(task, at, node)
 
-    def _displace_idle(self, number: int) -> bool:
-        """On a full node an idle process ends; nothing later may count on it."""
-        idle = self.idle[number]
-        spare = [key for key, count in idle.items() if count > 0]
-        if self.processes[number] < self.state.nodes[number].process_slots or not spare:
-            return False
-        idle[min(spare)] -= 1
-        return True
-
-    def _fits(self, task: int, number: int) -> bool:
-        """Tasks of one kind have the same shapes: asked once for each."""
+    def expect(self, task: int, at: float, node: int) -> None:
+        """A task will start there: it will want a device, and leave its process over."""
         state = self.state
-        shapes = (number, *state.shape[state.first_phase[task] : state.first_phase[task + 1]])
-        known = self._known.get(shapes)
-        if known is None:
-            known = self._known[shapes] = fits_task(state, task, state.nodes[number])
-        return known
+        before, seconds, devices = gpu_part(state, task, state.first_phase[task])
+        if devices:
+            self.forecast.commit(node, devices, at + before, seconds)
+        end = at + sum([state.estimate_s[p] for p in state.phases_of(task)])
+        heapq.heappush(self.left_over.setdefault(state.warm_key_of(task), []), end)
+
+    def _best(self, nodes: Sequence[int], devices: int, at: float) -> int:
+        """Where a device is free first; then with the least before it, then the most free CPU."""
+        forecast, room = self.forecast, self.room
+        if len(nodes) == 1:
+            return nodes[0]
+        return min(nodes, key=lambda n: (forecast.free_at(n, devices, at), forecast.load_s(n), -room.free_cpu(n), n))
 
 
 def plan_preloads(
-    state: State, now: float, started: Sequence[int], waiting: Sequence[int], blocked_on_warmth: Set[int]
+    state: State,
+    now: float,
+    started: Sequence[int],
+    waiting: Sequence[int],
+    blocked_on_warmth: Set[int],
+    outlook: Outlook,
 ) -> tuple[list[Choice], float | None]:
     """Choices to make now, and the time at which to look again (None: only after the next event).
 
     started: tasks whose process works; waiting: ready cold tasks with a warm key, in order of grant;
     blocked_on_warmth: those of them that wait for nothing but their process.
     """
-    room, choices = _Room(state), []
-    again: float | None = None
-    task_ends = {task: task_end_s(state, task, now) for task in started}
-    first_free = min(task_ends.values(), default=now)
-    ends = _process_ends(state, task_ends)
-    ready = [(now if task in blocked_on_warmth else first_free, task) for task in waiting]
-    for start, task in ready + upcoming(state, task_ends, waiting, now):
-        options = state.options_of(task)
-        due = start - options.warmup_s * LEAD_FACTOR - LEAD_S
-        left_over = ends.setdefault(options.warm_key, [])
-        node = room.take_idle(task, options.warm_key, is_ready=task in blocked_on_warmth)
-        if node is not None:
-            choices.append(Choice(task, node, True))
-        elif left_over and left_over[0] <= start + options.warmup_s / 2:
-            start = max(start, heapq.heappop(left_over))
-            if task in blocked_on_warmth:  # and if that process is late, it gets one of its own
-                again = start if again is None else min(again, start)
-        elif due > now:
-            again = due if again is None else min(again, due)
-        else:
-            node = room.take_new(task, urgent=task in blocked_on_warmth)
-            if node is None:
-                continue
-            choices.append(Choice(task, node, False))
-            start = max(start, now + options.warmup_s)
-        heapq.heappush(left_over, start + _work_s(state, task))
-    return choices, None if again is None else max(again, now + MIN_PAUSE_S)
-
-
-def _process_ends(state: State, task_ends: dict[int, float]) -> dict[str, list[float]]:
-    """By warm key the times (a heap) at which processes at work are expected to be left over."""
-    ends: dict[str, list[float]] = {}
-    for task, end in task_ends.items():
-        key = state.warm_key_of(task)
-        if key:
-            heapq.heappush(ends.setdefault(key, []), end)
-    return ends
+    ends = {
+        task: task_end(state, task, now)
+        for task in started
+        if (outlook.near[task] < FAR or _has_gpu(state, task)) and not is_held_up(state, task)
+    }
+    plan = _Plan(state, now, ends)
+    first_free = min([end for end, _ in ends.values()], default=now)
+    for task in waiting:
+        is_blocked = task in blocked_on_warmth
+        plan.consider(task, (now if is_blocked else first_free, 0.0), is_blocked=is_blocked)
+        ends[task] = after((now, 0.0), _length(state, state.phases_of(task)))
+    if len(plan.full) < len(state.nodes):
+        lead_s = outlook.longest_warmup_s * LEAD_FACTOR + LEAD_S
+        found, beyond = upcoming(state, ends, outlook, now + lead_s)
+        plan.again = min(plan.again, beyond - lead_s)
+        for start, task in found:
+            if task in state.parked:
+                plan.expect(task, start[0], state.home[task])
+            elif not plan.full.issuperset(plan.room.fitting(task)):
+                plan.consider(task, start, is_blocked=False)
+    return plan.choices, None if plan.again == NEVER_S else max(plan.again, now + MIN_PAUSE_S)

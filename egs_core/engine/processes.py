@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from egs_core.engine import messages as m
 from egs_core.engine.issuer import Issuer
-from egs_core.engine.lifecycle import COLD, PENDING, READY, WARM
+from egs_core.engine.lifecycle import COLD, READY, WARM
+from egs_core.engine.outlook import Outlook
 from egs_core.engine.placement import fits_task
 from egs_core.engine.policy import Key
 from egs_core.engine.preload import MAX_CANDIDATES, Choice, plan_preloads
@@ -33,6 +34,7 @@ class Processes:
         self.cold_wait: set[int] = set()
         self._cold: list[tuple[Key, int]] = []
         self._cold_keys: dict[int, Key] = {}
+        self._outlook = Outlook()
 
     # --- ready tasks ---
 
@@ -166,7 +168,7 @@ class Processes:
         if node.idle_warm:
             self._do.retire(number, min(node.idle_warm))
             return True
-        kept = [t for t in state.parked if state.home[t] == number and state.status[state.cursor[t]] == PENDING]
+        kept = [t for t in state.parked if state.home[t] == number and state.status[state.cursor[t]] != READY]
         if not kept:
             return False
         same = [t for t in kept if state.warm_key_of(t) == key and state.warmth[t] == WARM]
@@ -186,7 +188,8 @@ class Processes:
         self.is_wanted = False
         state = self._state
         waiting = [task for _, task in self._cold[:MAX_CANDIDATES]]
-        choices, again_at = plan_preloads(state, now, sorted(started), waiting, self.cold_wait)
+        self._outlook.extend(state)
+        choices, again_at = plan_preloads(state, now, sorted(started), waiting, self.cold_wait, self._outlook)
         if again_at != state.plan_at:
             self._do.planned(again_at)
         queued = False

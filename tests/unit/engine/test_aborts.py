@@ -102,8 +102,9 @@ def test_a_stopping_task_on_a_lost_node() -> None:
 def test_a_preload_goes_with_its_task() -> None:
     """A process that was being loaded is dropped; a warm one stays for the next task with its key."""
     bench = EngineBench(2, 1)
+    other = TaskOptions(warm_key="other", warmup_s=9.0)
     bench.submit(
-        graph_of({"busy": (), "a": (), "b": ()}, {n: (gpu(),) for n in ("busy", "a", "b")}, {"a": WARM, "b": WARM})
+        graph_of({"busy": (), "a": (), "b": ()}, {n: (gpu(),) for n in ("busy", "a", "b")}, {"a": WARM, "b": other})
     )
     assert bench.preloaded() == ["a", "b"]
     bench.send(m.PreloadReady(bench.task("a")))

@@ -6,9 +6,11 @@ import pytest
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.preload import LEAD_FACTOR, LEAD_S, remaining_s, task_end_s
+from egs_core.engine.device_forecast import DeviceForecast
+from egs_core.engine.outlook import FAR, Outlook
+from egs_core.engine.preload import EARLY, LEAD_FACTOR, LEAD_S, task_end
 from egs_core.graph.columns import Graph, TaskOptions
-from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
+from egs_core.testing.engine_bench import EngineBench, PhaseSpec, cpu, gpu, graph_of
 
 K1 = TaskOptions(warm_key="k1", warmup_s=2.0)
 K2 = TaskOptions(warm_key="k2", warmup_s=2.0)
@@ -185,9 +187,11 @@ def test_a_process_kept_for_a_ready_task_stays_its_own() -> None:
     bench = EngineBench()
     bench.send(m.NodeAdded("n", 4.0, 1, preload_slots=1, process_slots=1))
     bench.submit(graph_of({"holder": ()}, {"holder": (gpu(9.0),)}), "h")
+    bench.start("holder", 0.0)
     bench.submit(graph_of({"g": ()}, {"g": (gpu(),)}, {"g": K1}), "w")
-    warm(bench, "g", 2.0)
-    bench.submit(graph_of({"c": ()}, {"c": (cpu(),)}, {"c": K2}), "other", at=3.0)
+    bench.send(m.Tick(), 6.6)
+    warm(bench, "g", 8.6)
+    bench.submit(graph_of({"c": ()}, {"c": (cpu(),)}, {"c": K2}), "other", at=8.7)
     assert bench.reason("c").kind == "process_slots"
     bench.end("holder", 9.0)
     assert bench.grant_of("g").warm is True
@@ -201,13 +205,16 @@ def test_on_several_nodes_it_starts_where_its_process_is() -> None:
     for name in "xy":
         bench.send(m.NodeAdded(name, 2.0, 1))
     bench.submit(graph_of({"hx": (), "hy": ()}, {n: (gpu(9.0),) for n in ("hx", "hy")}), "holders")
+    for name in ("hx", "hy"):
+        bench.start(name, 0.0)
     bench.submit(graph_of({"g": ()}, {"g": (gpu(),)}, {"g": K1}))
+    bench.send(m.Tick(), 6.6)
     node = bench.preload_of("g").node
-    warm(bench, "g", 2.0)
+    warm(bench, "g", 8.6)
     mine, other = ("hx", "hy") if bench.grant_of("hx").node == node else ("hy", "hx")
-    bench.end(other, 3.0)
+    bench.end(other, 8.7)
     assert bench.status("g") == "ready"
-    bench.end(mine, 4.0)
+    bench.end(mine, 8.8)
     assert (bench.grant_of("g").node, bench.grant_of("g").warm) == (node, True)
 
 
@@ -216,14 +223,16 @@ def test_a_node_that_can_load_nothing_does_not_keep_tasks_waiting() -> None:
     bench = EngineBench()
     bench.send(m.NodeAdded("gpu", 2.0, 1, preload_slots=0))
     bench.send(m.NodeAdded("cpu", 8.0, 0, preload_slots=4))
-    bench.submit(graph_of({"g": (), "h": ()}, {n: (gpu(9.0),) for n in "gh"}, dict.fromkeys("gh", K1)))
+    bench.submit(graph_of({"g": (), "h": ()}, {n: (gpu(9.0),) for n in "gh"}, {"g": K1, "h": K2}))
     assert bench.grant_of("g").warm is False
     assert bench.status("h") == "ready"
+    bench.start("g", 0.0)
     bench.send(m.NodeAdded("gpu", 2.0, 1, preload_slots=1))
+    bench.send(m.Tick(), 6.6)
     assert bench.preloaded() == ["h"]
-    bench.end("g", 1.0)
+    bench.end("g", 7.0)
     assert bench.status("h") == "ready"
-    warm(bench, "h", 2.0)
+    warm(bench, "h", 8.6)
     assert bench.grant_of("h").warm is True
 
 
@@ -232,34 +241,54 @@ def test_a_lost_node_takes_its_processes_along() -> None:
     bench = EngineBench()
     bench.send(m.NodeAdded("x", 4.0, 1))
     bench.submit(graph_of({"holder": ()}, {"holder": (gpu(9.0),)}), "h")
-    bench.submit(graph_of({"g": (), "h": ()}, {n: (gpu(),) for n in "gh"}, dict.fromkeys("gh", K1)))
-    warm(bench, "g", 1.0)
+    bench.start("holder", 0.0)
+    bench.submit(graph_of({"g": (), "h": ()}, {n: (gpu(),) for n in "gh"}, {"g": K1, "h": K2}))
+    bench.send(m.Tick(), 7.6)
+    warm(bench, "g", 8.6)
     old = bench.preload_of("h")
-    bench.send(m.NodeAdded("y", 4.0, 2))
+    bench.send(m.NodeAdded("y", 4.0, 3))
     bench.send(m.NodeLost("x"))
     assert (bench.preload_of("g").node, bench.preload_of("h").node) == ("y", "y")
     bench.send(m.PreloadReady(old.task, old.id))
     assert bench.status("h") == "ready"
-    warm(bench, "h", 2.0)
+    warm(bench, "h", 9.6)
     assert bench.status("h") == "granted"
 
 
-def test_what_is_left_of_a_phase() -> None:
-    """Up to the median what is left of it, then half of the way to p95, then half of what it took already."""
+def test_when_a_started_task_ends() -> None:
+    """Its current phase from the law of what it has outlived, then the later ones; granted is not yet running."""
     bench = EngineBench(1)
     bench.submit(graph_of({"a": ()}, {"a": (cpu(), cpu(3.0))}))
     bench.send(m.Estimates(((0, 10.0, 20.0),)))
+    assert task_end(bench.state, 0, 0.0) == (13.0, 5.0)
     bench.start("a", 0.0)
-    state = bench.state
-    assert [remaining_s(state, 0, now) for now in (0.0, 4.0, 10.0, 16.0, 20.0, 60.0)] == [
-        10.0,
-        6.0,
-        5.0,
-        2.0,
-        10.0,
-        30.0,
-    ]
-    assert task_end_s(state, 0, 4.0) == 13.0
+    assert task_end(bench.state, 0, 1.0) == (13.0, 5.0)
+    at_s, _ = task_end(bench.state, 0, 30.0)
+    assert at_s > 33.0
+
+
+def test_no_process_is_loaded_while_every_device_is_busy_for_long() -> None:
+    """Ready, but the GPU is held for 30 s more: the process is due when the device is, not now."""
+    bench = EngineBench(2, 1)
+    bench.submit(graph_of({"holder": ()}, {"holder": (gpu(30.0),)}), "h")
+    bench.start("holder", 0.0)
+    bench.submit(graph_of({"g": ()}, {"g": (gpu(),)}, {"g": K1}))
+    assert bench.preloaded() == []
+    due = bench.engine.next_wakeup()
+    assert due == pytest.approx(30.0 - (2.0 * LEAD_FACTOR + LEAD_S))
+    bench.send(m.Tick(), due)
+    assert bench.preloaded() == ["g"]
+
+
+def test_what_may_end_early_is_prepared_for_early() -> None:
+    """The wider the predecessor's distribution, the sooner: at its quantile of the two costs, less the warm-up."""
+    bench, graph = chained(20.0)
+    bench.submit(graph)
+    bench.send(m.Estimates(((0, 20.0, 40.0),)))
+    bench.start("a", 0.0)
+    early_s = 20.0 - 20.0 * 20.0 / 40.0
+    assert bench.engine.next_wakeup() == pytest.approx(20.0 - EARLY * early_s - (2.0 * LEAD_FACTOR + LEAD_S))
+    assert pytest.approx(1.0) == EARLY
 
 
 def test_a_late_predecessor_costs_few_looks() -> None:
@@ -292,3 +321,119 @@ def test_idle_processes_of_other_tasks_do_not_stop_preloads() -> None:
         bench.end(name, at=5.0 * i + 5.0)
     assert bench.preloaded() == stages[1:]
     assert all(bench.grant_of(name).warm for name in stages[1:])
+
+
+def test_tasks_that_will_want_a_device_spread_over_the_nodes() -> None:
+    """CPU-first tasks stay with their process: packed on one node they would queue for its GPU beside an idle one."""
+    bench = EngineBench()
+    for name in "xy":
+        bench.send(m.NodeAdded(name, 8.0, 1))
+    bench.submit(graph_of({"a": (), "b": ()}, {n: (cpu(), gpu()) for n in "ab"}, dict.fromkeys("ab", K1)))
+    assert {bench.grant_of(n).node for n in "ab"} == {"x", "y"}
+
+
+def test_the_outlook_sees_so_many_steps() -> None:
+    """Steps to the nearest task with a warm key, itself included and not; farther than the look-ahead: out of sight."""
+    bench = EngineBench(1)
+    bench.submit(graph_of({"a": (), "b": ("a",), "c": ("b",), "d": ("c",), "k": ("d",)}, options={"k": K1}))
+    outlook = Outlook()
+    outlook.extend(bench.state)
+    assert list(outlook.near) == [FAR, 3, 2, 1, 0]
+    assert list(outlook.near_children) == [FAR, 3, 2, 1, FAR]
+    assert outlook.longest_warmup_s == K1.warmup_s
+
+
+def test_the_forecast_serves_what_is_committed_in_turn() -> None:
+    """Two GPUs held to 10 and 20 s; a started task asks for one of them at 5 s, for 4: the next is free at 14 s."""
+    bench = EngineBench(8, 2)
+    phases = {"a": (gpu(10.0),), "b": (gpu(20.0),), "c": (cpu(5.0), gpu(4.0))}
+    bench.submit(graph_of(dict.fromkeys("abc", ()), phases))
+    for name in "abc":
+        bench.start(name, 0.0)
+    ends = {bench.task(n): task_end(bench.state, bench.task(n), 0.0) for n in "abc"}
+    forecast = DeviceForecast(bench.state, 0.0, ends)
+    assert forecast.next_free([0], 1) == (14.0, 0.0)
+    assert forecast.next_free([0], 2) == (20.0, 0.0)
+    forecast.commit(0, 1, 30.0, 5.0)
+    assert forecast.next_free([0], 2) == (35.0, 0.0)
+
+
+def test_a_ready_task_does_not_wait_for_a_device_behind_who_waits_for_it() -> None:
+    """It has to start anew while a process is kept for its child: the child's GPU phase is no reason to load later."""
+    bench = EngineBench(4, 2)
+    phases = {"a": (gpu(5.0, gpus=2.0),), "later": (cpu(5.0), gpu(2.0))}
+    bench.submit(graph_of({"a": (), "later": ("a",)}, phases, {"a": K1, "later": K2}))
+    warm(bench, "a", 2.0)
+    bench.start("a", 2.0)
+    bench.send(m.Tick(), 5.0)
+    warm(bench, "later", 6.0)
+    bench.end("a", 6.5, "preempted")
+    assert bench.preloaded() == ["a", "later", "a"]
+    warm(bench, "a", 8.5)
+    assert (bench.status("a"), bench.state.now) == ("granted", 8.5)
+
+
+def paused_between_phases(*phases: PhaseSpec, key: TaskOptions) -> EngineBench:
+    """One GPU, free, and a task that is paused behind the first of its phases, which take 1 s each."""
+    bench = EngineBench(2, 1)
+    bench.submit(graph_of({"paused": ()}, {"paused": phases}, {"paused": key}), "first")
+    bench.start("paused", 0.0)
+    bench.send(m.PauseRequested("workload", "first"), 0.5)
+    bench.end("paused", 1.0)
+    assert bench.status("paused") == "held"
+    return bench
+
+
+def test_no_task_waits_for_a_device_behind_one_that_is_paused() -> None:
+    """The paused task will want the GPU, nobody knows when: the process for the ready one is loaded at once."""
+    bench = paused_between_phases(cpu(), gpu(60.0), key=TaskOptions())
+    bench.submit(graph_of({"g": ()}, {"g": (gpu(),)}, {"g": K1}))
+    assert bench.preloaded() == ["g"]
+
+
+def test_no_task_waits_for_the_process_of_one_that_is_paused() -> None:
+    """It would soon be left over if it went on; it does not, so the ready task gets a process of its own."""
+    bench = paused_between_phases(cpu(), cpu(), key=K1)
+    bench.submit(graph_of({"g": ()}, {"g": (gpu(),)}, {"g": K1}))
+    assert bench.preloaded() == ["g"]
+
+
+def test_a_kept_process_is_given_up_only_where_no_node_has_room() -> None:
+    """A CPU-first task starts beside the node on which the only process slot is kept for a pending task."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("x", 4.0, 1, preload_slots=1, process_slots=1))
+    bench.submit(graph_of({"a": (), "later": ("a",)}, {"a": (cpu(2.5),), "later": (gpu(),)}, {"later": K1}))
+    bench.start("a", 0.0)
+    bench.send(m.Tick(), 0.05)
+    assert bench.preload_of("later").node == "x"
+    bench.send(m.NodeAdded("y", 4.0, 1, preload_slots=1, process_slots=1))
+    bench.submit(graph_of({"now": ()}, {"now": (cpu(5.0), gpu())}, {"now": K2}), "other", at=1.0)
+    assert bench.grant_of("now").node == "y"
+    assert not any(isinstance(d, m.DropPreload) for d in bench.decisions)
+
+
+def test_tasks_that_never_want_a_device_keep_off_nodes_with_gpus() -> None:
+    """Spreading is for those that will: one with CPU phases only joins the other on the node without GPUs."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("gpu", 8.0, 1))
+    bench.send(m.NodeAdded("cpu", 8.0, 0))
+    phases = {"a": (cpu(),), "b": (cpu(),), "uses": (cpu(), gpu())}
+    bench.submit(graph_of(dict.fromkeys(phases, ()), phases, dict.fromkeys("ab", K1)))
+    assert [bench.grant_of(name).node for name in phases] == ["cpu", "cpu", "gpu"]
+
+
+def test_a_process_kept_for_a_paused_task_gives_way_too() -> None:
+    """Paused when its parent ends, it is neither pending nor ready: who starts there gets the only process slot."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("n", 4.0, 1, preload_slots=1, process_slots=1))
+    bench.submit(graph_of({"a": (), "later": ("a",)}, {"a": (cpu(2.5),), "later": (gpu(),)}, {"later": K1}))
+    bench.start("a", 0.0)
+    bench.send(m.Tick(), 0.05)
+    bench.send(m.PauseRequested("task", str(bench.task("later"))), 0.5)
+    bench.end("a", 2.5)
+    assert (bench.status("later"), bench.state.nodes[0].parked) == ("held", 1)
+    bench.submit(graph_of({"now": ()}, {"now": (cpu(5.0),)}, {"now": K2}), "other", at=3.0)
+    assert bench.granted() == ["a", "now"]
+    bench.send(m.ResumeRequested("task", str(bench.task("later"))), 4.0)
+    bench.end("now", 8.0)
+    assert bench.preloaded() == ["later", "later"]
