@@ -6,7 +6,8 @@
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     submit    what a submission costs on Ray: plain, observed, ordered
-    dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows)
+    dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
+              not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
@@ -72,16 +73,21 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
     if suite == "dags":
         few = ("--largest", "200", "--slots", "8,32") if quick else ("--networks", "instant,125MB/s")
-        drawn = ("--plot", str(OUT / "dags.png")) if find_spec("matplotlib") else ()
-        return [["-m", "benchmarks.single_dags", "--json", *few, *drawn]]
+        incumbent = ["-m", "benchmarks.single_dags_incumbent", "--json", "-", *_plot("incumbent")]
+        return [["-m", "benchmarks.single_dags", "--json", *few, *_plot("dags")], *([] if quick else [incumbent])]
     if suite == "predictors":
         return [["-m", "benchmarks.predictors", "--json", "--plot", str(OUT / "predictors.svg")]]
     if suite == "packing":
         small = ("--seeds", "2", "--share", "0.2") if quick else ()
-        return [["-m", "benchmarks.fragmentation", "--json", "-", *small]]
+        return [["-m", "benchmarks.fragmentation", "--json", "-", *small, *_plot("packing")]]
     rounds = options.rounds or (1 if quick else 5)
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]
+
+
+def _plot(name: str) -> tuple[str, ...]:
+    """Where a suite draws its plot; nowhere without the library for it."""
+    return ("--plot", str(OUT / f"{name}.png")) if find_spec("matplotlib") else ()
 
 
 def run_command(command: Sequence[str]) -> tuple[int, dict[str, Any]]:

@@ -18,7 +18,6 @@ included, to hold ours against its figures; these are of the full trace (openb_p
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import random
 import statistics
@@ -33,6 +32,7 @@ import msgspec
 
 from benchmarks.openb import arrivals, read_problem
 from benchmarks.packing_arrays import ArrayCluster
+from benchmarks.plots import drawn, figure_of
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.packer import milestone
@@ -226,17 +226,15 @@ def _median_curve(found: Sequence[Outcome]) -> list[float]:
 
 def plot(curves: Sequence[tuple[str, list[float]]], path: Path, title: str) -> None:
     """Unallocated GPU over what has been asked for, a line a packing."""
-    try:
-        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
-    except ImportError:
-        raise InputError("--plot", "needs matplotlib", "pip install 'egs-core[bench]'") from None
+    figure = figure_of(8, 5)
     axes = figure.subplots()
     for name, values in curves:
         axes.plot(range(len(values)), values, label=name, linestyle="--" if "paper" in name else "-")
     axes.set(xlim=(75, 130), ylim=(0, 25), xlabel="GPU asked for, % of the cluster", ylabel="GPU unallocated, %")
     axes.set_title(title)
+    axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=120)
+    drawn(figure, path)
 
 
 def _text(found: dict[str, Any]) -> str:

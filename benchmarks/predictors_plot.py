@@ -8,7 +8,7 @@ from typing import Any
 from egs_core.report.html import Markup, join, tag
 
 WIDTH, BAR, GAP, LEFT, RIGHT, TOP = 900, 16, 14, 180, 130, 46
-COLOURS = {"baseline": "#9aa5b1", "predictor": "#1f77b4", "no features": "#e6862e", "boosted": "#7f7f7f"}
+COLOURS = {"baseline": "#9aa5b1", "predictor": "#6baed6", "no features": "#e6862e", "boosted": "#7f7f7f"}
 
 
 def plot(rows: Sequence[dict[str, Any]]) -> str:

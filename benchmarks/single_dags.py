@@ -11,7 +11,8 @@ slot. The bound is the better of LB2 and the pigeonhole bound; it knows no netwo
     saga-heft, saga-cpop, dask-order, b-level    plans of others, replayed here (`single_dags_peers`), exact only
 
 exact: the engine is told the trace's durations. predicted: what a predictor says that has seen all other instances and
-never this one. blind: nothing.
+of this one what has ended so far in the run: durations of phases that have ended, sizes of files that are written.
+blind: nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import logging
 import os
+import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -29,29 +31,30 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from benchmarks.plots import drawing_library
 from benchmarks.single_dags_figures import (
     NETWORKS,
     OWN,
     Run,
     claims_of,
-    drawing_library,
     plot,
     show,
     summarise,
     worst_of,
 )
-from benchmarks.single_dags_instances import Instance, load_instances
+from benchmarks.single_dags_instances import Instance, differs_from_named, load_instances
 from benchmarks.single_dags_peers import PEERS, SAGA, Case, missing_peers, plan_of, replay
 from egs_core.engine import EngineConfig
 from egs_core.errors import InputError
 from egs_core.graph.bounds import lower_bound, makespan_bound
 from egs_core.graph.columns import Shape
 from egs_core.graph.load import LoadedWorkload
-from egs_core.predict import Predictor, signature_of
+from egs_core.predict import Predictor
+from egs_core.predict.live import LiveBeliefs
 from egs_core.sim import Durations, SimConfig, SimNode, simulate
-from egs_core.sim.simulator import Estimator
 
 KNOWS_NOTHING = frozenset({"fifo", "airflow-downstream", "random"})  # the same whatever the engine is told
+PIPELINE = "w1"  # one for all: what a category is called is all that instances share
 DISAGREE = 1e-6  # of a makespan: a peer's own figure and its replay may differ by rounding
 
 
@@ -72,11 +75,13 @@ def measure(instances: Sequence[Instance], options: Options) -> list[Run]:
     peers = [peer for peer in PEERS if options.peers and peer not in missing_peers()]
     for number, instance in enumerate(instances):
         started = time.perf_counter()
-        case, believed = Case.of(instance.workload.graph), estimator_without(instances, number)
+        case = Case.of(instance.workload.graph)
+        is_asked = Durations.PREDICTED in options.durations
+        learned = pickle.dumps(learned_without(instances, number) if is_asked else Predictor())
         for slots in options.slots:
             bounds = makespan_bound(case.graph, slots, case.seconds), lower_bound(case.graph, slots, case.seconds)
             for network in options.networks:
-                found = own_sides(instance.workload, slots, network, believed, options)
+                found = own_sides(instance.workload, slots, network, learned, options)
                 if Durations.EXACT in options.durations:
                     found += peer_sides(peers, case, slots, network, options)
                 for durations, side, makespan, wall in found:
@@ -90,8 +95,8 @@ def measure(instances: Sequence[Instance], options: Options) -> list[Run]:
 Found = tuple[str, str, float, float]  # durations, side, makespan, wall seconds
 
 
-def own_sides(workload: LoadedWorkload, slots: int, network: str, believed: Estimator, options: Options) -> list[Found]:
-    """The engine under each policy and each kind of knowledge."""
+def own_sides(workload: LoadedWorkload, slots: int, network: str, learned: bytes, options: Options) -> list[Found]:
+    """The engine under each policy and each kind of knowledge. learned: a pickled predictor; each run has a copy."""
     found: list[Found] = []
     single = one_cpu_each(workload)
     for side, policy in OWN.items():
@@ -107,8 +112,9 @@ def own_sides(workload: LoadedWorkload, slots: int, network: str, believed: Esti
                     search_placements=options.placements if side == "egs" else 0,
                     records=False,
                 )
+                beliefs = LiveBeliefs(pickle.loads(learned), single.graph, PIPELINE)
                 started = time.perf_counter()
-                makespan = simulate([single], config, believed).makespan_s
+                makespan = simulate([single], config, beliefs.believe, learner=beliefs.learn).makespan_s
                 wall = time.perf_counter() - started
             found.append((durations, side, makespan, wall))
     return found
@@ -137,21 +143,17 @@ def peer_sides(peers: Sequence[str], case: Case, slots: int, network: str, optio
     return found
 
 
-def estimator_without(instances: Sequence[Instance], left_out: int) -> Estimator:
-    """Beliefs learned from all other instances in their order; tasks of one category share a signature."""
+def learned_without(instances: Sequence[Instance], left_out: int) -> Predictor:
+    """What all other instances teach, in their order; tasks of one category share a signature."""
     predictor = Predictor()
     for number, instance in enumerate(instances):
         if number != left_out:
-            graph = instance.workload.graph
+            graph = one_cpu_each(instance.workload).graph
+            beliefs = LiveBeliefs(predictor, graph, PIPELINE)
             for task, seconds in enumerate(graph.phase_duration_s):
                 if seconds is not None:
-                    predictor.observe(signature_of("w1", graph.names[task], 0, Shape()), seconds)
-
-    def believe(workload: LoadedWorkload, phase: int) -> tuple[float, float]:
-        estimate = predictor.estimate(signature_of("w1", workload.graph.names[phase], 0, Shape()))
-        return estimate.p50_s, estimate.p95_s
-
-    return believe
+                    beliefs.observe(task, seconds)
+    return predictor
 
 
 def result_of(instances: Sequence[Instance], options: Options) -> dict[str, Any]:
@@ -163,6 +165,7 @@ def result_of(instances: Sequence[Instance], options: Options) -> dict[str, Any]
         "suite": "single_dags",
         "options": msgspec.to_builtins(options),
         "instances": {i.name: i.workload.graph.n_tasks for i in instances},
+        "not_as_named": differs_from_named(instances),
         "missing": missing_peers() if options.peers else {},
         "rows": rows,
         "claims": claims_of(rows),

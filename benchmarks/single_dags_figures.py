@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.plots import drawn, figure_of
 from benchmarks.single_dags_peers import PEERS
 from egs_core.engine.policy import POLICIES
-from egs_core.errors import InputError
 from egs_core.sim import Durations
 
 NETWORKS: dict[str, float | None] = {"instant": None, "125MB/s": 125e6}
@@ -119,6 +119,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         table.add_row(*[_shown(value) for name, value in row.items() if name != "worst_instance"])
     console.print(table)
     console.print(f"{len(result['instances'])} instances; geometric means of makespan over the bound", highlight=False)
+    if others := result["not_as_named"]:
+        console.print(f"not the named list: {', '.join(others)}", highlight=False, markup=False)
     for peer, why in result["missing"].items():
         console.print(f"missing: {peer}: {why}", highlight=False, markup=False)
     for slots, claim in result["claims"].items():
@@ -134,31 +136,39 @@ def _shown(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def drawing_library() -> Any:
-    """matplotlib's module of figures; InputError without it."""
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise InputError("--plot", "needs matplotlib", "pip install 'egs-core[bench]'") from None
-
-
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Geometric mean over the bound against slots, one panel a network and kind of knowledge."""
-    figure_type = drawing_library().Figure
-    panels = sorted({(r["network"], r["durations"]) for r in result["rows"]}, key=lambda p: _row_order((*p, 0)))
-    figure = figure_type(figsize=(4.4 * len(panels), 4.2))
-    for axes, (network, durations) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        rows = [r for r in result["rows"] if (r["network"], r["durations"]) == (network, durations)]
-        for number, side in enumerate((*OWN, *PEERS)):
-            points = [(r["slots"], 100 * (r[side] - 1)) for r in rows if r[side] is not None]
-            if points:
-                style = {"color": f"C{number % 10}", "linestyle": "--" if side in PEERS else "-"}
-                width = 3 if side == "egs" else 1
-                axes.plot(*zip(*points, strict=True), marker="o", label=side, linewidth=width, **style)
-        axes.set(title=f"{network}, {durations}", xlabel="slots", ylabel="makespan over the bound, %")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([r["slots"] for r in rows], [str(r["slots"]) for r in rows])
-        axes.legend(fontsize="x-small")
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    """Geometric mean over the bound against slots: a row of panels a network, a column a kind of knowledge."""
+    rows = result["rows"]
+    networks = [network for network in NETWORKS if any(r["network"] == network for r in rows)]
+    durations = [d.value for d in Durations if any(r["durations"] == d for r in rows)]
+    figure = figure_of(2.6 + 4 * len(durations), 0.6 + 3.6 * len(networks))
+    panels = figure.subplots(len(networks), len(durations), squeeze=False, sharex=True, sharey=True)
+    for at, (network, known) in enumerate(itertools.product(networks, durations)):
+        axes = panels[at // len(durations)][at % len(durations)]
+        _draw(axes, [r for r in rows if (r["network"], r["durations"]) == (network, known)])
+        axes.set_title(f"{network}, {known}")
+    panels[0][0].set_ylim(bottom=0)  # of all, once everything is drawn
+    for line in panels:
+        line[0].set_ylabel("makespan over the bound, %")
+    for axes in panels[-1]:
+        axes.set_xlabel("slots")
+    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside right center")
+    drawn(figure, path)
+
+
+def _draw(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """One panel: ours as lines, peers dashed, egs on top of them all."""
+    for number, side in enumerate((*OWN, *PEERS)):
+        points = [(r["slots"], 100 * (r[side] - 1)) for r in rows if r[side] is not None]
+        if points:
+            style: dict[str, Any] = {
+                "color": "black" if number == 10 else f"C{number}",
+                "linestyle": "--" if side in PEERS else "-",
+            }
+            style |= {"linewidth": 3, "zorder": 3} if side == "egs" else {"linewidth": 1.2, "marker": "o"}
+            axes.plot(*zip(*points, strict=True), label=side, markersize=3, **style)
+    axes.set_xscale("log", base=2)
+    slots = [r["slots"] for r in rows]
+    axes.set_xticks(slots, [str(s) for s in slots])
+    axes.grid(alpha=0.3)

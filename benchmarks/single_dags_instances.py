@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import tempfile
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +16,26 @@ from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
 
 FOLDERS = {"workflows": "*.json", "workflows-generated": "*.json.gz"}
+NAMED = (  # the public instances that the suite's stated figures are of
+    "1000genome-chameleon-10ch-250k-001",
+    "1000genome-chameleon-2ch-250k-001",
+    "airrflow-dirt02-001",
+    "blast-chameleon-medium-001",
+    "blast-chameleon-small-001",
+    "blast-chameleon-small-002",
+    "blast-chameleon-small-003",
+    "epigenomics-chameleon-hep-2seq-100k-001",
+    "epigenomics-chameleon-ilmn-3seq-50k-001",
+    "helloworld-forkjoin-10-chameleon",
+    "hic-dirt02-001",
+    "mag-dirt02-001",
+    "montage-chameleon-2mass-015d-001",
+    "montage-chameleon-2mass-04d-001",
+    "montage-chameleon-dss-10d-001",
+    "rnaseq-dirt02-001",
+    "seismology-chameleon-100p-001",
+    "seismology-chameleon-500p-001",
+)
 RECIPES = ("Blast", "Bwa", "Cycles", "Epigenomics", "Genome", "Montage", "Seismology", "Soykb", "Srasearch")
 SIZES = (120, 400, 1200)
 SEED = 1
@@ -37,6 +58,12 @@ def load_instances(data: str | None, largest: int, generated: bool = False) -> l
     if not chosen:
         raise InputError("--data", f"no instance of at most {largest} tasks", "a folder with workflows/*.json")
     return chosen
+
+
+def differs_from_named(instances: Sequence[Instance]) -> list[str]:
+    """Instances that the named list lacks ("+ name"), then those that are lacking of it ("- name")."""
+    names = {instance.name for instance in instances}
+    return [f"+ {name}" for name in sorted(names - set(NAMED))] + [f"- {name}" for name in NAMED if name not in names]
 
 
 def from_folder(folder: Path) -> list[Instance]:

@@ -48,6 +48,7 @@ class Node(msgspec.Struct):
     working: int = 0
     parked: int = 0
     warming: int = 0
+    bandwidth_bytes_s: float = 0.0  # of files from other nodes; 0: they cost nothing
 
     @property
     def processes(self) -> int:
@@ -70,6 +71,7 @@ class Node(msgspec.Struct):
         self.process_slots = max(event.process_slots, self.working + self.parked)
         while self.processes > self.process_slots:
             self.retire(max(key for key, count in self.idle_warm.items() if count))
+        self.bandwidth_bytes_s = event.bandwidth_bytes_s or 0.0
         self.alive = True
 
     def _take_devices(self, event: NodeAdded) -> None:

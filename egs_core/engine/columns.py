@@ -14,6 +14,7 @@ import msgspec
 from egs_core.engine import quota
 from egs_core.engine.capacity import Gang, Lease, Node, Pause, Reservation, Workload
 from egs_core.engine.lifecycle import SKIPPED, SUCCEEDED
+from egs_core.engine.locality import Reads
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1
@@ -56,6 +57,9 @@ class Columns(msgspec.Struct):
     checkpoint_at: dict[int, float] = {}  # task -> when its running phase last saved what it had done
     reservations: dict[int, Reservation] = {}  # phase, the leading one of a gang -> what is kept for it
 
+    reads: dict[int, Reads] = {}  # task -> (parent, bytes of its files); empty unless a node states a bandwidth
+    written_on: dict[int, int] = {}  # task -> node of its latest start, where its files are
+
     pauses: dict[str, Pause] = {}  # "scope:target" -> who has paused it
     paused: set[int] = set()  # held phases that wait for a resume
 
@@ -66,6 +70,7 @@ class Columns(msgspec.Struct):
     estimate_p95_s: list[float] = []
     rank_s: list[float] = []
     lift_s: dict[int, float] = {}  # seconds that a plan adds to the rank of some phases
+    plan_is_firm: bool = False  # the plan gains more than all files cost
     status: list[int] = []
     ready_at: list[float] = []
     started_at: list[float] = []

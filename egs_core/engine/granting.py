@@ -8,10 +8,12 @@ from egs_core.engine import messages as m
 from egs_core.engine import quota
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
+from egs_core.engine.locality import CANDIDATES, TRANSFER_TERM, select_reader
 from egs_core.engine.packer import Packer
 from egs_core.engine.placement import Place, select_place
+from egs_core.engine.policy import OVERDUE_TERM
 from egs_core.engine.processes import Processes
-from egs_core.engine.queue import GANG, PROCESS, ClassId, ReadyQueue
+from egs_core.engine.queue import ANY, GANG, PROCESS, ClassId, ReadyQueue
 from egs_core.engine.reservation import MOST_RESERVATIONS, find_reservation, keeps_reservations, select_gang
 
 GANG_PATIENCE = 5.0  # times its P95 that a gang waits before it reserves: reserving at once costs the others more
@@ -48,6 +50,8 @@ class Granting:
             phases = queue.members(phase)
             is_within = not state.queues or self._is_within_quota(phases, class_id[3])
             places = self._places(phases, class_id) if is_within else None
+            if places is not None and state.reads and self._takes_reader(class_id, places[0]):
+                continue
             if places is not None:
                 queue.take(class_id)
                 reason = queue.deciding_term(key, class_id)
@@ -75,6 +79,20 @@ class Granting:
                 key = queue.keys[owner]
                 queue.remove(owner)
                 self._grant(owner, places[0], queue.deciding_term(key, class_id))
+
+    def _takes_reader(self, class_id: ClassId, place: Place) -> bool:
+        """Whether the place went to a phase behind the first of its class, for what it need not fetch there."""
+        queue, state = self._queue, self._state
+        is_free = class_id[1] == ANY and class_id[2][:1] != (GANG,) and class_id[2][-1:] != (PROCESS,)
+        if not is_free or state.plan_is_firm or state.reservations or not queue.policy.weighs_transfers:
+            return False
+        first, *others = queue.first_of(class_id, CANDIDATES)
+        chosen = select_reader(state, (first, *others), place[0], OVERDUE_TERM + 1)
+        if chosen is first:
+            return False
+        queue.take_later(chosen[1])
+        self._grant(chosen[1], place, TRANSFER_TERM)
+        return True
 
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
         state = self._state

@@ -16,6 +16,7 @@ def validate_state(state: State) -> None:
     _check_tasks(state)
     _check_quotas(state)
     _check_gangs(state)
+    _check_files(state)
 
 
 def _check_leases(state: State) -> None:
@@ -96,6 +97,14 @@ def _check_gangs(state: State) -> None:
         assert state.status[state.cursor[task]] in HOLDS_LEASE, f"task {task} is recalled and holds nothing"
     for owner, kept in state.reservations.items():
         assert kept.places, f"phase {owner} has reserved nothing"
+
+
+def _check_files(state: State) -> None:
+    """A task reads files of its parents only, and what has been written lies on a node."""
+    for task, reads in state.reads.items():
+        assert {parent for parent, _ in reads} <= set(state.parents[task]), f"task {task} reads of a stranger"
+        assert all(size > 0 for _, size in reads), f"task {task} reads nothing"
+    assert set(state.written_on.values()) <= set(range(len(state.nodes))), "files on an unknown node"
 
 
 def _check_tasks(state: State) -> None:

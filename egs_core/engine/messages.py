@@ -22,6 +22,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
 
     memory_bytes and gpu_memory_bytes (per device) of None mean: not tracked. preload_slots bounds how many processes
     may be warming at once; process_slots how many processes of tasks with a warm key may exist, at work or not.
+    bandwidth_bytes_s: of files that come from other nodes; None: they cost nothing, or nobody knows.
     """
 
     node: str
@@ -31,6 +32,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     gpu_memory_bytes: int | None = None
     preload_slots: int = 2
     process_slots: int = 8
+    bandwidth_bytes_s: float | None = None
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):

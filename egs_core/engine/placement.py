@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.lifecycle import READY
+from egs_core.engine.locality import start_delay_s
 from egs_core.engine.packer import Packer
 from egs_core.engine.state import State
 from egs_core.graph.columns import GPU, Shape
@@ -66,14 +67,16 @@ def select_place(
 ) -> Place | None:
     """Node and devices for the phase now, or None. may_take: asked for each place where it fits.
 
-    Where its warm process waits, or one is idle; then for a task that begins on CPUs and will want a device beside its
-    process the least `crowd`; then nodes without GPUs for CPU phases; then where the packer wants it, or without one
-    the node with the least free that still fits (best fit); then the first. Where room is kept for others it is best
-    fit too: that room is counted on the devices that `select_devices` would take.
+    Where it can begin its work first, if it reads files of others (`locality`); where its warm process waits, or one is
+    idle; then for a task that begins on CPUs and will want a device beside its process the least `crowd`; then nodes
+    without GPUs for CPU phases; then where the packer wants it, or without one the node with the least free that still
+    fits (best fit); then the first. Where room is kept for others it is best fit too: that room is counted on the
+    devices that `select_devices` would take.
     """
     packer = packer if may_take is None else None
     shape = state.shapes[state.shape[phase]]
     task = state.task_of[phase]
+    has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
     spreads = not is_plain and phase == state.first_phase[task] and wants_device_later(state, task)
     best, best_score = None, None
@@ -85,10 +88,12 @@ def select_place(
             continue
         crowding = crowd(node) if spreads else ()
         if packer is not None:
-            score: tuple[int, ...] = (-warmth_on(state, task, number), *crowding, *packer.score(node, shape), number)
+            score: tuple[float, ...] = (-warmth_on(state, task, number), *crowding, *packer.score(node, shape), number)
         else:
             fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
             score = (-warmth_on(state, task, number), *crowding, fullness, node.free_cpu, number)
+        if has_inputs:
+            score = (start_delay_s(state, task, number, warmth_on(state, task, number) > 0), *score)
         if best_score is None or score < best_score:
             best, best_score = number, score
     if best is None:

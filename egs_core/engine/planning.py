@@ -13,6 +13,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import ENDED
+from egs_core.engine.locality import expected_fetch_s
 from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.search import improve
 from egs_core.engine.state import State
@@ -21,8 +22,8 @@ from egs_core.graph.columns import Shape, TaskOptions
 LEAST_PASSES = 60  # a graph of which the budget does not pay so many schedules is not searched
 SURE = 1.5  # a plan is for durations whose 95th percentile is within this of the median
 LOOKED_AHEAD_AFTER = frozenset({m.TasksAdded, m.Estimates, m.NodeAdded})
-Lifts = tuple[tuple[int, ...], tuple[float, ...]]  # phases, seconds
-NO_LIFTS: Lifts = ((), ())
+Lifts = tuple[tuple[int, ...], tuple[float, ...], bool]  # phases, seconds, whether the plan is firm (`State.lift`)
+NO_LIFTS: Lifts = ((), (), False)
 
 
 class LookAhead:
@@ -69,8 +70,9 @@ def compute_lifts(state: State, workload: int, placements: int, seed: int) -> Li
     if min(seconds) == max(seconds) or not is_sure(state, phases):
         return NO_LIFTS  # alike also where nothing is known: every phase is then believed to take the same
     item_of = {phase: item for item, phase in enumerate(phases)}
-    found = improve(seconds, _parents(state, tasks, item_of), ranks, slots, placements, seed).lift_s
-    return tuple([phases[i] for i in found]), tuple(found.values())
+    found = improve(seconds, _parents(state, tasks, item_of), ranks, slots, placements, seed)
+    is_firm = bool(state.reads) and found.before_s - found.after_s > expected_fetch_s(state, tasks, slots)
+    return tuple([phases[i] for i in found.lift_s]), tuple(found.lift_s.values()), is_firm
 
 
 def is_sure(state: State, phases: Iterable[int]) -> bool:

@@ -143,7 +143,8 @@ class DownstreamWeight:
 
 class Policy(msgspec.Struct, frozen=True):
     """name as on the command line; terms in order; ages: whether `max_wait` moves overdue phases forward;
-    looks_ahead: whether plans (`planning`) may add to the remaining path.
+    looks_ahead: whether plans (`planning`) may add to the remaining path. weighs_transfers: whether a phase may go
+    before a longer path for files that it need not fetch (`locality`).
 
     whole_graph: a term depends on more than the task, its children and its rank. fused: all terms in one function,
     for the hot path; a test holds it against the terms.
@@ -153,6 +154,7 @@ class Policy(msgspec.Struct, frozen=True):
     terms: tuple[Term, ...]
     ages: bool = False
     looks_ahead: bool = False
+    weighs_transfers: bool = False
     whole_graph: bool = False
     fused: Callable[[State, int], Key] | None = None
 
@@ -182,7 +184,7 @@ def egs_key(state: State, phase: int) -> Key:
 
 
 EGS_TERMS: tuple[Term, ...] = (priority, overdue, remaining_path, dependents, warmth, ready_order)
-EGS = Policy("egs", EGS_TERMS, ages=True, looks_ahead=True, fused=egs_key)
+EGS = Policy("egs", EGS_TERMS, ages=True, looks_ahead=True, weighs_transfers=True, fused=egs_key)
 OVERDUE_TERM = EGS_TERMS.index(overdue)
 
 POLICIES: dict[str, Callable[[int], Policy]] = {

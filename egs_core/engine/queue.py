@@ -144,6 +144,23 @@ class ReadyQueue:
             index = index_of(self.state, phase)
             self.arrived[gang] = {p for p in self.arrived[gang] if index_of(self.state, p) != index}
 
+    def first_of(self, class_id: ClassId, count: int) -> list[Entry]:
+        """The first `count` of a class in order, without sorting it."""
+        heap, found = self._heaps[class_id], list[Entry]()
+        next_up = [(heap[0], 0)]
+        while next_up and len(found) < count:
+            entry, at = heapq.heappop(next_up)
+            if self.keys.get(entry[1]) is entry[0]:
+                found.append(entry)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(next_up, (heap[child], child))
+        return found
+
+    def take_later(self, phase: int) -> None:
+        """Remove one that need not be the first of its class, and leads no gang."""
+        del self.keys[phase]
+
     def place_changed(self, phase: int) -> None:
         """A process was parked for the phase's task, got warm, or is gone: its place, or its class, is new."""
         old = self.keys.get(phase)

@@ -27,6 +27,7 @@ from egs_core.engine.lifecycle import (
     STATUS_NAMES,
     SUCCEEDED,
 )
+from egs_core.engine.locality import reads_of
 from egs_core.engine.messages import Estimates, NodeAdded, QueuesChanged, TasksAdded, WorkloadSubmitted
 from egs_core.engine.process_state import ProcessState
 
@@ -68,7 +69,10 @@ class State(ProcessState):
         number = self.workload_number(event.workload)
         before = self.workloads[number].numbers[:1]
         jobs = list(self.workloads[number].numbers) if before and self.is_job(before[0]) else []
+        known = len(self.workloads[number].numbers)
         changed = append_block(self, number, event.graph)
+        if event.graph.inputs and any(node.bandwidth_bytes_s for node in self.nodes):
+            self.reads.update(reads_of(event.graph, self.workloads[number].numbers, known))
         return changed if not jobs or self.is_job(before[0]) else [*changed, *jobs]
 
     def absorb_estimates(self, event: Estimates) -> list[int]:
@@ -83,9 +87,11 @@ class State(ProcessState):
     def refresh_ranks(self, tasks: Iterable[int]) -> list[int]:
         return refresh_ranks(self, tasks)
 
-    def lift(self, phases: tuple[int, ...], seconds: tuple[float, ...]) -> None:
-        """A plan: what to add to the ranks of these phases; nothing to those of all others."""
+    def lift(self, phases: tuple[int, ...], seconds: tuple[float, ...], is_firm: bool = False) -> None:
+        """A plan: what to add to the ranks of these phases; nothing to those of all others. is_firm: it gains more than
+        all files cost, so nobody goes before another for files."""
         self.lift_s = dict(zip(phases, seconds, strict=True))
+        self.plan_is_firm = is_firm
 
     def close_workload(self, number: int) -> None:
         """An operator has aborted the workload: it takes no more tasks."""
@@ -149,6 +155,8 @@ class State(ProcessState):
         self.decisions[decision] = phase
         self.next_decision = decision + 1
         task = self.task_of[phase]
+        if self.reads:
+            self.written_on[task] = node
         if self.first_phase[task] == phase:
             if task in self.options:
                 self._take_process(task, node, warm)

@@ -27,6 +27,10 @@ __all__ = ["Estimator", "SimResult", "Simulation", "merge_phases", "simulate"]
 Estimator = Callable[[LoadedWorkload, int], tuple[float, float]]
 """(workload, phase number in its graph) -> believed median and 95th percentile in seconds."""
 
+Learner = Callable[[int, int, float], Sequence[tuple[int, float, float]]]
+"""(place of the workload in the list, phase number in its graph, seconds that it took) -> what is believed anew of the
+workload's phases: number, median, 95th percentile. Told of every phase that succeeds, before the engine is."""
+
 
 class SimResult(msgspec.Struct):
     """makespan_s: first submission to last end. jct_s: by workload, in the order given. wall_s: real seconds that the
@@ -49,12 +53,14 @@ def simulate(
     config: SimConfig,
     estimator: Estimator | None = None,
     observer: Callable[[Engine], None] | None = None,
+    learner: Learner | None = None,
 ) -> SimResult:
     """Run the workloads to their end. Raises InputError when a duration is unknown or nothing can ever run a task.
 
-    estimator is needed for `predicted` durations. observer is called after every event (tests validate the state).
+    estimator is needed for `predicted` durations, learner may revise them as phases end. observer is called after every
+    event (tests validate the state).
     """
-    return Simulation(workloads, config, estimator, observer).run()
+    return Simulation(workloads, config, estimator, observer, learner).run()
 
 
 class Simulation:
@@ -66,6 +72,7 @@ class Simulation:
         config: SimConfig,
         estimator: Estimator | None = None,
         observer: Callable[[Engine], None] | None = None,
+        learner: Learner | None = None,
     ) -> None:
         if config.durations is Durations.PREDICTED and estimator is None:
             raise ValueError("predicted durations need an estimator")
@@ -90,6 +97,9 @@ class Simulation:
         self.wall_s = 0.0
         self._estimator = estimator
         self._observer = observer
+        self._learner = learner if config.durations is Durations.PREDICTED else None
+        self._place_of: dict[int, tuple[int, int]] = {}  # phase -> place of its workload, number in its graph
+        self._phases_of: dict[int, list[int]] = {}  # and back; both only for the learner
         self._log = RunRecords(self.state, self.records.append) if config.records else None
         self._random = random.Random(config.seed)
         self._trace = Trace(self.state, config)
@@ -153,6 +163,7 @@ class Simulation:
             self.records.append(r.Header(driver="sim", policy=config.policy, mode="on", emulated_gpus=True))
         for node in nodes:
             event = m.NodeAdded(*msgspec.structs.astuple(node))
+            event = msgspec.structs.replace(event, bandwidth_bytes_s=config.bandwidth_bytes_per_s)
             self._send(event, 0.0)
             if self._log:
                 self._log.node(event, 0.0)
@@ -193,6 +204,9 @@ class Simulation:
         tasks, believed = self._believed(given, submitted.workload)
         decisions = self.engine.handle(tasks, now)
         self._trace.learn(given, self.state.workload_number(submitted.workload))
+        if self._learner:
+            self._phases_of[index] = self._trace.phase_numbers
+            self._place_of.update((p, (index, number)) for number, p in enumerate(self._trace.phase_numbers))
         if self._log:
             self._log.workload(submitted, now)
             self._log.tasks(tasks, now)
@@ -227,7 +241,8 @@ class Simulation:
             self._left_s[phase] = self._work_s(phase) - self._saved_s(now - begun)
         self._trace.ended_at[state.task_of[phase]] = now
         workload = state.task_workload[state.task_of[phase]]
-        decisions = self.engine.handle(event, now)
+        decisions = self._learn(phase, now - begun, now) if self._learner and event.outcome == "succeeded" else []
+        decisions += self.engine.handle(event, now)
         if self._log:
             self._log.ended(phase, event.attempt, event.outcome, now)
         if not state.workloads[workload].open_tasks:
@@ -235,6 +250,14 @@ class Simulation:
             if self._log:
                 self._log.workload_ended(workload, now)
         self._perform(decisions, now)
+
+    def _learn(self, phase: int, seconds: float, now: float) -> list[m.Decision]:
+        """Tell the learner of a phase, and the engine what follows from it."""
+        assert self._learner is not None
+        index, number = self._place_of[phase]
+        numbers = self._phases_of[index]
+        believed = [(numbers[p], p50_s, p95_s) for p, p50_s, p95_s in self._learner(index, number, seconds)]
+        return self.engine.handle(m.Estimates(tuple(believed)), now) if believed else []
 
     def _work_s(self, phase: int) -> float:
         """What is left of the phase's own work."""

@@ -37,6 +37,15 @@ class Numbers:
         return number % n
 
 
+def _add_files(graph: Graph, known: int) -> None:
+    """Every task writes a file for its children in the block; some are empty."""
+    graph.file_ids = [f"{task}.out" for task in graph.ids]
+    graph.file_sizes = [number % 4 * 1_000_000 for number in range(graph.n_tasks)]
+    graph.outputs = {number: (number,) for number in range(graph.n_tasks)}
+    inputs = {child: tuple([p - known for p in ps if p >= known]) for child, ps in enumerate(graph.parents)}
+    graph.inputs = {child: files for child, files in inputs.items() if files}
+
+
 class World:
     """See the module. twin: an engine restored from a snapshot, which must decide the same from then on."""
 
@@ -115,6 +124,8 @@ class World:
             graph.add_task(f"t{self.blocks}.{i}", tuple(sorted(parents)), self._phases(), options=self._options())
         if not self.numbers.below(3):
             self._add_gang(graph, known)
+        if any(node.bandwidth_bytes_s for node in self.nodes.values()):
+            _add_files(graph, known)
         return graph
 
     def _add_gang(self, graph: Graph, known: int) -> None:
