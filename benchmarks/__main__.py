@@ -67,8 +67,11 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
     if suite == "gpu_jobs":
         small = ("--gpus", "384", "--limit", "6000") if quick else ()
-        waits = ((), ("--max-wait-s", "129600"))
-        return [["-m", "benchmarks.gpu_jobs", "--json", *small, *wait] for wait in waits]
+        waits = (("any_wait",), ("max_wait", "--max-wait-s", "129600"))
+        calls = [["-m", "benchmarks.gpu_jobs", "--json", *small, *wait] for _, *wait in waits]
+        for call, (name, *_) in zip(calls, waits, strict=True):
+            call += ["--plot", str(OUT / f"gpu_jobs_{name}.png")] if find_spec("matplotlib") else []
+        return calls
     if suite == "submit":
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
     if suite == "dags":

@@ -1,6 +1,6 @@
 """GPU jobs of many teams: a week of jobs on a cluster, in every policy, with what each knows about durations.
 
-    python -m benchmarks.gpu_jobs --gpus 384,512 [--quotas [--preempt]] [--max-wait-s S]
+    python -m benchmarks.gpu_jobs --gpus 384,512 [--cases plain,quotas,preempt] [--max-wait-s S] [--plot FILE]
 
 Jobs come from `$EGS_DATA/gpu/philly_jobs.csv` (a week of Microsoft's Philly traces, CC BY 4.0); without EGS_DATA they
 are drawn with a seed: Poisson arrivals, log-normal durations by team and size. A job of up to 8 GPUs is one task on one
@@ -8,9 +8,9 @@ node of 8; a larger one is a gang of such tasks. Its team is its queue. `predict
 ended so far, by team and number of GPUs; nothing else is known. Strict FIFO, which waits for the first job even if
 others fit, is a list simulation of its own on a pool without nodes.
 
-With `--quotas` each team's nominal quota is its share of the GPU time times a seeded factor (0.5 to 2), all teams in
-one cohort without limits on borrowing; with `--preempt` as well, what was lent is taken back: a job then goes on from
-its last checkpoint, `--restart-s` later.
+Cases: `plain` has neither quotas nor preemption. With `quotas` each team's nominal quota is its share of the GPU time
+times a seeded factor (0.5 to 2), all teams in one cohort without limits on borrowing. With `preempt` what was lent is
+taken back as well: a job then goes on from its last checkpoint, every `--checkpoint-s`, `--restart-s` later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
 from pathlib import Path
@@ -32,7 +32,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.gpu_jobs_teams import Hold, draw_cdfs, rows_by_team
+from benchmarks.plots import drawing_library
 from egs_core.engine.quota import UNLIMITED, QueueSpec
+from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.predict import Predictor
@@ -42,6 +45,7 @@ from egs_core.sim.config import Durations, SimConfig, SimNode
 from egs_core.sim.simulator import Simulation
 
 NODE_GPUS = 8
+CASES = ("plain", "quotas", "preempt")
 VARIANTS = (
     ("fifo", "exact"),
     ("sjf", "exact"),
@@ -50,6 +54,9 @@ VARIANTS = (
     ("egs", "predicted"),
     ("egs", "blind"),
 )
+
+
+Curves = dict[str, tuple[list[float], list[float]]]
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -63,7 +70,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct):
-    """wait_s and jct_s by job, in order of arrival."""
+    """wait_s and jct_s by job, in order of arrival; holds: when which team held GPUs."""
 
     wait_s: list[float]
     jct_s: list[float]
@@ -71,6 +78,7 @@ class Outcome(msgspec.Struct):
     wall_s: float
     lost_s: float = 0.0
     preemptions: int = 0
+    holds: list[Hold] = []
 
 
 def load_jobs(data: str | None, limit: int) -> list[Job]:
@@ -159,7 +167,21 @@ def run_engine(jobs: Sequence[Job], config: SimConfig) -> Outcome:
     lost = sum(w.lost_s for w in simulation.state.workloads)
     stops = sum(isinstance(x, r.Ended) and x.outcome == "preempted" for x in simulation.records)
     waits = [max(0.0, jct - job.seconds) for jct, job in zip(result.jct_s, jobs, strict=True)]
-    return Outcome(waits, result.jct_s, result.makespan_s, result.wall_s, lost, stops)
+    holds = holds_of(simulation.records, {job.id: job for job in jobs})
+    return Outcome(waits, result.jct_s, result.makespan_s, result.wall_s, lost, stops, holds)
+
+
+def holds_of(records: Sequence[r.Record], jobs: Mapping[str, Job]) -> list[Hold]:
+    """What each attempt held, from the run log."""
+    began: dict[tuple[str, str], r.Started] = {}
+    out = []
+    for record in records:
+        if isinstance(record, r.Started):
+            began[record.workload, record.task] = record
+        elif isinstance(record, r.Ended):
+            start = began.pop((record.workload, record.task))
+            out.append(Hold(jobs[record.workload].team, start.t, record.t, round(start.gpus)))
+    return out
 
 
 def run_strict_fifo(jobs: Sequence[Job], gpus: int) -> Outcome:
@@ -181,16 +203,19 @@ def run_strict_fifo(jobs: Sequence[Job], gpus: int) -> Outcome:
     )
 
 
-def row_of(gpus: int, policy: str, known: str, found: Outcome) -> dict[str, Any]:
+def row_of(gpus: int, policy: str, known: str, found: Outcome, case: str = "plain") -> dict[str, Any]:
     """A line of the table; times in seconds."""
     wait, jct = np.asarray(found.wait_s), np.asarray(found.jct_s)
     return {
         "gpus": gpus,
+        "case": case,
         "policy": policy,
         "durations": known,
         "mean_jct_s": round(float(jct.mean())),
         "p95_jct_s": round(float(np.quantile(jct, 0.95))),
         "p99_jct_s": round(float(np.quantile(jct, 0.99))),
+        "max_jct_s": round(float(jct.max())),
+        "mean_wait_s": round(float(wait.mean())),
         "p99_wait_s": round(float(np.quantile(wait, 0.99))),
         "max_wait_s": round(float(wait.max())),
         "makespan_s": round(found.makespan_s),
@@ -200,45 +225,74 @@ def row_of(gpus: int, policy: str, known: str, found: Outcome) -> dict[str, Any]
     }
 
 
-def measure(jobs: Sequence[Job], gpus: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All variants on a cluster of this size."""
-    rows = [row_of(gpus, "strict fifo (pool)", "none", run_strict_fifo(jobs, gpus))]
-    nodes = tuple([SimNode(f"n{i}", 1024.0, NODE_GPUS) for i in range(gpus // NODE_GPUS)])
-    queues = quotas_of(jobs, gpus, arguments.seed) if arguments.quotas else ()
-    for policy, known in VARIANTS:
-        if arguments.only and f"{policy}:{known}" not in arguments.only.split(","):
-            continue
-        config = SimConfig(
-            nodes,
-            policy=policy,
-            durations=Durations(known),
-            queues=queues,
-            default_max_wait_s=arguments.max_wait_s,
-            preempt=arguments.preempt,
-            checkpoint_s=arguments.checkpoint_s,
-            restart_s=arguments.restart_s,
-        )
-        rows.append(row_of(gpus, policy, known, run_engine(jobs, config)))
-        print(rows[-1], file=sys.stderr, flush=True)
-    return rows
+def measure(jobs: Sequence[Job], gpus: int, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Curves]:
+    """All variants in all cases on a cluster of this size: the table's lines, and (waits, JCTs) by name."""
+    strict = run_strict_fifo(jobs, gpus)
+    rows = [row_of(gpus, "strict fifo (pool)", "none", strict)]
+    curves = {f"{gpus} GPUs, strict FIFO": (strict.wait_s, strict.jct_s)}
+    quotas, teams = quotas_of(jobs, gpus, arguments.seed), [job.team for job in jobs]
+    for case in arguments.cases.split(","):
+        for policy, known in VARIANTS:
+            if arguments.only and f"{policy}:{known}" not in arguments.only.split(","):
+                continue
+            found = run_engine(jobs, config_of(case, policy, known, gpus, quotas, arguments))
+            row = row_of(gpus, policy, known, found, case)
+            print(row, file=sys.stderr, flush=True)
+            nominal = {spec.name: spec.nominal[1] / 1000 for spec in quotas} if case != "plain" else {}
+            work = [job.seconds * job.gpus for job in jobs]
+            row["teams"] = rows_by_team(teams, found.wait_s, found.jct_s, work, found.holds, nominal)
+            rows.append(row)
+            curves[f"{gpus} GPUs, {case}, {policy}, {known}"] = (found.wait_s, found.jct_s)
+    return rows, curves
+
+
+def config_of(
+    case: str, policy: str, known: str, gpus: int, quotas: tuple[QueueSpec, ...], arguments: argparse.Namespace
+) -> SimConfig:
+    """One variant in one case."""
+    return SimConfig(
+        tuple([SimNode(f"n{i}", 1024.0, NODE_GPUS) for i in range(gpus // NODE_GPUS)]),
+        policy=policy,
+        durations=Durations(known),
+        queues=quotas if case != "plain" else (),
+        default_max_wait_s=arguments.max_wait_s,
+        preempt=case == "preempt",
+        checkpoint_s=arguments.checkpoint_s,
+        restart_s=arguments.restart_s,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_jobs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", default="384,512")
-    parser.add_argument("--quotas", action="store_true")
-    parser.add_argument("--preempt", action="store_true", help="take lent quota back")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}, comma separated")
     parser.add_argument("--checkpoint-s", type=float, default=1800.0, help="between checkpoints")
     parser.add_argument("--restart-s", type=float, default=60.0, help="to go on after a stop")
     parser.add_argument("--max-wait-s", type=float, default=None, help="after which a job goes first")
     parser.add_argument("--limit", type=int, default=0, help="only the first jobs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="policy:durations, comma separated")
+    parser.add_argument("--plot", metavar="FILE", help="distributions of waits and completion times")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if unknown := set(arguments.cases.split(",")) - set(CASES):
+        parser.error(f"unknown case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if arguments.plot:
+        try:
+            drawing_library()  # before the long part
+        except InputError as error:
+            print(error, file=sys.stderr)
+            return 2
     data = os.environ.get("EGS_DATA")
     jobs = load_jobs(data, arguments.limit)
-    rows = [row for gpus in arguments.gpus.split(",") for row in measure(jobs, int(gpus), arguments)]
+    rows: list[dict[str, Any]] = []
+    curves: Curves = {}
+    for gpus in arguments.gpus.split(","):
+        lines, drawn = measure(jobs, int(gpus), arguments)
+        rows += lines
+        curves.update(drawn)
+    if arguments.plot:
+        draw_cdfs(curves, Path(arguments.plot))
     source = "Philly, a week" if data else "drawn (set EGS_DATA for the trace)"
     print(json.dumps({"jobs": len(jobs), "source": source, "rows": rows}))
     return 0

@@ -143,10 +143,12 @@ class Gang(msgspec.Struct):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """What is kept for a phase, or for the gang that it leads: (phase, node) for each, from `at` on, in seconds."""
+    """What is kept for a phase, or for the gang that it leads: (phase, node) for each, from `at` on, in seconds.
+    since: the first decision after it was made, so what was granted later has been let past it."""
 
     at: float
     places: tuple[tuple[int, int], ...]
+    since: int = 1 << 62
 
 
 def lease_of(decision: int, node: int, shape: Shape, devices: tuple[int, ...]) -> Lease:

@@ -17,6 +17,7 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.aborts import Aborts
+from egs_core.engine.eviction import next_overrun_s
 from egs_core.engine.explain import explain
 from egs_core.engine.granting import Granting
 from egs_core.engine.invariants import validate_state
@@ -150,6 +151,8 @@ class Engine:
         if state.retry_at:
             retry = min(state.retry_at.values())
             due = retry if due is None else min(due, retry)
+        if self._preempts and state.reservations and (overrun := next_overrun_s(state)) is not None:
+            due = overrun if due is None else min(due, overrun)
         return due
 
     def explain(self, task: int) -> m.Reason:
@@ -329,6 +332,8 @@ class Engine:
     def _on_tick(self, _event: m.Tick, now: float) -> None:
         if self.state.plan_at is not None and self.state.plan_at <= now:
             self._processes.is_wanted = True
+        if self._preempts and self.state.reservations:
+            self._queue.is_dirty = True
 
     # --- what several events need ---
 

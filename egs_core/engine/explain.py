@@ -11,7 +11,7 @@ from egs_core.engine.lifecycle import GRANTED, HELD, PENDING, READY, RUNNING, ST
 from egs_core.engine.messages import Reason
 from egs_core.engine.placement import fits_ever, fits_task, has_process, lacking, possible_nodes
 from egs_core.engine.queue import ReadyQueue
-from egs_core.engine.reservation import can_ever_start
+from egs_core.engine.reservation import can_ever_start, queues_with_kept
 from egs_core.engine.state import State
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
@@ -88,7 +88,9 @@ def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     number = state.queue_of(task)
     wanted = quota.total(queue.shapes(queue.leader_of(state.cursor[task])))
     never = quota.never_fits(state.queues, number, wanted)
-    blocked = never or quota.blocked_by(state.queues, number, wanted)
+    phases = queue.members(queue.leader_of(state.cursor[task]))
+    queues = queues_with_kept(state, phases) if state.reservations else state.queues
+    blocked = never or quota.blocked_by(queues, number, wanted)
     if blocked is None:
         return None
     spec = state.queues[number].spec

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from egs_core.engine import messages as m
 from egs_core.engine import quota
+from egs_core.engine.capacity import Reservation
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
 from egs_core.engine.locality import CANDIDATES, TRANSFER_TERM, select_reader
@@ -14,7 +15,13 @@ from egs_core.engine.placement import Place, select_place
 from egs_core.engine.policy import OVERDUE_TERM
 from egs_core.engine.processes import Processes
 from egs_core.engine.queue import ANY, GANG, PROCESS, ClassId, ReadyQueue
-from egs_core.engine.reservation import MOST_RESERVATIONS, find_reservation, keeps_reservations, select_gang
+from egs_core.engine.reservation import (
+    MOST_RESERVATIONS,
+    find_reservation,
+    keeps_reservations,
+    queues_with_kept,
+    select_gang,
+)
 
 GANG_PATIENCE = 5.0  # times its P95 that a gang waits before it reserves: reserving at once costs the others more
 
@@ -97,7 +104,8 @@ class Granting:
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
         state = self._state
         wanted = quota.total([state.shapes[state.shape[p]] for p in phases])
-        return quota.blocked_by(state.queues, number, wanted) is None
+        queues = queues_with_kept(state, phases) if state.reservations else state.queues
+        return quota.blocked_by(queues, number, wanted) is None
 
     def _places(self, phases: Sequence[int], class_id: ClassId) -> Sequence[Place] | None:
         """A place for each, without delaying what is reserved for others."""
@@ -142,9 +150,17 @@ class Granting:
             kept = state.reservations[owner]
             waits = owner in self._queue.keys and state.status[owner] == READY
             is_there = all(state.nodes[node].alive for _, node in kept.places)
+            is_there = is_there and not (state.queues and self._has_no_quota(kept))
             if not waits or not is_there or tuple(p for p, _ in kept.places) != self._queue.members(owner):
                 self._do.unreserve(owner)
                 self._queue.full.clear()
+
+    def _has_no_quota(self, kept: Reservation) -> bool:
+        """Whether its queue could not even have it if nothing ran: what is kept would be kept for ever."""
+        state = self._state
+        wanted = quota.total([state.shapes[state.shape[p]] for p, _ in kept.places])
+        number = state.queue_of(state.task_of[kept.places[0][0]])
+        return quota.never_fits(state.queues, number, wanted) is not None
 
     def _grant(self, phase: int, place: Place, reason: str) -> None:
         state = self._state

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from egs_core.engine import quota
 from egs_core.engine.capacity import Lease, Node, lease_of
 from egs_core.engine.lifecycle import RUNNING
 from egs_core.engine.placement import Place, devices_for, has_process, lacking, may_start_on, possible_nodes
@@ -34,7 +35,9 @@ def copy_node(node: Node) -> Node:
 
 def expected_end_s(state: State, phase: int, now: float) -> float:
     """When a phase that holds a lease has ended with 95 % certainty. One that has outlived that is not about to end:
-    it is taken to run as long again."""
+    it is taken to run as long again, unless it is being stopped."""
+    if state.recalled and state.task_of[phase] in state.recalled:
+        return now
     since = state.started_at[phase] if state.status[phase] == RUNNING else now
     expected = since + state.estimate_p95_s[phase]
     return expected if expected > now else now + (now - since)
@@ -43,7 +46,7 @@ def expected_end_s(state: State, phase: int, now: float) -> float:
 def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None) -> list[Place] | None:
     """A place for every phase at once, or None; in the order of `phases`. Largest first, each on the node with the
     least free that still fits, and where all the members there can start each of their later phases together: a task
-    stays where it starts. nodes: copies to look at instead of the real ones; they are left as they were."""
+    stays where it starts. nodes: what to look at instead of all as they are; left as it was."""
     looked_at = nodes if nodes is not None else dict(enumerate(state.nodes))
     taken: list[tuple[Node, Lease, bool]] = []
     places: dict[int, Place] = {}
@@ -88,12 +91,16 @@ def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:
     if not state.is_first_phase(phases[0]):
         return []
     most = max(len(_later_shapes(state, p)) for p in phases)
-    return [_nodes_after(state, state.leases) for _ in range(most)]
+    return [_nodes_after(state, state.leases, range(len(state.nodes))) for _ in range(most)]
 
 
-def _nodes_after(state: State, ended: Iterable[int]) -> Nodes:
-    """Copies of the nodes that are there, as they are once these phases have ended."""
-    nodes = {i: copy_node(node) for i, node in enumerate(state.nodes) if node.alive}
+def _nodes_after(state: State, ended: Iterable[int], copied: Iterable[int] = ()) -> Nodes:
+    """The nodes that are there, as they are once these phases have ended: copies of those where one ends and of
+    `copied`, for whoever takes something there; the others themselves."""
+    nodes = {i: node for i, node in enumerate(state.nodes) if node.alive}
+    for number in {state.leases[p].node for p in ended}.union(copied):
+        if number in nodes:
+            nodes[number] = copy_node(nodes[number])
     for phase in ended:
         lease = state.leases[phase]
         if lease.node in nodes:
@@ -143,12 +150,35 @@ def can_ever_start(state: State, phases: Sequence[int]) -> bool:
 
 def select_gang_after(state: State, phases: Sequence[int], ended: Sequence[int]) -> list[Place] | None:
     """A place for every phase once these others have ended, with the reservations of others kept; or None."""
-    nodes = _nodes_after(state, ended)
+    before = []
     for owner, kept in state.reservations.items():
         if owner in phases:
             break  # those that came later make way
-        _take_reserved(state, nodes, kept.places)
+        before.append(kept.places)
+    nodes = _nodes_after(state, ended, {node for places in before for _, node in places})
+    for places in before:
+        _take_reserved(state, nodes, places)
     return select_gang(state, phases, nodes)
+
+
+def queues_with_kept(state: State, phases: Sequence[int]) -> list[quota.QueueState]:
+    """The queues as they are for these phases: reservations of others that are due count as used, for what was freed
+    is kept with its quota, or the victims would take it back at once. As with room, one that has a reservation heeds
+    those made before it; a higher priority, a task that has started, and one whose process is waited for, none."""
+    queues = list(state.queues)
+    for owner, kept in state.reservations.items() if queues and state.is_first_phase(phases[0]) else ():
+        if owner in phases:
+            break
+        number = state.queue_of(state.task_of[owner])
+        if kept.at > state.now or number == quota.NO_QUEUE or _goes_first(state, phases[0], owner):
+            continue
+        if _has_its_slot(state, phases[0], kept.places):
+            continue
+        amounts = quota.total([state.shapes[state.shape[p]] for p, _ in kept.places])
+        queue = queues[number]
+        used = [used + amount for used, amount in zip(queue.used, amounts, strict=True)]
+        queues[number] = quota.QueueState(queue.spec, queue.cohort, used)
+    return queues
 
 
 def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]) -> bool:
@@ -198,8 +228,14 @@ def _whole_p95_s(state: State, phase: int) -> float:
 
 
 def _goes_first(state: State, phase: int, owner: int) -> bool:
-    """What the user gave a higher priority than the reservation's owner need not wait for it."""
+    """What the user gave a higher priority than the reservation's owner need not wait for it, in the same queue (or
+    none), unless room is being made for it elsewhere: then it waits for that."""
+    own = state.reservations.get(phase)
+    if own is not None and own.at <= state.now:
+        return False
     task, other = state.task_of[phase], state.task_of[owner]
+    if state.queue_of(task) != state.queue_of(other):
+        return False
     return state.options_of(task).priority > state.options_of(other).priority
 
 

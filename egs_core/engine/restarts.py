@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from egs_core.engine import messages as m
 from egs_core.engine.aborts import Aborts
+from egs_core.engine.eviction import select_overruns
 from egs_core.engine.granting import Granting
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import ABORTED, FAILED, HOLDS_LEASE, PREEMPTED
-from egs_core.engine.preemption import PRIORITY, select_victims
+from egs_core.engine.preemption import RECLAIM, RunningTasks, select_victims
 from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.readiness import Readiness
-from egs_core.engine.reservation import find_reservation, select_gang_after
+from egs_core.engine.reservation import find_reservation
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.5, 30.0
 
@@ -76,25 +77,27 @@ class Restarts:
 
     def preempt(self, granting: Granting, grace_s: float, min_gain_s: float, now: float) -> None:
         """Make room for those that have a right to it; what is freed is kept for them."""
-        state = self._state
+        state, running = self._state, RunningTasks(self._state)
+        for owner in list(state.reservations):
+            for task in select_overruns(state, owner):
+                name = state.task_ids[state.task_of[owner]]
+                self._recall(task, f"preempted for {name}: overrun", grace_s)
         for phase, phases, number in granting.blocked:
             kept = state.reservations.get(phase)
-            if kept is not None and kept.at <= now + min_gain_s:
-                continue  # it starts soon, or what it waits for is being stopped
-            found = select_victims(state, phases, number)
+            if kept is not None and now < kept.at <= now + min_gain_s:
+                continue  # it starts soon
+            is_overdue = self._queue.is_overdue(self._queue.keys[phase])
+            found = select_victims(state, phases, number, running, is_overdue)
             if found is None:
                 continue
-            kind, victims = found
+            kind, victims, places = found
             soon = find_reservation(state, phases, now)
-            if soon is not None and soon[0] <= now + min_gain_s and kind == PRIORITY:
+            if soon is not None and soon[0] <= now + min_gain_s and kind != RECLAIM:
                 continue
-            ended = [state.cursor[t] for t in victims if state.cursor[t] in state.leases]
-            places = select_gang_after(state, phases, ended)
             name = state.task_ids[state.task_of[phase]]
             for task in victims:
                 self._recall(task, f"preempted for {name}: {kind}", grace_s)
-            if places is not None:
-                self._do.reserve(phase, now, tuple((p, node) for p, (node, _) in zip(phases, places, strict=True)))
+            self._do.reserve(phase, now, tuple((p, node) for p, (node, _) in zip(phases, places, strict=True)))
 
     def requeue_with_gang(self, task: int, now: float) -> None:
         self._requeue(task, now)

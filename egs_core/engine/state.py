@@ -190,6 +190,7 @@ class State(ProcessState):
         for p in self.phases_of(task):
             self._release(p)
             self.retry_at.pop(p, None)
+            self.paused.discard(p)
             self.status[p] = SUCCEEDED
         self.cursor[task] = self.first_phase[task + 1] - 1
         self._leave_process(task, reusable=True)
@@ -302,7 +303,9 @@ class State(ProcessState):
 
     def reserve(self, owner: int, at: float, places: tuple[tuple[int, int], ...]) -> None:
         """From `at` on these places are kept for the phase, or for the gang that it leads."""
-        self.reservations[owner] = Reservation(at, tuple([(phase, node) for phase, node in places]))
+        kept = self.reservations.get(owner)
+        since = self.next_decision if kept is None else kept.since
+        self.reservations[owner] = Reservation(at, tuple([(phase, node) for phase, node in places]), since)
 
     def unreserve(self, owner: int) -> None:
         del self.reservations[owner]

@@ -105,7 +105,7 @@ def draw(seed: int) -> Plan:
             default_max_wait_s=rng.choice((None, None, 0.0, 5.0)),
             seed=seed,
             record=True,
-            preempt=rng.random() < 0.5,
+            preempt=rng.random() < 0.7,
             grace_s=0.5,
             min_gain_s=rng.choice((0.0, 2.0)),
         ),
@@ -202,7 +202,7 @@ def _draw_gang(rng: random.Random, graph: Graph, workload: str, known: int) -> N
 
 def _draw_queues(rng: random.Random) -> tuple[QueueSpec, ...]:
     """None, or one for each workload or for all but one; each could run any phase and gang alone."""
-    if rng.random() < 0.4:
+    if rng.random() < 0.25:
         return ()
     cohort = rng.choice(("", "lab", "lab", "lab"))
     return tuple(

@@ -176,3 +176,65 @@ def test_no_thrash() -> None:
             break
     assert [name for name, _ in stops(bench)] == ["a0"] * MOST_PREEMPTIONS
     assert bench.status("a0") in ("granted", "running")
+
+
+def test_freed_quota_is_kept_like_freed_room() -> None:
+    """A device too many: the first victim to end would fit again at once, but its quota is for the gang."""
+    bench = lab(4, a=1, b=2)
+    submit(bench, "a", "a0 a1 a2", (gpu(500.0),))
+    start_all(bench, 0.0)
+    submit(bench, "b", "g0 g1", (gpu(500.0),), 10.0, TaskOptions(gang="g"))
+    first, second = [name for name, _ in stops(bench)]
+    bench.end(first, 11.0, "preempted")
+    assert (bench.status(first), bench.reason(first).kind) == ("ready", "quota")
+    bench.end(second, 12.0, "preempted")
+    assert [bench.status(name) for name in ("g0", "g1", first, second)] == ["granted"] * 2 + ["ready"] * 2
+
+
+def test_only_where_it_would_start() -> None:
+    """Two GPUs of one node are wanted: the cheapest victim runs on the other node, and stopping it would free one."""
+    bench = EngineBench(config=ON)
+    for node in ("n0", "n1"):
+        bench.send(m.NodeAdded(node, 16, 2))
+    bench.send(m.QueuesChanged((QueueSpec("a", "lab", gpus(0)), QueueSpec("b", "lab", gpus(4)))))
+    for number in range(4):
+        submit(bench, "a", f"a{number}", (gpu(900.0),), 10.0 * number)
+        start_all(bench, 10.0 * number)
+    assert [bench.grant_of(f"a{number}").node for number in range(4)] == ["n0", "n0", "n1", "n1"]
+    bench.send(m.Checkpointed(bench.task("a0"), 1), 65.0)
+    submit(bench, "b", "wants", (gpu(10.0, 2),), 70.0)
+    assert sorted(name for name, _ in stops(bench)) == ["a2", "a3"]
+
+
+def test_enough_is_being_stopped_already() -> None:
+    """Room that is coming is counted: nobody else is stopped while the first victim saves its checkpoint."""
+    bench = lab(2, a=1, b=1)
+    submit(bench, "a", "a0 a1", (gpu(500.0),))
+    start_all(bench, 0.0)
+    submit(bench, "b", "b0", (gpu(100.0),), 10.0)
+    for at in (11.0, 12.0, 13.0):
+        bench.send(m.Tick(), at)
+        submit(bench, "b", f"b{at:.0f}", (gpu(100.0),), at)
+    assert len(stops(bench)) == 1
+
+
+def test_age_takes_from_its_own_queue_what_nothing_waits_for() -> None:
+    """Past its `max_wait` a task may stop one of its own queue and priority; another queue's, and one that others wait
+    for, it may not."""
+    bench = lab(2, a=1, b=1)
+    submit(bench, "b", "other", (gpu(900.0),))
+    bench.send(m.WorkloadSubmitted("dag", queue="a"))
+    bench.submit(graph_of({"parent": (), "child": ("parent",)}, default=(gpu(900.0),)), "dag")
+    start_all(bench, 0.0)
+    submit(bench, "a", "waits", (gpu(10.0),), 5.0, TaskOptions(max_wait_s=20.0))
+    bench.send(m.Tick(), 30.0)
+    assert stops(bench) == []
+    bench.end("parent", 31.0)
+    assert bench.status("waits") == "granted"
+    bench.end("waits", 32.0)
+    start_all(bench, 32.0)
+    submit(bench, "a", "again", (gpu(10.0),), 40.0, TaskOptions(max_wait_s=20.0))
+    bench.send(m.Tick(), 59.0)
+    assert stops(bench) == []
+    bench.send(m.Tick(), 60.0)
+    assert stops(bench) == [("child", "preempted for again: age")]
