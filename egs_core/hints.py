@@ -68,7 +68,8 @@ class TaskHints:
     """The hints of one task, checked and in plain units. None: not stated, so what the framework says holds.
 
     gpu_cpus: CPUs held during a GPU phase. split: None means that EGS decides from the code. expect_s: the expected
-    seconds of each phase, empty or one a phase. max_wait_s: how long others may be preferred to this task.
+    seconds of each phase, empty or one a phase. max_wait_s: how long others may be preferred to this task. deadline_s:
+    when it should have ended, after the submission of its workload.
     """
 
     gpus: float | None = None
@@ -78,6 +79,9 @@ class TaskHints:
     gpu_memory_bytes: int | None = None
     preload: tuple[PreloadItem, ...] = ()
     max_runtime_s: float | None = None
+    max_gpu_s: float | None = None
+    max_cost: float | None = None
+    deadline_s: float | None = None
     max_wait_s: float | None = None
     priority: int = 0
     gang: str = ""
@@ -101,6 +105,9 @@ def task(
     gpu_memory: Size | None = None,
     preload: PreloadItem | Iterable[PreloadItem] = (),
     max_runtime: Span | None = None,
+    max_gpu_time: Span | None = None,
+    max_cost: float | None = None,
+    deadline: Span | None = None,
     max_wait: Span | None = None,
     priority: int = 0,
     gang: str = "",
@@ -115,7 +122,8 @@ def task(function: object = None, /, **hints: Any) -> Any:
     """Attach hints to a function, which stays the same object; the hints are its attribute `__egs__`.
 
     Works below the framework's own decorator. gpus, cpus, gpu_cpus: numbers, a GPU share below 1 allowed. memory,
-    gpu_memory: bytes or "20GiB". max_runtime, max_wait, expect: seconds or "2h"; expect has one entry a phase.
+    gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline, max_wait, expect: seconds or "2h"; expect has one
+    entry a phase. A task past max_runtime, max_gpu_time or max_cost is stopped and has failed; a deadline only orders.
     Raises InputError that names the function and the argument.
     """
     if function is not None:
@@ -300,6 +308,9 @@ _CHECKS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "gpu_memory": ("gpu_memory_bytes", parse_bytes),
     "preload": ("preload", _check_preload),
     "max_runtime": ("max_runtime_s", parse_seconds),
+    "max_gpu_time": ("max_gpu_s", parse_seconds),
+    "max_cost": ("max_cost", _check_count),
+    "deadline": ("deadline_s", parse_seconds),
     "max_wait": ("max_wait_s", parse_seconds),
     "priority": ("priority", _check_int),
     "gang": ("gang", _check_text),

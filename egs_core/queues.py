@@ -9,22 +9,26 @@ queues:
     weight: 2                    # of its fair share
     half_life: 1h                # how fast past usage is forgotten in the fair share
     max_wait: 30m                # of tasks that state none: then they go to the front
+    deadline: 12h                # of workloads that state none, from their submission
+    limits: {max_runtime: 24h, max_gpu_time: 96h, max_cost: 200}    # of each task, if it states no smaller ones
   - name: interactive
     cohort: lab
     nominal: {gpus: 1}
     borrowing_limit: {gpus: 0}   # a fixed quota: never more …
     lending_limit: {gpus: 0}     # … and never given away
+    limits: {max_runtime: 2h, idle_timeout: 15m, on_limit: end}     # a time box: what has had it counts as succeeded
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from egs_core.engine.quota import NO_LIMIT, UNLIMITED, Amounts, QueueSpec
+from egs_core.engine.usage import Limits
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.units import parse_bytes, parse_seconds
@@ -67,6 +71,19 @@ class Quota(_Model):
         return _milli(self.cpus), _milli(self.gpus), UNLIMITED if self.memory is None else self.memory
 
 
+class TaskLimits(_Model):
+    """The most that each task of a queue may use, and what becomes of it then: fail, requeue or end."""
+
+    max_runtime: Seconds | None = None
+    max_gpu_time: Seconds | None = None
+    max_cost: Amount | None = None
+    idle_timeout: Seconds | None = None
+    on_limit: Literal["", "fail", "requeue", "end"] = ""
+
+    def to_limits(self) -> Limits:
+        return Limits(self.max_runtime, self.max_gpu_time, self.max_cost, self.idle_timeout, self.on_limit)
+
+
 class Queue(_Model):
     """One queue as a user writes it; see the module for what the fields mean."""
 
@@ -78,6 +95,8 @@ class Queue(_Model):
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     half_life: Annotated[Seconds, Field(gt=0)] = 3600.0
     max_wait: Seconds | None = None
+    limits: TaskLimits | None = None
+    deadline: Seconds | None = None
 
     def to_spec(self) -> QueueSpec:
         """What the engine is told."""
@@ -90,6 +109,8 @@ class Queue(_Model):
             self.weight,
             self.half_life,
             self.max_wait,
+            self.limits.to_limits() if self.limits else None,
+            self.deadline,
         )
 
 
@@ -176,7 +197,9 @@ def _input_error(error: ValidationError, lines: dict[Path_, int], place: str) ->
     problem, hint = first["msg"].removeprefix("Value error, "), ""
     if first["type"] == "extra_forbidden":
         problem = "unknown field"
-        hint = did_you_mean(str(path[-1]), [*Queue.model_fields, *Quota.model_fields, "queues"])
+        hint = did_you_mean(
+            str(path[-1]), [*Queue.model_fields, *Quota.model_fields, *TaskLimits.model_fields, "queues"]
+        )
     return InputError(f"{place} line {_line_of(path, lines)}: {shown}", problem[:1].lower() + problem[1:], hint)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from egs_core.cli import simulated as shared
 from egs_core.cli.beliefs import estimator_of
 from egs_core.engine import POLICIES
+from egs_core.engine.prices import PriceSpec
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
 from egs_core.queues import load_queues
@@ -52,6 +53,8 @@ def simulate(
         float | None, typer.Option(help="Seconds after which a waiting task goes to the front.")
     ] = None,
     queues: Annotated[Path | None, typer.Option(help="YAML file of queues and their quotas.")] = None,
+    gpu_price: Annotated[float, typer.Option(help="Of a GPU for an hour, for limits of cost.")] = 0.0,
+    cpu_price: Annotated[float, typer.Option(help="Of a CPU for an hour, for limits of cost.")] = 0.0,
     runlog: Annotated[Path | None, typer.Option(help="Write the run's log here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -66,6 +69,7 @@ def simulate(
         failure_rate=_share("--failure-rate", failure_rate),
         default_max_wait_s=_positive("--max-wait", max_wait, zero=True),
         queues=load_queues(queues) if queues else (),
+        prices=_prices(gpu_price, cpu_price),
     )
     shared.known_policy(policy, (ALL,))
     if policy == ALL and runlog is not None:
@@ -121,6 +125,8 @@ def _figures(
         "preloads_unused": metrics.preload.unused,
         "preload_cpu_s": metrics.preload.cpu_s,
         "failed": result.failed,
+        "over_limit": result.over_limit,
+        "late_s": result.late_s,
     }
 
 
@@ -143,7 +149,11 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     first = runs[0]
     counts = ", ".join(f"{key} {first[key]:,}" for key in ("workloads", "tasks", "phases"))
     table.title = f"{counts}, durations {first['durations']}"
-    table.caption = f"failed: {', '.join(failed[:10])}" if failed else None
+    stopped = sorted({f"{name} {why}" for run in runs for name, why in run["over_limit"].items()})
+    late = [f"{name} {late_s:.1f} s under {run['policy']}" for run in runs for name, late_s in run["late_s"].items()]
+    found = {"failed": failed, "stopped": stopped, "late": late}
+    notes = [f"{what}: {', '.join(names[:10])}" for what, names in found.items() if names]
+    table.caption = "\n".join(notes) or None
     return table
 
 
@@ -153,6 +163,12 @@ def _shown(key: str, value: Any) -> str:
     if key == "wastage_effective":
         return f"{value:.1%}"
     return f"{value:,.1f}" if key.endswith("_s") and key != "phases_per_s" else f"{value:,.0f}"
+
+
+def _prices(gpu_hour: float, cpu_hour: float) -> tuple[PriceSpec, ...]:
+    for option, price in (("--gpu-price", gpu_hour), ("--cpu-price", cpu_hour)):
+        _positive(option, price, zero=True)
+    return (PriceSpec(gpu_hour=gpu_hour, cpu_hour=cpu_hour),) if gpu_hour or cpu_hour else ()
 
 
 def _positive(option: str, value: float | None, *, zero: bool = False) -> float | None:

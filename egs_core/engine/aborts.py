@@ -9,17 +9,22 @@ from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import ABORTED, ENDED, FAILED, HOLDS_LEASE, PENDING
 from egs_core.engine.processes import Processes
 from egs_core.engine.queue import ReadyQueue
+from egs_core.engine.readiness import Readiness
+from egs_core.engine.usage import END
 
 
 class Aborts:
     """See the module."""
 
-    def __init__(self, issuer: Issuer, queue: ReadyQueue, processes: Processes, started: set[int]) -> None:
+    def __init__(
+        self, issuer: Issuer, queue: ReadyQueue, processes: Processes, readiness: Readiness, started: set[int]
+    ) -> None:
         self._issuer = issuer
         self._do = issuer.do
         self._state = issuer.state
         self._queue = queue
         self._processes = processes
+        self._readiness = readiness
         self._started = started
 
     def request(self, event: m.AbortRequested) -> None:
@@ -28,11 +33,15 @@ class Aborts:
         if event.scope == "workload" and number is not None and not self._state.workloads[number].aborted:
             self._do.close_workload(number)
         reason = f"aborted by {event.actor or 'operator'}" + (f": {event.reason}" if event.reason else "")
-        for task in self._with_gangs(self.targets(event)):
-            if not self._is_open(task):
+        self.stop(self.targets(event), reason)
+
+    def stop(self, tasks: list[int], reason: str, grace_s: float = 0.0) -> None:
+        """End tasks, highest number first, with their gangs and all that waits for them."""
+        for task in self.with_gangs(tasks):
+            if not self.is_open(task):
                 continue
             if task in self._started:
-                self._stop(task, reason)
+                self.stop_started(task, reason, grace_s)
             else:
                 self._drop(task)
                 self._abort_descendants(task)
@@ -51,21 +60,21 @@ class Aborts:
         numbers = state.workloads[state.workload_number(workload)].numbers
         return sorted((t for t in numbers if not stage or state.options_of(t).stage == stage), reverse=True)
 
-    def _with_gangs(self, tasks: list[int]) -> list[int]:
+    def with_gangs(self, tasks: list[int]) -> list[int]:
         """A gang ends as a whole."""
         state = self._state
         gangs = {state.gang_of[t] for t in tasks if t in state.gang_of} if state.gang_of else set()
         members = {member for gang in gangs for member in state.gangs[gang].members}
         return sorted(members.union(tasks), reverse=True) if members else tasks
 
-    def _is_open(self, task: int) -> bool:
+    def is_open(self, task: int) -> bool:
         """Not ended in any way, and no stop under way."""
         return task not in self._state.stopping and self._state.status[self._state.cursor[task]] not in ENDED
 
-    def _stop(self, task: int, reason: str) -> None:
+    def stop_started(self, task: int, reason: str, grace_s: float = 0.0) -> None:
         """A started task: its code must be stopped, also between phases, where it holds a process."""
         state, phase = self._state, self._state.cursor[task]
-        self._issuer.decide(m.Stop(state.next_decision, phase, task, state.attempt[task], reason))
+        self._issuer.decide(m.Stop(state.next_decision, phase, task, state.attempt[task], reason, False, grace_s))
         self._do.stop(task)
         if state.status[phase] not in HOLDS_LEASE:
             self.finish(task)
@@ -74,25 +83,37 @@ class Aborts:
         """A started task that holds nothing any more and will not go on."""
         self._started.discard(task)
         self._queue.remove(self._state.cursor[task])
+        over = self._state.over_limit.get(task) if self._state.over_limit else None
+        if over is not None and over.then == END:
+            self._close_box(task)
+            return
         self._do.fail(task)
         self._abort_descendants(task)
         self._end_gang(task)
+
+    def _close_box(self, task: int) -> None:
+        """What it asked for is over: it has succeeded, and what waits for it may run."""
+        self._readiness.freed()
+        freed = self._do.close_box(task)
+        self._readiness.regather(task)
+        for phase in freed:
+            self._readiness.make_ready(phase, self._state.now)
 
     def _end_gang(self, task: int) -> None:
         """A member will never run, or has failed for good: the others can never start together with it again."""
         gang = self._state.gang_of.get(task)
         for member in self._state.gangs[gang].members if gang is not None else ():
-            if not self._is_open(member):
+            if not self.is_open(member):
                 continue
             if member in self._started:
-                self._stop(member, f"its gang has lost {self._state.task_ids[task]}")
+                self.stop_started(member, f"its gang has lost {self._state.task_ids[task]}")
             else:
                 self._drop(member)
                 self._abort_descendants(member)
 
     def skip(self, task: int) -> list[int]:
         """A branch not taken; returns the phases that become free to run. Nothing for one that has started."""
-        if not 0 <= task < len(self._state.task_ids) or task in self._started or not self._is_open(task):
+        if not 0 <= task < len(self._state.task_ids) or task in self._started or not self.is_open(task):
             return []
         self.leave(task)
         return self._do.skip(task)
@@ -112,7 +133,7 @@ class Aborts:
 
     def _drop_all(self, tasks: Iterable[int]) -> None:
         for task in tasks:
-            if self._is_open(task):  # it may have been dropped with its gang
+            if self.is_open(task):  # it may have been dropped with its gang
                 self._drop(task)
 
     def _drop(self, task: int) -> None:

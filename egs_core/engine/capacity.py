@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from egs_core.engine.messages import NodeAdded
+from egs_core.engine.usage import Limits
 from egs_core.graph.columns import Shape
 
 UNTRACKED = -1
@@ -133,6 +134,8 @@ class Workload(msgspec.Struct):
     lost_s: float = 0.0  # work of phases that had to start again, beyond their last checkpoint
     numbers: list[int] = []  # task index within the workload -> engine's task number
     deadline_s: float | None = None  # after submission
+    limits: Limits | None = None
+    over_limit: str = ""  # the one that it has reached, in words
 
 
 class Gang(msgspec.Struct):

@@ -15,6 +15,8 @@ from egs_core.engine import quota
 from egs_core.engine.capacity import Gang, Lease, Node, Pause, Reservation, Workload
 from egs_core.engine.lifecycle import SKIPPED, SUCCEEDED
 from egs_core.engine.locality import Reads
+from egs_core.engine.prices import PriceSpec
+from egs_core.engine.usage import Meter, Over, Rates
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1
@@ -63,6 +65,17 @@ class Columns(msgspec.Struct):
     pauses: dict[str, Pause] = {}  # "scope:target" -> who has paused it
     paused: set[int] = set()  # held phases that wait for a resume
 
+    has_deadlines: bool = False
+    latest_end_s: dict[int, float] = {}  # task -> after its workload's submission, by what it and tasks after it state
+    is_metered: bool = False  # whether anybody has limited anything
+    meters: dict[int, Meter] = {}  # task -> what it has used, from its first start to its end
+    workload_meters: dict[int, Meter] = {}  # workload -> what it has used
+    charges: dict[int, Rates] = {}  # running phase -> what its meters count for it
+    workload_charges: set[int] = set()  # those of them that the workload's meter counts
+    over_limit: dict[int, Over] = {}  # task -> the limit that it has reached
+    limit_requeues: dict[int, int] = {}  # task -> how often it was requeued by a limit
+    prices: tuple[PriceSpec, ...] = ()
+
     kind: list[int] = []
     shape: list[int] = []
     task_of: list[int] = []
@@ -107,8 +120,14 @@ class Columns(msgspec.Struct):
     def deadline_of(self, task: int) -> float | None:
         """When the task should have ended: by its own deadline or its workload's, whichever is sooner."""
         workload = self.workloads[self.task_workload[task]]
-        stated = [s for s in (workload.deadline_s, self.options_of(task).deadline_s) if s is not None]
+        stated = [s for s in (self.workload_deadline_s(task), self.options_of(task).deadline_s) if s is not None]
         return workload.submitted_at + min(stated) if stated else None
+
+    def workload_deadline_s(self, task: int) -> float | None:
+        """The deadline of the task's workload, or what its queue says for those that state none."""
+        stated = self.workloads[self.task_workload[task]].deadline_s
+        number = self.queue_of(task) if stated is None else quota.NO_QUEUE
+        return stated if number == quota.NO_QUEUE else self.queues[number].spec.deadline_s
 
     def is_job(self, task: int) -> bool:
         """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of."""

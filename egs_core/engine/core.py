@@ -6,6 +6,7 @@ One pass a call: take the event in, let due timers act, grant what may start, th
     readiness   where a ready phase waits           processes   warm processes and preloads (preload: the planner)
     granting    gives out what fits, in order       state       all that is known; every change goes through `issuer.do`
     restarts    stops, preempts, starts again       aborts      ends tasks early
+    limits      stops what is over a limit
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from egs_core.engine.lifecycle import (
     RUNNING,
     SUCCEEDED,
 )
+from egs_core.engine.limits import Limiter
 from egs_core.engine.packer import make_packer
 from egs_core.engine.packing import SHIPPED
 from egs_core.engine.pauses import Pauses
@@ -84,8 +86,11 @@ class Engine:
         self._granting = Granting(self._issuer, self._queue, self._processes, self._started, packer)
         self._preempts = self.config.preempt
         self._readiness = Readiness(self._issuer, self._queue, self._processes)
-        self._aborts = Aborts(self._issuer, self._queue, self._processes, self._started)
+        self._aborts = Aborts(self._issuer, self._queue, self._processes, self._readiness, self._started)
         self._restarts = Restarts(self._issuer, self._queue, self._readiness, self._aborts, self._started)
+        self._limits = Limiter(
+            self._issuer, self._aborts, self._restarts, self._started, self.config.grace_s, preempts=self._preempts
+        )
         self._pauses = Pauses(self._issuer, self._queue, self._readiness, self._aborts, self._started)
         placements = self.config.search_placements if self.policy.looks_ahead else 0
         self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
@@ -98,17 +103,19 @@ class Engine:
             m.NodeAdded: self._on_node,
             m.NodeLost: self._on_node_lost,
             m.QueuesChanged: self._on_queues,
+            m.PricesChanged: self._on_prices,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
             m.BranchSkipped: self._on_skipped,
             m.Estimates: self._on_estimates,
             m.TaskFinished: self._on_finished,
             m.Checkpointed: self._on_checkpoint,
+            m.Activity: self._on_activity,
             m.PreloadReady: self._on_preload_ready,
             m.PreloadFailed: self._on_preload_failed,
             m.AbortRequested: self._on_abort,
             m.PauseRequested: self._pauses.pause,
-            m.ResumeRequested: self._pauses.resume,
+            m.ResumeRequested: self._on_resume,
             m.Tick: self._on_tick,
         }
         self._rebuild()
@@ -129,10 +136,14 @@ class Engine:
         self._handlers[type(event)](event, now)
         if type(event) in LOOKED_AHEAD_AFTER:
             self._look_ahead.after(event)
+        if state.is_metered:
+            self._limits.enforce(now)
         if state.retry_at:
             self._readiness.retry_held(now)
         if self._queue.deadlines:
             self._queue.age(now)
+        if state.has_deadlines:
+            self._queue.heed_deadlines(now)
         if self._queue.is_dirty:
             self._granting.run()
             if self._preempts:
@@ -153,6 +164,10 @@ class Engine:
             due = retry if due is None else min(due, retry)
         if self._preempts and state.reservations and (overrun := next_overrun_s(state)) is not None:
             due = overrun if due is None else min(due, overrun)
+        if state.has_deadlines and (urgent := self._queue.next_urgent()) is not None:
+            due = urgent if due is None else min(due, urgent)
+        if state.is_metered and (limit := self._limits.next_due()) is not None:
+            due = limit if due is None else min(due, limit)
         return due
 
     def explain(self, task: int) -> m.Reason:
@@ -180,6 +195,7 @@ class Engine:
         ready = {p for p, status in enumerate(self.state.status) if status == READY}
         assert not queued & cold, f"both queued and waiting for a process: {sorted(queued & cold)}"
         assert queued | cold == ready, f"queued or cold {sorted(queued | cold)}, ready {sorted(ready)}"
+        assert not (stale := self._queue.stale_deadlines()), f"not where their deadlines put them: {stale}"
 
     def task_number(self, workload: str, index: int) -> int:
         """The engine's number of a workload's task, by its index in the order in which the graph listed it."""
@@ -203,6 +219,8 @@ class Engine:
         is_last = phase + 1 == state.first_phase[task + 1]
         if task in state.recalled and not (status == SUCCEEDED and is_last):
             status = PREEMPTED
+        if state.over_limit:
+            status = self._limits.outcome(task, status)
         freed = self._do.end(phase, status)
         if status != SUCCEEDED:
             self._restarts.after_failure(task, status, now)
@@ -217,7 +235,7 @@ class Engine:
 
     def _on_finished(self, event: m.TaskFinished, now: float) -> None:
         task = event.task
-        if task in self._started and task not in self.state.stopping and self.state.attempt[task] == event.attempt:
+        if task in self._started and self.state.attempt[task] == event.attempt:
             self._readiness.freed()
             self._queue.remove(self.state.cursor[task])
             self._started.discard(task)
@@ -230,12 +248,19 @@ class Engine:
         phase = event.phase
         if self._is_current(phase, event.attempt) and self.state.status[phase] == GRANTED:
             self._do.start(phase, now)  # plans no preloads: a late start only makes them due later
+            if self.state.is_metered:
+                self._limits.started(phase)
 
     def _on_checkpoint(self, event: m.Checkpointed, now: float) -> None:
         state, task = self.state, event.task
         is_known = 0 <= task < len(state.cursor) and self._is_current(state.cursor[task], event.attempt)
         if is_known and state.status[state.cursor[task]] == RUNNING:
             self._do.checkpointed(task, now)
+
+    def _on_activity(self, event: m.Activity, now: float) -> None:
+        state, task = self.state, event.task
+        if task in state.meters and state.meters[task].running and state.attempt[task] == event.attempt:
+            self._do.active(task, now)
 
     # --- events: answers to decisions ---
 
@@ -295,6 +320,11 @@ class Engine:
         for phase in self._queue.take_all():
             self._queue.add(phase)
         self._readiness.freed()
+        self._limits.rebuild()
+
+    def _on_prices(self, event: m.PricesChanged, _now: float) -> None:
+        self._do.absorb_prices(event)
+        self._limits.rebuild()
 
     # --- events: work ---
 
@@ -311,6 +341,8 @@ class Engine:
         if any(options.warm_key for options in event.graph.options.values()):
             self._processes.has_keys = True
         self._aborts.after_growth(event.workload, added)
+        if state.is_metered:
+            self._limits.grown(state.workload_number(event.workload))
         for task in added:
             if not state.waiting[task] and state.status[state.cursor[task]] == PENDING:
                 self._readiness.make_ready(state.cursor[task], now)
@@ -328,6 +360,11 @@ class Engine:
 
     def _on_abort(self, event: m.AbortRequested, _now: float) -> None:
         self._aborts.request(event)
+
+    def _on_resume(self, event: m.ResumeRequested, now: float) -> None:
+        self._pauses.resume(event, now)
+        if self.state.is_metered:
+            self._limits.rebuild()
 
     def _on_tick(self, _event: m.Tick, now: float) -> None:
         if self.state.plan_at is not None and self.state.plan_at <= now:
@@ -363,4 +400,5 @@ class Engine:
                 self._started.add(task)
             if status == READY:
                 self._readiness.enqueue(phase)
+        self._limits.rebuild()
         self._processes.is_wanted = False

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from egs_core.engine import quota
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.deadlines import window_of
 from egs_core.engine.gangs import index_of, missing_members
-from egs_core.engine.lifecycle import GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
+from egs_core.engine.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.messages import Reason
 from egs_core.engine.placement import fits_ever, fits_task, has_process, lacking, possible_nodes
 from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.reservation import can_ever_start, queues_with_kept
 from egs_core.engine.state import State
+from egs_core.engine.usage import described, task_reaches
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
@@ -23,6 +25,8 @@ def explain(state: State, task: int, queue: ReadyQueue, waits_for_process: bool)
     phase = state.cursor[task]
     status = state.status[phase]
     name, label = state.task_ids[task], STATUS_NAMES[status]
+    if state.over_limit and (over := _over_limit(state, task, name, label)):
+        return over
     if task in state.stopping:
         return Reason(name, label, "abort", "an abort is under way; it ends when its code has stopped")
     if status == PENDING:
@@ -41,9 +45,31 @@ def explain(state: State, task: int, queue: ReadyQueue, waits_for_process: bool)
         lease = state.leases[phase]
         devices = f", devices {list(lease.devices)}" if lease.devices else ""
         return Reason(
-            name, label, "", f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}"
+            name,
+            label,
+            "",
+            f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}{_limit_of(state, task)}",
         )
-    return Reason(name, label, "", f"ended: {label}")
+    why = state.workloads[state.task_workload[task]].over_limit if status == ABORTED else ""
+    return Reason(name, label, "limit" if why else "", f"ended: {label}{': ' if why else ''}{why}")
+
+
+def _over_limit(state: State, task: int, name: str, label: str) -> Reason | None:
+    """The limit that the task has reached, while it is being stopped and when it has ended because of that."""
+    over = state.over_limit.get(task)
+    if over is None:
+        return None
+    if task in state.recalled:
+        return Reason(name, label, "limit", f"{over.text}: it stops, to go on later from its checkpoint")
+    if task in state.stopping:
+        return Reason(name, label, "limit", f"{over.text}: it ends when its code has stopped")
+    return Reason(name, label, "limit", f"ended: {label}: {over.text}")
+
+
+def _limit_of(state: State, task: int) -> str:
+    """When a running task will reach its limit."""
+    reached = task_reaches(state, task) if state.meters else None
+    return "" if reached is None else f"; {described(state.meters[task].limits, reached[1])} at {reached[0]:.3f} s"
 
 
 def _pending(state: State, task: int, name: str) -> Reason:
@@ -127,6 +153,7 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
     missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
+    in_line += _deadline(state, queue.members(queue.leader_of(phase))) if state.has_deadlines else ""
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
         kind, missing = "fragment", f"{scattered}: {missing}"
@@ -135,6 +162,17 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
     if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
         kind, missing = "process_slots", "room is there, but every process slot is taken by a task at work"
     return Reason(name, "ready", kind, f"needs {_describe(shape)}: {missing}{in_line}", names)
+
+
+def _deadline(state: State, phases: Sequence[int]) -> str:
+    """Until when it must start to be in time, or that it is too late for that."""
+    window = window_of(state, phases)
+    if window is None:
+        return ""
+    if state.now >= window.too_late_at:
+        late_s = state.now - window.too_late_at
+        return f"; it cannot meet its deadline at {window.deadline:.3f} s any more: {late_s:.3f} s too late"
+    return f"; must start by {window.latest_start:.3f} s to meet its deadline at {window.deadline:.3f} s"
 
 
 def _kept_for(state: State, phase: int, room: Sequence[int]) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from egs_core.engine import messages as m
 from egs_core.engine import quota
-from egs_core.engine.capacity import Reservation
+from egs_core.engine.capacity import WHOLE_DEVICE, Reservation
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
 from egs_core.engine.locality import CANDIDATES, TRANSFER_TERM, select_reader
 from egs_core.engine.packer import Packer
 from egs_core.engine.placement import Place, select_place
-from egs_core.engine.policy import OVERDUE_TERM
+from egs_core.engine.policy import PATH_TERM, Key
 from egs_core.engine.processes import Processes
 from egs_core.engine.queue import ANY, GANG, PROCESS, ClassId, ReadyQueue
 from egs_core.engine.reservation import (
@@ -68,7 +68,7 @@ class Granting:
             passed.add(class_id)
             self.blocked.append((phase, tuple(phases), class_id[3]))
             is_gang = class_id[2][:1] == (GANG,)
-            if is_within and (queue.is_overdue(key) or (is_gang and self._has_waited_long(phases))):
+            if is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, is_gang)):
                 self._reserve(phase, phases)
             elif not is_gang and PROCESS not in class_id[2]:
                 queue.full.add(class_id)
@@ -94,7 +94,7 @@ class Granting:
         if not is_free or state.plan_is_firm or state.reservations or not queue.policy.weighs_transfers:
             return False
         first, *others = queue.first_of(class_id, CANDIDATES)
-        chosen = select_reader(state, (first, *others), place[0], OVERDUE_TERM + 1)
+        chosen = select_reader(state, (first, *others), place[0], PATH_TERM)
         if chosen is first:
             return False
         queue.take_later(chosen[1])
@@ -120,6 +120,15 @@ class Granting:
 
         place = select_place(state, phases[0], may_take if state.reservations else None, self._packs)
         return None if place is None else (place,)
+
+    def _must_reserve(self, key: Key, phases: Sequence[int], is_gang: bool) -> bool:
+        """A gang that has waited long; and a gang or a set of GPUs that a deadline has put forward: the order alone
+        never brings it more than one free device at a time."""
+        if is_gang and self._has_waited_long(phases):
+            return True
+        state = self._state
+        is_set = is_gang or state.shapes[state.shape[phases[0]]].gpu_milli > WHOLE_DEVICE
+        return is_set and self._queue.is_urgent(key)
 
     def _has_waited_long(self, phases: Sequence[int]) -> bool:
         """Whether a gang has waited so long, measured by its own length, that the order of the others must give way."""

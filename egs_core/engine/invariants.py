@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from egs_core.engine import quota
 from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE
-from egs_core.engine.lifecycle import COLD, ENDED, HELD, HOLDS_LEASE, PENDING, READY, SKIPPED, SUCCEEDED, WARMING
+from egs_core.engine.lifecycle import (
+    COLD,
+    ENDED,
+    HELD,
+    HOLDS_LEASE,
+    PENDING,
+    READY,
+    RUNNING,
+    SKIPPED,
+    SUCCEEDED,
+    WARMING,
+)
 from egs_core.engine.state import State
+from egs_core.engine.usage import COST, GPU_TIME, REQUEUE, TIME, limits_of, task_reaches, workload_reaches
 
 
 def validate_state(state: State) -> None:
@@ -17,6 +29,8 @@ def validate_state(state: State) -> None:
     _check_quotas(state)
     _check_gangs(state)
     _check_files(state)
+    _check_meters(state)
+    _check_limits(state)
 
 
 def _check_leases(state: State) -> None:
@@ -105,6 +119,41 @@ def _check_files(state: State) -> None:
         assert {parent for parent, _ in reads} <= set(state.parents[task]), f"task {task} reads of a stranger"
         assert all(size > 0 for _, size in reads), f"task {task} reads nothing"
     assert set(state.written_on.values()) <= set(range(len(state.nodes))), "files on an unknown node"
+
+
+def _check_meters(state: State) -> None:
+    """A meter runs for what runs and is limited, as fast as that uses; nothing that has ended is metered."""
+    for phase in state.charges:
+        assert state.status[phase] == RUNNING, f"phase {phase} is charged and does not run"
+    for task, meter in state.meters.items():
+        phase = state.cursor[task]
+        rates = state.charges.get(phase) if state.status[phase] == RUNNING else None
+        assert tuple(meter.rates) == (rates or (0.0, 0.0, 0.0)), f"task {task} is metered at {meter.rates}, not {rates}"
+        assert meter.limits == limits_of(state, task), f"task {task} is held to {meter.limits}"
+        assert min(meter.used) >= 0.0, f"task {task} has used {meter.used} at {meter.at}"
+        assert any(state.status[p] not in ENDED for p in state.phases_of(task)), f"task {task} has ended and is metered"
+    for number, meter in state.workload_meters.items():
+        charges = [state.charges[p] for p in state.workload_charges if state.task_workload[state.task_of[p]] == number]
+        assert meter.running == len(charges), f"workload {number}: {meter.running} charged, {len(charges)} found"
+        for kind in (GPU_TIME, COST):
+            error = abs(meter.rates[kind] - sum(rates[kind] for rates in charges))
+            assert error < 1e-6, f"workload {number} is metered at {meter.rates}, its phases use {charges}"
+        is_paused = f"workload:{state.workloads[number].id}" in state.pauses
+        assert meter.rates[TIME] == (0.0 if is_paused else 1.0), f"workload {number}: its clock is wrong"
+
+
+def _check_limits(state: State) -> None:
+    """What has reached a limit is being stopped, or has ended."""
+    for task in state.meters:
+        reached = task_reaches(state, task)
+        assert reached is None or reached[0] > state.now, f"task {task} has reached a limit at {reached} and runs on"
+    for number in state.workload_meters:
+        reached = workload_reaches(state, number)
+        assert reached is None or reached[0] > state.now, f"workload {number} has reached a limit at {reached}"
+    for task, over in state.over_limit.items():
+        stops = task in (state.recalled if over.then == REQUEUE else state.stopping)
+        has_ended = all(state.status[p] in ENDED for p in state.phases_of(task))
+        assert stops or has_ended, f"task {task} is {over.text}, and nothing stops it"
 
 
 def _check_tasks(state: State) -> None:

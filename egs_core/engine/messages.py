@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.engine.prices import PriceSpec
 from egs_core.engine.quota import QueueSpec
+from egs_core.engine.usage import Limits
 from egs_core.graph.columns import Graph
 
 
@@ -47,14 +49,22 @@ class QueuesChanged(Event, frozen=True, tag="queues"):
     queues: tuple[QueueSpec, ...]
 
 
+class PricesChanged(Event, frozen=True, tag="prices"):
+    """What hardware costs from now on; what was used before was used at the old prices."""
+
+    prices: tuple[PriceSpec, ...]
+
+
 class WorkloadSubmitted(Event, frozen=True, tag="workload"):
-    """A workload is there; its tasks follow. deadline_s: seconds from now until all of it should have ended."""
+    """A workload is there; its tasks follow. deadline_s: seconds from now until all of it should have ended; limits:
+    of all of it together."""
 
     workload: str
     name: str = ""
     tenant: str = ""
     queue: str = ""
     deadline_s: float | None = None
+    limits: Limits | None = None
 
 
 class TasksAdded(Event, frozen=True, tag="tasks"):
@@ -127,6 +137,13 @@ class Checkpointed(Event, frozen=True, tag="checkpoint"):
     attempt: int
 
 
+class Activity(Event, frozen=True, tag="activity"):
+    """Whoever holds what the running task has been given has done something: it is not idle."""
+
+    task: int
+    attempt: int
+
+
 class PreloadReady(Event, frozen=True, tag="warm"):
     """The process for this task is warm and waits. decision: the Preload that it answers; 0: the latest one."""
 
@@ -177,6 +194,7 @@ AnyEvent = (
     NodeAdded
     | NodeLost
     | QueuesChanged
+    | PricesChanged
     | WorkloadSubmitted
     | TasksAdded
     | BranchSkipped
@@ -188,6 +206,7 @@ AnyEvent = (
     | PhaseEnded
     | TaskFinished
     | Checkpointed
+    | Activity
     | PreloadReady
     | PreloadFailed
     | AbortRequested
@@ -234,8 +253,8 @@ class DropPreload(Decision, frozen=True, tag="drop_preload"):
 
 
 class Stop(Decision, frozen=True, tag="stop"):
-    """End this running phase; answered by its PhaseEnded. requeue: it is to start again (preemption, or its gang does);
-    grace_s: how long it may take to save a checkpoint."""
+    """End this running phase; answered by its PhaseEnded. requeue: it is to start again (preemption, or its gang does),
+    else it is over (aborted, or past a limit); grace_s: how long it may take to save a checkpoint."""
 
     phase: int
     task: int

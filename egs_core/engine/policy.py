@@ -3,7 +3,7 @@
 Each term gives a number for a phase; the first term in which two candidates differ is the reason that a decision
 carries. Everything ends in `ready_order`, so ties are broken by who became ready first.
 
-    egs                 priority, overdue, remaining_path, dependents, warmth, ready_order      (rule 2)
+    egs                 priority, overdue, deadline, remaining_path, dependents, warmth, ready_order      (rule 2)
     fifo                ready_order
     sjf                 shortest, ready_order
     heft                upward_rank, ready_order
@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from egs_core.engine.deadlines import NO_DEADLINE
 from egs_core.engine.lifecycle import WARM
 from egs_core.engine.state import State
 
@@ -45,6 +46,11 @@ def priority(state: State, phase: int) -> float:
 def overdue(_state: State, _phase: int) -> float:
     """0 when it has waited longer than its `max_wait`; the engine moves it when that moment comes."""
     return 1
+
+
+def deadline(_state: State, _phase: int) -> float:
+    """When it must start to be in time, while its slack is about used up; the queue says when that is (`deadlines`)."""
+    return NO_DEADLINE
 
 
 def remaining_path(state: State, phase: int) -> float:
@@ -170,7 +176,7 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 def egs_key(state: State, phase: int) -> Key:
-    """(priority, overdue, remaining_path, dependents, warmth, ready_order) without six calls."""
+    """(priority, overdue, deadline, remaining_path, dependents, warmth, ready_order) without six calls."""
     task = state.task_of[phase]
     options = state.options.get(task)
     has_dependents = state.children[task] or phase + 1 < state.first_phase[task + 1]
@@ -179,13 +185,15 @@ def egs_key(state: State, phase: int) -> Key:
     if state.lift_s and not is_job:
         rank -= state.lift_s.get(phase, 0.0)
     if options is None:
-        return 0, 1, rank, 0 if has_dependents else 1, 0, state.order[phase]
-    return -options.priority, 1, rank, 0 if has_dependents else 1, warmth(state, phase), state.order[phase]
+        return 0, 1, NO_DEADLINE, rank, 0 if has_dependents else 1, 0, state.order[phase]
+    place = 0 if has_dependents else 1, warmth(state, phase), state.order[phase]
+    return -options.priority, 1, NO_DEADLINE, rank, *place
 
 
-EGS_TERMS: tuple[Term, ...] = (priority, overdue, remaining_path, dependents, warmth, ready_order)
+EGS_TERMS: tuple[Term, ...] = (priority, overdue, deadline, remaining_path, dependents, warmth, ready_order)
 EGS = Policy("egs", EGS_TERMS, ages=True, looks_ahead=True, weighs_transfers=True, fused=egs_key)
-OVERDUE_TERM = EGS_TERMS.index(overdue)
+OVERDUE_TERM = EGS_TERMS.index(overdue)  # the deadline term follows it
+PATH_TERM = EGS_TERMS.index(remaining_path)
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "egs": lambda _: EGS,

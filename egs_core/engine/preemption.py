@@ -14,7 +14,7 @@ a task that has been stopped often enough is left alone (no thrash). How few are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from egs_core.engine import quota
@@ -33,11 +33,6 @@ class Victims(NamedTuple):
     kind: str
     tasks: list[int]
     places: list[Place]
-
-
-def over_limit(_state: State) -> Collection[int]:
-    """Tasks that have used more than they may: the first to stop. Without usage limits none has."""
-    return ()
 
 
 class RunningTasks:
@@ -119,7 +114,7 @@ def _candidates(
     state: State, phases: Sequence[int], number: int, wanted: quota.Amounts, running: RunningTasks, is_overdue: bool
 ) -> list[tuple[str, Unit]]:
     priority = priority_of(state, [state.task_of[p] for p in phases])
-    over = {with_gang(state, t): None for t in sorted(over_limit(state)) if state.cursor[t] in state.leases}
+    over = {with_gang(state, t): None for t in sorted(state.over_limit) if state.cursor[t] in state.leases}
     found = [(LIMIT, unit) for unit in over if may_be_stopped(state, unit)]
     found += [(RECLAIM, unit) for unit in _borrowers(state, number, wanted, running)]
     if running.has_lower(number, priority):

@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Iterable
 
 from egs_core.engine import quota
+from egs_core.engine.deadlines import NO_DEADLINE, Urgency
 from egs_core.engine.gangs import index_of, missing_members
 from egs_core.engine.policy import OVERDUE_TERM, Key, Policy
 from egs_core.engine.state import State
@@ -53,6 +54,7 @@ class ReadyQueue:
         self._default_max_wait_s = default_max_wait_s
         self._heaps: dict[ClassId, list[Entry]] = {}
         self.deadlines: list[tuple[float, int, int]] = []  # heap of (time, phase, order) of phases that age
+        self._urgency = Urgency(state, self.keys, self.members)
         self._capacity: quota.Amounts | None = None
         self.arrived: dict[int, set[int]] = {}  # gang -> ready phases of its members that wait for the others
         self.leaders: dict[int, int] = {}  # gang -> the phase under which it is queued
@@ -72,10 +74,15 @@ class ReadyQueue:
         if self.policy.ages:
             self._set_deadline(phase)
         self._push(phase, self._place_of(phase))
+        if self.state.has_deadlines and self.policy.ages:
+            self._urgency.enter(phase)
 
     def _place_of(self, phase: int) -> Key:
         """The phase's key; for the leader of a gang the best of its members."""
-        return min(self._key_of(self.state, p) for p in self.members(phase))
+        key = min(self._key_of(self.state, p) for p in self.members(phase))
+        if not (self.state.has_deadlines and self.policy.ages):
+            return key
+        return (*key[: OVERDUE_TERM + 1], self._urgency.term(phase), *key[OVERDUE_TERM + 2 :])
 
     def remove(self, phase: int) -> bool:
         """Whether it was there."""
@@ -93,6 +100,7 @@ class ReadyQueue:
         phases = sorted(set(self.keys).union(*self.arrived.values()))
         for container in (self.keys, self._heaps, self.arrived, self.leaders, self.deadlines, self.full):
             container.clear()
+        self._urgency.clear()
         return phases
 
     # --- gangs ---
@@ -298,6 +306,8 @@ class ReadyQueue:
                 key = overdue_key(key, self.state.order[phase])
             if key != old:
                 self._push(phase, key)
+            if self.state.has_deadlines and self.policy.ages:
+                self._urgency.enter(phase)
 
     # --- age ---
 
@@ -327,6 +337,29 @@ class ReadyQueue:
                 self._push(phase, overdue_key(self.keys[phase], entry[2]))
                 self.full.discard(self.class_of(phase))  # it reserves what it lacks, so it must be looked at
 
+    def next_urgent(self) -> float | None:
+        """When a deadline next changes the place of a queued phase."""
+        return self._urgency.next_change() if self.policy.ages else None
+
+    def heed_deadlines(self, now: float) -> None:
+        """Phases whose slack is about used up go forward, those that are too late go back."""
+        for phase in self._urgency.changed(now):
+            key = self._place_of(phase)
+            if not self.is_overdue(self.keys[phase]) and key != self.keys[phase]:
+                self._push(phase, key)
+                self.full.discard(self.class_of(phase))  # it may reserve what it lacks
+
+    def stale_deadlines(self) -> list[int]:
+        """Queued phases that are not where their deadlines put them; none, always."""
+        if not (self.state.has_deadlines and self.policy.ages):
+            return []
+        waiting = [p for p, key in self.keys.items() if not self.is_overdue(key)]
+        return [p for p in waiting if self.keys[p][OVERDUE_TERM + 1] != self._urgency.term(p)]
+
+    def is_urgent(self, key: Key) -> bool:
+        """Whether a deadline has put it forward."""
+        return self.policy.ages and key[OVERDUE_TERM + 1] != NO_DEADLINE
+
     def _is_waiting(self, deadline: tuple[float, int, int]) -> bool:
         _, phase, order = deadline
         key = self.keys.get(phase)
@@ -335,4 +368,4 @@ class ReadyQueue:
 
 def overdue_key(key: Key, order: int) -> Key:
     """In front of everything of its priority that is not overdue; among overdue ones the oldest first."""
-    return (*key[:OVERDUE_TERM], 0, order, *key[OVERDUE_TERM + 2 :])
+    return (*key[:OVERDUE_TERM], 0, NO_DEADLINE, order, *key[OVERDUE_TERM + 3 :])

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from egs_core.engine.usage import Limits
 from egs_core.graph.columns import Shape
 
 KINDS = ("cpus", "gpus", "memory")
@@ -31,7 +32,8 @@ class QueueSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     borrowing_limit: how much beyond nominal; lending_limit: how much of nominal others may use. cohort "": alone.
     weight: of its fair share; half_life_s: how fast past usage is forgotten in it. max_wait_s: of its tasks that state
-    none of their own.
+    none of their own. limits: of each of its tasks; of the task's own and these the smaller ones hold.
+    deadline_s: of its workloads that state none.
     """
 
     name: str
@@ -42,6 +44,8 @@ class QueueSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     weight: float = 1.0
     half_life_s: float = 3600.0
     max_wait_s: float | None = None
+    limits: Limits | None = None
+    deadline_s: float | None = None
 
 
 class QueueState(msgspec.Struct):

@@ -81,7 +81,7 @@ class Restarts:
         for owner in list(state.reservations):
             for task in select_overruns(state, owner):
                 name = state.task_ids[state.task_of[owner]]
-                self._recall(task, f"preempted for {name}: overrun", grace_s)
+                self.recall(task, f"preempted for {name}: overrun", grace_s)
         for phase, phases, number in granting.blocked:
             kept = state.reservations.get(phase)
             if kept is not None and now < kept.at <= now + min_gain_s:
@@ -96,7 +96,7 @@ class Restarts:
                 continue
             name = state.task_ids[state.task_of[phase]]
             for task in victims:
-                self._recall(task, f"preempted for {name}: {kind}", grace_s)
+                self.recall(task, f"preempted for {name}: {kind}", grace_s)
             self._do.reserve(phase, now, tuple((p, node) for p, (node, _) in zip(phases, places, strict=True)))
 
     def requeue_with_gang(self, task: int, now: float) -> None:
@@ -113,11 +113,19 @@ class Restarts:
                 continue
             reason = f"its gang starts again: {state.task_ids[task]} was lost"
             if state.status[phase] in HOLDS_LEASE:
-                self._recall(member, reason, 0.0)
+                self.recall(member, reason, 0.0)
             else:
                 self._restart(member, now, reason)
 
-    def _recall(self, task: int, reason: str, grace_s: float) -> None:
+    def running_gang(self, task: int) -> list[int]:
+        """The task, and what runs of its gang, as far as it may still be stopped."""
+        state = self._state
+        gang = state.gang_of.get(task) if state.gang_of else None
+        members = [task] if gang is None else state.gangs[gang].members
+        gone = state.recalled | state.stopping
+        return [t for t in members if t not in gone and state.status[state.cursor[t]] in HOLDS_LEASE]
+
+    def recall(self, task: int, reason: str, grace_s: float) -> None:
         """Stop a running task, to start it again."""
         state = self._state
         phase, attempt = state.cursor[task], state.attempt[task]

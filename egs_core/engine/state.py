@@ -11,6 +11,7 @@ from math import isfinite
 
 from egs_core.engine import quota
 from egs_core.engine.capacity import NOT_STARTED, Node, Pause, Reservation, Workload, lease_of
+from egs_core.engine.deadlines import pass_up
 from egs_core.engine.growth import append_block, refresh_ranks
 from egs_core.engine.lifecycle import (
     ABORTED,
@@ -29,10 +30,10 @@ from egs_core.engine.lifecycle import (
 )
 from egs_core.engine.locality import reads_of
 from egs_core.engine.messages import Estimates, NodeAdded, QueuesChanged, TasksAdded, WorkloadSubmitted
-from egs_core.engine.process_state import ProcessState
+from egs_core.engine.usage_state import UsageState
 
 
-class State(ProcessState):
+class State(UsageState):
     """See the module."""
 
     # --- transitions: structure, absorbed from events as they are ---
@@ -53,6 +54,8 @@ class State(ProcessState):
             queue.used = [0, 0, 0]
         for phase in self.leases:
             self._count_use(phase, 1)
+        self._meter_queues()
+        self.has_deadlines = self.has_deadlines or any(queue.spec.deadline_s is not None for queue in self.queues)
 
     def _count_use(self, phase: int, sign: int) -> None:
         number = self.queue_of(self.task_of[phase])
@@ -62,17 +65,24 @@ class State(ProcessState):
     def absorb_workload(self, event: WorkloadSubmitted, now: float) -> None:
         self.workload_numbers[event.workload] = len(self.workloads)
         workload = Workload(event.workload, event.name, event.tenant, event.queue, now, deadline_s=event.deadline_s)
+        workload.limits = event.limits
+        self.is_metered = self.is_metered or event.limits is not None
+        self.has_deadlines = self.has_deadlines or event.deadline_s is not None
         self.workloads.append(workload)
 
     def absorb_tasks(self, event: TasksAdded) -> list[int]:
         """Append a block in topological order; returns the earlier tasks whose rank or children changed."""
-        number = self.workload_number(event.workload)
+        number, first = self.workload_number(event.workload), len(self.task_ids)
         before = self.workloads[number].numbers[:1]
         jobs = list(self.workloads[number].numbers) if before and self.is_job(before[0]) else []
         known = len(self.workloads[number].numbers)
         changed = append_block(self, number, event.graph)
         if event.graph.inputs and any(node.bandwidth_bytes_s for node in self.nodes):
             self.reads.update(reads_of(event.graph, self.workloads[number].numbers, known))
+        self._expect_limits(event.graph)
+        if any(options.deadline_s is not None for options in event.graph.options.values()):
+            self.has_deadlines = True
+            changed = [*changed, *pass_up(self, range(first, len(self.task_ids)))]
         return changed if not jobs or self.is_job(before[0]) else [*changed, *jobs]
 
     def absorb_estimates(self, event: Estimates) -> list[int]:
@@ -129,9 +139,13 @@ class State(ProcessState):
 
     def pause(self, key: str, actor: str, reason: str, at: float) -> None:
         self.pauses[key] = Pause(actor, reason, at)
+        if self.is_metered:
+            self._run_clock(key, 0.0)
 
     def resume(self, key: str) -> None:
         del self.pauses[key]
+        if self.is_metered:
+            self._run_clock(key, 1.0)
 
     def hold_paused(self, phase: int) -> None:
         """A ready phase of something paused; `unhold` lets it go on."""
@@ -169,6 +183,8 @@ class State(ProcessState):
         self.decisions.pop(self.leases[phase].decision, None)
         if self.rejections:
             self.rejections.pop(phase, None)
+        if self.is_metered:
+            self._begin_use(phase, now)
 
     def end(self, phase: int, status: int) -> list[int]:
         """The phase is over and holds nothing. Returns the phases that nothing keeps from being ready now."""
@@ -193,13 +209,21 @@ class State(ProcessState):
             self.paused.discard(p)
             self.status[p] = SUCCEEDED
         self.cursor[task] = self.first_phase[task + 1] - 1
+        self.stopping.discard(task)
         self._leave_process(task, reusable=True)
         return self._close(task)
+
+    def close_box(self, task: int) -> list[int]:
+        """A task has been stopped at the end of what it asked for: it counts as succeeded, its process is gone."""
+        self._leave_process(task, reusable=False)
+        return self.finish(task)
 
     def _close(self, task: int) -> list[int]:
         """A task is done: count it out, and return the first phases of children that wait for nothing else."""
         self.recalled.discard(task)
         self.checkpoint_at.pop(task, None)
+        if self.is_metered:
+            self._forget_use(task, is_done=True)
         self.workloads[self.task_workload[task]].open_tasks -= 1
         out = []
         waiting, status, cursor = self.waiting, self.status, self.cursor
@@ -216,6 +240,8 @@ class State(ProcessState):
             self.decisions.pop(lease.decision, None)
             if self.queues:
                 self._count_use(phase, -1)
+            if self.charges:
+                self._uncharge(phase)
 
     def skip(self, task: int) -> list[int]:
         """A branch not taken: counts as done for its children. Returns the phases that become free to run."""
@@ -238,6 +264,8 @@ class State(ProcessState):
         workload = self.workloads[self.task_workload[task]]
         workload.open_tasks -= 1
         workload.failed = True
+        if self.is_metered:
+            self._forget_use(task, is_done=False)
 
     def stop(self, task: int) -> None:
         """An abort of a running task is under way; `end` or `fail` finishes it."""
@@ -278,6 +306,8 @@ class State(ProcessState):
         self._leave_process(task, reusable=False)
         self.start_cold.discard(task)
         self.recalled.discard(task)
+        if self.is_metered:
+            self._begin_again(task)
         self.attempt[task] += 1
         self.cursor[task] = self.first_phase[task]
         return self.cursor[task]
@@ -362,5 +392,10 @@ TRANSITIONS = frozenset(
         "unpark",
         "preload_failed",
         "retire",
+        "absorb_prices",
+        "active",
+        "over",
+        "over_workload",
+        "close_box",
     }
 )

@@ -19,6 +19,7 @@ CPU, GPU = 0, 1
 KIND_NAMES = ("cpu", "gpu")
 
 GIB = 1024**3
+ON_LIMIT = ("", "fail", "requeue", "end")  # what becomes of a task at its limit; "": not stated, so it fails
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +53,15 @@ class TaskOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     gang: str = ""
     retries: int = 0
     deadline_s: float | None = None  # after its workload's submission
+    max_gpu_s: float | None = None  # GPU seconds held, in all attempts
+    max_cost: float | None = None
+    idle_timeout_s: float | None = None
+    on_limit: str = ""  # one of ON_LIMIT
+
+    @property
+    def is_limited(self) -> bool:
+        limits = (self.max_runtime_s, self.max_gpu_s, self.max_cost, self.idle_timeout_s)
+        return limits != (None, None, None, None)
 
 
 DEFAULT_OPTIONS = TaskOptions()

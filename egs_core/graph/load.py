@@ -28,7 +28,10 @@ TARGETS = ("egs", "wfformat", "mermaid", "dot")
 
 
 class LoadedWorkload(msgspec.Struct):
-    """A workload ready for the engine: who submits it where and when, and its validated graph."""
+    """A workload ready for the engine: who submits it where and when, and its validated graph.
+
+    deadline_s after its submission; the most that all of it may use: see `egs_core.engine.usage.Limits`.
+    """
 
     id: str
     name: str
@@ -36,6 +39,10 @@ class LoadedWorkload(msgspec.Struct):
     queue: str
     arrival_s: float
     graph: Graph
+    deadline_s: float | None = None
+    max_runtime_s: float | None = None
+    max_gpu_s: float | None = None
+    max_cost: float | None = None
 
 
 def load_workload(path: str | Path) -> LoadedWorkload:
@@ -88,7 +95,18 @@ def _from_own(document: dict[str, msgspec.Raw], place: str) -> LoadedWorkload:
     except ValidationError as error:
         raise input_error(error, place) from None
     graph = _build(head, entries, place)
-    return LoadedWorkload(head.id, head.name or head.id, head.tenant, head.queue, head.arrival_s, graph)
+    return LoadedWorkload(
+        head.id,
+        head.name or head.id,
+        head.tenant,
+        head.queue,
+        head.arrival_s,
+        graph,
+        head.deadline_s,
+        head.max_runtime_s,
+        head.max_gpu_s,
+        head.max_cost,
+    )
 
 
 def _build(head: WorkloadHead, entries: list[msgspec.Raw], place: str) -> Graph:
@@ -137,6 +155,8 @@ def _own_json(loaded: LoadedWorkload) -> Iterator[bytes]:
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "id": loaded.id}
     fields = {"name": loaded.name, "tenant": loaded.tenant, "queue": loaded.queue, "arrival_s": loaded.arrival_s}
     head |= {field: value for field, value in fields.items() if value}
+    stated = {f: getattr(loaded, f) for f in ("deadline_s", "max_runtime_s", "max_gpu_s", "max_cost")}
+    head |= {field: value for field, value in stated.items() if value is not None}
     graph = loaded.graph
     if graph.file_ids:
         sizes = zip(graph.file_ids, graph.file_sizes, strict=True)

@@ -77,6 +77,11 @@ class Task(_Model):
     priority: Whole = 0
     max_wait_s: Seconds | None = None
     max_runtime_s: Seconds | None = None
+    max_gpu_s: Seconds | None = None
+    max_cost: Amount | None = None
+    idle_timeout_s: Seconds | None = None
+    on_limit: Literal["", "fail", "requeue", "end"] = ""
+    deadline_s: Seconds | None = None
     warm_key: str = ""
     warmup_s: Seconds = 0.0
     warm_cpus: Amount = 1.0
@@ -99,11 +104,17 @@ class Task(_Model):
             warm_memory_bytes=self.warm_memory,
             gang=self.gang,
             retries=self.retries,
+            deadline_s=self.deadline_s,
+            max_gpu_s=self.max_gpu_s,
+            max_cost=self.max_cost,
+            idle_timeout_s=self.idle_timeout_s,
+            on_limit=self.on_limit,
         )
 
 
 class WorkloadHead(_Model):
-    """A workload without its tasks: who submits it where, when, and the files its tasks name."""
+    """A workload without its tasks: who submits it where, when, the files its tasks name, and what all of it together
+    may use. deadline_s: seconds from its submission until it should have ended."""
 
     format: Literal["egs-workload"] = "egs-workload"
     version: Literal[1] = 1
@@ -112,6 +123,10 @@ class WorkloadHead(_Model):
     tenant: str = ""
     queue: str = ""
     arrival_s: Seconds = 0.0
+    deadline_s: Seconds | None = None
+    max_runtime_s: Seconds | None = None
+    max_gpu_s: Seconds | None = None
+    max_cost: Amount | None = None
     files: tuple[File, ...] = ()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from egs_core.errors import InputError
 from egs_core.graph.analysis import find_gang_cycle, peel_sinks
-from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape
+from egs_core.graph.columns import CPU, GPU, KIND_NAMES, ON_LIMIT, Graph, Shape
 from egs_core.graph.places import join
 
 MAX_CPUS = 1_000_000
@@ -146,9 +146,13 @@ def _described(shape: Shape) -> str:
 
 def _check_options(graph: Graph, place: str) -> None:
     for task, options in graph.options.items():
-        seconds = (options.max_wait_s, options.max_runtime_s, options.warmup_s)
+        limits = (options.max_runtime_s, options.max_gpu_s, options.max_cost, options.idle_timeout_s)
+        seconds = (options.max_wait_s, options.warmup_s, options.deadline_s, *limits)
         if any(s is not None and not 0 <= s <= MAX_SECONDS for s in seconds):
             raise InputError(task_place(graph, place, task), "a limit or warm-up time is negative or not finite")
+        if options.on_limit not in ON_LIMIT:
+            problem = f"unknown on_limit {options.on_limit!r}"
+            raise InputError(task_place(graph, place, task), problem, f"one of {', '.join(ON_LIMIT[1:])}")
         if options.retries < 0 or options.warm_cpu_milli < 0 or options.warm_memory_bytes < 0:
             raise InputError(task_place(graph, place, task), "retries and warm-up resources cannot be negative")
 

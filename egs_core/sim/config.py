@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from egs_core.engine import EngineConfig
+from egs_core.engine.prices import PriceSpec
 from egs_core.engine.quota import QueueSpec
 
 
@@ -39,7 +40,7 @@ class SimConfig(msgspec.Struct, frozen=True):
     failure_rate: chance that a phase fails, at a seeded moment of it. warmup_factor scales all warm-up times.
     preempt: stop running work for lent quota and higher priorities. checkpoint_s: how often a running phase saves what
     it has done (0: never, so a stop loses all of it); restart_s: what going on after a stop costs.
-    search_placements: budget of the engine's look-ahead; 0 for none.
+    search_placements: budget of the engine's look-ahead; 0 for none. prices: for limits of cost.
     """
 
     nodes: tuple[SimNode, ...] = ()
@@ -59,3 +60,4 @@ class SimConfig(msgspec.Struct, frozen=True):
     checkpoint_s: float = 0.0
     restart_s: float = 0.0
     search_placements: int = EngineConfig().search_placements
+    prices: tuple[PriceSpec, ...] = ()

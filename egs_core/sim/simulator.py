@@ -16,10 +16,12 @@ import msgspec
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
+from egs_core.engine.usage import Limits
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
 from egs_core.sim.config import Durations, SimConfig, SimNode
+from egs_core.sim.outcome import late_s, over_limit
 from egs_core.sim.trace import Trace, merge_phases, prepared
 
 __all__ = ["Estimator", "SimResult", "Simulation", "merge_phases", "simulate"]
@@ -34,7 +36,8 @@ workload's phases: number, median, 95th percentile. Told of every phase that suc
 
 class SimResult(msgspec.Struct):
     """makespan_s: first submission to last end. jct_s: by workload, in the order given. wall_s: real seconds that the
-    engine and the loop took from the first event to the last. phases: phases that ended."""
+    engine and the loop took from the first event to the last. phases: phases that ended. over_limit: tasks and
+    workloads that have reached a limit, and which; late_s: by how much they missed their deadlines."""
 
     makespan_s: float
     jct_s: list[float]
@@ -42,6 +45,8 @@ class SimResult(msgspec.Struct):
     wall_s: float
     records: list[r.Record]
     failed: list[str]
+    over_limit: dict[str, str] = {}
+    late_s: dict[str, float] = {}
 
     @property
     def phases_per_s(self) -> float:
@@ -131,7 +136,9 @@ class Simulation:
         jct = [self._ended_at.get(i, w.arrival_s) - w.arrival_s for i, w in enumerate(self.workloads)]
         failed = [w.id for w in self.state.workloads if w.failed]
         makespan = max(self.last_end - first, 0.0)
-        return SimResult(makespan, jct, self.phases, self.wall_s, self.records, failed)
+        late = late_s(self.state, lambda w: self._ended_at.get(self._submitted[w], self.now), self.ended_at)
+        stopped = over_limit(self.state)
+        return SimResult(makespan, jct, self.phases, self.wall_s, self.records, failed, stopped, late)
 
     def advance(self, until: float) -> bool:
         """Handle every event up to this time; whether any are left."""
@@ -169,6 +176,8 @@ class Simulation:
                 self._log.node(event, 0.0)
         if config.queues:
             self._send(m.QueuesChanged(config.queues), 0.0)
+        if config.prices:
+            self._send(m.PricesChanged(config.prices), 0.0)
         for number, workload in enumerate(self.workloads):
             self._schedule(workload.arrival_s, m.WorkloadSubmitted(str(number)))
 
@@ -192,13 +201,31 @@ class Simulation:
         due = self.engine.next_wakeup()
         if due is not None and due <= now:
             self._send(event, now)
+            self._note_ends(now)
+
+    def _note_ends(self, now: float) -> None:
+        """Workloads that end without the end of a phase: a limit was reached while all of their tasks waited."""
+        for number in self.state.workload_meters:
+            place = self._submitted[number]
+            if not self.state.workloads[number].open_tasks and place not in self._ended_at:
+                self._ended_at[place] = now
+                if self._log:
+                    self._log.workload_ended(number, now)
 
     def _submit(self, event: m.Event, now: float) -> None:
         """`event` carries the workload's place in the list; the engine is told its id."""
         assert isinstance(event, m.WorkloadSubmitted)
         index = int(event.workload)
         given = self.workloads[index]
-        submitted = m.WorkloadSubmitted(self.ids[index], given.name, given.tenant, given.queue)
+        limits = Limits(given.max_runtime_s, given.max_gpu_s, given.max_cost)
+        submitted = m.WorkloadSubmitted(
+            self.ids[index],
+            given.name,
+            given.tenant,
+            given.queue,
+            given.deadline_s,
+            None if limits.is_none else limits,
+        )
         self._submitted.append(index)
         self._send(submitted, now)
         tasks, believed = self._believed(given, submitted.workload)
@@ -300,7 +327,8 @@ class Simulation:
             elif isinstance(decision, m.DropPreload):
                 self._drop_preload(decision.task, now)
             elif isinstance(decision, m.Stop):
-                self._schedule(now, m.PhaseEnded(decision.phase, decision.attempt, "preempted"))
+                outcome = "preempted" if decision.requeue else "aborted"
+                self._schedule(now, m.PhaseEnded(decision.phase, decision.attempt, outcome))
 
     def _start(self, grant: m.Grant, now: float) -> list[m.Decision]:
         phase, task = grant.phase, grant.task

@@ -13,8 +13,10 @@ import msgspec
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.lifecycle import ENDED, GRANTED, RUNNING, WARMING
+from egs_core.engine.prices import PriceSpec, price_of
 from egs_core.engine.quota import NOTHING, Amounts, QueueSpec
-from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.engine.usage import FAIL, REQUEUE, Limits
+from egs_core.graph.columns import CPU, GPU, ON_LIMIT, Graph, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench
 
 DRAIN_LIMIT = 3000
@@ -55,14 +57,36 @@ class World:
         self.nodes = {node.node: node for node in nodes}
         self.numbers = Numbers(numbers)
         self.blocks = 0
+        self.spent: dict[int, tuple[float, float]] = {}  # workload -> GPU seconds and cost, counted event by event
         for node in nodes:
             self.send(node)
 
     def send(self, event: m.Event) -> None:
+        self._count(self.bench.now - self.bench.state.now)
         decisions = self.bench.send(event)
+        self._check_counts()
         if self.twin is not None:
             assert self.twin.handle(event, self.bench.now) == decisions, "the restored engine decides otherwise"
             assert self.twin.next_wakeup() == self.bench.engine.next_wakeup()
+
+    def _count(self, passed_s: float) -> None:
+        """What running phases have used since the last event, by hand."""
+        state = self.bench.state
+        for phase, lease in state.leases.items():
+            if state.status[phase] == RUNNING:
+                number = state.task_workload[state.task_of[phase]]
+                gpu_s, cost = self.spent.get(number, (0.0, 0.0))
+                gpus = lease.gpu_milli * len(lease.devices) / 1000
+                self.spent[number] = gpu_s + gpus * passed_s, cost + price_of(state, phase) * passed_s
+
+    def _check_counts(self) -> None:
+        """The meters of the workloads say the same."""
+        state = self.bench.state
+        for number, meter in state.workload_meters.items():
+            _, gpu_s, cost = meter.used_at(state.now)
+            counted = self.spent.get(number, (0.0, 0.0))
+            assert abs(gpu_s - counted[0]) < 1e-6, f"workload {number}: {gpu_s} GPU seconds, counted {counted[0]}"
+            assert abs(cost - counted[1]) < 1e-6, f"workload {number}: cost {cost}, counted {counted[1]}"
 
     def restore_twin(self) -> None:
         """From here on a second engine, restored from a snapshot, gets the same events."""
@@ -83,6 +107,7 @@ class World:
             self._capacity,
             self._estimate,
             self._queues,
+            self._uses,
         ]
         while not self.numbers.are_over:
             actions[self.numbers.below(len(actions))]()
@@ -112,7 +137,9 @@ class World:
         state = self.bench.state
         workload = f"w{self.numbers.below(3)}"
         if workload not in state.workload_numbers:
-            self.send(m.WorkloadSubmitted(workload, queue=f"q{self.numbers.below(3)}"))
+            queue, limits = f"q{self.numbers.below(3)}", self._limits() if not self.numbers.below(3) else None
+            deadline_s = (None, None, 8.0)[self.numbers.below(3)]
+            self.send(m.WorkloadSubmitted(workload, queue=queue, deadline_s=deadline_s, limits=limits))
         known = len(state.workloads[state.workload_number(workload)].numbers)
         self.send(m.TasksAdded(workload, self._block(known)))
 
@@ -130,7 +157,14 @@ class World:
 
     def _add_gang(self, graph: Graph, known: int) -> None:
         """Two tasks that start together; small enough for the first node, and waiting for earlier blocks only."""
-        gang = TaskOptions(gang=f"g{self.blocks}", retries=self.numbers.below(2), priority=self.numbers.below(2))
+        most, then = (None, None, None, 4.0)[self.numbers.below(4)], (FAIL, REQUEUE)[self.numbers.below(2)]
+        gang = TaskOptions(
+            gang=f"g{self.blocks}",
+            retries=self.numbers.below(2),
+            priority=self.numbers.below(2),
+            max_runtime_s=most,
+            on_limit=then,
+        )
         for i in range(2):
             parents = {self.numbers.below(known) for _ in range(self.numbers.below(3)) if known}
             shapes = [_SMALL[self.numbers.below(len(_SMALL))] for _ in range(1 + self.numbers.below(2))]
@@ -152,7 +186,27 @@ class World:
             warm_key=("", "k1", "k2", "k3")[self.numbers.below(4)],
             warmup_s=(0.0, 0.5, 2.0)[self.numbers.below(3)],
             retries=self.numbers.below(2),
+            max_runtime_s=(None, None, None, None, 0.0, 3.0)[self.numbers.below(6)],
+            max_gpu_s=(None, None, 1.5)[self.numbers.below(3)],
+            max_cost=(None, None, 1.0)[self.numbers.below(3)],
+            idle_timeout_s=(None, None, 1.5)[self.numbers.below(3)],
+            on_limit=ON_LIMIT[self.numbers.below(4)],
+            deadline_s=(None, None, 0.0, 6.0)[self.numbers.below(4)],
         )
+
+    def _limits(self) -> Limits:
+        return Limits(
+            (None, 20.0)[self.numbers.below(2)], (None, 8.0)[self.numbers.below(2)], (None, 9.0)[self.numbers.below(2)]
+        )
+
+    def _uses(self) -> None:
+        """Other prices, or a sign of life."""
+        state, hour = self.bench.state, (0.0, 900.0, 3600.0)[self.numbers.below(3)]
+        if self.numbers.below(2) and state.leases:
+            task = state.task_of[sorted(state.leases)[self.numbers.below(len(state.leases))]]
+            self.send(m.Activity(task, state.attempt[task]))
+        else:
+            self.send(m.PricesChanged((PriceSpec("", hour, hour / 10), PriceSpec("other", 1.0, 1.0))))
 
     def _pass_time(self) -> None:
         due = self.bench.engine.next_wakeup()
@@ -190,7 +244,16 @@ class World:
         """Another configuration; each queue alone could run whatever a world makes."""
         cohort, limit = ("", "lab")[self.numbers.below(2)], (NOTHING, (1000, 1000, 1 << 30))[self.numbers.below(2)]
         enough: Amounts = (4000, 2000, 2 << 30)
-        specs = [QueueSpec(f"q{i}", cohort, enough, limit, limit) for i in range(self.numbers.below(4))]
+        limits = (
+            Limits(max_runtime_s=6.0, on_limit=ON_LIMIT[1 + self.numbers.below(3)])
+            if not self.numbers.below(3)
+            else None
+        )
+        due = (None, None, 15.0)[self.numbers.below(3)]
+        specs = [
+            QueueSpec(f"q{i}", cohort, enough, limit, limit, limits=limits, deadline_s=due)
+            for i in range(self.numbers.below(4))
+        ]
         self.send(m.QueuesChanged(tuple(specs)))
 
     def _estimate(self) -> None:

@@ -40,6 +40,9 @@ HAPPENS = {
     "preempted for priority",
     "paused",
     "queues changed",
+    "over limit, then fail",
+    "over limit, then requeue",
+    "over limit, then end",
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from egs_core.driver.journal import recover
 from egs_core.engine import Engine
 from egs_core.engine.lifecycle import ENDED, SKIPPED, STATUS_NAMES, SUCCEEDED
+from egs_core.engine.usage import is_over_limit
 from egs_core.errors import InputError
 from egs_core.testing.engine_bench import canonical
 from egs_core.testing.fault_sim.ledger import ClaimBroken
@@ -73,6 +74,9 @@ def success_is_real(world: World, engine: Engine) -> None:
     for task, name in enumerate(state.task_ids):
         if name in world.history:
             continue
+        if task in state.over_limit:
+            limit_was_reached(world, engine, task)
+            continue
         statuses = {state.status[p] for p in state.phases_of(task)}
         count = state.first_phase[task + 1] - state.first_phase[task]
         if statuses == {SUCCEEDED}:
@@ -86,6 +90,15 @@ def success_is_real(world: World, engine: Engine) -> None:
             raise ClaimBroken(LOST, f"{name} was given up ({labels}) without a reason")
 
 
+def limit_was_reached(world: World, engine: Engine, task: int) -> None:
+    """What a limit has ended, or another of its gang, had a limit and ran at the outside in that attempt."""
+    state = engine.state
+    members = state.gangs[state.gang_of[task]].members if task in state.gang_of else [task]
+    ran = {(name, attempt) for name, attempt, _ in world.ledger.outcomes}
+    if not any(state.options_of(t).is_limited and (state.task_ids[t], state.attempt[t]) in ran for t in members):
+        raise ClaimBroken(TRUE, f"{state.task_ids[task]} was ended without reason: {state.over_limit[task]}")
+
+
 def _has_reason(world: World, engine: Engine, task: int) -> bool:
     """Its own, or that of another member of its gang."""
     state = engine.state
@@ -96,7 +109,7 @@ def _has_reason(world: World, engine: Engine, task: int) -> bool:
 def _has_own_reason(world: World, engine: Engine, task: int) -> bool:
     state, ledger = engine.state, world.ledger
     name, workload = state.task_ids[task], state.workloads[state.task_workload[task]].id
-    if name in ledger.abort_asked or workload in ledger.closed:
+    if name in ledger.abort_asked or workload in ledger.closed or is_over_limit(state, task):
         return True
     if any(not state.is_done(parent) for parent in state.parents[task]):
         return True

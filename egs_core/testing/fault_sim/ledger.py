@@ -65,7 +65,8 @@ class Ledger:
     outcomes: (task id, attempt, phase index) -> how it ended at the outside ("" while it runs); done: tasks that ended
     well; finished: (task id, attempt) that took no more phases; skipped,
     abort_asked: ids for which that was asked; aborted: and acknowledged; closed: workloads asked to abort;
-    paused: by what was paused, the ids that this holds, from its acknowledgement until its end is asked for.
+    paused: by what was paused, the ids that this holds, from its acknowledgement until its end is asked for;
+    boxed: tasks that a limit ends well, once they have stopped.
     """
 
     def __init__(self, queues: Sequence[QueueSpec] = ()) -> None:
@@ -79,6 +80,7 @@ class Ledger:
         self.abort_asked: set[str] = set()
         self.closed: set[str] = set()
         self.paused: dict[str, set[str]] = {}
+        self.boxed: set[str] = set()
         self.latest: dict[str, int] = {}
         self.places: dict[tuple[str, int], tuple[str, int]] = {}
 
@@ -189,7 +191,8 @@ class Ledger:
         return sum(j.cpu_milli for j in jobs), gpu_milli, sum(j.memory_bytes for j in jobs)
 
     def _check_order(self, job: Job, node: str, boot: int) -> None:
-        open_parents = [p for p in job.parents if p not in self.done and p not in self.skipped]
+        over = self.done | self.skipped | (self.boxed - {live.job.task_id for live in self.live.values()})
+        open_parents = [p for p in job.parents if p not in over]
         if open_parents and job.index == 0:
             raise ClaimBroken("order is kept", f"{job.name} starts before {', '.join(open_parents)} ended well")
         if job.index and self.outcomes.get((job.task_id, job.attempt, job.index - 1)) != SUCCEEDED:

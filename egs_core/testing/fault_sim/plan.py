@@ -10,7 +10,7 @@ import msgspec
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.quota import NO_LIMIT, NOTHING, Amounts, QueueSpec
-from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.graph.columns import CPU, GPU, ON_LIMIT, Graph, Shape, TaskOptions
 
 GIB = 1 << 30
 SHAPES = (
@@ -96,7 +96,7 @@ def draw(seed: int) -> Plan:
     """The plan of a seed: the same in every process."""
     rng = random.Random(seed)
     calm_at = rng.uniform(*CHAOS_S)
-    submissions = _draw_work(rng, calm_at)
+    submissions = with_limits(random.Random(f"{seed} limits"), _draw_work(rng, calm_at))
     plan = Plan(
         seed,
         EngineConfig(
@@ -227,6 +227,23 @@ def _draw_options(rng: random.Random) -> TaskOptions | None:
         warmup_s=rng.choice((0.0, 0.5, 2.0)),
         retries=rng.randrange(3),
     )
+
+
+def with_limits(rng: random.Random, submissions: list[Submission]) -> list[Submission]:
+    """In one seed of four some tasks are limited; numbers of their own, so that the rest of the plan stays as it is."""
+    if rng.random() < 0.75:
+        return submissions
+    for submission in submissions:
+        graph = submission.graph
+        for task in range(graph.n_tasks):
+            if rng.random() < 0.5:
+                limits = {
+                    "max_runtime_s": rng.choice((None, 1.0, 3.0)),
+                    "max_gpu_s": rng.choice((None, 2.0)),
+                    "on_limit": rng.choice(ON_LIMIT),
+                }
+                graph.options[task] = msgspec.structs.replace(graph.options_of(task), **limits)
+    return submissions
 
 
 def _draw_wishes(rng: random.Random, submissions: Sequence[Submission], calm_at: float) -> list[Wish]:

@@ -15,6 +15,7 @@ from egs_core.driver.journal import Journal
 from egs_core.driver.reconcile import events_of, open_questions, strays
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
+from egs_core.engine.usage import END, is_over_limit
 from egs_core.testing.fault_sim import wire as w
 from egs_core.testing.fault_sim.disk import Crash
 from egs_core.testing.fault_sim.ledger import Job
@@ -208,12 +209,19 @@ class Shell:
             seconds = 0.0 if decision.reuse else self.state.options_of(decision.task).warmup_s
             self._command(decision.node, w.Warm(decision.id, decision.task, seconds))
         elif isinstance(decision, m.Stop):
-            world.counts["preempted for " + decision.reason.rpartition(": ")[2] if decision.grace_s else "stopped"] += 1
+            if is_over_limit(self.state, decision.task):
+                world.counts["over limit, then " + self.state.over_limit[decision.task].then] += 1
+            elif decision.grace_s:
+                world.counts["preempted for " + decision.reason.rpartition(": ")[2]] += 1
+            else:
+                world.counts["stopped"] += 1
             self._stop(self._places[decision.task], decision.task, decision.attempt, decision.phase)
 
     def _grant(self, grant: m.Grant) -> None:
         world = self._world
         world.ledger.grant(self.state.task_ids[grant.task])
+        over_limit = self.state.over_limit
+        world.ledger.boxed |= {self.state.task_ids[task] for task, over in over_limit.items() if over.then == END}
         self._places[grant.task] = grant.node
         if not world.workers[grant.node].is_up and world.rng.random() < 0.5:
             self.handle(m.DecisionRejected(grant.id, "connection refused"))  # at once, within the performer

@@ -214,13 +214,15 @@ def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float
 
 def _task_options(hints: TaskHints) -> TaskOptions:
     """What the engine is told. Not the gang: this adapter cannot start tasks together yet, and one that is larger than
-    the cluster would wait for ever where Ray alone runs its tasks one by one."""
+    the cluster would wait for ever where Ray alone runs its tasks one by one. Nor max_cost: Ray knows no prices."""
     key = warm_key(hints)
     return TaskOptions(
         stage=hints.stage,
         priority=hints.priority,
         max_wait_s=hints.max_wait_s,
         max_runtime_s=hints.max_runtime_s,
+        max_gpu_s=hints.max_gpu_s,
+        deadline_s=hints.deadline_s,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
         warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead

@@ -7,6 +7,7 @@ import pickle
 import ray
 
 from egs_core.engine import messages as m
+from egs_core.engine.usage import is_over_limit
 from egs_ray.endings import Endings
 from egs_ray.phases import Phases
 from egs_ray.shared import Shared
@@ -38,7 +39,7 @@ class Decisions:
         elif isinstance(decision, m.DropPreload):
             self._drop(job, now)
         elif isinstance(decision, m.Stop):
-            self._stop(job)
+            self._stop(job, decision)
 
     def _preload(self, job: Job, decision: m.Preload, now: float) -> None:
         if job.way is not Way.SHELL or job.env in self._shared.native_envs:
@@ -76,9 +77,11 @@ class Decisions:
         self._shared.records.preload_ended(job.number, "unused", now)
         self._submissions.leave_shell(job)
 
-    def _stop(self, job: Job) -> None:
-        """The engine waits for the end of this job's phase."""
+    def _stop(self, job: Job, stop: m.Stop) -> None:
+        """The engine waits for the end of this job's phase. Ray has no grace: a task is cancelled at once."""
         job.aborted = True
+        if is_over_limit(self._shared.engine.state, job.number):
+            job.over_limit = stop.reason
         if job.ref is not None:
             ray.cancel(first_of(job.ref), force=True)
         elif job.grant is not None:  # granted, but not yet submitted

@@ -92,7 +92,11 @@ class Endings:
 
     def _failed(self, job: Job, error: BaseException) -> None:
         job.failed = True
-        job.run.failure = job.run.failure if job.run.failure is not None else job.ref
+        if job.over_limit and job.run.failure is None:
+            task = job.run.converted.graph.ids[job.index]
+            job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.over_limit}")
+        elif job.run.error is None:
+            job.run.failure = job.run.failure if job.run.failure is not None else job.ref
         self._phases.give_back(job)
         grant, job.grant = job.grant, None
         aborted = job.aborted or isinstance(error, ray.exceptions.TaskCancelledError)

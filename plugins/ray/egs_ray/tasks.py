@@ -68,6 +68,7 @@ class Job(msgspec.Struct, eq=False):
     failed: bool = False
     life: str = ""  # of the shell that said hello last: it tells a retry from the try before
     aborted: bool = False  # its end was asked for
+    over_limit: str = ""  # because of this limit
     is_open: bool = False  # it is on its own: EGS could not get its resources for it
     lost_leases: int = 0
     submitted_at: float = 0.0

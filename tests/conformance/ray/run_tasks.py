@@ -50,6 +50,14 @@ def session(folder: Path, **options: Any) -> Iterator[Session]:
         yield made
 
 
+@ray.remote(num_gpus=1, max_retries=2)
+@egs.task(max_runtime="1s")
+def endless(folder: str, name: str, _before: None = None) -> None:
+    """Notes its process and never ends by itself within a test."""
+    Path(folder, f"{name}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
 def signal_to(folder: str, name: str) -> None:
     Path(folder, name).touch()
 

@@ -260,3 +260,20 @@ def test_a_broken_history_is_an_error(file: str, tmp_path: Path, capsys: pytest.
     args = ["simulate", file, *CLUSTER, "--durations", "predicted", "--history", str(broken)]
     assert run(args) == 2
     assert str(broken) in capsys.readouterr().err
+
+
+def test_simulate_shows_limits_and_missed_deadlines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prices make a limit of cost; the JSON and the table name what was stopped and what was late."""
+    tasks = [{"id": "a", "phases": [{"kind": "gpu", "gpus": 1, "duration_s": 100.0}], "max_cost": 20.0}]
+    path = write(tmp_path / "dear.json", tasks, deadline_s=15.0)
+    args = ["simulate", path, "--cpus", "2", "--gpus", "1", "--gpu-price", "3600"]
+    out = printed(capsys, *args)
+    assert (out["makespan_s"], out["failed"]) == (20.0, ["dear"])
+    assert out["over_limit"] == {"dear/a": "over its limit of 20 in cost"}
+    assert out["late_s"] == {"dear": 5.0}
+    assert run(args) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "stopped: dear/a over its limit of 20 in cost" in text
+    assert "late: dear 5.0 s under egs" in text
+    assert run([*args, "--cpu-price", "-1"]) == 2
+    assert "--cpu-price" in capsys.readouterr().err

@@ -97,6 +97,9 @@ BAD: list[tuple[str, object]] = [
     ("preload", ["torch"]),
     ("preload", 5),
     ("max_runtime", "soon"),
+    ("max_gpu_time", -1),
+    ("max_cost", "5"),
+    ("deadline", "tomorrow"),
     ("max_wait", -1),
     ("priority", 1.5),
     ("gang", 3),
@@ -115,6 +118,13 @@ def test_bad_hints_name_function_and_argument(argument: str, value: object) -> N
     hints: dict[str, Any] = {argument: value}
     with pytest.raises(InputError, match=rf"@egs\.task on .*train: {argument}"):
         egs.task(**hints)(fresh())
+
+
+def test_limits_and_deadline_in_plain_units() -> None:
+    """Spans in seconds, a cost as it is."""
+    hints = hints_of(egs.task(max_runtime="2h", max_gpu_time="90m", max_cost=2.5, deadline="1d")(fresh()))
+    assert hints is not None
+    assert (hints.max_runtime_s, hints.max_gpu_s, hints.max_cost, hints.deadline_s) == (7200.0, 5400.0, 2.5, 86400.0)
 
 
 def test_a_function_that_was_refused_has_no_hints() -> None:

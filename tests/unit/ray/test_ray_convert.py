@@ -132,6 +132,17 @@ def test_hints_give_phases_and_options() -> None:
     assert options.warmup_s > 0
 
 
+def test_limits_that_ray_can_keep_are_passed_on() -> None:
+    """GPU time and deadline; not a cost, for there are no prices, and a limit that never acts would be a lie."""
+
+    @egs.task(max_gpu_time="1h", deadline="2h", max_cost=5)
+    def train() -> None:
+        """Nothing."""
+
+    options = convert(ray.remote(train).bind()).graph.options_of(0)
+    assert (options.max_gpu_s, options.deadline_s, options.max_cost) == (3600.0, 7200.0, None)
+
+
 def test_a_gang_hint_does_not_hold_tasks_up() -> None:
     """Members that wait for each other run one by one on Ray alone; EGS on Ray cannot start them together, so it does
     not ask for that, which such members would wait for in vain."""
