@@ -2,6 +2,8 @@
 
     scale     a large WfFormat file to a ranked plan: seconds and memory
     rate      phases taken from ready to ended per second, beside dask's scheduler state and a bare list scheduler
+    throughput  phases a second from 1,000 to 1,000,000 tasks, and with 100,000 queued for 1,000 devices; memory a task
+    streams   DAGs that arrive at random: completion times by policy, beside other orders (EGS_DATA names the workflows)
     cold      what splitting, preloading and ordering bring on workflows with synthetic GPU phases, simulated
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
@@ -40,7 +42,20 @@ from benchmarks.demo import VARIANTS
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PACKAGES = ("egs-core", "egs-ray", "ray", "numpy", "msgspec", "distributed", "pandas", "scikit-learn")
-SUITES = ("scale", "rate", "cold", "preload", "gpu_jobs", "submit", "dags", "predictors", "packing", "demo")
+SUITES = (
+    "scale",
+    "rate",
+    "cold",
+    "preload",
+    "gpu_jobs",
+    "submit",
+    "dags",
+    "predictors",
+    "packing",
+    "throughput",
+    "streams",
+    "demo",
+)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -59,6 +74,12 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["benchmarks/scale.py", "--tasks", str(tasks)] for tasks in sizes]
     if suite == "rate":
         return [["-m", "benchmarks.rate", "--json", *(("--rounds", "1") if quick else ())]]
+    if suite == "throughput":
+        less = ["--sizes", "1000,10000", "--tasks", "20000", "--workloads", "40", "--rounds", "1"] if quick else []
+        return [["-m", "benchmarks.throughput", "--json", "-", *less, *_plot("throughput")]]
+    if suite == "streams":
+        less = ["--seeds", "2", "--length", "40"] if quick else []
+        return [["-m", "benchmarks.streams", "--json", "-", *less, *_plot("streams")]]
     if suite == "cold":
         small = ("--workloads", "15", "--loads", "1.2") if quick else ()
         drawn = ("--plot", str(OUT / "cold_starts.png")) if find_spec("matplotlib") else ()

@@ -138,6 +138,8 @@ class Engine:
             self._look_ahead.after(event)
         if state.is_metered:
             self._limits.enforce(now)
+        if self.policy.work_left is not None:
+            self._reorder_workloads(event)
         if state.retry_at:
             self._readiness.retry_held(now)
         if self._queue.deadlines:
@@ -190,6 +192,7 @@ class Engine:
     def validate_state(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         validate_state(self.state)
+        self._queue.free.validate()
         gathered = {p for phases in self._queue.arrived.values() for p in phases}
         queued, cold = set(self._queue.keys) | gathered, {self.state.cursor[t] for t in self._processes.cold_wait}
         ready = {p for p, status in enumerate(self.state.status) if status == READY}
@@ -215,12 +218,12 @@ class Engine:
             if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
                 self._restarts.lost_between(task, now)
             return
-        self._readiness.freed()
         is_last = phase + 1 == state.first_phase[task + 1]
         if task in state.recalled and not (status == SUCCEEDED and is_last):
             status = PREEMPTED
         if state.over_limit:
             status = self._limits.outcome(task, status)
+        self._readiness.freed(state.leases[phase].node if status == SUCCEEDED else None)
         freed = self._do.end(phase, status)
         if status != SUCCEEDED:
             self._restarts.after_failure(task, status, now)
@@ -388,6 +391,12 @@ class Engine:
         self._processes.rekey(changed)
         self._processes.is_wanted = True
 
+    def _reorder_workloads(self, event: m.Event | None) -> None:
+        """Some workloads are so much nearer to their end, or farther from it, that they change places."""
+        counted = self.policy.work_left
+        for workload in counted.after(self.state, event) if counted is not None else ():
+            self._reorder(self.state.workloads[workload].numbers)
+
     def _rebuild(self) -> None:
         """Queues and sets follow from the state; needed after a restore."""
         state = self.state
@@ -401,4 +410,5 @@ class Engine:
             if status == READY:
                 self._readiness.enqueue(phase)
         self._limits.rebuild()
+        self._reorder_workloads(None)
         self._processes.is_wanted = False

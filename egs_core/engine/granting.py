@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from egs_core.engine import messages as m
 from egs_core.engine import quota
 from egs_core.engine.capacity import WHOLE_DEVICE, Reservation
+from egs_core.engine.heads import ANY, PROCESS, ClassId
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
 from egs_core.engine.locality import CANDIDATES, TRANSFER_TERM, select_reader
@@ -14,7 +15,7 @@ from egs_core.engine.packer import Packer
 from egs_core.engine.placement import Place, select_place
 from egs_core.engine.policy import PATH_TERM, Key
 from egs_core.engine.processes import Processes
-from egs_core.engine.queue import ANY, GANG, PROCESS, ClassId, ReadyQueue
+from egs_core.engine.queue import GANG, ReadyQueue
 from egs_core.engine.reservation import (
     MOST_RESERVATIONS,
     find_reservation,
@@ -45,6 +46,7 @@ class Granting:
     def run(self) -> None:
         """Grant until nothing fits within quotas, devices and what is reserved."""
         queue, state = self._queue, self._state
+        queue.free.refresh()
         self._drop_reservations()
         if state.reservations:
             self._grant_reserved()
@@ -68,6 +70,9 @@ class Granting:
             passed.add(class_id)
             self.blocked.append((phase, tuple(phases), class_id[3]))
             is_gang = class_id[2][:1] == (GANG,)
+            room = queue.room_of(class_id, key)
+            if is_within and room is not None and not queue.preempts:  # who may preempt must be among the blocked
+                queue.free.found_none(room)
             if is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, is_gang)):
                 self._reserve(phase, phases)
             elif not is_gang and PROCESS not in class_id[2]:
@@ -118,7 +123,9 @@ class Granting:
         def may_take(place: Place) -> bool:
             return keeps_reservations(state, phases, (place,), state.now)
 
-        place = select_place(state, phases[0], may_take if state.reservations else None, self._packs)
+        keeps = bool(state.reservations) or state.task_of[phases[0]] in state.reads
+        numbers = self._queue.free.worth_a_look(phases[0], class_id, self._packs, keeps)
+        place = select_place(state, phases[0], may_take if state.reservations else None, self._packs, numbers)
         return None if place is None else (place,)
 
     def _must_reserve(self, key: Key, phases: Sequence[int], is_gang: bool) -> bool:
@@ -184,6 +191,7 @@ class Granting:
         self._processes.is_wanted = True
         decision = state.next_decision
         self._do.grant(phase, decision, node, devices, bool(warm))
+        self._queue.free.taken(node)
         self._issuer.out.append(
             m.Grant(decision, phase, task, state.attempt[task], state.nodes[node].name, devices, reason, warm)
         )

@@ -42,8 +42,10 @@ def lacking(node: Node, shape: Shape) -> str:
         return "cpus"
     if shape.memory_bytes > node.free_memory and shape.memory_bytes and node.memory_bytes != UNTRACKED:
         return "memory"
-    if shape.gpu_milli and select_devices(node, shape) is None:
-        return "gpus"
+    if shape.gpu_milli:
+        most = max(node.devices, default=0)  # tells most full nodes, without a list of what is usable
+        if most < min(shape.gpu_milli, WHOLE_DEVICE) or select_devices(node, shape) is None:
+            return "gpus"
     return ""
 
 
@@ -63,9 +65,14 @@ def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
 
 
 def select_place(
-    state: State, phase: int, may_take: Callable[[Place], bool] | None = None, packer: Packer | None = None
+    state: State,
+    phase: int,
+    may_take: Callable[[Place], bool] | None = None,
+    packer: Packer | None = None,
+    numbers: Iterable[int] | None = None,
 ) -> Place | None:
-    """Node and devices for the phase now, or None. may_take: asked for each place where it fits.
+    """Node and devices for the phase now, or None. may_take: asked for each place where it fits. numbers: the nodes to
+    look at, where others are known not to be the answer.
 
     Where it can begin its work first, if it reads files of others (`locality`); where its warm process waits, or one is
     idle; then for a task that begins on CPUs and will want a device beside its process the least `crowd`; then nodes
@@ -80,7 +87,8 @@ def select_place(
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
     spreads = not is_plain and phase == state.first_phase[task] and wants_device_later(state, task)
     best, best_score = None, None
-    for number in range(len(state.nodes)) if is_plain else possible_nodes(state, phase):
+    possible = range(len(state.nodes)) if is_plain else possible_nodes(state, phase)
+    for number in possible if numbers is None else numbers:
         node = state.nodes[number]
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue

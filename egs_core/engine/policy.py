@@ -9,6 +9,7 @@ carries. Everything ends in `ready_order`, so ties are broken by who became read
     heft                upward_rank, ready_order
     airflow-downstream  downstream_weight, ready_order
     random              random, ready_order
+    least-work          as egs, with the work left of the workload before the remaining path (`work_left`)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 from egs_core.engine.deadlines import NO_DEADLINE
 from egs_core.engine.lifecycle import WARM
 from egs_core.engine.state import State
+from egs_core.engine.work_left import WorkLeft
 
 
 class Term(Protocol):
@@ -153,7 +155,7 @@ class Policy(msgspec.Struct, frozen=True):
     before a longer path for files that it need not fetch (`locality`).
 
     whole_graph: a term depends on more than the task, its children and its rank. fused: all terms in one function,
-    for the hot path; a test holds it against the terms.
+    for the hot path; a test holds it against the terms. work_left: the term of that kind, which counts events.
     """
 
     name: str
@@ -163,6 +165,7 @@ class Policy(msgspec.Struct, frozen=True):
     weighs_transfers: bool = False
     whole_graph: bool = False
     fused: Callable[[State, int], Key] | None = None
+    work_left: WorkLeft | None = None
 
     @property
     def term_names(self) -> tuple[str, ...]:
@@ -195,6 +198,13 @@ EGS = Policy("egs", EGS_TERMS, ages=True, looks_ahead=True, weighs_transfers=Tru
 OVERDUE_TERM = EGS_TERMS.index(overdue)  # the deadline term follows it
 PATH_TERM = EGS_TERMS.index(remaining_path)
 
+
+def least_work(_seed: int) -> Policy:
+    """The workload that is nearest to its end first: for the mean completion time where many wait."""
+    term = WorkLeft(mean_s)
+    return Policy("least-work", (*EGS_TERMS[:3], term, *EGS_TERMS[3:]), ages=True, work_left=term)
+
+
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "egs": lambda _: EGS,
     "fifo": lambda _: Policy("fifo", (ready_order,)),
@@ -202,6 +212,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "heft": lambda _: Policy("heft", (upward_rank, ready_order)),
     "airflow-downstream": lambda _: Policy("airflow-downstream", (DownstreamWeight(), ready_order), whole_graph=True),
     "random": lambda seed: Policy("random", (seeded_random(seed), ready_order)),
+    "least-work": least_work,
 }
 
 

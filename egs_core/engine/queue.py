@@ -23,16 +23,15 @@ from collections.abc import Iterable
 
 from egs_core.engine import quota
 from egs_core.engine.deadlines import NO_DEADLINE, Urgency
+from egs_core.engine.free_index import FreeIndex
 from egs_core.engine.gangs import index_of, missing_members
+from egs_core.engine.heads import ANY, PROCESS, ClassId, Head, Heads, Room
 from egs_core.engine.policy import OVERDUE_TERM, Key, Policy
 from egs_core.engine.state import State
 from egs_core.graph.columns import Shape
 
-ClassId = tuple[int, int, tuple[int, ...], int]
 Standing = tuple[bool, float]
 Entry = tuple[Key, int]
-ANY = -1
-PROCESS = -1
 GANG = -2
 SAME_STANDING: Standing = (False, 0.0)
 QUEUE_TERMS = ("nominal_quota", "fair_share")
@@ -53,6 +52,8 @@ class ReadyQueue:
         self._names = policy.term_names
         self._default_max_wait_s = default_max_wait_s
         self._heaps: dict[ClassId, list[Entry]] = {}
+        self.heads = Heads(self.room_of)
+        self.free = FreeIndex(state, self.heads)
         self.deadlines: list[tuple[float, int, int]] = []  # heap of (time, phase, order) of phases that age
         self._urgency = Urgency(state, self.keys, self.members)
         self._capacity: quota.Amounts | None = None
@@ -89,7 +90,7 @@ class ReadyQueue:
         self.is_dirty = True  # what it had reserved is open to others
         gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
         if gang is None:
-            return self.keys.pop(phase, None) is not None
+            return self._forget_key(phase)
         was_there = phase in self.arrived.get(gang, ())
         self.arrived.get(gang, set()).discard(phase)
         self.regather(gang)
@@ -98,6 +99,7 @@ class ReadyQueue:
     def take_all(self) -> list[int]:
         """Empty the queue: every ready phase that was in it, lowest number first."""
         phases = sorted(set(self.keys).union(*self.arrived.values()))
+        self.heads.clear()
         for container in (self.keys, self._heaps, self.arrived, self.leaders, self.deadlines, self.full):
             container.clear()
         self._urgency.clear()
@@ -115,7 +117,7 @@ class ReadyQueue:
                 leader = min(p for p in arrived if index_of(self.state, p) == index)
         before = self.leaders.get(gang)
         if before is not None and before != leader:
-            self.keys.pop(self.leaders.pop(gang), None)
+            self._forget_key(self.leaders.pop(gang))
         if leader is not None and before != leader:
             self.leaders[gang] = leader
             self._enter(leader)
@@ -133,10 +135,14 @@ class ReadyQueue:
         gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
         return phase if gang is None else self.leaders.get(gang, phase)
 
-    def something_freed(self) -> None:
-        """Capacity or a process is there that was not."""
+    def something_freed(self, node: int | None = None) -> None:
+        """Capacity or a process is there that was not; on this node only, where one is named."""
         self.full.clear()
         self.is_dirty = True
+        if node is None:
+            self.free.forget()
+        else:
+            self.free.freed(node)
 
     def capacity_changed(self) -> None:
         """A node has come, gone or changed."""
@@ -146,6 +152,7 @@ class ReadyQueue:
         """Remove the first of a class, with the gang behind it."""
         phase = heapq.heappop(self._heaps[class_id])[1]
         del self.keys[phase]
+        self._settle(class_id)
         if class_id[2][:1] == (GANG,):
             gang = class_id[2][1]
             del self.leaders[gang]
@@ -177,13 +184,18 @@ class ReadyQueue:
             self._push(phase, overdue_key(key, self.state.order[phase]) if self.is_overdue(old) else (*key,))
 
     def _push(self, phase: int, key: Key) -> None:
+        old = self.keys.get(phase)
         self.keys[phase] = key
+        if old is not None:
+            self._settle_without(phase, old)
         self.is_dirty = True
         class_id = self.class_of(phase)
         heap = self._heaps.get(class_id)
         if heap is None:
             heap = self._heaps[class_id] = []
         heapq.heappush(heap, (key, phase))
+        if heap[0][0] is key:
+            self.heads.put(class_id, key, phase)
         if heap[0][1] == phase and (self.preempts or self.state.reservations):
             self.full.discard(class_id)  # it may have rights that what waited in front of it had not
 
@@ -204,32 +216,21 @@ class ReadyQueue:
 
     # --- order ---
 
-    def front(self, passed: set[ClassId]) -> tuple[Key, int, ClassId] | None:
+    def front(self, passed: set[ClassId]) -> Head | None:
         """The first candidate over all classes that may have room: its key, phase and class."""
         if self.state.queues:
             return self._front_of_queues(passed)
-        best: Entry | None = None
-        best_id: ClassId | None = None
-        full = self.full
-        for class_id, heap in self._heaps.items():
-            if heap and class_id not in full and class_id not in passed:
-                entry = self._head(heap)
-                if entry is not None and (best is None or entry < best):
-                    best, best_id = entry, class_id
-        return None if best is None or best_id is None else (*best, best_id)
+        return self.heads.first(self.full, passed)
 
-    def _front_of_queues(self, passed: set[ClassId]) -> tuple[Key, int, ClassId] | None:
-        best: tuple[Standing, Entry] | None = None
-        best_id: ClassId | None = None
-        for class_id, heap in self._heaps.items():
-            if heap and class_id not in self.full and class_id not in passed:
-                entry = self._head(heap)
-                if entry is None:
-                    continue
-                placed = self._standing(class_id, entry[1]), entry
-                if best is None or placed < best:
-                    best, best_id = placed, class_id
-        return None if best is None or best_id is None else (*best[1], best_id)
+    def _front_of_queues(self, passed: set[ClassId]) -> Head | None:
+        best: tuple[Standing, Head] | None = None
+        for heads in self.heads.open.values():
+            for head in heads:
+                if head[2] not in self.full and head[2] not in passed:
+                    placed = self._standing(head[2], head[1]), head
+                    if best is None or placed < best:
+                        best = placed
+        return None if best is None else best[1]
 
     def _standing(self, class_id: ClassId, phase: int) -> Standing:
         """Whether the queue would borrow for this, and its fair share with it. Work without a queue goes first: nobody
@@ -246,25 +247,43 @@ class ReadyQueue:
         """What starts together with this phase needs."""
         return [self.state.shapes[self.state.shape[p]] for p in self.members(phase)]
 
-    def _head(self, heap: list[Entry]) -> Entry | None:
-        keys = self.keys
-        while heap:
-            entry = heap[0]
-            if keys.get(entry[1]) is entry[0]:
-                return entry
+    def _forget_key(self, phase: int) -> bool:
+        """Take a phase out, wherever in its heap it is; whether it was there."""
+        old = self.keys.pop(phase, None)
+        if old is not None:
+            self._settle_without(phase, old)
+        return old is not None
+
+    def _settle_without(self, phase: int, old: Key) -> None:
+        """The phase has left the place that it had with this key."""
+        class_id = self.heads.class_headed_by(phase, old)
+        if class_id is not None:
+            self._settle(class_id)
+
+    def _settle(self, class_id: ClassId) -> None:
+        """See to it that the first entry of a class counts; an empty class is forgotten."""
+        keys, heap = self.keys, self._heaps[class_id]
+        while heap and keys.get(heap[0][1]) is not heap[0][0]:
             heapq.heappop(heap)
-        return None
+        if heap:
+            self.heads.put(class_id, *heap[0])
+        else:
+            del self._heaps[class_id]
+            self.heads.drop(class_id)
+
+    def room_of(self, class_id: ClassId, key: Key) -> Room | None:
+        """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
+        that need a process, and phases that are overdue or urgent, which reserve."""
+        more = class_id[2]
+        if (more and (more[-1] == PROCESS or more[0] == GANG)) or self.is_overdue(key) or self.is_urgent(key):
+            return None
+        return class_id[:2]
 
     def deciding_term(self, key: Key, class_id: ClassId) -> str:
         """The first term in which the next in order, of those that are first in their class, is worse than this key."""
         if self.state.queues and (by_queue := self._deciding_queue(class_id)):
             return by_queue
-        following: Key | None = None
-        for heap in self._heaps.values():
-            if heap:
-                entry = self._head(heap)
-                if entry is not None and entry[0] > key and (following is None or entry[0] < following):
-                    following = entry[0]
+        following = self.heads.following(key)
         if following is None:
             return ONLY_CANDIDATE
         names = self._names
@@ -276,9 +295,7 @@ class ReadyQueue:
     def _deciding_queue(self, class_id: ClassId) -> str:
         """What put this class's queue before the next other queue; "" when there is none."""
         others = [
-            self._standing(other_id, entry[1])
-            for other_id, heap in self._heaps.items()
-            if other_id[3] != class_id[3] and heap and (entry := self._head(heap)) is not None
+            self._standing(other_id, head[1]) for other_id, head in self.heads.of.items() if other_id[3] != class_id[3]
         ]
         if not others:
             return ""

@@ -35,9 +35,9 @@ class Readiness:
             self._do.unhold(phase)
             self.enqueue(phase)
 
-    def freed(self) -> None:
-        """Something may fit now that did not before."""
-        self._queue.something_freed()
+    def freed(self, node: int | None = None) -> None:
+        """Something may fit now that did not before: anywhere, or on this node only."""
+        self._queue.something_freed(node)
         self._processes.is_wanted = True
 
     def regather(self, task: int) -> None:

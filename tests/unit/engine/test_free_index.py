@@ -1,0 +1,155 @@
+"""The index of what fits where changes no decision: the same as looking at every node for every class."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from egs_core.engine import Engine, EngineConfig, free_index
+from egs_core.engine import messages as m
+from egs_core.engine.free_index import FreeIndex
+from egs_core.engine.heads import ClassId, Heads
+from egs_core.graph.columns import CPU, GPU, Graph, Shape
+from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
+from egs_core.testing.engine_world import World
+
+Replay = Callable[[Engine], list[m.Decision]]
+SHAPES = (Shape(1000), Shape(3000), Shape(0, 500), Shape(1000, 1000), Shape(1000, 250), Shape(2000, 2000))
+
+
+def scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every class is asked for again, and every node is looked at."""
+    monkeypatch.setattr(FreeIndex, "worth_a_look", lambda *_: None)
+    monkeypatch.setattr(FreeIndex, "found_none", lambda *_: None)
+
+
+def random_cluster(draw: random.Random) -> list[m.NodeAdded]:
+    memory = draw.choice([None, 4 << 30])
+    nodes = [m.NodeAdded("big", draw.choice([2.0, 4.0]), 2, memory, memory, 1, 2)]
+    for i in range(draw.randrange(9)):
+        nodes.append(m.NodeAdded(f"n{i}", float(draw.randint(1, 4)), draw.choice([0, 0, 1, 2]), process_slots=2))
+    return nodes
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_decisions_are_those_of_the_scan(seed: int) -> None:
+    """Random worlds with nodes that come and go, gangs, quotas, processes and preemption, also without best fit."""
+    draw = random.Random(seed)
+    config = EngineConfig(
+        default_max_wait_s=draw.choice([None, None, 2.0]),
+        preempt=draw.random() < 0.2,
+        packing=draw.choice(["fgd_fill", "fgd_fill", "fgd", "best_fit", "dot_product"]),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(free_index, "FEW_NODES", 0)
+        world = World(config, random_cluster(draw), draw.choices(range(2**16), k=draw.randrange(50, 500)))
+        world.run()
+        world.drain()
+    with pytest.MonkeyPatch.context() as patch:
+        scan(patch)
+        again = Engine(config)
+        assert [d for event, now, _ in world.bench.log for d in again.handle(event, now)] == world.bench.decisions
+
+
+def _run_wide(nodes: int, seed: int) -> list[m.Decision]:
+    """All that is decided for many mixed tasks on equal nodes; what runs ends in a random order."""
+    draw, engine = random.Random(seed), Engine()
+    out: list[m.Decision] = []
+    for i in range(nodes):
+        engine.handle(m.NodeAdded(f"n{i}", 6.0, 4), 0.0)
+    for w in range(4):
+        graph = Graph()
+        for t in range(60):
+            shapes = [draw.choice(SHAPES) for _ in range(draw.choice((1, 1, 1, 3)))]
+            phases = tuple([(GPU if s.gpu_milli else CPU, s, draw.uniform(1, 9)) for s in shapes])
+            graph.add_task(f"t{t}", tuple({draw.randrange(t) for _ in range(draw.randrange(3)) if t}), phases)
+        engine.handle(m.WorkloadSubmitted(f"w{w}"), 0.0)
+        out += engine.handle(m.TasksAdded(f"w{w}", graph), 0.0)
+    running = [d for d in out if isinstance(d, m.Grant)]
+    while running:
+        ended = running.pop(draw.randrange(len(running)))
+        fresh = engine.handle(m.PhaseStarted(ended.phase, ended.attempt), 0.0)
+        fresh += engine.handle(m.PhaseEnded(ended.phase, ended.attempt), 0.0)
+        engine.validate_state()
+        out += fresh
+        running += [d for d in fresh if isinstance(d, m.Grant)]
+    assert not any(w.open_tasks for w in engine.state.workloads)
+    return out
+
+
+@pytest.mark.parametrize("nodes", [2, 7, 20])
+def test_decisions_on_a_cluster_are_those_of_the_scan(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From too few to too many nodes for 240 tasks of six shapes, so that each way of looking is taken."""
+    found = _run_wide(nodes, nodes)
+    scan(monkeypatch)
+    assert _run_wide(nodes, nodes) == found
+
+
+def test_a_closed_room_opens_where_something_fits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape that fits nowhere is not asked for until something ends on a node on which it then fits."""
+    monkeypatch.setattr(free_index, "FEW_NODES", 0)
+    bench = EngineBench()
+    for node in (m.NodeAdded("small", 1.0), m.NodeAdded("large", 4.0)):
+        bench.send(node)
+    names = {"a": (), "large1": (), "large2": (), "b": ()}
+    bench.submit(graph_of(names, {n: (cpu(9.0, cpus=4.0),) for n in names if "large" in n}))
+    assert bench.granted() == ["large1", "a"]
+    assert bench.engine._queue.heads.closed  # a look inside: it shows in speed only
+    bench.end("a")
+    assert bench.granted()[-1] == "b"
+    bench.end("large1")
+    assert bench.granted()[-1] == "large2"
+
+
+def test_a_gpu_that_comes_free_opens_the_room_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks wait on their own nodes for a GPU each: the one starts on whose node one comes free."""
+    monkeypatch.setattr(free_index, "FEW_NODES", 0)
+    bench = EngineBench()
+    for name in "xy":
+        bench.send(m.NodeAdded(name, 1.0, 1))
+    bench.submit(graph_of({"hold0": (), "hold1": ()}, default=(gpu(9.0),)), "first")
+    bench.submit(graph_of({"mixed0": (), "mixed1": ()}, default=(cpu(), gpu())), "second")
+    node_of = {name: bench.grant_of(name).node for name in ("hold0", "hold1", "mixed0", "mixed1")}
+    assert node_of["mixed0"] != node_of["mixed1"]
+    bench.end("mixed0")
+    bench.end("mixed1")
+    assert bench.status("mixed0") == bench.status("mixed1") == "ready"
+    bench.end(next(hold for hold in ("hold0", "hold1") if node_of[hold] == node_of["mixed1"]))
+    assert (bench.status("mixed0"), bench.status("mixed1")) == ("ready", "granted")
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60))
+def test_heads_are_what_sorting_says(steps: list[tuple[int, int, bool]]) -> None:
+    """Heads put, replaced and dropped at random, rooms closed and opened: first and next are those of a sorted list."""
+    heads = Heads(lambda class_id, _: class_id[:2])
+    model: dict[ClassId, tuple[tuple[float, ...], int]] = {}
+    closed = set()
+    for number, (which, value, flag) in enumerate(steps):
+        class_id = (which // 2, -1, (which,), -1)
+        if value < 20:
+            model[class_id] = (float(value), float(number)), number
+            heads.put(class_id, *model[class_id])
+        elif flag:
+            heads.drop(class_id)
+            model.pop(class_id, None)
+        elif value < 30:
+            heads.close(class_id[:2])
+            closed.add(class_id[:2])
+        else:
+            heads.reopen(class_id[:2])
+            closed.discard(class_id[:2])
+        ordered = sorted((*entry, known) for known, entry in model.items())
+        assert heads.order == ordered
+        able = [head for head in ordered if head[2][:2] not in closed]
+        assert heads.first(set(), set()) == (able[0] if able else None)
+        assert heads.first({able[0][2]} if able else set(), set()) == (able[1] if len(able) > 1 else None)
+        for head in ordered:
+            later = [other for other in ordered if other[0] > head[0]]
+            assert heads.following(head[0]) == (later[0][0] if later else None)
+            assert heads.class_headed_by(head[1], head[0]) == head[2]
