@@ -11,6 +11,7 @@
     dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
+    flavors   jobs on three kinds of GPU: completion time and cost by policy (EGS_DATA has the measured speeds)
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
 
@@ -54,6 +55,7 @@ SUITES = (
     "packing",
     "throughput",
     "streams",
+    "flavors",
     "demo",
 )
 
@@ -104,6 +106,9 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
     if suite == "packing":
         small = ("--seeds", "2", "--share", "0.2") if quick else ()
         return [["-m", "benchmarks.fragmentation", "--json", "-", *small, *_plot("packing")]]
+    if suite == "flavors":
+        fewer = ("--rates", "5", "--jobs", "300", "--seeds", "1") if quick else ()
+        return [["-m", "benchmarks.heterogeneous", "--json", *fewer, *_plot("flavors")]]
     rounds = options.rounds or (1 if quick else 5)
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]

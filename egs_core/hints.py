@@ -69,7 +69,8 @@ class TaskHints:
 
     gpu_cpus: CPUs held during a GPU phase. split: None means that EGS decides from the code. expect_s: the expected
     seconds of each phase, empty or one a phase. max_wait_s: how long others may be preferred to this task. deadline_s:
-    when it should have ended, after the submission of its workload.
+    when it should have ended, after the submission of its workload. flavors: kinds of hardware on which it may run,
+    empty for any. gang_same: level of the topology, "node" or "rack", say, at which all of its gang must be together.
     """
 
     gpus: float | None = None
@@ -89,6 +90,8 @@ class TaskHints:
     name: str = ""
     split: bool | None = None
     expect_s: tuple[float, ...] = ()
+    flavors: tuple[str, ...] = ()
+    gang_same: str = ""
 
 
 @overload
@@ -115,6 +118,8 @@ def task(
     name: str = "",
     split: bool | None = None,
     expect: Span | Sequence[Span] = (),
+    flavors: str | Sequence[str] = (),
+    gang_same: str = "",
 ) -> Callable[[F], F]: ...
 
 
@@ -282,6 +287,14 @@ def _check_expect(value: object, place: str) -> tuple[float, ...]:
     return tuple(parse_seconds(span, f"{place}[{i}]") for i, span in enumerate(spans))
 
 
+def _check_flavors(value: object, place: str) -> tuple[str, ...]:
+    names = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise InputError(f"{place}[{i}]", f"{name!r} is not the name of a flavor", 'a name as in flavors=["a100"]')
+    return names
+
+
 def _check_preload(value: object, place: str) -> tuple[PreloadItem, ...]:
     items = (value,) if isinstance(value, PreloadItem | str) or not isinstance(value, Iterable) else tuple(value)
     for i, item in enumerate(items):
@@ -318,4 +331,6 @@ _CHECKS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "name": ("name", _check_text),
     "split": ("split", _check_bool),
     "expect": ("expect_s", _check_expect),
+    "flavors": ("flavors", _check_flavors),
+    "gang_same": ("gang_same", _check_text),
 }

@@ -21,6 +21,7 @@ queues:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,40 +121,52 @@ class Queues(_Model):
     queues: Annotated[tuple[Queue, ...], Field(min_length=1)]
 
 
+_FIELDS = (*Queue.model_fields, *Quota.model_fields, *TaskLimits.model_fields)
+
+
 def load_queues(path: Path) -> tuple[QueueSpec, ...]:
     """The queues of a file. Raises InputError that names file and line."""
+    return parse_queues(read_text(path, "queues"), str(path))
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a YAML file that describes `what`. InputError when it cannot be read, or is too large to be that."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(str(path), "is too large for a file of queues", f"at most {MAX_FILE_BYTES >> 20} MiB")
-        text = path.read_bytes().decode("utf-8-sig")
+            raise InputError(str(path), f"is too large for a file of {what}", f"at most {MAX_FILE_BYTES >> 20} MiB")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise InputError(str(path), "is no text in UTF-8") from None
-    return parse_queues(text, str(path))
 
 
-def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
-    """The queues of a YAML text. Raises InputError that names `place` and the line."""
+def read_yaml(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
+    """The value of a YAML text, and the line of everything in it. Raises InputError that names `place` and the line."""
     lines: dict[Path_, int] = {}
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = _plain(root, (), lines, place) if root is not None else None
+        return (_plain(root, (), lines, place) if root is not None else None), lines
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise InputError(f"{place} line {line}", f"is no YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise InputError(place, f"is no YAML: {str(error).splitlines()[0]}") from None
+
+
+def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
+    """The queues of a YAML text. Raises InputError that names `place` and the line."""
+    data, lines = read_yaml(text, place)
     if not isinstance(data, dict):
         raise InputError(place, "needs a list of queues under `queues:`", "queues: [{name: research}]")
     try:
         queues = Queues.model_validate(data).queues
     except ValidationError as error:
-        raise _input_error(error, lines, place) from None
+        raise input_error(error, lines, place, [*_FIELDS, "queues"]) from None
     seen: dict[str, int] = {}
     for number, queue in enumerate(queues):
         if seen.setdefault(queue.name, number) != number:
-            line = _line_of(("queues", number, "name"), lines)
+            line = line_of(("queues", number, "name"), lines)
             raise InputError(f"{place} line {line}", f"a second queue {queue.name!r}")
     return tuple([queue.to_spec() for queue in queues])
 
@@ -190,20 +203,20 @@ def _scalar(node: yaml.Node, place: str) -> Any:
     return value
 
 
-def _input_error(error: ValidationError, lines: dict[Path_, int], place: str) -> InputError:
+def input_error(error: ValidationError, lines: dict[Path_, int], place: str, known: Sequence[str]) -> InputError:
+    """The first of pydantic's errors with its line. known: the fields there are, to suggest the nearest."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = tuple(first["loc"])
     shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
     problem, hint = first["msg"].removeprefix("Value error, "), ""
     if first["type"] == "extra_forbidden":
         problem = "unknown field"
-        hint = did_you_mean(
-            str(path[-1]), [*Queue.model_fields, *Quota.model_fields, *TaskLimits.model_fields, "queues"]
-        )
-    return InputError(f"{place} line {_line_of(path, lines)}: {shown}", problem[:1].lower() + problem[1:], hint)
+        hint = did_you_mean(str(path[-1]), known)
+    return InputError(f"{place} line {line_of(path, lines)}: {shown}", problem[:1].lower() + problem[1:], hint)
 
 
-def _line_of(path: Path_, lines: dict[Path_, int]) -> int:
+def line_of(path: Path_, lines: dict[Path_, int]) -> int:
+    """The line of the nearest thing that the file has."""
     while path not in lines and path:
         path = path[:-1]
     return lines.get(path, 1)

@@ -16,13 +16,15 @@ from rich.table import Table
 from egs_core.cli import simulated as shared
 from egs_core.cli.beliefs import estimator_of
 from egs_core.engine import POLICIES
-from egs_core.engine.prices import PriceSpec
+from egs_core.engine.flavor_choice import OBJECTIVES
+from egs_core.engine.flavors import REFERENCE, FlavorSpec, cost_of
 from egs_core.errors import InputError
+from egs_core.graph.columns import Shape
 from egs_core.graph.load import LoadedWorkload, load_workload
 from egs_core.queues import load_queues
 from egs_core.runlog.io import write_run
 from egs_core.runlog.metrics import RunMetrics, summarise
-from egs_core.runlog.records import Header
+from egs_core.runlog.records import Ended, Header, Started
 from egs_core.sim import Durations, SimConfig, SimResult
 from egs_core.sim import simulate as run_simulation
 from egs_core.sim.simulator import Estimator
@@ -52,6 +54,10 @@ def simulate(
     max_wait: Annotated[
         float | None, typer.Option(help="Seconds after which a waiting task goes to the front.")
     ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="YAML file of nodes and flavors, instead of --slots or --cpus.")
+    ] = None,
+    objective: Annotated[str, typer.Option(help=f"How a flavor is chosen: {', '.join(OBJECTIVES)}.")] = "finish",
     queues: Annotated[Path | None, typer.Option(help="YAML file of queues and their quotas.")] = None,
     gpu_price: Annotated[float, typer.Option(help="Of a GPU for an hour, for limits of cost.")] = 0.0,
     cpu_price: Annotated[float, typer.Option(help="Of a CPU for an hour, for limits of cost.")] = 0.0,
@@ -60,7 +66,7 @@ def simulate(
 ) -> None:
     """Run workloads on a simulated cluster in virtual time. Phases take what their file says."""
     config = msgspec.structs.replace(
-        shared.cluster_config(slots, cpus, gpus, nodes),
+        shared.cluster_config(slots, cpus, gpus, nodes, cluster),
         durations=shared.known_durations(durations),
         preload=not no_preload,
         split=not no_split,
@@ -69,8 +75,10 @@ def simulate(
         failure_rate=_share("--failure-rate", failure_rate),
         default_max_wait_s=_positive("--max-wait", max_wait, zero=True),
         queues=load_queues(queues) if queues else (),
-        prices=_prices(gpu_price, cpu_price),
+        objective=_objective(objective),
     )
+    if gpu_price or cpu_price:
+        config = msgspec.structs.replace(config, flavors=_priced(gpu_price, cpu_price, cluster))
     shared.known_policy(policy, (ALL,))
     if policy == ALL and runlog is not None:
         raise InputError("--runlog", "is the log of one run", "name one policy")
@@ -124,15 +132,33 @@ def _figures(
         "preloads": metrics.preload.preloads,
         "preloads_unused": metrics.preload.unused,
         "preload_cpu_s": metrics.preload.cpu_s,
+        "cost": _cost(result, config) if config.flavors else None,
         "failed": result.failed,
         "over_limit": result.over_limit,
         "late_s": result.late_s,
     }
 
 
+def _cost(result: SimResult, config: SimConfig) -> float:
+    """What all that was held costs by the prices of the flavors."""
+    prices = {spec.name: spec for spec in config.flavors}
+    flavor_of = {node.name: node.flavor for node in config.nodes}
+    started: dict[tuple[str, str, int, int], Started] = {}
+    cost = 0.0
+    for record in result.records:
+        if isinstance(record, Started):
+            started[record.workload, record.task, record.phase, record.attempt] = record
+        elif isinstance(record, Ended) and (record.workload, record.task, record.phase, record.attempt) in started:
+            held = started[record.workload, record.task, record.phase, record.attempt]
+            shape = Shape(round(held.cpus * 1000), round(held.gpus * 1000))
+            cost += cost_of(prices.get(flavor_of[held.node], REFERENCE), shape, record.t - held.t)
+    return cost
+
+
 def _table(runs: list[dict[str, Any]]) -> Table:
     table = Table("policy", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    columns = {
+    columns = {"cost": "cost"} if runs[0]["cost"] is not None else {}
+    columns |= {
         "makespan_s": "makespan s",
         "lower_bound_s": "at best s",
         "mean_jct_s": "mean JCT s",
@@ -160,15 +186,25 @@ def _table(runs: list[dict[str, Any]]) -> Table:
 def _shown(key: str, value: Any) -> str:
     if value is None:
         return "-"
+    if key == "cost":
+        return f"{value:,.2f}"
     if key == "wastage_effective":
         return f"{value:.1%}"
     return f"{value:,.1f}" if key.endswith("_s") and key != "phases_per_s" else f"{value:,.0f}"
 
 
-def _prices(gpu_hour: float, cpu_hour: float) -> tuple[PriceSpec, ...]:
+def _priced(gpu_hour: float, cpu_hour: float, cluster: Path | None) -> tuple[FlavorSpec, ...]:
     for option, price in (("--gpu-price", gpu_hour), ("--cpu-price", cpu_hour)):
+        if cluster is not None and price:
+            raise InputError(option, "does not go with --cluster", "state the prices of its flavors in the file")
         _positive(option, price, zero=True)
-    return (PriceSpec(gpu_hour=gpu_hour, cpu_hour=cpu_hour),) if gpu_hour or cpu_hour else ()
+    return (FlavorSpec("", gpu_hour, cpu_hour),)
+
+
+def _objective(name: str) -> str:
+    if name not in OBJECTIVES:
+        raise InputError("--objective", f"unknown {name!r}", f"one of {', '.join(OBJECTIVES)}")
+    return name
 
 
 def _positive(option: str, value: float | None, *, zero: bool = False) -> float | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
+from egs_core.cluster_file import load_cluster
 from egs_core.engine import POLICIES
 from egs_core.errors import InputError
 from egs_core.graph.analysis import heads, tails, task_durations
@@ -24,8 +26,15 @@ GPUS_HELP = "GPUs of a node."
 NODES_HELP = "How many such nodes."
 
 
-def cluster_config(slots: int | None, cpus: float | None, gpus: int | None, nodes: int | None) -> SimConfig:
+def cluster_config(
+    slots: int | None, cpus: float | None, gpus: int | None, nodes: int | None, file: Path | None = None
+) -> SimConfig:
     """The cluster part of a simulation from a command's options. InputError for what is no cluster."""
+    if file is not None:
+        if (slots, cpus, gpus, nodes) != (None, None, None, None):
+            raise InputError("--cluster", "stands alone", "the file says what nodes there are")
+        described = load_cluster(file)
+        return SimConfig(nodes=described.nodes, flavors=described.flavors)
     if slots is not None:
         if cpus is not None or gpus is not None or nodes is not None:
             raise InputError("--slots", "stands alone", "either --slots, or --cpus with --gpus and --nodes")

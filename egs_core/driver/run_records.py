@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egs_core.engine import messages as m
+from egs_core.engine.flavors import seconds_on
 from egs_core.engine.lifecycle import GRANTED, RUNNING
 from egs_core.engine.state import State
 from egs_core.graph.columns import KIND_NAMES
@@ -54,6 +55,8 @@ class RunRecords:
         if now > ready_at:
             self._emit(r.Held(ready_at, workload, task, index, "capacity", f"until {now:.3f}: {grant.reason}"))
         p50, p95 = state.estimate_s[phase], state.estimate_p95_s[phase]
+        if (state.flavors or state.flavor_estimates) and phase in state.leases:
+            p50, p95 = seconds_on(state, phase, state.nodes[state.leases[phase].node].flavor)
         self._emit(r.Granted(now, workload, task, index, grant.attempt, grant.id, grant.reason, p50, p95))
 
     def started(self, grant: m.Grant, now: float, warm: bool | None, framework_id: str = "", pid: int = 0) -> None:

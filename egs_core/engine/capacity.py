@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from egs_core.engine.messages import NodeAdded
+from egs_core.engine.slices import Profile, best_mask, smallest
 from egs_core.engine.usage import Limits
 from egs_core.graph.columns import Shape
 
@@ -23,6 +24,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     gpu_milli: int
     gpu_memory_bytes: int
     devices: tuple[int, ...]
+    positions: int = 0  # of a slice on its device, as bits
 
 
 class Node(msgspec.Struct):
@@ -50,6 +52,10 @@ class Node(msgspec.Struct):
     parked: int = 0
     warming: int = 0
     bandwidth_bytes_s: float = 0.0  # of files from other nodes; 0: they cost nothing
+    flavor: str = ""
+    topology: dict[str, str] = {}  # level -> which of its groups the node is in
+    profiles: tuple[Profile, ...] = ()  # into which its devices are split
+    positions: dict[int, int] = {}  # device -> positions that slices have taken, as bits
 
     @property
     def processes(self) -> int:
@@ -73,6 +79,7 @@ class Node(msgspec.Struct):
         while self.processes > self.process_slots:
             self.retire(max(key for key, count in self.idle_warm.items() if count))
         self.bandwidth_bytes_s = event.bandwidth_bytes_s or 0.0
+        self.flavor, self.topology = event.flavor, dict(event.topology)
         self.alive = True
 
     def _take_devices(self, event: NodeAdded) -> None:
@@ -98,6 +105,8 @@ class Node(msgspec.Struct):
         for device in lease.devices:
             self.devices[device] -= lease.gpu_milli
             self.device_memory[device] -= lease.gpu_memory_bytes
+            if lease.positions:
+                self.positions[device] = self.positions.get(device, 0) | lease.positions
 
     def give_back(self, lease: Lease) -> None:
         """The opposite of `take`."""
@@ -106,8 +115,34 @@ class Node(msgspec.Struct):
         for device in lease.devices:
             self.devices[device] += lease.gpu_milli
             self.device_memory[device] += lease.gpu_memory_bytes
+            if lease.positions:
+                left = self.positions.pop(device) & ~lease.positions
+                if left:
+                    self.positions[device] = left
         if len(self.devices) > self.gpus:
             self._drop_withdrawn()
+
+    def slice_of(self, shape: Shape, device: int) -> tuple[Profile, int] | None:
+        """The profile that a share of this shape gets on the device now, and its positions; None when there is no
+        room."""
+        profile = smallest(self.profiles, shape)
+        if profile is None or self.devices[device] < profile.gpu_milli:
+            return None
+        if self.gpu_memory_bytes != UNTRACKED and self.device_memory[device] < profile.memory_bytes:
+            return None
+        mask = best_mask(self.profiles, profile, self.positions.get(device, 0))
+        return None if mask is None else (profile, mask)
+
+    def lease(self, decision: int, number: int, shape: Shape, devices: tuple[int, ...]) -> Lease:
+        """The lease of a phase of this shape on these devices of this node, which has that number."""
+        plain = lease_of(decision, number, shape, devices)
+        if not self.profiles or not 0 < shape.gpu_milli < WHOLE_DEVICE or not devices:
+            return plain
+        profile, mask = self.slice_of(shape, devices[0]) or (smallest(self.profiles, shape), 0)
+        if profile is None:
+            return plain
+        changes = {"gpu_milli": profile.gpu_milli, "gpu_memory_bytes": profile.memory_bytes, "positions": mask}
+        return msgspec.structs.replace(plain, **changes)
 
     def add_idle(self, key: str) -> None:
         self.idle_warm[key] = self.idle_warm.get(key, 0) + 1

@@ -13,9 +13,9 @@ import msgspec
 
 from egs_core.engine import quota
 from egs_core.engine.capacity import Gang, Lease, Node, Pause, Reservation, Workload
+from egs_core.engine.flavors import FlavorSpec
 from egs_core.engine.lifecycle import SKIPPED, SUCCEEDED
 from egs_core.engine.locality import Reads
-from egs_core.engine.prices import PriceSpec
 from egs_core.engine.usage import Meter, Over, Rates
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
@@ -74,7 +74,6 @@ class Columns(msgspec.Struct):
     workload_charges: set[int] = set()  # those of them that the workload's meter counts
     over_limit: dict[int, Over] = {}  # task -> the limit that it has reached
     limit_requeues: dict[int, int] = {}  # task -> how often it was requeued by a limit
-    prices: tuple[PriceSpec, ...] = ()
 
     kind: list[int] = []
     shape: list[int] = []
@@ -88,6 +87,12 @@ class Columns(msgspec.Struct):
     ready_at: list[float] = []
     started_at: list[float] = []
     order: list[int] = []  # `seq` at the moment it became ready
+    flavors: dict[str, FlavorSpec] = {}  # by name, in the order given
+    flavor_estimates: dict[int, dict[str, tuple[float, float]]] = {}  # phase -> flavor -> median, 95th percentile
+    review_at: float | None = None  # when it should be seen again whether waiting for a better flavor pays
+    scaling: dict[str, tuple[int, int, float]] = {}  # flavor -> GPUs, CPUs and time of the last scaling hint
+    scaled_at: float = -1.0  # when scaling was looked at last
+    scale_at: float | None = None  # when it should be again at the latest
     retry_at: dict[int, float] = {}  # phase -> when a held one is tried again
     rejections: dict[int, int] = {}
     leases: dict[int, Lease] = {}

@@ -44,6 +44,7 @@ from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.readiness import Readiness
 from egs_core.engine.recording import Transition
 from egs_core.engine.restarts import Restarts
+from egs_core.engine.scaling import Scaling
 from egs_core.engine.snapshots import decode_state
 from egs_core.engine.state import State
 
@@ -56,7 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway.
 
     search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none. packing: a name of `PACKINGS`,
-    which of the nodes that fit."""
+    which of the nodes that fit. objective: a name of `OBJECTIVES`, which flavor of hardware where there are several.
+    scaling_hints: say how much capacity is needed, for what is to be done within scaling_horizon_s."""
 
     policy: str = "egs"
     preload: bool = True
@@ -68,6 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     min_gain_s: float = 60.0
     search_placements: int = 200_000
     packing: str = SHIPPED
+    objective: str = "finish"
+    scaling_hints: bool = False
+    scaling_horizon_s: float = 600.0
 
 
 class Engine:
@@ -83,7 +88,8 @@ class Engine:
         self._processes = Processes(self._issuer, self._queue, self.config.preload)
         self._started: set[int] = set()  # tasks whose first phase has been granted and that have not ended
         packer = make_packer(self.config.packing)
-        self._granting = Granting(self._issuer, self._queue, self._processes, self._started, packer)
+        objective = self.config.objective
+        self._granting = Granting(self._issuer, self._queue, self._processes, self._started, packer, objective)
         self._preempts = self.config.preempt
         self._readiness = Readiness(self._issuer, self._queue, self._processes)
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._readiness, self._started)
@@ -93,6 +99,8 @@ class Engine:
         )
         self._pauses = Pauses(self._issuer, self._queue, self._readiness, self._aborts, self._started)
         placements = self.config.search_placements if self.policy.looks_ahead else 0
+        is_cheap, horizon_s = objective == "cost", self.config.scaling_horizon_s
+        self._scaling = Scaling(self._issuer, horizon_s, is_cheap) if self.config.scaling_hints else None
         self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
             m.PhaseEnded: self._on_ended,
@@ -103,11 +111,12 @@ class Engine:
             m.NodeAdded: self._on_node,
             m.NodeLost: self._on_node_lost,
             m.QueuesChanged: self._on_queues,
-            m.PricesChanged: self._on_prices,
+            m.FlavorsChanged: self._on_flavors,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
             m.BranchSkipped: self._on_skipped,
             m.Estimates: self._on_estimates,
+            m.FlavorEstimates: self._on_flavor_estimates,
             m.TaskFinished: self._on_finished,
             m.Checkpointed: self._on_checkpoint,
             m.Activity: self._on_activity,
@@ -146,13 +155,15 @@ class Engine:
             self._queue.age(now)
         if state.has_deadlines:
             self._queue.heed_deadlines(now)
-        if self._queue.is_dirty:
+        if self._queue.is_dirty or state.review_at is not None:
             self._granting.run()
             if self._preempts:
                 self._restarts.preempt(self._granting, self.config.grace_s, self.config.min_gain_s, now)
         if self._processes.has_keys and self.config.preload:
             while self._processes.plan(now, self._started):
                 self._granting.run()
+        if self._scaling is not None:
+            self._scaling.after(now)
         return issuer.out
 
     def next_wakeup(self) -> float | None:
@@ -170,6 +181,10 @@ class Engine:
             due = urgent if due is None else min(due, urgent)
         if state.is_metered and (limit := self._limits.next_due()) is not None:
             due = limit if due is None else min(due, limit)
+        if state.review_at is not None and (due is None or state.review_at < due):
+            due = state.review_at
+        if state.scale_at is not None and (due is None or state.scale_at < due):
+            due = state.scale_at
         return due
 
     def explain(self, task: int) -> m.Reason:
@@ -325,8 +340,11 @@ class Engine:
         self._readiness.freed()
         self._limits.rebuild()
 
-    def _on_prices(self, event: m.PricesChanged, _now: float) -> None:
-        self._do.absorb_prices(event)
+    def _on_flavors(self, event: m.FlavorsChanged, _now: float) -> None:
+        self._do.absorb_flavors(event)
+        for phase in self._queue.take_all():
+            self._queue.add(phase)
+        self._readiness.freed()
         self._limits.rebuild()
 
     # --- events: work ---
@@ -360,6 +378,12 @@ class Engine:
 
     def _on_estimates(self, event: m.Estimates, _now: float) -> None:
         self._reorder(self._do.absorb_estimates(event))
+
+    def _on_flavor_estimates(self, event: m.FlavorEstimates, _now: float) -> None:
+        self._do.absorb_flavor_estimates(event)
+        for phase in {p for p, *_ in event.values if p in self._queue.keys}:
+            self._queue.place_changed(phase)
+        self._readiness.freed()
 
     def _on_abort(self, event: m.AbortRequested, _now: float) -> None:
         self._aborts.request(event)

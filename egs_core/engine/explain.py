@@ -14,6 +14,7 @@ from egs_core.engine.placement import fits_ever, fits_task, has_process, lacking
 from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.reservation import can_ever_start, queues_with_kept
 from egs_core.engine.state import State
+from egs_core.engine.topology import describe_levels, levels_of
 from egs_core.engine.usage import described, task_reaches
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
@@ -102,9 +103,10 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     phases = queue.members(queue.leader_of(phase))
     if not can_ever_start(state, phases):
         wanted = _describe(_sum([state.shapes[state.shape[p]] for p in phases]))
-        text = (
-            f"the {len(phases)} phases of its gang {called} need {wanted} at once; the nodes never have room for that"
-        )
+        levels = levels_of(state, phases)
+        where = f", {describe_levels(state, levels)}" if levels else ""
+        text = f"the {len(phases)} phases of its gang {called} need {wanted} at once{where}"
+        text += "; the nodes never have room for that"
         return Reason(name, "ready", "infeasible", text)
     return None
 
@@ -133,6 +135,10 @@ def _amount(kind: str, amount: int) -> str:
     return f"{amount / GIB:g} GiB" if kind == "memory" else f"{amount / 1000:g} {kind.upper().replace('S', 's')}"
 
 
+def _of(flavors: Sequence[str]) -> str:
+    return f" of flavor {' or '.join(flavors)}" if flavors else ""
+
+
 def _sum(shapes: Sequence[Shape]) -> Shape:
     cpu_milli, gpu_milli, memory_bytes = quota.total(shapes)
     return Shape(cpu_milli, gpu_milli, memory_bytes)
@@ -142,13 +148,18 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
     phase = state.cursor[task]
     ahead = queue.ahead_of(phase)
     shape = state.shapes[state.shape[phase]]
+    allowed = state.options_of(task).flavors
+    if allowed and not any(node.alive and node.flavor in allowed for node in state.nodes):
+        return Reason(name, "ready", "infeasible", f"there is no node of flavor {' or '.join(allowed)}")
     fitting = [i for i in possible_nodes(state, phase) if fits_ever(state.nodes[i], shape)]
     if not fitting:
         return Reason(name, "ready", "infeasible", f"needs {_describe(shape)}; no node offers that at all")
     if state.is_first_phase(phase):
         fitting = [i for i in fitting if fits_task(state, task, state.nodes[i])]
     if not fitting:
-        return Reason(name, "ready", "infeasible", "no one node offers what all its phases need")
+        return Reason(name, "ready", "infeasible", f"no one node{_of(allowed)} offers what all its phases need")
+    if phase in queue.refused:
+        return Reason(name, "ready", "flavor", queue.refused[phase].text)
     room = [i for i in fitting if not lacking(state.nodes[i], shape)]
     missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])

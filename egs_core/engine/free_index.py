@@ -157,7 +157,7 @@ class FreeIndex:
         """Nodes among which the best for the first of a class is; None: no more is known than where it may go.
         keeps: whether room is kept for others, or files lie somewhere, so that not only the packing decides."""
         number, bound, more, _ = class_id
-        if len(self._state.nodes) <= FEW_NODES or bound != ANY or more[-1:] == (PROCESS,):
+        if len(self._state.nodes) <= FEW_NODES or bound != ANY or PROCESS in more:
             return None
         found = self.candidates(number)
         if len(found) > FEW_NODES and not keeps:

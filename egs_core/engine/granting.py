@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from egs_core.engine import messages as m
 from egs_core.engine import quota
 from egs_core.engine.capacity import WHOLE_DEVICE, Reservation
+from egs_core.engine.flavor_choice import FlavorChoice
+from egs_core.engine.flavors import chooses
 from egs_core.engine.heads import ANY, PROCESS, ClassId
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
@@ -15,7 +17,7 @@ from egs_core.engine.packer import Packer
 from egs_core.engine.placement import Place, select_place
 from egs_core.engine.policy import PATH_TERM, Key
 from egs_core.engine.processes import Processes
-from egs_core.engine.queue import GANG, ReadyQueue
+from egs_core.engine.queue import GANG, ReadyQueue, is_chooser
 from egs_core.engine.reservation import (
     MOST_RESERVATIONS,
     find_reservation,
@@ -24,6 +26,7 @@ from egs_core.engine.reservation import (
     select_gang,
 )
 
+MOST_CHOOSERS = 200  # of those that wait, first ones in order, that are looked at together for flavors in one pass
 GANG_PATIENCE = 5.0  # times its P95 that a gang waits before it reserves: reserving at once costs the others more
 
 
@@ -31,7 +34,13 @@ class Granting:
     """See the module."""
 
     def __init__(
-        self, issuer: Issuer, queue: ReadyQueue, processes: Processes, started: set[int], packer: Packer | None = None
+        self,
+        issuer: Issuer,
+        queue: ReadyQueue,
+        processes: Processes,
+        started: set[int],
+        packer: Packer | None = None,
+        objective: str = "finish",
     ) -> None:
         self._issuer = issuer
         self._do = issuer.do
@@ -41,6 +50,8 @@ class Granting:
         self._started = started
         self._packer = packer
         self._packs: Packer | None = None  # the same once it has learned what the workloads look like
+        self._objective = objective
+        self._choice: FlavorChoice | None = None  # of this pass; none where all devices are alike
         self.blocked: list[tuple[int, tuple[int, ...], int]] = []  # first of each class that found no place: see `run`
 
     def run(self) -> None:
@@ -48,8 +59,11 @@ class Granting:
         queue, state = self._queue, self._state
         queue.free.refresh()
         self._drop_reservations()
+        self._choice = self._make_choice() if state.flavors else None
         if state.reservations:
             self._grant_reserved()
+        if self._choice is not None:
+            self._grant_choosers(self._choice)
         queue.is_dirty = False
         self._packs = self._packer.learn(state.shapes, state.shape) if self._packer is not None else None
         self.blocked = []
@@ -68,6 +82,8 @@ class Granting:
                     self._grant(member, place, reason)
                 continue
             passed.add(class_id)
+            if self._choice is not None and phase in self._choice.refused:
+                continue
             self.blocked.append((phase, tuple(phases), class_id[3]))
             is_gang = class_id[2][:1] == (GANG,)
             room = queue.room_of(class_id, key)
@@ -75,8 +91,44 @@ class Granting:
                 queue.free.found_none(room)
             if is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, is_gang)):
                 self._reserve(phase, phases)
-            elif not is_gang and PROCESS not in class_id[2]:
+            elif not is_gang and PROCESS not in class_id[2] and not is_chooser(class_id):
                 queue.full.add(class_id)
+        if state.review_at is not None or self._choice is not None:
+            self._review()
+
+    def _make_choice(self) -> FlavorChoice | None:
+        """None where devices are all alike, or all taken and nobody starts with a CPU phase."""
+        nodes = [node for node in self._state.nodes if node.alive and node.gpus]
+        if self._objective == "blind" or len({node.flavor for node in nodes}) < 2:
+            return None
+        is_open = any(max(node.devices[: node.gpus]) for node in nodes) or self._queue.has_split_tasks()
+        return FlavorChoice(self._state, self._objective) if is_open else None
+
+    def _grant_choosers(self, choice: FlavorChoice) -> None:
+        """Those that have a choice between flavors, in order: each is given a place where it is best off, or is left
+        to wait, and then what it waits for counts as taken for those behind it."""
+        queue, state = self._queue, self._state
+        phases = queue.first_choosers(MOST_CHOOSERS)
+        choice.line_up(phases)
+        for phase in phases:
+            if not choice.has_room and self._needs_gpu(phase):
+                continue
+            class_id, key = queue.class_of(phase), queue.keys[phase]
+            if state.queues and not self._is_within_quota((phase,), class_id[3]):
+                continue
+            places = self._places((phase,), class_id)
+            if places is not None:
+                queue.remove(phase)
+                self._grant(phase, places[0], queue.deciding_term(key, class_id))
+        queue.is_dirty = False
+
+    def _review(self) -> None:
+        """When to look again at those that wait although something is free: once what they wait for should be."""
+        queue = self._queue
+        queue.refused = self._choice.refused if self._choice is not None else {}
+        at = min((refused.better.start_s for refused in queue.refused.values()), default=None)
+        if at != self._state.review_at:
+            self._do.review(at)
 
     def _grant_reserved(self) -> None:
         """Single phases that fit in what is reserved for them: the loop asks the first of each class only, and that may
@@ -95,8 +147,9 @@ class Granting:
     def _takes_reader(self, class_id: ClassId, place: Place) -> bool:
         """Whether the place went to a phase behind the first of its class, for what it need not fetch there."""
         queue, state = self._queue, self._state
-        is_free = class_id[1] == ANY and class_id[2][:1] != (GANG,) and class_id[2][-1:] != (PROCESS,)
-        if not is_free or state.plan_is_firm or state.reservations or not queue.policy.weighs_transfers:
+        is_free = class_id[1] == ANY and class_id[2][:1] != (GANG,) and PROCESS not in class_id[2]
+        is_free = is_free and not is_chooser(class_id) and not state.reservations
+        if not is_free or state.plan_is_firm or not queue.policy.weighs_transfers:
             return False
         first, *others = queue.first_of(class_id, CANDIDATES)
         chosen = select_reader(state, (first, *others), place[0], PATH_TERM)
@@ -116,17 +169,47 @@ class Granting:
         """A place for each, without delaying what is reserved for others."""
         state = self._state
         if class_id[2][:1] == (GANG,):
-            places = select_gang(state, phases)
+            places = self._gang_places(phases)
             keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
             return places if keeps else None
 
         def may_take(place: Place) -> bool:
             return keeps_reservations(state, phases, (place,), state.now)
 
-        keeps = bool(state.reservations) or state.task_of[phases[0]] in state.reads
+        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phases[0]]):
+            return self._chosen_place(self._choice, phases[0], may_take if state.reservations else None)
+        keeps = bool(state.reservations or state.flavors) or state.task_of[phases[0]] in state.reads
         numbers = self._queue.free.worth_a_look(phases[0], class_id, self._packs, keeps)
         place = select_place(state, phases[0], may_take if state.reservations else None, self._packs, numbers)
         return None if place is None else (place,)
+
+    def _gang_places(self, phases: Sequence[int]) -> Sequence[Place] | None:
+        """All on one flavor, the best one that has room, else on several: the slowest member holds up the others."""
+        state = self._state
+        if self._choice is not None and chooses(state, state.task_of[phases[0]]):
+            for offer in self._choice.offers(phases[0]):
+                nodes = {number: node for number, node in enumerate(state.nodes) if node.flavor == offer.flavor}
+                if (places := select_gang(state, phases, nodes)) is not None:
+                    return places
+        return select_gang(state, phases)
+
+    def _chosen_place(
+        self, choice: FlavorChoice, phase: int, may_take: Callable[[Place], bool] | None
+    ) -> Sequence[Place] | None:
+        """A place on the flavor on which the task should start now; what waits too long takes the best that is free."""
+        if phase in choice.waits or (not choice.has_room and self._needs_gpu(phase)):
+            return None
+        is_patient = not self._queue.is_overdue(self._queue.keys[phase]) and phase not in self._state.reservations
+        for flavor in choice.flavors_now(phase, is_patient):
+            place = select_place(self._state, phase, may_take, self._packs, flavor=flavor)
+            if place is not None:
+                return (place,)
+        if is_patient:
+            choice.wait(phase)
+        return None
+
+    def _needs_gpu(self, phase: int) -> bool:
+        return self._state.shapes[self._state.shape[phase]].gpu_milli > 0
 
     def _must_reserve(self, key: Key, phases: Sequence[int], is_gang: bool) -> bool:
         """A gang that has waited long; and a gang or a set of GPUs that a deadline has put forward: the order alone
@@ -190,8 +273,20 @@ class Granting:
                 warm = self._processes.secure(task, node)
         self._processes.is_wanted = True
         decision = state.next_decision
+        if self._choice is not None:
+            self._choice.granted(phase, node, devices)
         self._do.grant(phase, decision, node, devices, bool(warm))
         self._queue.free.taken(node)
         self._issuer.out.append(
-            m.Grant(decision, phase, task, state.attempt[task], state.nodes[node].name, devices, reason, warm)
+            m.Grant(
+                decision,
+                phase,
+                task,
+                state.attempt[task],
+                state.nodes[node].name,
+                devices,
+                reason,
+                warm,
+                state.leases[phase].positions,
+            )
         )

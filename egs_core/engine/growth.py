@@ -137,6 +137,11 @@ def _append_phases(state: State, graph: Graph, order: Sequence[int], start: int)
     state.started_at += [NOT_STARTED] * len(phases)
     for column in (state.rank_s, state.ready_at):
         column.extend([0.0] * len(phases))
+    if graph.phase_flavor_s:
+        begin = len(state.kind) - len(phases)
+        for number, p in enumerate(phases, begin):
+            if p in graph.phase_flavor_s:
+                state.flavor_estimates[number] = {f: (s, s) for f, s in graph.phase_flavor_s[p].items()}
 
 
 def _append_edges(state: State, graph: Graph, order: Sequence[int], numbers: Sequence[int], start: int) -> set[int]:

@@ -62,6 +62,8 @@ def _check_resources(state: State) -> None:
             used = sum(lease.gpu_milli for lease in held if device in lease.devices)
             assert 0 <= free <= WHOLE_DEVICE, f"{node.name}: device {device} has {free} free"
             assert used + free == WHOLE_DEVICE, f"{node.name}: device {device}: {used} used, {free} free"
+            slices = [lease.positions for lease in held if device in lease.devices]
+            assert sum(slices) == node.positions.get(device, 0), f"{node.name}: device {device}: slices {slices}"
 
 
 def _check_processes(state: State) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_core.engine.prices import PriceSpec
+from egs_core.engine.flavors import FlavorSpec
 from egs_core.engine.quota import QueueSpec
 from egs_core.engine.usage import Limits
 from egs_core.graph.columns import Graph
@@ -25,6 +25,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     memory_bytes and gpu_memory_bytes (per device) of None mean: not tracked. preload_slots bounds how many processes
     may be warming at once; process_slots how many processes of tasks with a warm key may exist, at work or not.
     bandwidth_bytes_s: of files that come from other nodes; None: they cost nothing, or nobody knows.
+    flavor: the kind of hardware; topology: (level, value) of every group that the node is in, as ("rack", "r1").
     """
 
     node: str
@@ -35,6 +36,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     preload_slots: int = 2
     process_slots: int = 8
     bandwidth_bytes_s: float | None = None
+    flavor: str = ""
+    topology: tuple[tuple[str, str], ...] = ()
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):
@@ -49,10 +52,10 @@ class QueuesChanged(Event, frozen=True, tag="queues"):
     queues: tuple[QueueSpec, ...]
 
 
-class PricesChanged(Event, frozen=True, tag="prices"):
-    """What hardware costs from now on; what was used before was used at the old prices."""
+class FlavorsChanged(Event, frozen=True, tag="flavors"):
+    """The flavors as now known, all of them. One that is not listed is as fast as the reference and costs nothing."""
 
-    prices: tuple[PriceSpec, ...]
+    flavors: tuple[FlavorSpec, ...]
 
 
 class WorkloadSubmitted(Event, frozen=True, tag="workload"):
@@ -87,6 +90,13 @@ class Estimates(Event, frozen=True, tag="estimates"):
     """New beliefs: (phase, median seconds, 95th percentile seconds)."""
 
     values: tuple[tuple[int, float, float], ...]
+
+
+class FlavorEstimates(Event, frozen=True, tag="flavor_estimates"):
+    """Beliefs about single flavors: (phase, flavor, median seconds, 95th percentile seconds). They go before what the
+    flavor's speed says."""
+
+    values: tuple[tuple[int, str, float, float], ...]
 
 
 class DecisionApplied(Event, frozen=True, tag="applied"):
@@ -194,11 +204,12 @@ AnyEvent = (
     NodeAdded
     | NodeLost
     | QueuesChanged
-    | PricesChanged
+    | FlavorsChanged
     | WorkloadSubmitted
     | TasksAdded
     | BranchSkipped
     | Estimates
+    | FlavorEstimates
     | DecisionApplied
     | DecisionRejected
     | DecisionLost
@@ -226,6 +237,7 @@ class Grant(Decision, frozen=True, gc=False, tag="grant"):
     """Start this phase on this node. reason: the order term that put it before the next candidate.
 
     warm: whether a warm process is expected; None for a task that needs none, or for a later phase of a task.
+    positions: of the slice that it has of its one device, as bits (see `slices`); 0: no slice.
     """
 
     phase: int
@@ -235,6 +247,7 @@ class Grant(Decision, frozen=True, gc=False, tag="grant"):
     devices: tuple[int, ...] = ()
     reason: str = ""
     warm: bool | None = None
+    positions: int = 0
 
 
 class Preload(Decision, frozen=True, tag="preload"):
@@ -264,7 +277,17 @@ class Stop(Decision, frozen=True, tag="stop"):
     grace_s: float = 0.0
 
 
-AnyDecision = Grant | Preload | DropPreload | Stop
+class ScalingHint(Decision, frozen=True, tag="scale"):
+    """So many devices and CPUs of this flavor should be there from `at` on, what there is already included; fewer than
+    there are: the others stay idle for long. Advice: a driver that cannot scale ignores it."""
+
+    flavor: str = ""
+    gpus: int = 0
+    cpus: int = 0
+    at: float = 0.0
+
+
+AnyDecision = Grant | Preload | DropPreload | Stop | ScalingHint
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):

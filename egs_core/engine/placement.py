@@ -1,4 +1,4 @@
-"""Where a phase fits: pure questions on the state. Flavors, topology and deadlines belong here when they come."""
+"""Where a phase fits: pure questions on the state. Which flavor it should take is for `flavor_choice`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.lifecycle import READY
 from egs_core.engine.locality import start_delay_s
 from egs_core.engine.packer import Packer
+from egs_core.engine.slices import smallest
 from egs_core.engine.state import State
 from egs_core.graph.columns import GPU, Shape
 
@@ -28,12 +29,28 @@ def fits_ever(node: Node, shape: Shape) -> bool:
         and (node.memory_bytes == UNTRACKED or shape.memory_bytes <= node.memory_bytes)
         and wanted <= node.gpus
         and (not wanted or node.gpu_memory_bytes == UNTRACKED or shape.gpu_memory_bytes <= node.gpu_memory_bytes)
+        and (not is_sliced(node, shape) or offers_slice(node, shape))
     )
 
 
+def is_sliced(node: Node, shape: Shape) -> bool:
+    """Whether the phase would get a slice of a device there."""
+    return bool(node.profiles) and 0 < shape.gpu_milli < WHOLE_DEVICE
+
+
+def offers_slice(node: Node, shape: Shape) -> bool:
+    """Whether an empty device there could be split so that the phase gets a slice."""
+    profile = smallest(node.profiles, shape)
+    if profile is None:
+        return False
+    return node.gpu_memory_bytes == UNTRACKED or profile.memory_bytes <= node.gpu_memory_bytes
+
+
 def fits_task(state: State, task: int, node: Node) -> bool:
-    """Whether an empty node could run every phase of the task: it stays where it starts."""
-    return all(fits_ever(node, state.shapes[state.shape[p]]) for p in state.phases_of(task))
+    """Whether an empty node could run every phase of the task, which stays where it starts, and is of a flavor that it
+    may have."""
+    shapes = [state.shapes[state.shape[p]] for p in state.phases_of(task)]
+    return is_allowed(state, task, node) and all(fits_ever(node, shape) for shape in shapes)
 
 
 def lacking(node: Node, shape: Shape) -> str:
@@ -51,6 +68,9 @@ def lacking(node: Node, shape: Shape) -> str:
 
 def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
     """Devices for the shape: whole ones lowest index first; a share goes to the fullest device that still fits."""
+    if is_sliced(node, shape):
+        usable = [device for device in range(node.gpus) if node.slice_of(shape, device)]
+        return (min(usable, key=lambda i: (node.devices[i], i)),) if usable else None
     tracked = node.gpu_memory_bytes != UNTRACKED
     share = min(shape.gpu_milli, WHOLE_DEVICE)
     usable = [
@@ -70,9 +90,10 @@ def select_place(
     may_take: Callable[[Place], bool] | None = None,
     packer: Packer | None = None,
     numbers: Iterable[int] | None = None,
+    flavor: str | None = None,
 ) -> Place | None:
     """Node and devices for the phase now, or None. may_take: asked for each place where it fits. numbers: the nodes to
-    look at, where others are known not to be the answer.
+    look at, where others are known not to be the answer. flavor: only there.
 
     Where it can begin its work first, if it reads files of others (`locality`); where its warm process waits, or one is
     idle; then for a task that begins on CPUs and will want a device beside its process the least `crowd`; then nodes
@@ -80,8 +101,9 @@ def select_place(
     fits (best fit); then the first. Where room is kept for others it is best fit too: that room is counted on the
     devices that `select_devices` would take.
     """
-    packer = packer if may_take is None else None
     shape = state.shapes[state.shape[phase]]
+    if may_take is not None or (state.flavors and any(is_sliced(node, shape) for node in state.nodes)):
+        packer = None
     task = state.task_of[phase]
     has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
@@ -90,6 +112,8 @@ def select_place(
     possible = range(len(state.nodes)) if is_plain else possible_nodes(state, phase)
     for number in possible if numbers is None else numbers:
         node = state.nodes[number]
+        if flavor is not None and node.flavor != flavor:
+            continue
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
         if may_take is not None and not may_take((number, devices_for(node, shape))):
@@ -131,9 +155,11 @@ def devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
 
 
 def possible_nodes(state: State, phase: int) -> Iterable[int]:
-    """A started task stays on its node, and a GPU is not held while a process loads: it is where the process waits."""
+    """A started task stays on its node, and a GPU is not held while a process loads: it is where the process waits. A
+    member of a gang that must be close together need not start there: others of it may have theirs too far away."""
     task = state.task_of[phase]
-    if phase != state.first_phase[task] or (task in state.parked and state.kind[phase] == GPU):
+    is_parked = task in state.parked and state.kind[phase] == GPU and not state.options[task].gang_same
+    if phase != state.first_phase[task] or is_parked:
         return (state.home[task],)
     return range(len(state.nodes))
 
@@ -149,7 +175,13 @@ def may_start_on(state: State, phase: int, number: int) -> bool:
         return True
     if state.first_phase[task + 1] - first > 1 and not fits_task(state, task, node):
         return False
-    return task not in state.options or has_process(state, task, number)
+    return task not in state.options or (is_allowed(state, task, node) and has_process(state, task, number))
+
+
+def is_allowed(state: State, task: int, node: Node) -> bool:
+    """Whether the task may run on hardware of the node's flavor."""
+    flavors = state.options_of(task).flavors
+    return not flavors or node.flavor in flavors
 
 
 def warmth_on(state: State, task: int, number: int) -> int:

@@ -26,16 +26,17 @@ class ProcessRoom:
             self._kept_bytes[node] += options.warm_memory_bytes
             if state.warmth[task] != WARM:
                 self._loading_cpu[node] += options.warm_cpu_milli
-        self._fits: dict[tuple[int, ...], list[int]] = {}
+        self._fits: dict[tuple[tuple[int, ...], tuple[str, ...]], list[int]] = {}
 
     def fitting(self, task: int) -> list[int]:
         """Nodes that could run the whole task if they were empty. Tasks of one kind share shapes: asked once."""
         state = self.state
         shapes = tuple(state.shape[state.first_phase[task] : state.first_phase[task + 1]])
-        known = self._fits.get(shapes)
+        kind = shapes, state.options_of(task).flavors
+        known = self._fits.get(kind)
         if known is None:
             known = [i for i, node in enumerate(state.nodes) if fits_task(state, task, node)]
-            self._fits[shapes] = known
+            self._fits[kind] = known
         return known
 
     def with_idle(self, task: int, key: str) -> list[int]:

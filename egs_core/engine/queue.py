@@ -9,6 +9,7 @@ whole class is passed over and the first of another may start (backfill).
     with a warm key                       (shape, ANY or its process's node, shapes of all phases + (PROCESS,))
     later phase of a started task         (shape, its node, ())
     phases of a gang, as one entry        (shape of the leader, ANY, (GANG, number of the gang))
+    with flavors to choose from           any of the first three, with (CHOOSER - kind) behind the rest
 
 With queues configured a class has the number of its queue behind that, and queues come before what is in them: one that
 stays within its nominal quota before one that borrows, then the smaller fair share.
@@ -23,6 +24,8 @@ from collections.abc import Iterable
 
 from egs_core.engine import quota
 from egs_core.engine.deadlines import NO_DEADLINE, Urgency
+from egs_core.engine.flavor_choice import Refused
+from egs_core.engine.flavors import chooses, relative_speeds
 from egs_core.engine.free_index import FreeIndex
 from egs_core.engine.gangs import index_of, missing_members
 from egs_core.engine.heads import ANY, PROCESS, ClassId, Head, Heads, Room
@@ -33,6 +36,7 @@ from egs_core.graph.columns import Shape
 Standing = tuple[bool, float]
 Entry = tuple[Key, int]
 GANG = -2
+CHOOSER = -3  # and below: one number for all tasks that want the same of the flavors
 SAME_STANDING: Standing = (False, 0.0)
 QUEUE_TERMS = ("nominal_quota", "fair_share")
 ONLY_CANDIDATE = "only_candidate"
@@ -51,6 +55,8 @@ class ReadyQueue:
         self._key_of = policy.key
         self._names = policy.term_names
         self._default_max_wait_s = default_max_wait_s
+        self.refused: dict[int, Refused] = {}  # phase that waits for a better flavor than what is free
+        self._kinds: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}
         self._heaps: dict[ClassId, list[Entry]] = {}
         self.heads = Heads(self.room_of)
         self.free = FreeIndex(state, self.heads)
@@ -211,8 +217,34 @@ class ReadyQueue:
             return shape, state.home[task], (), queue
         needs_process = task in state.options and state.options[task].warm_key
         if not needs_process:
-            return shape, ANY, () if end - first == 1 else tuple(state.shape[first:end]), queue
-        return shape, state.home.get(task, ANY), (*state.shape[first:end], PROCESS), queue
+            rest = () if end - first == 1 else tuple(state.shape[first:end])
+            return shape, ANY, (*rest, *self._kind_of(task)) if state.flavors or state.options else rest, queue
+        return shape, state.home.get(task, ANY), (*state.shape[first:end], PROCESS, *self._kind_of(task)), queue
+
+    def _kind_of(self, task: int) -> tuple[int, ...]:
+        """What the task wants of the flavors, as a number below CHOOSER; nothing for one to which they are alike."""
+        state = self.state
+        allowed = state.options_of(task).flavors
+        speeds = relative_speeds(state, task) if state.flavors and chooses(state, task) else ()
+        if not allowed and not speeds:
+            return ()
+        return (CHOOSER - self._kinds.setdefault((allowed, speeds), len(self._kinds)),)
+
+    def has_split_tasks(self) -> bool:
+        """Whether a task waits whose GPU phase comes after a CPU phase: it can start while every device is taken."""
+        shapes = self.state.shapes
+        may_choose = [c for c in self.heads.of if is_chooser(c) or c[2][:1] == (GANG,)]
+        return any(not shapes[class_id[0]].gpu_milli for class_id in may_choose)
+
+    def first_choosers(self, count: int) -> list[int]:
+        """The first queued phases of those that may choose between flavors, in order."""
+        found: list[tuple[Standing, Key, int]] = []
+        for class_id, heap in self._heaps.items():
+            if is_chooser(class_id):
+                queued = (entry for entry in heap if self.keys.get(entry[1]) is entry[0])
+                first = heapq.nsmallest(count, queued)
+                found += [(self._standing(class_id, phase), key, phase) for key, phase in first]
+        return [phase for _, _, phase in heapq.nsmallest(count, found)]
 
     # --- order ---
 
@@ -273,9 +305,10 @@ class ReadyQueue:
 
     def room_of(self, class_id: ClassId, key: Key) -> Room | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
-        that need a process, and phases that are overdue or urgent, which reserve."""
+        that need a process or choose among flavors, and phases that are overdue or urgent, which reserve."""
         more = class_id[2]
-        if (more and (more[-1] == PROCESS or more[0] == GANG)) or self.is_overdue(key) or self.is_urgent(key):
+        has_own = bool(more) and (more[0] == GANG or PROCESS in more or is_chooser(class_id))
+        if has_own or self.is_overdue(key) or self.is_urgent(key):
             return None
         return class_id[:2]
 
@@ -381,6 +414,11 @@ class ReadyQueue:
         _, phase, order = deadline
         key = self.keys.get(phase)
         return key is not None and self.state.order[phase] == order and not self.is_overdue(key)
+
+
+def is_chooser(class_id: ClassId) -> bool:
+    """Whether phases of the class prefer some flavors, or may run on some only."""
+    return bool(class_id[2]) and class_id[2][-1] <= CHOOSER
 
 
 def overdue_key(key: Key, order: int) -> Key:

@@ -18,10 +18,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine import quota
-from egs_core.engine.capacity import Lease, Node, lease_of
+from egs_core.engine.capacity import Lease, Node
+from egs_core.engine.flavors import p95_on_node
 from egs_core.engine.lifecycle import RUNNING
 from egs_core.engine.placement import Place, devices_for, has_process, lacking, may_start_on, possible_nodes
 from egs_core.engine.state import State
+from egs_core.engine.topology import groups_of, levels_of
 from egs_core.graph.columns import Shape
 
 MOST_RESERVATIONS = 8
@@ -30,7 +32,9 @@ Nodes = dict[int, Node]
 
 def copy_node(node: Node) -> Node:
     """What is free on a node, to try things on."""
-    return msgspec.structs.replace(node, devices=node.devices[:], device_memory=node.device_memory[:])
+    return msgspec.structs.replace(
+        node, devices=node.devices[:], device_memory=node.device_memory[:], positions=dict(node.positions)
+    )
 
 
 def expected_end_s(state: State, phase: int, now: float) -> float:
@@ -39,7 +43,7 @@ def expected_end_s(state: State, phase: int, now: float) -> float:
     if state.recalled and state.task_of[phase] in state.recalled:
         return now
     since = state.started_at[phase] if state.status[phase] == RUNNING else now
-    expected = since + state.estimate_p95_s[phase]
+    expected = since + p95_on_node(state, phase, state.leases[phase].node)
     return expected if expected > now else now + (now - since)
 
 
@@ -48,6 +52,14 @@ def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None)
     least free that still fits, and where all the members there can start each of their later phases together: a task
     stays where it starts. nodes: what to look at instead of all as they are; left as it was."""
     looked_at = nodes if nodes is not None else dict(enumerate(state.nodes))
+    levels = levels_of(state, phases) if len(phases) > 1 else ()
+    if not levels:
+        return _select_among(state, phases, looked_at)
+    groups = (group for _, group in groups_of(looked_at, levels))
+    return next((found for group in groups if (found := _select_among(state, phases, group)) is not None), None)
+
+
+def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list[Place] | None:
     taken: list[tuple[Node, Lease, bool]] = []
     places: dict[int, Place] = {}
     later = _rooms_for_later(state, phases)
@@ -57,8 +69,9 @@ def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None)
             break
         places[phase] = place
         for room, shape in zip(later, _later_shapes(state, phase), strict=False):
-            room[place[0]].take(lease_of(0, place[0], shape, devices_for(room[place[0]], shape)))
-        node, lease = looked_at[place[0]], lease_of(0, place[0], state.shapes[state.shape[phase]], place[1])
+            room[place[0]].take(room[place[0]].lease(0, place[0], shape, devices_for(room[place[0]], shape)))
+        node = looked_at[place[0]]
+        lease = node.lease(0, place[0], state.shapes[state.shape[phase]], place[1])
         makes_process = _makes_process(state, phase, place[0])
         node.take(lease)
         node.working += makes_process
@@ -192,7 +205,7 @@ def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]
         if lacking(node, shape):
             fits = False
         else:
-            node.take(lease_of(0, number, shape, devices_for(node, shape)))
+            node.take(node.lease(0, number, shape, devices_for(node, shape)))
     return fits
 
 
@@ -202,7 +215,7 @@ def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Pla
     wait for each other. A task that has started heeds none: it may hold the process slot that is waited for."""
     if not state.is_first_phase(phases[0]):
         return True
-    ends = [now + _whole_p95_s(state, p) + _loading_s(state, p, n) for p, (n, _) in zip(phases, places, strict=True)]
+    ends = [now + _whole_p95_s(state, p, n) + _loading_s(state, p, n) for p, (n, _) in zip(phases, places, strict=True)]
     for owner, kept in state.reservations.items():
         if owner in phases:
             break
@@ -216,15 +229,15 @@ def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Pla
             room = _room_for(state, number, reserved, kept.at, now)
             for phase, (node, devices) in late:
                 if node == number:
-                    room.take(lease_of(0, node, state.shapes[state.shape[phase]], devices))
+                    room.take(room.lease(0, node, state.shapes[state.shape[phase]], devices))
             if not _take_reserved(state, {number: room}, reserved):
                 return False
     return True
 
 
-def _whole_p95_s(state: State, phase: int) -> float:
-    """Until the phase's task has ended: with the phases that follow it."""
-    return sum(state.estimate_p95_s[phase : state.first_phase[state.task_of[phase] + 1]])
+def _whole_p95_s(state: State, phase: int, number: int) -> float:
+    """Until the phase's task has ended, on this node: with the phases that follow it."""
+    return sum(p95_on_node(state, p, number) for p in range(phase, state.first_phase[state.task_of[phase] + 1]))
 
 
 def _goes_first(state: State, phase: int, owner: int) -> bool:

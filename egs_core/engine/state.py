@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 
 from egs_core.engine import quota
-from egs_core.engine.capacity import NOT_STARTED, Node, Pause, Reservation, Workload, lease_of
+from egs_core.engine.capacity import NOT_STARTED, Node, Pause, Reservation, Workload
 from egs_core.engine.deadlines import pass_up
 from egs_core.engine.growth import append_block, refresh_ranks
 from egs_core.engine.lifecycle import (
@@ -29,7 +29,15 @@ from egs_core.engine.lifecycle import (
     SUCCEEDED,
 )
 from egs_core.engine.locality import reads_of
-from egs_core.engine.messages import Estimates, NodeAdded, QueuesChanged, TasksAdded, WorkloadSubmitted
+from egs_core.engine.messages import (
+    Estimates,
+    FlavorEstimates,
+    FlavorsChanged,
+    NodeAdded,
+    QueuesChanged,
+    TasksAdded,
+    WorkloadSubmitted,
+)
 from egs_core.engine.usage_state import UsageState
 
 
@@ -45,6 +53,8 @@ class State(UsageState):
             node = Node(event.node)
             self.nodes.append(node)
         node.take_capacity(event)
+        if self.flavors or node.profiles:
+            self._split_devices()
 
     def absorb_queues(self, event: QueuesChanged) -> None:
         """Take the configuration over; what leases hold now is what their queues use."""
@@ -56,6 +66,36 @@ class State(UsageState):
             self._count_use(phase, 1)
         self._meter_queues()
         self.has_deadlines = self.has_deadlines or any(queue.spec.deadline_s is not None for queue in self.queues)
+
+    def absorb_flavors(self, event: FlavorsChanged) -> None:
+        """Take the flavors over; those with a speed or price that is no such thing are left out."""
+        self.flavors = {spec.name: spec for spec in event.flavors if spec.is_sound}
+        self._split_devices()
+        if self.is_metered:
+            self._charge_anew()
+
+    def _split_devices(self) -> None:
+        """Nodes have their flavors' profiles; slices that are held stay as they are."""
+        for node in self.nodes:
+            node.profiles = self.flavors[node.flavor].profiles if node.flavor in self.flavors else ()
+
+    def absorb_flavor_estimates(self, event: FlavorEstimates) -> None:
+        """Take them over, unless they are no durations."""
+        for phase, flavor, p50, p95 in event.values:
+            if 0 <= phase < len(self.kind) and isfinite(p50) and isfinite(p95) and p50 >= 0:
+                self.flavor_estimates.setdefault(phase, {})[flavor] = (p50, max(p50, p95))
+
+    def review(self, at: float | None) -> None:
+        """A phase waits for a better flavor than what is free; it is to be looked at again then at the latest."""
+        self.review_at = at
+
+    def hinted(self, flavor: str, gpus: int, cpus: int, now: float) -> None:
+        """What has been said last of the capacity of this flavor."""
+        self.scaling[flavor] = (gpus, cpus, now)
+
+    def scaled(self, at: float, again_at: float | None) -> None:
+        """Scaling has been looked at, and should be again then at the latest."""
+        self.scaled_at, self.scale_at = at, again_at
 
     def _count_use(self, phase: int, sign: int) -> None:
         number = self.queue_of(self.task_of[phase])
@@ -160,7 +200,7 @@ class State(UsageState):
     def grant(self, phase: int, decision: int, node: int, devices: tuple[int, ...], warm: bool) -> None:
         """Take the phase's resources on the node; `warm` also takes its process from the node's warm ones."""
         self._move(phase, GRANTED)
-        lease = lease_of(decision, node, self.shapes[self.shape[phase]], devices)
+        lease = self.nodes[node].lease(decision, node, self.shapes[self.shape[phase]], devices)
         self.leases[phase] = lease
         self.nodes[node].take(lease)
         if self.queues:
@@ -358,6 +398,11 @@ TRANSITIONS = frozenset(
     {
         "absorb_node",
         "absorb_queues",
+        "absorb_flavors",
+        "absorb_flavor_estimates",
+        "review",
+        "hinted",
+        "scaled",
         "absorb_workload",
         "absorb_tasks",
         "absorb_estimates",
@@ -392,7 +437,6 @@ TRANSITIONS = frozenset(
         "unpark",
         "preload_failed",
         "retire",
-        "absorb_prices",
         "active",
         "over",
         "over_workload",

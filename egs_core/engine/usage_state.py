@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.engine.flavors import price_of
 from egs_core.engine.lifecycle import RUNNING
-from egs_core.engine.messages import PricesChanged
-from egs_core.engine.prices import price_of
 from egs_core.engine.process_state import ProcessState
 from egs_core.engine.usage import COST, END, GPU_TIME, NO_LIMITS, REQUEUE, TIME, Meter, Over, Rates, limits_of
 from egs_core.graph.columns import Graph
@@ -19,15 +18,6 @@ class UsageState(ProcessState):
     """The columns and processes with what tasks and workloads use; `State` adds the life of the phases."""
 
     # --- transitions ---
-
-    def absorb_prices(self, event: PricesChanged) -> None:
-        """From now on these prices hold, for what runs too."""
-        charged = sorted(self.charges)
-        for phase in charged:
-            self._uncharge(phase)
-        self.prices = event.prices
-        for phase in charged:
-            self._charge(phase, self.now)
 
     def active(self, task: int, now: float) -> None:
         """Whoever holds what the task runs on has done something."""
@@ -61,6 +51,12 @@ class UsageState(ProcessState):
             for phase in sorted(self.leases):
                 if self.status[phase] == RUNNING:
                     self._charge(phase, self.started_at[phase])
+
+    def _charge_anew(self) -> None:
+        """Prices have changed: what was used before was used at the old ones."""
+        for phase in sorted(self.charges):
+            self._uncharge(phase)
+            self._charge(phase, self.now)
 
     def _begin_use(self, phase: int, now: float) -> None:
         """The phase starts to run."""

@@ -57,6 +57,8 @@ class TaskOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     max_cost: float | None = None
     idle_timeout_s: float | None = None
     on_limit: str = ""  # one of ON_LIMIT
+    flavors: tuple[str, ...] = ()  # of hardware on which it may run; none named: any
+    gang_same: str = ""  # level of the topology ("node", "rack" …) at which all members of its gang must be together
 
     @property
     def is_limited(self) -> bool:
@@ -83,6 +85,7 @@ class Graph(msgspec.Struct):
     file_sizes: list[int] = []  # bytes
     inputs: dict[int, tuple[int, ...]] = {}  # task -> files read
     outputs: dict[int, tuple[int, ...]] = {}  # task -> files written
+    phase_flavor_s: dict[int, dict[str, float]] = {}  # phase -> flavor -> seconds there, where it is known apart
 
     @property
     def n_tasks(self) -> int:

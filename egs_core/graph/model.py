@@ -45,7 +45,8 @@ class _Model(BaseModel):
 
 
 class Phase(_Model):
-    """One part of a task that holds one set of resources; memory and gpu_memory (per device) in bytes or as text."""
+    """One part of a task that holds one set of resources; memory and gpu_memory (per device) in bytes or as text.
+    flavor_duration_s: seconds on hardware of single flavors, where they are known apart."""
 
     kind: Literal["cpu", "gpu"] = "cpu"
     cpus: Amount = 1.0
@@ -53,6 +54,7 @@ class Phase(_Model):
     memory: Size = 0
     gpu_memory: Size = 0
     duration_s: Seconds | None = None
+    flavor_duration_s: dict[Name, Seconds] = {}
 
     def to_shape(self) -> Shape:
         """What the phase holds, in whole units; a share too small for a thousandth counts as one."""
@@ -88,6 +90,8 @@ class Task(_Model):
     warm_memory: Size = 0
     gang: str = ""
     retries: Annotated[Whole, Field(ge=0)] = 0
+    flavors: tuple[Name, ...] = ()
+    gang_same: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
@@ -109,6 +113,8 @@ class Task(_Model):
             max_cost=self.max_cost,
             idle_timeout_s=self.idle_timeout_s,
             on_limit=self.on_limit,
+            flavors=self.flavors,
+            gang_same=self.gang_same,
         )
 
 
@@ -173,6 +179,8 @@ class GraphBuilder:
         graph.names.append(task.name or task.id)
         self._parents.append(task.parents)
         for phase in task.phases:
+            if phase.flavor_duration_s:
+                graph.phase_flavor_s[graph.n_phases] = phase.flavor_duration_s
             graph.phase_kind.append(GPU if phase.kind == "gpu" else CPU)
             graph.phase_shape.append(self._shape_number(phase.to_shape()))
             graph.phase_duration_s.append(phase.duration_s)
@@ -237,6 +245,7 @@ def _phase(graph: Graph, phase: int) -> Phase:
         memory=shape.memory_bytes,
         gpu_memory=shape.gpu_memory_bytes,
         duration_s=graph.phase_duration_s[phase],
+        flavor_duration_s=graph.phase_flavor_s.get(phase, {}),
     )
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from egs_core.engine import EngineConfig
-from egs_core.engine.prices import PriceSpec
+from egs_core.engine.flavors import FlavorSpec
 from egs_core.engine.quota import QueueSpec
 
 
@@ -29,6 +29,8 @@ class SimNode(msgspec.Struct, frozen=True):
     gpu_memory_bytes: int | None = None
     preload_slots: int = 2
     process_slots: int = 64
+    flavor: str = ""
+    topology: tuple[tuple[str, str], ...] = ()
 
 
 class SimConfig(msgspec.Struct, frozen=True):
@@ -40,7 +42,8 @@ class SimConfig(msgspec.Struct, frozen=True):
     failure_rate: chance that a phase fails, at a seeded moment of it. warmup_factor scales all warm-up times.
     preempt: stop running work for lent quota and higher priorities. checkpoint_s: how often a running phase saves what
     it has done (0: never, so a stop loses all of it); restart_s: what going on after a stop costs.
-    search_placements: budget of the engine's look-ahead; 0 for none. prices: for limits of cost.
+    search_placements: budget of the engine's look-ahead; 0 for none.
+    flavors: speeds and prices of the nodes' flavors; objective: by which the engine chooses among them.
     """
 
     nodes: tuple[SimNode, ...] = ()
@@ -60,4 +63,5 @@ class SimConfig(msgspec.Struct, frozen=True):
     checkpoint_s: float = 0.0
     restart_s: float = 0.0
     search_placements: int = EngineConfig().search_placements
-    prices: tuple[PriceSpec, ...] = ()
+    flavors: tuple[FlavorSpec, ...] = ()
+    objective: str = EngineConfig().objective

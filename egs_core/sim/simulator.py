@@ -92,6 +92,7 @@ class Simulation:
                 config.seed,
                 preempt=config.preempt,
                 search_placements=config.search_placements,
+                objective=config.objective,
             )
         )
         self.state = self.engine.state
@@ -113,6 +114,7 @@ class Simulation:
         self._warming: dict[int, tuple[int, float]] = {}  # task -> (its Preload, when it will be warm)
         self._kept: set[int] = set()  # tasks with an unused preload
         self._begun: dict[int, float] = {}  # running phase -> when its own work began
+        self._slowdown: dict[int, float] = {}  # running phase -> seconds it takes for one on the reference, if not 1
         self._left_s: dict[int, float] = {}  # phase that was stopped -> seconds of work that no checkpoint has saved
         self._submitted: list[int] = []  # engine's workload number -> place in `workloads`
         self._ended_at: dict[int, float] = {}  # by place
@@ -169,15 +171,16 @@ class Simulation:
         if self._log:
             self.records.append(r.Header(driver="sim", policy=config.policy, mode="on", emulated_gpus=True))
         for node in nodes:
-            event = m.NodeAdded(*msgspec.structs.astuple(node))
+            offers = msgspec.structs.asdict(node)
+            event = m.NodeAdded(offers.pop("name"), **offers)
             event = msgspec.structs.replace(event, bandwidth_bytes_s=config.bandwidth_bytes_per_s)
             self._send(event, 0.0)
             if self._log:
                 self._log.node(event, 0.0)
+        if config.flavors:
+            self._send(m.FlavorsChanged(config.flavors), 0.0)
         if config.queues:
             self._send(m.QueuesChanged(config.queues), 0.0)
-        if config.prices:
-            self._send(m.PricesChanged(config.prices), 0.0)
         for number, workload in enumerate(self.workloads):
             self._schedule(workload.arrival_s, m.WorkloadSubmitted(str(number)))
 
@@ -254,7 +257,9 @@ class Simulation:
         elif durations is Durations.PREDICTED and self._estimator is not None:
             believed = [self._estimator(given, p) for p in range(graph.n_phases)]
             seconds = [p50 for p50, _ in believed]
-        return m.TasksAdded(workload, msgspec.structs.replace(graph, phase_duration_s=seconds)), believed
+        on_flavors = graph.phase_flavor_s if durations is Durations.EXACT else {}
+        seen = msgspec.structs.replace(graph, phase_duration_s=seconds, phase_flavor_s=on_flavors)
+        return m.TasksAdded(workload, seen), believed
 
     def _phase_ended(self, event: m.Event, now: float) -> None:
         assert isinstance(event, m.PhaseEnded)
@@ -265,7 +270,8 @@ class Simulation:
         self.last_end = now
         begun = self._begun.pop(phase, now)
         if event.outcome == "preempted":
-            self._left_s[phase] = self._work_s(phase) - self._saved_s(now - begun)
+            slowdown = self._slowdown.pop(phase, 1.0)
+            self._left_s[phase] = self._work_s(phase) - self._saved_s(now - begun) / slowdown
         self._trace.ended_at[state.task_of[phase]] = now
         workload = state.task_workload[state.task_of[phase]]
         decisions = self._learn(phase, now - begun, now) if self._learner and event.outcome == "succeeded" else []
@@ -345,6 +351,9 @@ class Simulation:
         if self.config.preempt and self.config.checkpoint_s:
             self._schedule(self._begun[phase] + self.config.checkpoint_s, m.Checkpointed(task, grant.attempt))
         seconds, outcome = self._work_s(phase), "succeeded"
+        if self.config.flavors:
+            self._slowdown[phase] = self._trace.slowdown(phase, self.state.nodes[self.state.leases[phase].node].flavor)
+            seconds *= self._slowdown[phase]
         if self.config.failure_rate and self._random.random() < self.config.failure_rate:
             seconds, outcome = seconds * self._random.random(), "failed"
         self._schedule(now + loading + fetching + seconds, m.PhaseEnded(phase, grant.attempt, outcome))

@@ -12,11 +12,12 @@ import msgspec
 
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
+from egs_core.engine.flavors import FlavorSpec, price_of
 from egs_core.engine.lifecycle import ENDED, GRANTED, RUNNING, WARMING
-from egs_core.engine.prices import PriceSpec, price_of
 from egs_core.engine.quota import NOTHING, Amounts, QueueSpec
+from egs_core.engine.slices import mig_profiles
 from egs_core.engine.usage import FAIL, REQUEUE, Limits
-from egs_core.graph.columns import CPU, GPU, ON_LIMIT, Graph, Shape, TaskOptions
+from egs_core.graph.columns import CPU, GIB, GPU, ON_LIMIT, Graph, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench
 
 DRAIN_LIMIT = 3000
@@ -58,6 +59,8 @@ class World:
         self.numbers = Numbers(numbers)
         self.blocks = 0
         self.spent: dict[int, tuple[float, float]] = {}  # workload -> GPU seconds and cost, counted event by event
+        self.level = nodes[0].topology[0][0] if nodes[0].topology else ""
+        self.home_flavor = nodes[0].flavor  # of the node that can run everything
         for node in nodes:
             self.send(node)
 
@@ -65,6 +68,7 @@ class World:
         self._count(self.bench.now - self.bench.state.now)
         decisions = self.bench.send(event)
         self._check_counts()
+        self._check_together(decisions)
         if self.twin is not None:
             assert self.twin.handle(event, self.bench.now) == decisions, "the restored engine decides otherwise"
             assert self.twin.next_wakeup() == self.bench.engine.next_wakeup()
@@ -88,6 +92,16 @@ class World:
             assert abs(gpu_s - counted[0]) < 1e-6, f"workload {number}: {gpu_s} GPU seconds, counted {counted[0]}"
             assert abs(cost - counted[1]) < 1e-6, f"workload {number}: cost {cost}, counted {counted[1]}"
 
+    def _check_together(self, decisions: Sequence[m.Decision]) -> None:
+        """Of gangs that have to be close: what starts now starts in one group."""
+        state, groups = self.bench.state, dict[tuple[int, str], set[str]]()
+        for grant in decisions:
+            if isinstance(grant, m.Grant) and (level := state.options_of(grant.task).gang_same):
+                node = next(node for node in state.nodes if node.name == grant.node)
+                value = node.name if level == "node" else node.topology[level]
+                groups.setdefault((state.gang_of.get(grant.task, -1 - grant.task), level), set()).add(value)
+        assert all(len(values) == 1 for values in groups.values()), f"gangs were torn apart: {groups}"
+
     def restore_twin(self) -> None:
         """From here on a second engine, restored from a snapshot, gets the same events."""
         self.twin = Engine.restore(self.bench.engine.snapshot(), self.bench.engine.config)
@@ -108,6 +122,7 @@ class World:
             self._estimate,
             self._queues,
             self._uses,
+            self._flavors,
         ]
         while not self.numbers.are_over:
             actions[self.numbers.below(len(actions))]()
@@ -157,6 +172,7 @@ class World:
 
     def _add_gang(self, graph: Graph, known: int) -> None:
         """Two tasks that start together; small enough for the first node, and waiting for earlier blocks only."""
+        level = ("", "", "node", self.level)[self.numbers.below(4)]
         most, then = (None, None, None, 4.0)[self.numbers.below(4)], (FAIL, REQUEUE)[self.numbers.below(2)]
         gang = TaskOptions(
             gang=f"g{self.blocks}",
@@ -164,6 +180,7 @@ class World:
             priority=self.numbers.below(2),
             max_runtime_s=most,
             on_limit=then,
+            gang_same=level,
         )
         for i in range(2):
             parents = {self.numbers.below(known) for _ in range(self.numbers.below(3)) if known}
@@ -192,6 +209,7 @@ class World:
             idle_timeout_s=(None, None, 1.5)[self.numbers.below(3)],
             on_limit=ON_LIMIT[self.numbers.below(4)],
             deadline_s=(None, None, 0.0, 6.0)[self.numbers.below(4)],
+            flavors=((), (), (self.home_flavor,), (self.home_flavor, "fast"))[self.numbers.below(4)],
         )
 
     def _limits(self) -> Limits:
@@ -206,7 +224,7 @@ class World:
             task = state.task_of[sorted(state.leases)[self.numbers.below(len(state.leases))]]
             self.send(m.Activity(task, state.attempt[task]))
         else:
-            self.send(m.PricesChanged((PriceSpec("", hour, hour / 10), PriceSpec("other", 1.0, 1.0))))
+            self.send(m.FlavorsChanged((FlavorSpec("", hour, hour / 10), FlavorSpec("other", 1.0, 1.0))))
 
     def _pass_time(self) -> None:
         due = self.bench.engine.next_wakeup()
@@ -255,6 +273,21 @@ class World:
             for i in range(self.numbers.below(4))
         ]
         self.send(m.QueuesChanged(tuple(specs)))
+
+    def _flavors(self) -> None:
+        """Other speeds and prices, or a belief about a phase on one flavor."""
+        count = len(self.bench.state.kind)
+        names = ("", "fast", "slow")
+        if count and self.numbers.below(2):
+            phase, seconds = self.numbers.below(count), float(self.numbers.below(8))
+            self.send(m.FlavorEstimates(((phase, names[self.numbers.below(3)], seconds, 2 * seconds),)))
+            return
+        profiles = mig_profiles(8 * GIB) if self.numbers.below(3) == 0 else ()
+        specs = [
+            FlavorSpec(name, float(self.numbers.below(3)), 0.0, (0.5, 1.0, 4.0)[self.numbers.below(3)], profiles)
+            for name in names[: self.numbers.below(4)]
+        ]
+        self.send(m.FlavorsChanged(tuple(specs)))
 
     def _estimate(self) -> None:
         count = len(self.bench.state.kind)

@@ -41,4 +41,11 @@ def _offer(node: dict[str, object]) -> m.NodeAdded:
     offered: dict[str, float] = node["Resources"]  # type: ignore[assignment]  # Ray is untyped here
     cpus, gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
     memory = int(offered["memory"]) if "memory" in offered else None
-    return m.NodeAdded(str(node["NodeID"]), cpus, gpus, memory, None, preload_slots(), int(cpus) + gpus)
+    slots = int(cpus) + gpus
+    name, flavor = str(node["NodeID"]), _flavor(offered)
+    return m.NodeAdded(name, cpus, gpus, memory, None, preload_slots(), slots, flavor=flavor)
+
+
+def _flavor(offered: dict[str, float]) -> str:
+    """The accelerator type that Ray has found, as in `accelerator_type="A100"`; "" for a node without."""
+    return next((name.partition(":")[2] for name in sorted(offered) if name.startswith("accelerator_type:")), "")

@@ -223,6 +223,8 @@ def _task_options(hints: TaskHints) -> TaskOptions:
         max_runtime_s=hints.max_runtime_s,
         max_gpu_s=hints.max_gpu_s,
         deadline_s=hints.deadline_s,
+        flavors=hints.flavors,
+        gang_same=hints.gang_same,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
         warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead

@@ -22,7 +22,9 @@ class Decisions:
         self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
 
     def perform(self, decision: m.Decision, now: float) -> None:
-        job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # every decision so far names its task
+        if isinstance(decision, m.ScalingHint):
+            return  # advice; how much there is, is the cluster's own matter
+        job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # all others name their task
         try:
             self._carry_out(decision, job, now)
         except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:

@@ -8,7 +8,7 @@ import pytest
 from egs_core.driver.journal import Journal, recover
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.prices import PriceSpec
+from egs_core.engine.flavors import FlavorSpec
 from egs_core.engine.quota import QueueSpec
 from egs_core.engine.usage import MOST_REQUEUES, Limits, is_over_limit
 from egs_core.graph.columns import TaskOptions
@@ -123,14 +123,14 @@ def test_time_starts_again_with_each_attempt() -> None:
 def test_cost_follows_the_prices() -> None:
     """What was used before a change of prices costs what it did then."""
     bench = one(TaskOptions(max_cost=10.0), gpu(cpus=2))
-    bench.send(m.PricesChanged((PriceSpec(gpu_hour=3600.0, cpu_hour=0.0),)))
+    bench.send(m.FlavorsChanged((FlavorSpec("", gpu_hour=3600.0, cpu_hour=0.0),)))
     bench.start("a", 0.0)
     assert bench.engine.next_wakeup() == 10.0
-    bench.send(m.PricesChanged((PriceSpec(gpu_hour=3600.0, cpu_hour=1800.0),)), 4.0)
+    bench.send(m.FlavorsChanged((FlavorSpec("", gpu_hour=3600.0, cpu_hour=1800.0),)), 4.0)
     assert bench.engine.next_wakeup() == 7.0
-    bench.send(m.PricesChanged((PriceSpec("other", 1.0, 1.0),)), 6.0)
+    bench.send(m.FlavorsChanged((FlavorSpec("other", 1.0, 1.0),)), 6.0)
     assert bench.engine.next_wakeup() is None
-    bench.send(m.PricesChanged((PriceSpec(gpu_hour=1800.0),)), 100.0)
+    bench.send(m.FlavorsChanged((FlavorSpec("", gpu_hour=1800.0),)), 100.0)
     assert bench.engine.next_wakeup() == 104.0
     tick(bench, 104.0)
     assert [stop.reason for stop in stops(bench)] == ["over its limit of 10 in cost"]

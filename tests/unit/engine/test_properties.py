@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,9 @@ configs = st.builds(
     seed=st.integers(0, 3),
     preempt=st.booleans(),
     min_gain_s=st.sampled_from([0.0, 5.0]),
+    scaling_hints=st.booleans(),
+    scaling_horizon_s=st.sampled_from([15.0, 600.0]),
+    objective=st.sampled_from(["finish", "finish", "cost", "greedy", "blind"]),
 )
 
 
@@ -43,7 +47,12 @@ def clusters(draw: st.DrawFn) -> list[m.NodeAdded]:
         nodes.append(m.NodeAdded("cpu", 3.0, 0, None, None, draw(st.integers(0, 2)), draw(st.integers(0, 2))))
     if draw(st.booleans()):
         nodes.append(m.NodeAdded("gpu", 1.0, 1, None, None, 1, draw(st.integers(1, 3))))
-    return nodes
+    flavors = draw(st.sampled_from([("", "", ""), ("", "", ""), ("slow", "", "fast"), ("fast", "slow", "slow")]))
+    racks = draw(st.sampled_from([("r1", "r1", "r1"), ("r1", "r2", "r1"), ("r1", "r2", "r3")]))
+    return [
+        msgspec.structs.replace(node, flavor=flavor, topology=(("rack", rack),))
+        for node, flavor, rack in zip(nodes, flavors, racks, strict=False)
+    ]
 
 
 @quick

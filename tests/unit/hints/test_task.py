@@ -44,6 +44,8 @@ def test_the_function_stays_the_same_object() -> None:
         stage="fit",
         name="train-it",
         expect="1.5 min",
+        flavors=["a100", "h100"],
+        gang_same="rack",
     )(train)
     assert decorated is train
     assert hints_of(train) == TaskHints(
@@ -60,6 +62,8 @@ def test_the_function_stays_the_same_object() -> None:
         stage="fit",
         name="train-it",
         expect_s=(90.0,),
+        flavors=("a100", "h100"),
+        gang_same="rack",
     )
 
 
@@ -108,6 +112,9 @@ BAD: list[tuple[str, object]] = [
     ("split", "yes"),
     ("expect", ("1s", "later")),
     ("expect", ("1s", "1s")),
+    ("flavors", ["a100", ""]),
+    ("flavors", 5),
+    ("gang_same", 1),
     ("gpu", 1),
 ]
 

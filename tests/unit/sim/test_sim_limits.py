@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from egs_core.engine.prices import PriceSpec
+from egs_core.engine.flavors import FlavorSpec
 from egs_core.engine.usage import Limits
 from egs_core.errors import InputError
 from egs_core.graph.load import encode_workload, load_workload
@@ -31,14 +31,14 @@ def ends(result: SimResult) -> list[tuple[str, float, str]]:
 
 def test_a_tasks_limits(tmp_path: Path) -> None:
     """Each of time, GPU time and cost ends its task at its moment; the workload has failed, and says of which."""
-    prices = (PriceSpec(gpu_hour=3600.0, cpu_hour=0.0),)
+    prices = (FlavorSpec("", gpu_hour=3600.0, cpu_hour=0.0),)
     tasks: list[dict[str, object]] = [
         {"id": "a", "phases": GPU_100_S, "max_runtime_s": 30.0},
         {"id": "b", "phases": [{"kind": "gpu", "gpus": 2, "duration_s": 50.0}], "parents": ["c"], "max_gpu_s": 40.0},
         {"id": "c", "phases": GPU_100_S, "max_cost": 20.0, "on_limit": "end"},
         {"id": "d", "parents": ["b"], "phases": GPU_100_S},
     ]
-    config = SimConfig(nodes=CONFIG.nodes, prices=prices)
+    config = SimConfig(nodes=CONFIG.nodes, flavors=prices)
     result = run(tmp_path, tasks, config)
     assert ends(result) == [("c", 20.0, "aborted"), ("a", 30.0, "aborted"), ("b", 50.0, "aborted")]
     assert (result.failed, result.jct_s) == (["w"], [50.0])
