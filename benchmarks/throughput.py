@@ -31,7 +31,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.plots import drawing_library
+from benchmarks.plots import drawing_library, figure_of
 from benchmarks.rate import random_graph
 from benchmarks.rate_peers import run_dask, run_list_scheduler
 from benchmarks.throughput_cluster import Progress, cluster, drive, mixed_graphs, queued_engine
@@ -169,7 +169,7 @@ def memory(options: Options) -> dict[str, Any]:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Phases a second against tasks, both logarithmic; the cluster as one point."""
-    figure = drawing_library().Figure(figsize=(7, 5))
+    figure = figure_of(7, 5)
     axes = figure.subplots()
     rows, at = result["growth"], result["cluster"]
     for side in ("egs", "list_scheduler", "dask_scheduler_state"):
@@ -181,8 +181,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axes.plot([at["tasks"]], [at["steady_per_s"]], marker="*", markersize=15, linestyle="", label=label)
     axes.axhline(TARGET_PER_S, color="grey", linestyle=":", label=f"target with {at['devices']} devices")
     axes.set(xscale="log", yscale="log", xlabel="tasks", ylabel="phases a CPU second")
-    axes.legend(fontsize="small")
-    figure.tight_layout()
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
