@@ -18,7 +18,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
 from egs_core.engine.capacity import WHOLE_DEVICE, Node
-from egs_core.engine.heads import ANY, PROCESS, ClassId, Heads, Room
+from egs_core.engine.classes import ANY, ClassId, needs_process
+from egs_core.engine.heads import Heads, Room
 from egs_core.engine.packer import Packer
 from egs_core.engine.packing import TypicalWorkload
 from egs_core.engine.placement import lacking, may_start_on
@@ -156,8 +157,8 @@ class FreeIndex:
     def worth_a_look(self, phase: int, class_id: ClassId, packer: Packer | None, keeps: bool) -> Iterable[int] | None:
         """Nodes among which the best for the first of a class is; None: no more is known than where it may go.
         keeps: whether room is kept for others, or files lie somewhere, so that not only the packing decides."""
-        number, bound, more, _ = class_id
-        if len(self._state.nodes) <= FEW_NODES or bound != ANY or PROCESS in more:
+        number, bound, _, _ = class_id
+        if len(self._state.nodes) <= FEW_NODES or bound != ANY or needs_process(class_id):
             return None
         found = self.candidates(number)
         if len(found) > FEW_NODES and not keeps:

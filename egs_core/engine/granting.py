@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from egs_core.engine import messages as m
 from egs_core.engine import quota
 from egs_core.engine.capacity import WHOLE_DEVICE, Reservation
+from egs_core.engine.classes import ANY, ClassId, is_chooser, is_gang, needs_process
 from egs_core.engine.flavor_choice import FlavorChoice
 from egs_core.engine.flavors import chooses
-from egs_core.engine.heads import ANY, PROCESS, ClassId
 from egs_core.engine.issuer import Issuer
 from egs_core.engine.lifecycle import READY
 from egs_core.engine.locality import CANDIDATES, TRANSFER_TERM, select_reader
@@ -17,7 +17,7 @@ from egs_core.engine.packer import Packer
 from egs_core.engine.placement import Place, select_place
 from egs_core.engine.policy import PATH_TERM, Key
 from egs_core.engine.processes import Processes
-from egs_core.engine.queue import GANG, ReadyQueue, is_chooser
+from egs_core.engine.queue import ReadyQueue
 from egs_core.engine.reservation import (
     MOST_RESERVATIONS,
     find_reservation,
@@ -85,13 +85,12 @@ class Granting:
             if self._choice is not None and phase in self._choice.refused:
                 continue
             self.blocked.append((phase, tuple(phases), class_id[3]))
-            is_gang = class_id[2][:1] == (GANG,)
             room = queue.room_of(class_id, key)
             if is_within and room is not None and not queue.preempts:  # who may preempt must be among the blocked
                 queue.free.found_none(room)
-            if is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, is_gang)):
+            if is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):
                 self._reserve(phase, phases)
-            elif not is_gang and PROCESS not in class_id[2] and not is_chooser(class_id):
+            elif not (is_gang(class_id) or needs_process(class_id) or is_chooser(class_id)):
                 queue.full.add(class_id)
         if state.review_at is not None or self._choice is not None:
             self._review()
@@ -113,7 +112,7 @@ class Granting:
         for phase in phases:
             if not choice.has_room and self._needs_gpu(phase):
                 continue
-            class_id, key = queue.class_of(phase), queue.keys[phase]
+            class_id, key = queue.classes.of(phase), queue.keys[phase]
             if state.queues and not self._is_within_quota((phase,), class_id[3]):
                 continue
             places = self._places((phase,), class_id)
@@ -135,8 +134,8 @@ class Granting:
         be one that has to leave this place alone."""
         queue, state = self._queue, self._state
         for owner in sorted(state.reservations, key=lambda p: (state.reservations[p].at, p)):
-            class_id = queue.class_of(owner)
-            if class_id[2][:1] == (GANG,) or not self._is_within_quota((owner,), class_id[3]):
+            class_id = queue.classes.of(owner)
+            if is_gang(class_id) or not self._is_within_quota((owner,), class_id[3]):
                 continue
             places = self._places((owner,), class_id)
             if places is not None:
@@ -147,8 +146,8 @@ class Granting:
     def _takes_reader(self, class_id: ClassId, place: Place) -> bool:
         """Whether the place went to a phase behind the first of its class, for what it need not fetch there."""
         queue, state = self._queue, self._state
-        is_free = class_id[1] == ANY and class_id[2][:1] != (GANG,) and PROCESS not in class_id[2]
-        is_free = is_free and not is_chooser(class_id) and not state.reservations
+        is_free = class_id[1] == ANY and not (is_gang(class_id) or needs_process(class_id) or is_chooser(class_id))
+        is_free = is_free and not state.reservations
         if not is_free or state.plan_is_firm or not queue.policy.weighs_transfers:
             return False
         first, *others = queue.first_of(class_id, CANDIDATES)
@@ -168,7 +167,7 @@ class Granting:
     def _places(self, phases: Sequence[int], class_id: ClassId) -> Sequence[Place] | None:
         """A place for each, without delaying what is reserved for others."""
         state = self._state
-        if class_id[2][:1] == (GANG,):
+        if is_gang(class_id):
             places = self._gang_places(phases)
             keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
             return places if keeps else None
@@ -211,13 +210,13 @@ class Granting:
     def _needs_gpu(self, phase: int) -> bool:
         return self._state.shapes[self._state.shape[phase]].gpu_milli > 0
 
-    def _must_reserve(self, key: Key, phases: Sequence[int], is_gang: bool) -> bool:
+    def _must_reserve(self, key: Key, phases: Sequence[int], class_id: ClassId) -> bool:
         """A gang that has waited long; and a gang or a set of GPUs that a deadline has put forward: the order alone
         never brings it more than one free device at a time."""
-        if is_gang and self._has_waited_long(phases):
+        if is_gang(class_id) and self._has_waited_long(phases):
             return True
         state = self._state
-        is_set = is_gang or state.shapes[state.shape[phases[0]]].gpu_milli > WHOLE_DEVICE
+        is_set = is_gang(class_id) or state.shapes[state.shape[phases[0]]].gpu_milli > WHOLE_DEVICE
         return is_set and self._queue.is_urgent(key)
 
     def _has_waited_long(self, phases: Sequence[int]) -> bool:

@@ -14,13 +14,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 
+from egs_core.engine.classes import ClassId
 from egs_core.engine.policy import Key
 
-ClassId = tuple[int, int, tuple[int, ...], int]
 Room = tuple[int, int]
 Head = tuple[Key, int, ClassId]
-ANY = -1  # bound to no node
-PROCESS = -1  # last of a class's third part: its tasks need a warm process
 AFTER_ALL = 1 << 62  # a phase number behind all others
 
 

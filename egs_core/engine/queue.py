@@ -1,18 +1,8 @@
 """Ready phases in the policy's order.
 
-One heap a *class*: phases that fit, or do not fit, in the same places. When the first of a class cannot be placed, the
-whole class is passed over and the first of another may start (backfill).
-
-    class = (shape, node the phase is bound to or ANY, what else decides where it may start)
-    plain tasks of one phase              (shape, ANY, ())
-    first of several phases               (shape, ANY, shapes of all phases)      one node must offer them all
-    with a warm key                       (shape, ANY or its process's node, shapes of all phases + (PROCESS,))
-    later phase of a started task         (shape, its node, ())
-    phases of a gang, as one entry        (shape of the leader, ANY, (GANG, number of the gang))
-    with flavors to choose from           any of the first three, with (CHOOSER - kind) behind the rest
-
-With queues configured a class has the number of its queue behind that, and queues come before what is in them: one that
-stays within its nominal quota before one that borrows, then the smaller fair share.
+One heap a class (`classes`). When the first of a class cannot be placed, the whole class is passed over and the first
+of another may start (backfill). With queues configured they come before what is in them: one that stays within its
+nominal quota before one that borrows, then the smaller fair share.
 
 A heap keeps outdated entries until they come up: only the entry whose key is the very object in `keys` counts.
 """
@@ -23,20 +13,18 @@ import heapq
 from collections.abc import Iterable
 
 from egs_core.engine import quota
+from egs_core.engine.classes import Classes, ClassId, is_chooser, is_gang, needs_process
 from egs_core.engine.deadlines import NO_DEADLINE, Urgency
 from egs_core.engine.flavor_choice import Refused
-from egs_core.engine.flavors import chooses, relative_speeds
 from egs_core.engine.free_index import FreeIndex
 from egs_core.engine.gangs import index_of, missing_members
-from egs_core.engine.heads import ANY, PROCESS, ClassId, Head, Heads, Room
+from egs_core.engine.heads import Head, Heads, Room
 from egs_core.engine.policy import OVERDUE_TERM, Key, Policy
 from egs_core.engine.state import State
 from egs_core.graph.columns import Shape
 
 Standing = tuple[bool, float]
 Entry = tuple[Key, int]
-GANG = -2
-CHOOSER = -3  # and below: one number for all tasks that want the same of the flavors
 SAME_STANDING: Standing = (False, 0.0)
 QUEUE_TERMS = ("nominal_quota", "fair_share")
 ONLY_CANDIDATE = "only_candidate"
@@ -56,7 +44,7 @@ class ReadyQueue:
         self._names = policy.term_names
         self._default_max_wait_s = default_max_wait_s
         self.refused: dict[int, Refused] = {}  # phase that waits for a better flavor than what is free
-        self._kinds: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}
+        self.classes = Classes(state)
         self._heaps: dict[ClassId, list[Entry]] = {}
         self.heads = Heads(self.room_of)
         self.free = FreeIndex(state, self.heads)
@@ -159,7 +147,7 @@ class ReadyQueue:
         phase = heapq.heappop(self._heaps[class_id])[1]
         del self.keys[phase]
         self._settle(class_id)
-        if class_id[2][:1] == (GANG,):
+        if is_gang(class_id):
             gang = class_id[2][1]
             del self.leaders[gang]
             index = index_of(self.state, phase)
@@ -195,7 +183,7 @@ class ReadyQueue:
         if old is not None:
             self._settle_without(phase, old)
         self.is_dirty = True
-        class_id = self.class_of(phase)
+        class_id = self.classes.of(phase)
         heap = self._heaps.get(class_id)
         if heap is None:
             heap = self._heaps[class_id] = []
@@ -205,35 +193,10 @@ class ReadyQueue:
         if heap[0][1] == phase and (self.preempts or self.state.reservations):
             self.full.discard(class_id)  # it may have rights that what waited in front of it had not
 
-    def class_of(self, phase: int) -> ClassId:
-        """What it shares a heap with: phases of one shape that may go to the same nodes."""
-        state = self.state
-        task, shape = state.task_of[phase], state.shape[phase]
-        first, end = state.first_phase[task], state.first_phase[task + 1]
-        queue = state.queue_of(task) if state.queues else quota.NO_QUEUE
-        if state.gang_of and task in state.gang_of:
-            return shape, ANY, (GANG, state.gang_of[task]), queue
-        if phase != first:
-            return shape, state.home[task], (), queue
-        needs_process = task in state.options and state.options[task].warm_key
-        if not needs_process:
-            rest = () if end - first == 1 else tuple(state.shape[first:end])
-            return shape, ANY, (*rest, *self._kind_of(task)) if state.flavors or state.options else rest, queue
-        return shape, state.home.get(task, ANY), (*state.shape[first:end], PROCESS, *self._kind_of(task)), queue
-
-    def _kind_of(self, task: int) -> tuple[int, ...]:
-        """What the task wants of the flavors, as a number below CHOOSER; nothing for one to which they are alike."""
-        state = self.state
-        allowed = state.options_of(task).flavors
-        speeds = relative_speeds(state, task) if state.flavors and chooses(state, task) else ()
-        if not allowed and not speeds:
-            return ()
-        return (CHOOSER - self._kinds.setdefault((allowed, speeds), len(self._kinds)),)
-
     def has_split_tasks(self) -> bool:
         """Whether a task waits whose GPU phase comes after a CPU phase: it can start while every device is taken."""
         shapes = self.state.shapes
-        may_choose = [c for c in self.heads.of if is_chooser(c) or c[2][:1] == (GANG,)]
+        may_choose = [c for c in self.heads.of if is_chooser(c) or is_gang(c)]
         return any(not shapes[class_id[0]].gpu_milli for class_id in may_choose)
 
     def first_choosers(self, count: int) -> list[int]:
@@ -306,8 +269,7 @@ class ReadyQueue:
     def room_of(self, class_id: ClassId, key: Key) -> Room | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that are overdue or urgent, which reserve."""
-        more = class_id[2]
-        has_own = bool(more) and (more[0] == GANG or PROCESS in more or is_chooser(class_id))
+        has_own = is_gang(class_id) or needs_process(class_id) or is_chooser(class_id)
         if has_own or self.is_overdue(key) or self.is_urgent(key):
             return None
         return class_id[:2]
@@ -385,7 +347,7 @@ class ReadyQueue:
             if self._is_waiting(entry):
                 phase = entry[1]
                 self._push(phase, overdue_key(self.keys[phase], entry[2]))
-                self.full.discard(self.class_of(phase))  # it reserves what it lacks, so it must be looked at
+                self.full.discard(self.classes.of(phase))  # it reserves what it lacks, so it must be looked at
 
     def next_urgent(self) -> float | None:
         """When a deadline next changes the place of a queued phase."""
@@ -397,7 +359,7 @@ class ReadyQueue:
             key = self._place_of(phase)
             if not self.is_overdue(self.keys[phase]) and key != self.keys[phase]:
                 self._push(phase, key)
-                self.full.discard(self.class_of(phase))  # it may reserve what it lacks
+                self.full.discard(self.classes.of(phase))  # it may reserve what it lacks
 
     def stale_deadlines(self) -> list[int]:
         """Queued phases that are not where their deadlines put them; none, always."""
@@ -414,11 +376,6 @@ class ReadyQueue:
         _, phase, order = deadline
         key = self.keys.get(phase)
         return key is not None and self.state.order[phase] == order and not self.is_overdue(key)
-
-
-def is_chooser(class_id: ClassId) -> bool:
-    """Whether phases of the class prefer some flavors, or may run on some only."""
-    return bool(class_id[2]) and class_id[2][-1] <= CHOOSER
 
 
 def overdue_key(key: Key, order: int) -> Key:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from egs_core.engine import Engine, EngineConfig, free_index
 from egs_core.engine import messages as m
+from egs_core.engine.classes import ClassId
 from egs_core.engine.free_index import FreeIndex
-from egs_core.engine.heads import ClassId, Heads
+from egs_core.engine.heads import Heads
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 from egs_core.testing.engine_world import World
