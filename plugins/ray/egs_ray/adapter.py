@@ -27,7 +27,7 @@ CAPABILITIES = {
     "preload": "yes",
     "gang": "no: not built yet; Ray's own placement groups are left alone",
     "preempt": "no: not built yet; Ray cannot take resources back from a running task",
-    "limits": "no: not built yet",
+    "limits": "partly: time and GPU time of tasks in egs_ray.run; at a limit they are cancelled at once",
     "abort": "yes",
     "audit": "no: not built yet; a Ray cluster keeps no history of its own when it ends",
 }
