@@ -95,7 +95,8 @@ def upcoming(
                     ends[child] = after(start, _length(state, state.phases_of(child)))
                     following.append(child)
                 options = state.options.get(child)
-                if options is not None and options.warm_key and not options.gang:
+                may_load = child not in state.start_cold  # a driver that cannot make one would be asked for ever
+                if options is not None and options.warm_key and not options.gang and may_load:
                     found.append((start, child))
         level = following
         if not level or len(found) >= MAX_CANDIDATES:

@@ -43,6 +43,21 @@ def test_a_failed_preload_lets_the_task_start_cold() -> None:
     assert bench.preloaded() == ["g"]
 
 
+def test_a_failed_preload_of_a_task_to_come_is_not_tried_again() -> None:
+    """A driver that answers each preload with a failure is asked once, however soon the task is due."""
+    bench = EngineBench(2, 1)
+    bench.submit(graph_of({"a": (), "g": ("a",)}, {"a": (cpu(0.5),), "g": (gpu(),)}, {"g": K1}))
+    bench.start("a", 0.0)
+    while not bench.preloaded():
+        bench.send(m.Tick(), bench.now + 0.05)
+    bench.send(m.PreloadFailed(bench.task("g")))
+    for step in range(20):
+        bench.send(m.Tick(), 0.5 + step * 0.05)
+    assert bench.preloaded() == ["g"]
+    bench.end("a", 2.0)
+    assert bench.grant_of("g").warm is False
+
+
 @pytest.mark.parametrize("answer", [m.DecisionRejected, m.DecisionLost])
 def test_a_refused_preload_is_a_failed_one(answer: type[m.DecisionRejected] | type[m.DecisionLost]) -> None:
     """Rejected or lost by its decision number: the task starts cold."""
