@@ -119,7 +119,7 @@ class Endings:
         self._phases.give_back(job)
         self._drop_children(job)
         job.way, job.submission, job.ref, job.promised = Way.NATIVE, 0, None, False
-        job.peer, job.life = None, ""
+        job.peer, job.is_warm, job.life = None, False, ""  # the result may be there before its connection's end
         if job.grant is not None:
             self._submissions.submit_native(job)
         else:
