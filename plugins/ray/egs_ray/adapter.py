@@ -27,11 +27,12 @@ CAPABILITIES = {
     "preload": "yes",
     "gang": "no: not built yet; Ray's own placement groups are left alone",
     "preempt": "no: not built yet; Ray cannot take resources back from a running task",
-    "limits": "partly: time and GPU time of tasks in egs_ray.run; at a limit they are cancelled at once",
+    "limits": "yes",
     "abort": "yes",
     "audit": "no: not built yet; a Ray cluster keeps no history of its own when it ends",
 }
-"""`abort` ends runs of `egs_ray.run`; the tasks of other drivers cannot be ended without their references."""
+"""`abort` and `limits` (time and GPU time; a task is cancelled at once) are for runs of `egs_ray.run`: the tasks of
+other drivers cannot be ended without their references."""
 
 HELD_BACK = {
     "submit": "what a script submits is not seen: the hook can only observe, without edges",

@@ -27,6 +27,7 @@ def test_every_capability_is_answered() -> None:
         "order",
         "split",
         "preload",
+        "limits",
         "abort",
     ]
 
