@@ -12,6 +12,7 @@
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
     flavors   jobs on three kinds of GPU: completion time and cost by policy (EGS_DATA has the measured speeds)
+    limits    deadlines met when the engine is told of them and not, and what limits and deadlines cost it
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
 
@@ -56,6 +57,7 @@ SUITES = (
     "throughput",
     "streams",
     "flavors",
+    "limits",
     "demo",
 )
 
@@ -84,8 +86,7 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.streams", "--json", "-", *less, *_plot("streams")]]
     if suite == "cold":
         small = ("--workloads", "15", "--loads", "1.2") if quick else ()
-        drawn = ("--plot", str(OUT / "cold_starts.png")) if find_spec("matplotlib") else ()
-        return [["-m", "benchmarks.cold_starts", "--json", "-", *small, *drawn]]
+        return [["-m", "benchmarks.cold_starts", "--json", "-", *small, *_plot("cold_starts")]]
     if suite == "preload":
         return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
     if suite == "gpu_jobs":
@@ -93,7 +94,7 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         waits = (("any_wait",), ("max_wait", "--max-wait-s", "129600"))
         calls = [["-m", "benchmarks.gpu_jobs", "--json", *small, *wait] for _, *wait in waits]
         for call, (name, *_) in zip(calls, waits, strict=True):
-            call += ["--plot", str(OUT / f"gpu_jobs_{name}.png")] if find_spec("matplotlib") else []
+            call += _plot(f"gpu_jobs_{name}")
         return calls
     if suite == "submit":
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
@@ -106,6 +107,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
     if suite == "packing":
         small = ("--seeds", "2", "--share", "0.2") if quick else ()
         return [["-m", "benchmarks.fragmentation", "--json", "-", *small, *_plot("packing")]]
+    if suite == "limits":
+        return [["-m", "benchmarks.limits", "--json", *(("--seeds", "1", "--rounds", "1") if quick else ())]]
     if suite == "flavors":
         fewer = ("--rates", "5", "--jobs", "300", "--seeds", "1") if quick else ()
         return [["-m", "benchmarks.heterogeneous", "--json", *fewer, *_plot("flavors")]]

@@ -1,8 +1,9 @@
-"""What all plots of the suites share: where the library comes from, how a figure begins, and how it is written."""
+"""What the suites share of their output: the plots' library, how a figure begins and is written, and the JSON."""
 
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,12 @@ def drawn(figure: Any, path: Path) -> None:
     """Write the figure; its folder is made when it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
+
+
+def is_printed(result: dict[str, Any], where: str | None) -> bool:
+    """Write a suite's result as JSON into the file, or print it for "-". Whether it was printed: then no table is."""
+    if where == "-":
+        print(json.dumps(result))
+    elif where:
+        Path(where).write_text(json.dumps(result, indent=1) + "\n")
+    return where == "-"

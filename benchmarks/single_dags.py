@@ -18,7 +18,6 @@ blind: nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import pickle
@@ -31,7 +30,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from benchmarks.plots import drawing_library
+from benchmarks.plots import drawing_library, is_printed
 from benchmarks.single_dags_figures import (
     NETWORKS,
     OWN,
@@ -229,12 +228,8 @@ def main() -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    if arguments.json == "-":
-        print(json.dumps(result))
-        return 0
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
-    show(result, Console(width=240))
+    if not is_printed(result, arguments.json):
+        show(result, Console(width=240))
     return 0
 
 

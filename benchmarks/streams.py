@@ -16,7 +16,6 @@ of ratios stream by stream, over_best a ratio of means.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -30,7 +29,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.plots import drawing_library
+from benchmarks.plots import drawing_library, is_printed
 from benchmarks.single_dags_instances import Instance, load_instances
 from benchmarks.streams_peers import PEERS, USE_BELIEFS, Arrival, missing_peers, run_peer
 from egs_core.engine.policy import POLICIES
@@ -275,12 +274,8 @@ def main() -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    if arguments.json == "-":
-        print(json.dumps(result))
-        return 0
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
-    show(result, Console(width=160))
+    if not is_printed(result, arguments.json):
+        show(result, Console(width=160))
     return 0
 
 

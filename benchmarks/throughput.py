@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
@@ -31,7 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.plots import drawing_library, figure_of
+from benchmarks.plots import drawing_library, figure_of, is_printed
 from benchmarks.rate import random_graph
 from benchmarks.rate_peers import run_dask, run_list_scheduler
 from benchmarks.throughput_cluster import Progress, cluster, drive, mixed_graphs, queued_engine
@@ -234,11 +233,7 @@ def main() -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    if arguments.json == "-":
-        print(json.dumps(result))
-    else:
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+    if not is_printed(result, arguments.json):
         show(result, Console(width=140))
     return 1 if arguments.check and not result["cluster"]["reached"] else 0
 

@@ -27,15 +27,14 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from egs_core.engine.flavors import FlavorSpec
 from egs_core.engine.slices import mig_profiles
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
-from egs_core.queues import input_error, line_of, read_text, read_yaml
 from egs_core.sim.config import SimNode
-from egs_core.units import parse_bytes
+from egs_core.yaml_file import FileModel, Size, input_error, line_of, read_text, read_yaml
 
 MOST_NODES = 10_000
 
@@ -47,23 +46,11 @@ class ClusterFile(msgspec.Struct, frozen=True):
     flavors: tuple[FlavorSpec, ...] = ()
 
 
-def _bytes(value: object) -> int:
-    try:
-        return parse_bytes(value)
-    except InputError as error:
-        raise ValueError(f"{error.problem}; {error.hint}") from None
-
-
 Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-Size = Annotated[int, BeforeValidator(_bytes)]
 Name = Annotated[str, Field(min_length=1)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Flavor(_Model):
+class Flavor(FileModel):
     """One flavor as a user writes it."""
 
     name: Name
@@ -77,7 +64,7 @@ class Flavor(_Model):
         return FlavorSpec(self.name, self.gpu_hour, self.cpu_hour, self.speed, profiles)
 
 
-class Nodes(_Model):
+class Nodes(FileModel):
     """One node, or `count` equal ones."""
 
     name: Name
@@ -87,7 +74,7 @@ class Nodes(_Model):
     gpus: Annotated[int, Field(ge=0, le=MOST_NODES)] = 0
     memory: Size | None = None
     gpu_memory: Size | None = None
-    topology: dict[Name, Name] = {}
+    topology: dict[Name, Name] = Field(default_factory=dict)
 
     def to_nodes(self) -> list[SimNode]:
         names = [self.name] if self.count is None else [f"{self.name}-{i}" for i in range(self.count)]
@@ -96,7 +83,7 @@ class Nodes(_Model):
         return [msgspec.structs.replace(node, name=name) for name in names]
 
 
-class _File(_Model):
+class _File(FileModel):
     nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)]
     flavors: tuple[Flavor, ...] = ()
 

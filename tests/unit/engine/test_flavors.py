@@ -17,7 +17,7 @@ FAST, SLOW = FlavorSpec("fast", 4.0, 0.1), FlavorSpec("slow", 0.5, 0.1, speed=0.
 
 def cluster(objective: str = "finish", fast: int = 1, slow: int = 1, **config: object) -> EngineBench:
     """One node of each flavor."""
-    bench = EngineBench(config=EngineConfig(objective=objective, **config))  # type: ignore[arg-type]
+    bench = EngineBench(config=EngineConfig(objective=objective, **config))  # type: ignore[arg-type]  # any field
     bench.send(m.NodeAdded("f", 8.0, fast, flavor="fast"))
     bench.send(m.NodeAdded("s", 8.0, slow, flavor="slow"))
     bench.send(m.FlavorsChanged((FAST, SLOW)))

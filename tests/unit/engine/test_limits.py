@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -291,7 +293,7 @@ def test_limits_are_enforced_before_others_are_preempted() -> None:
     assert bench.state.task_ids[stops(bench)[0].task] == "a"
 
 
-def test_a_restart_from_the_journal_keeps_the_totals(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_restart_from_the_journal_keeps_the_totals(tmp_path: Path) -> None:
     """After a crash the limit is reached when it would have been."""
     path = tmp_path / "engine.journal"
     engine = Engine(EngineConfig(record=True))
