@@ -239,6 +239,9 @@ def test_run_log_is_whole_and_history_is_learned(tmp_path: Path) -> None:
     ended = {x.task: x.outcome for x in log.records if isinstance(x, Ended)}
     assert started == set(ended) == {"total-0", "total-1", "stamp-0", "stamp-1"}
     assert set(ended.values()) == {"succeeded"}
+    longest_s = max(x.t for x in log.records if isinstance(x, Ended)) - min(
+        x.t for x in log.records if isinstance(x, Started)
+    )
     metrics = summarise([log.header, *log.records])
     assert 0.6 < metrics.gpu_used_s <= metrics.gpu_held_s
     assert metrics.wastage_effective is not None
@@ -248,7 +251,7 @@ def test_run_log_is_whole_and_history_is_learned(tmp_path: Path) -> None:
         learned = again.learning.believe("learned", convert(node).graph)
     for graph in (believed, learned):
         of_stamp = [graph.phase_duration_s[graph.phase_offsets[i]] for i, n in enumerate(graph.names) if n == "stamp"]
-        assert of_stamp == pytest.approx([0.4, 0.4], rel=0.2)
+        assert 0.4 <= min(of_stamp) <= max(of_stamp) <= longest_s
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
