@@ -5,13 +5,16 @@
     throughput  phases a second from 1,000 to 1,000,000 tasks, and with 100,000 queued for 1,000 devices; memory a task
     streams   DAGs that arrive at random: completion times by policy, beside other orders (EGS_DATA names the workflows)
     cold      what splitting, preloading and ordering bring on workflows with synthetic GPU phases, simulated
-    preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS
+    preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS; and what loading
+              costs the tasks that run meanwhile
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     submit    what a submission costs on Ray: plain, observed, ordered
     dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
     flavors   jobs on three kinds of GPU: completion time and cost by policy (EGS_DATA has the measured speeds)
+    fidelity  replays on a real Ray beside their simulation: how far the makespans are apart
+    gpu_paths what happens on a real GPU: device memory, contexts, what each phase sees (says so where there is none)
     limits    deadlines met when the engine is told of them and not, and what limits and deadlines cost it
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
@@ -58,6 +61,8 @@ SUITES = (
     "streams",
     "flavors",
     "limits",
+    "fidelity",
+    "gpu_paths",
     "demo",
 )
 
@@ -88,7 +93,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         small = ("--workloads", "15", "--loads", "1.2") if quick else ()
         return [["-m", "benchmarks.cold_starts", "--json", "-", *small, *_plot("cold_starts")]]
     if suite == "preload":
-        return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())]]
+        beside = ["-m", "benchmarks.preload_beside", "--json", *(("--rounds", "2") if quick else ())]
+        return [["-m", "benchmarks.preload", "--json", *(("--runs", "5", "--cold-runs", "2") if quick else ())], beside]
     if suite == "gpu_jobs":
         small = ("--gpus", "384", "--limit", "6000") if quick else ()
         waits = (("any_wait",), ("max_wait", "--max-wait-s", "129600"))
@@ -109,6 +115,10 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.fragmentation", "--json", "-", *small, *_plot("packing")]]
     if suite == "limits":
         return [["-m", "benchmarks.limits", "--json", *(("--seeds", "1", "--rounds", "1") if quick else ())]]
+    if suite == "fidelity":
+        return [["-m", "benchmarks.fidelity", "--json", *(("--limit", "4") if quick else ())]]
+    if suite == "gpu_paths":
+        return [["-m", "benchmarks.gpu_paths", "--json"]]
     if suite == "flavors":
         fewer = ("--rates", "5", "--jobs", "300", "--seeds", "1") if quick else ()
         return [["-m", "benchmarks.heterogeneous", "--json", *fewer, *_plot("flavors")]]

@@ -10,10 +10,10 @@ import contextlib
 import dis
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FunctionType, ModuleType, TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from egs_core.errors import InputError
 
@@ -26,6 +26,7 @@ class GpuProvider(Protocol):
 
     `acquire` blocks until the task holds its GPUs and returns their ids; it gets `cpus` only when the author wrote
     `egs.gpu(cpus=…)`. `release` gives back what `acquire` took. What `acquire` raises goes to the task's code.
+    It may also have `call(function, args, kwargs)`: how to run a GPU step of `egs.phases`, between the two.
     """
 
     def acquire(self, cpus: float | None = None) -> Devices: ...
@@ -109,6 +110,14 @@ def gpu(cpus: float | None = None) -> _GpuBlock:
     Without a provider (no adapter, EGS off or failed) it does nothing and gives `()`.
     """
     return _GpuBlock(cpus)
+
+
+def call_on_gpu(cpus: float | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function inside `with gpu(cpus):`, the way the provider wants it done."""
+    with gpu(cpus):
+        lease = _context_lease.get() or _process_lease
+        call = getattr(lease.provider, "call", None) if lease is not None else None
+        return function(*args, **kwargs) if call is None else call(function, args, kwargs)
 
 
 def has_gpu_block(function: object) -> bool:

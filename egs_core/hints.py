@@ -24,7 +24,7 @@ from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
 from egs_core.errors import InputError
-from egs_core.gpu_phase import GpuProvider, gpu, gpu_provider, has_gpu_block, set_gpu_provider
+from egs_core.gpu_phase import GpuProvider, call_on_gpu, gpu, gpu_provider, has_gpu_block, set_gpu_provider
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
 from egs_core.units import parse_bytes, parse_seconds
 
@@ -150,12 +150,14 @@ class OnGpu:
     cpus: float | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with gpu(self.cpus):
-            return self.function(*args, **kwargs)
+        return call_on_gpu(self.cpus, self.function, args, kwargs)
 
 
 def on_gpu(function: Callable[..., Any], *, cpus: float | None = None) -> OnGpu:
-    """Mark a function for `phases` as one that needs the GPU; called by itself it runs inside `with egs.gpu():`."""
+    """Mark a function for `phases` as one that needs the GPU; called by itself it runs inside `with egs.gpu():`.
+
+    On real devices it may run in a process of its own, whose end leaves a clean device: what it hands on is its value.
+    """
     _check_step(function, "egs.on_gpu")
     return OnGpu(function, cpus)
 

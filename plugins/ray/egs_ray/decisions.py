@@ -73,6 +73,7 @@ class Decisions:
                 job.waits_since = self._shared.driver.now()
             elif not self._phases.gets_place_first(job):
                 self._phases.take_lease(job, grant)
+        self._submissions.keep_promises_after(job)
 
     def _drop(self, job: Job, now: float) -> None:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""

@@ -71,15 +71,16 @@ class Leases:
         self._by_peer[peer] = lease.id
         return job
 
-    def release(self, lease: Lease) -> None:
-        """Give the resources back; before the holder has started: as soon as it does, or never take them."""
+    def release(self, lease: Lease, after: int = 0) -> None:
+        """Give the resources back; before the holder has started: as soon as it does, or never take them. after: not
+        before this process on the holder's node is gone."""
         if lease.over:
             return
         lease.over = True
         self._open.pop(lease.id, None)
         if lease.peer is not None:
             self._by_peer.pop(lease.peer, None)
-            _end(lease.peer, lease.id)
+            _end(lease.peer, lease.id, after)
         else:
             with contextlib.suppress(Exception):  # it has ended meanwhile, or Ray has
                 ray.cancel(lease.ref)
@@ -103,6 +104,6 @@ class Leases:
         return self._by_peer.get(peer)
 
 
-def _end(peer: Peer, lease: int) -> None:
+def _end(peer: Peer, lease: int, after: int = 0) -> None:
     with contextlib.suppress(OSError):  # a dead holder holds nothing
-        peer.send({"m": "release", "lease": lease})
+        peer.send({"m": "release", "lease": lease, "after": after})

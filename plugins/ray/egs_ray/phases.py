@@ -57,8 +57,10 @@ class Phases:
         self.let_go(job)
 
     def give_back(self, job: Job) -> None:
+        """What it holds; once its process is gone, where that has memory on a device, or ends with the task anyway."""
+        is_over = job.succeeded or job.failed or job.ended
         if job.lease is not None:
-            self._shared.leases.release(job.lease)
+            self._shared.leases.release(job.lease, job.pid if job.stays or (job.once and is_over) else 0)
             job.lease = None
 
     def lease_started(self, job: Job) -> None:
@@ -133,6 +135,6 @@ class Phases:
         """A GPU phase of its own is used from the moment its code was let go."""
         kinds = job.run.converted.graph.phases_of(job.index)
         on_gpu = self._shared.engine.state.kind[grant.phase] == GPU
-        if on_gpu and job.went_at and (len(kinds) > 1 or self._shared.options.split):
+        if on_gpu and job.went_at and not job.outside and (len(kinds) > 1 or self._shared.options.split):
             workload, task, index = self._shared.records.names(grant.phase)
             self._shared.learning.record(r.Used(job.went_at, now, workload, task, index, grant.attempt))

@@ -35,7 +35,7 @@ from egs_ray.promises import Promises
 from egs_ray.shared import Options, Shared
 from egs_ray.submissions import Submissions
 from egs_ray.tasks import Job, RunBooks
-from egs_ray.ways import choose_way, for_engine
+from egs_ray.ways import choose_way, for_engine, unshared
 from egs_ray.workers import Workers
 
 __all__ = ["Options", "Session"]
@@ -170,6 +170,8 @@ class Session:
             books.jobs.append(Job(books, index, first + index, way))
             self._shared.jobs[first + index] = books.jobs[-1]
         block = for_engine(graph, ways, nodes)
+        used_up = [job.index for job in books.jobs if not self._submissions.keeps_process(job)]
+        block = unshared(block, used_up, books.workload)
         tasks = m.TasksAdded(books.workload, block)
         self._records.workload(submitted, self.driver.now())
         self._shared.handle(tasks)

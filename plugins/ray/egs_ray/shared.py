@@ -37,6 +37,8 @@ class Options(msgspec.Struct, frozen=True):
     history: str | None = None
     default_max_wait_s: float | None = None
     preload_timeout_s: float = 60.0  # a preload that takes longer does not keep its task from starting
+    residue_bytes: int = 0  # device memory that a process may keep after its GPU block without keeping the GPU
+    gpu_process: bool | None = None  # GPU steps of `egs.phases` in processes of their own; None: on real devices
 
 
 class Shared:
@@ -60,6 +62,7 @@ class Shared:
         self.runs: dict[str, RunBooks] = {}
         self.awaited: set[Any] = set()  # references whose end something waits for
         self.native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
+        self.real_gpus = False  # some machine has real devices: processes that used them end with their task
         self.broken = False  # the engine is gone, or the session closed: Ray goes on alone
         self._warned: set[str] = set()
 

@@ -76,6 +76,10 @@ class Job(msgspec.Struct, eq=False):
     to_record: tuple[m.Grant, float] | None = None  # a start that is not yet in the run log, and its time
     gave_up_warming: bool = False
     waits_since: float = 0.0  # it was granted, and takes nothing before it is warm
+    apart: bool = False  # its GPU steps run in processes of their own
+    once: bool = False  # its process ends with it
+    stays: bool = False  # its process has memory on a device: that is held until the process is gone
+    outside: bool = False  # it has left its GPU block, but its GPU phase goes on because something stays
 
     @property
     def warm_key(self) -> str:
@@ -114,6 +118,11 @@ class RunBooks:
     def has_arguments(self, index: int) -> bool:
         """Whether every task that this one takes a value from has been submitted."""
         return all(parent in self.results for parent in self.converted.graph.parents[index])
+
+    def has_lasting_arguments(self, index: int) -> bool:
+        """And none of those waits in a process that may still be given up, and its reference with it."""
+        parents = self.converted.graph.parents[index]
+        return self.has_arguments(index) and all(self.jobs[parent].parked_since is None for parent in parents)
 
     def arguments(self, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The task's arguments, with references where other tasks' values go."""
@@ -217,10 +226,10 @@ class RemoteFunctions:
     """One RemoteFunction for each (wrapper, function): Ray exports each to the cluster once."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._made: dict[tuple[str, int, Any], tuple[Any, Any]] = {}
 
     def get(self, wrapper: Callable[[Any], Any], function: Callable[..., Any], **options: Any) -> Any:
-        key = (wrapper.__name__, id(function))
+        key = (wrapper.__name__, id(function), options.get("max_calls"))
         if key not in self._made:
             remote = ray.remote(**options) if options else ray.remote
             self._made[key] = (remote(wrapper(function)), function)  # the function is kept: its id is the key

@@ -3,7 +3,7 @@ not start phase by phase. Pure: reads and rewrites a block of the graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -36,6 +36,15 @@ def for_engine(graph: Graph, ways: Sequence[Way], nodes: Sequence[Node]) -> Grap
         elif is_ungated(block, index, block.phase_duration_s[first]):
             block.phase_shape[first] = block.intern_shape(Shape(0))
     return block
+
+
+def unshared(block: Graph, tasks: Iterable[int], workload: str) -> Graph:
+    """The block with warm keys of their own for these tasks: no process that is left over serves another."""
+    options = dict(block.options)
+    for index in tasks:
+        if index in options and (key := options[index].warm_key):
+            options[index] = msgspec.structs.replace(options[index], warm_key=f"{key}#{workload}#{index}")
+    return msgspec.structs.replace(block, options=options)
 
 
 def _make_whole(block: Graph, index: int, nodes: Sequence[Node]) -> None:

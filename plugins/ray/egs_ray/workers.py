@@ -1,4 +1,4 @@
-"""What worker processes say: hello, warm, began, want, free, left and end, and that they are gone."""
+"""What worker processes say: hello, warm, began, want, free, left, stays, again and end, and that they are gone."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class Workers:
             "want": self._want,
             "free": self._free,
             "left": self._left_gpu,
+            "stays": self._stays,
+            "again": self._again,
             "end": self._end,
         }
         said[message["m"]](job, peer, message)
@@ -49,6 +51,7 @@ class Workers:
         if lease is not None:
             self._phases.lease_over(lease)
         for job in [job for job in self._shared.submitted.values() if job.peer is peer and not job.succeeded]:
+            job.stays = job.stays or self._shared.real_gpus  # its memory goes with the process, just after its line
             self._endings.lost_attempt(job, "preempted")
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
@@ -56,6 +59,11 @@ class Workers:
             self._endings.lost_attempt(job, "preempted")  # Ray tries again; the end of the last try may be heard later
         job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
         job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
+        job.stays = job.outside = False
+        self._shared.real_gpus = self._shared.real_gpus or message.get("real", False)
+        if not (self._submissions.suits(job) or job.succeeded or self._shared.broken):
+            self._submissions.submit_again(job)  # nobody knew of its machine's devices when it was submitted
+            return
         if job.succeeded or self._shared.broken:
             self._phases.on_its_own(job)  # Ray lost the result, or EGS its engine
         elif job.grant is not None and job.lease is None and not self._phases.gets_warm_first(job, job.grant):
@@ -101,9 +109,25 @@ class Workers:
             job.went_at = 0.0
         self._phases.give_back(job)
 
+    def _stays(self, job: Job, _peer: Peer, message: Message) -> None:
+        """It has left its GPU block, and something of it has not left the device: nobody else can have that."""
+        if job.grant is not None:
+            self._phases.used(job, job.grant, self._shared.driver.now())
+        job.stays = job.outside = True
+        left = "memory" if message["bytes"] is None else f"{message['bytes'] / 2**20:,.0f} MiB"
+        self._shared.warn_once(
+            f"{job.run.converted.graph.names[job.index]} leaves {left} on its GPU after `with egs.gpu():`, so the GPU "
+            f"stays held until the task ends: egs.phases(…, egs.on_gpu(…), …) runs GPU steps in processes of their own"
+        )
+
+    def _again(self, job: Job, _peer: Peer, _message: Message) -> None:
+        """It is back in its GPU block, on the device that it still holds."""
+        job.outside, job.went_at = False, self._shared.driver.now()
+
     def _end(self, job: Job, _peer: Peer, message: Message) -> None:
         job.ended = True
-        if job.way is Way.SHELL and message["ok"]:
+        job.stays = bool(message.get("stays"))
+        if job.way is Way.SHELL and message["ok"] and not job.once:
             self._submissions.about_to_leave(job)
         if message["ok"]:
             self._endings.succeeded(job)
