@@ -2,7 +2,8 @@
 # Words after the command: make test ARGS='tests/unit -k graph', make demo ARGS=--json.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format clean
+OTHER_RAYS = 2.59.0
+.PHONY: help setup demo test test-long test-versions bench lint format clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
@@ -10,6 +11,8 @@ RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
 help:
 	@echo 'make demo   run the demo natively and with EGS on a local Ray, compare, write build/demo/report.html'
 	@echo 'make test   run the tests'
+	@echo 'make test-long     run the tests that start clusters of their own'
+	@echo 'make test-versions run the tests of Ray that are not long on $(OTHER_RAYS) too'
 	@echo 'make bench  measure: engine, graphs, and the demo in all its variants'
 	@echo 'make lint   ruff, mypy --strict, import contracts'
 	@echo 'make format apply ruff'\''s formatting and safe fixes'
@@ -24,6 +27,17 @@ demo: setup
 test: setup
 	@$(RUN) .venv/bin/python -m pytest $(ARGS)
 
+test-long: setup
+	@$(RUN) .venv/bin/python -m pytest -m long $(ARGS)
+
+# Each in an environment of its own over .venv. The cache is for failed tests, which are those of `make test`.
+test-versions: setup
+	@for version in $(OTHER_RAYS); do \
+		.venv/bin/python scripts/setup_ray.py $$version || exit 1; \
+		PATH="$(CURDIR)/.venv-ray-$$version/bin:$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 \
+			.venv-ray-$$version/bin/python -m pytest -p no:cacheprovider tests/unit/ray tests/conformance/ray $(ARGS) || exit 1; \
+	done
+
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)
 
@@ -35,5 +49,5 @@ format: setup
 	@$(RUN) ruff format --quiet .
 
 clean:
-	rm -rf .venv .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-ray* .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

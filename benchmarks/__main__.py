@@ -8,7 +8,7 @@
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS; and what loading
               costs the tasks that run meanwhile
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
-    submit    what a submission costs on Ray: plain, observed, ordered
+    submit    what a submission costs on Ray: natively, observed, with the hook on, and through the gates
     dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot

@@ -1,10 +1,12 @@
-"""What a submission costs on Ray: plain, with the hook observing, and with the hook on for tasks that it lets pass.
+"""What a submission costs on Ray: natively, with the hook observing, and with the hook on.
 
-    python -m benchmarks.submit --tasks 2000 --rounds 3
+    python -m benchmarks.submit --tasks 2000 --rounds 5
 
-Each mode runs in a process and on a local Ray of its own, interleaved. Tasks do nothing and are known to be short, so
-EGS has no reason to hold them. `tasks_per_s` runs from the first submission to the last result; the latency is that of
-the call of `.remote()`. `said` is what EGS told the user: a hook that could not act says so there.
+Each run is a driver process of its own, all on one local Ray, interleaved: every round runs every variant once, in the
+other direction than the round before. `cpu` tasks are known to be short, so the hook lets them pass; `gpu` tasks (of
+logical GPUs) go through a gate. Tasks do nothing. `tasks_per_s` runs from the first submission to the last result; the
+latency is that of the call of `.remote()`. Shares and differences are to native in the same round: their median, and
+the lowest and highest. `said` is what EGS told the user where it could not act.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -14,89 +16,133 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import msgspec
 
 CPUS = 2
-HOOK = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook"}
-MODES: dict[str, dict[str, str]] = {
-    "plain": {},
-    "observe": {**HOOK, "EGS_MODE": "observe"},
-    "on": {**HOOK, "EGS_MODE": "on"},
-}
+GPUS = 4
+WARM_UP_TASKS = 500
 TIMEOUT_S = 300
+HOOK = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook"}
+
+Kind = Literal["cpu", "gpu"]
 
 
-def measure(mode: str, tasks: int, folder: str) -> dict[str, float]:
-    """One mode in this process, which must be a fresh one: a hook stays in place."""
+class Variant(msgspec.Struct, frozen=True):
+    """Which tasks are submitted, and the environment of their driver."""
+
+    kind: Kind
+    environment: dict[str, str]
+
+
+VARIANTS = {
+    "native": Variant("cpu", {}),
+    "observe": Variant("cpu", {**HOOK, "EGS_MODE": "observe"}),
+    "on, ungated": Variant("cpu", {**HOOK, "EGS_MODE": "on"}),
+    "native gpu": Variant("gpu", {}),
+    "local gate": Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "local"}),
+}
+if find_spec("egs_ray.nested"):  # an installation without a cluster's gate falls back to the local one
+    VARIANTS["cluster gate"] = Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "cluster"})
+NATIVE: dict[Kind, str] = {"cpu": "native", "gpu": "native gpu"}
+
+
+def measure(kind: Kind, tasks: int) -> dict[str, float]:
+    """Submit the tasks in this process, which must be a fresh one: a hook stays in place."""
     import numpy as np
     import ray
 
     import egs_core as egs
-    from egs_ray.local import local_ray
 
     @ray.remote
     @egs.task(expect=0.001)
-    def nothing() -> None:
+    def short() -> None:
         return None
 
-    own = {"EGS_RUNLOG": f"{folder}/log.jsonl", "EGS_HISTORY": f"sqlite:///{folder}/history.sqlite"}
-    with local_ray(CPUS, 0, {**MODES[mode], **own, "XDG_DATA_HOME": folder}):
-        ray.get([nothing.remote() for _ in range(100)])  # processes started, function exported
-        latencies, refs, began = [], [], time.perf_counter()
-        for _ in range(tasks):
-            before = time.perf_counter()
-            refs.append(nothing.remote())
-            latencies.append(time.perf_counter() - before)
-        ray.get(refs)
-        took = time.perf_counter() - began
+    @ray.remote(num_gpus=1, num_cpus=CPUS / GPUS, max_calls=0)
+    def on_gpu() -> None:
+        return None
+
+    task = short if kind == "cpu" else on_gpu
+    ray.init(logging_level="ERROR", log_to_driver=False)
+    ray.get([task.remote() for _ in range(WARM_UP_TASKS)])  # processes started, function exported, hook's parts made
+    latencies, refs, began = [], [], time.perf_counter()
+    for _ in range(tasks):
+        before = time.perf_counter()
+        refs.append(task.remote())
+        latencies.append(time.perf_counter() - before)
+    ray.get(refs)
+    took = time.perf_counter() - began
     p50, p99 = np.percentile(latencies, [50, 99])
     return {"tasks_per_s": tasks / took, "submit_p50_ms": float(p50) * 1000, "submit_p99_ms": float(p99) * 1000}
 
 
-def run_mode(mode: str, tasks: int) -> dict[str, Any]:
+def run_variant(name: str, tasks: int, address: str) -> dict[str, Any]:
     """`measure` in a process of its own, and what EGS said."""
+    variant = VARIANTS[name]
+    command = [sys.executable, "-m", "benchmarks.submit", "--kind", variant.kind, "--tasks", str(tasks)]
     with tempfile.TemporaryDirectory(prefix="egs-submit-") as folder:
-        command = [sys.executable, "-m", "benchmarks.submit", "--mode", mode, "--tasks", str(tasks), "--folder", folder]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        own = {"EGS_RUNLOG": f"{folder}/log.jsonl", "EGS_HISTORY": f"sqlite:///{folder}/history.sqlite"}
+        environment = {**os.environ, "RAY_ADDRESS": address, **own, **variant.environment}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
-        raise SystemExit(f"{mode} failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"said": [line for line in done.stderr.splitlines() if line.startswith("egs: off")]}
+    said = [line for line in done.stderr.splitlines() if line.startswith("egs:") and "run log:" not in line]
+    return found | {"said": said}
 
 
 def run_all(tasks: int, rounds: int) -> dict[str, Any]:
-    """Medians over the rounds, by mode, and each mode's throughput as a share of plain's in the same round."""
-    runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
-    for _ in range(rounds):
-        for mode, found in runs.items():
-            found.append(run_mode(mode, tasks))
-    rows = []
-    for mode, found in runs.items():
-        row: dict[str, Any] = {"mode": mode}
-        for figure in ("tasks_per_s", "submit_p50_ms", "submit_p99_ms"):
-            row[figure] = round(statistics.median(run[figure] for run in found), 3)
-        shares = [run["tasks_per_s"] / plain["tasks_per_s"] for run, plain in zip(found, runs["plain"], strict=True)]
-        rows.append({**row, "of plain": round(statistics.median(shares), 3), "said": "; ".join(found[0]["said"])})
-    return {"tasks": tasks, "rounds": rounds, "rows": rows}
+    """One row a variant."""
+    import ray
+
+    from egs_ray.local import local_ray
+
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+    with local_ray(CPUS, GPUS):
+        address = ray.get_runtime_context().gcs_address
+        for number in range(rounds):
+            for name in list(VARIANTS)[:: 1 if number % 2 == 0 else -1]:
+                runs[name].append(run_variant(name, tasks, address))
+    return {"tasks": tasks, "rounds": rounds, "rows": [row_of(name, runs) for name in VARIANTS]}
+
+
+def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians over the rounds, and the comparison with native in the same round."""
+    found, native = runs[name], runs[NATIVE[VARIANTS[name].kind]]
+    row: dict[str, Any] = {"variant": name}
+    for figure in ("tasks_per_s", "submit_p50_ms", "submit_p99_ms"):
+        row[figure] = round(statistics.median(run[figure] for run in found), 3)
+    pairs = list(zip(found, native, strict=True))
+    row["of native"] = spread_of([run["tasks_per_s"] / other["tasks_per_s"] for run, other in pairs])
+    row["p99 more, ms"] = spread_of([run["submit_p99_ms"] - other["submit_p99_ms"] for run, other in pairs])
+    return {**row, "said": "; ".join(found[0]["said"])}
+
+
+def spread_of(values: list[float]) -> str:
+    """The median, and the lowest and highest."""
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.submit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=list(NATIVE), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.tasks < 1 or arguments.rounds < 1:
         parser.error("at least one task and one round")
-    if arguments.mode:
-        print(json.dumps(measure(arguments.mode, arguments.tasks, arguments.folder)))
+    if arguments.kind:
+        print(json.dumps(measure(arguments.kind, arguments.tasks)))
         return 0
     print(json.dumps(run_all(arguments.tasks, arguments.rounds), indent=None if arguments.json else 2))
     return 0

@@ -36,11 +36,14 @@ other drivers cannot be ended without their references."""
 
 HELD_BACK = {
     "submit": "what a script submits is not seen: the hook can only observe, without edges",
+    "wrap": "GPU tasks are not ordered: mode on observes only",
     "auto_init": "the first task of a script without ray.init is not seen",
     "ready": "ends of tasks are found by polling",
     "task_events": "the hook sees run times and failures only",
     "actors": "an actor counts as alive until its session ends",
     "disconnect": "the end of a session is seen in ray.shutdown only",
+    "job_config": "GPU tasks that workers submit are not ordered",
+    "uv": "egs_ray.uv_hook does not hand the environment of `uv run` to workers",
     "dag": "egs_ray.run cannot read graphs: use the hook",
 }
 """What a user misses where a private API of Ray is not what EGS knows."""
@@ -65,7 +68,7 @@ class RayAdapter:
             compat = import_module("egs_ray.compat")
         except ImportError as error:
             return [Check("ray", False, f"{found} cannot be imported: {error}")]
-        return [_version_check(compat, found), *_feature_checks(compat), _hook_check()]
+        return [_version_check(compat, found), *_feature_checks(compat), _mode_check(), _hook_check(compat)]
 
     def replay(self, request: ReplayRequest) -> RunOutcome:
         """Run the request's workloads on a local Ray; raises InputError for what cannot run there."""
@@ -124,12 +127,36 @@ def _feature_checks(compat: ModuleType) -> list[Check]:
     return [Check(f"private API: {feature}", False, HELD_BACK[feature]) for feature in missing]
 
 
-def _hook_check() -> Check:
+def _mode_check() -> Check:
+    from egs_ray.install import GATES, MODES
+
+    mode = os.environ.get("EGS_MODE", "").strip().lower() or "observe"
+    gate = os.environ.get("EGS_GATE", "").strip().lower() or "local"
+    if mode not in MODES:
+        return Check("mode", False, f"EGS_MODE={mode} is none of {', '.join(MODES)}: the hook observes")
+    if gate not in GATES:
+        return Check("mode", False, f"EGS_GATE={gate} is none of {', '.join(GATES)}: each script has its own gate")
+    if mode != "on":
+        return Check("mode", True, f"{mode}; EGS_MODE=on orders GPU tasks")
+    reach = (
+        "workers get a setup hook, which runs a script's own after EGS's" if gate == "cluster" else "no worker changes"
+    )
+    return Check("mode", True, f"on, {gate} gate: {reach}")
+
+
+def _hook_check(compat: ModuleType) -> Check:
     value = os.environ.get("RAY_RUNTIME_ENV_HOOK", "")
-    if value in ("", "egs_ray.hook"):
-        state = "set" if value else "not set; RAY_RUNTIME_ENV_HOOK=egs_ray.hook observes unmodified scripts"
-        return Check("hook", True, state)
+    if value == "egs_ray.hook" and compat.available("uv") and compat.runs_under_uv() and not _rays_uv_hook_is_off():
+        instead = "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 RAY_RUNTIME_ENV_HOOK=egs_ray.uv_hook runs both"
+        return Check("hook", False, f"under `uv run` Ray calls its own hook in place of egs_ray.hook: {instead}")
+    if value in ("", "egs_ray.hook", "egs_ray.uv_hook"):
+        unset = "not set; RAY_RUNTIME_ENV_HOOK=egs_ray.hook observes unmodified scripts"
+        return Check("hook", True, f"{value} is set" if value else unset)
     return Check("hook", True, f"RAY_RUNTIME_ENV_HOOK={value} is another tool's; EGS is reached by egs_ray.run only")
+
+
+def _rays_uv_hook_is_off() -> bool:
+    return os.environ.get("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "").lower() in ("0", "false")
 
 
 ADAPTER = RayAdapter()

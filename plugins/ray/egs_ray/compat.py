@@ -8,6 +8,8 @@
     task_events  ray._private.state: task events                    ray.timeline(): run times and failures only
     actors       ray._private.state.actors: when actors died        an actor counts as alive to the session's end
     disconnect   ray._private.worker.disconnect                     ray.shutdown replaced
+    job_config   local variable of ray.init                         nested GPU tasks are not ordered
+    uv           ray._private.runtime_env.uv_runtime_env_hook       none: uv_hook does what hook does
     dag          FunctionNode._body, DAGNode._upstream_nodes        none: the conversion says so
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
@@ -16,18 +18,23 @@ EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for us
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import ray
 
-Feature = Literal["submit", "wrap", "auto_init", "ready", "task_events", "actors", "disconnect", "dag"]
+Feature = Literal[
+    "submit", "wrap", "auto_init", "ready", "task_events", "actors", "disconnect", "job_config", "uv", "dag"
+]
 KNOWN_VERSIONS = ("2.59", "2.60")
 WITHOUT = "EGS_RAY_WITHOUT"
+STOP_S = 5.0
 
 
 def supported(version: str) -> bool:
@@ -202,9 +209,13 @@ def on_ready(ref: ray.ObjectRef, callback: Callable[[], None]) -> None:
 
 
 class _Waiter:
-    """The fallback of `on_ready`: a daemon thread that waits for all references, and ends when none is left."""
+    """The fallback of `on_ready`: a daemon thread that waits for all references, and ends when none is left.
+
+    Ray ends a process, with exit code 1, in which a thread waits for a reference while it disconnects.
+    """
 
     def __init__(self) -> None:
+        self._is_guarded = False
         self._lock = threading.Lock()
         self._waiting: dict[ray.ObjectRef, list[Callable[[], None]]] = {}
         self._thread: threading.Thread | None = None
@@ -212,22 +223,39 @@ class _Waiter:
     def add(self, ref: ray.ObjectRef, callback: Callable[[], None]) -> None:
         with self._lock:
             self._waiting.setdefault(ref, []).append(callback)
+            if not self._is_guarded:
+                self._is_guarded = True
+                before_disconnect(self.stop)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="egs-ready", daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:
         while refs := self._references():
-            # The time-out lets references that came meanwhile join the wait.
-            ready, _ = ray.wait(refs, num_returns=1, timeout=0.05, fetch_local=False)
+            try:
+                # The time-out lets references that came meanwhile join the wait.
+                ready, _ = ray.wait(refs, num_returns=1, timeout=0.05, fetch_local=False)
+            except Exception:  # Ray disconnected during the wait
+                time.sleep(0.05)
+                continue
             for ref in ready:
                 with self._lock:
-                    callbacks = self._waiting.pop(ref)
+                    callbacks = self._waiting.pop(ref, [])
                 for callback in callbacks:
                     callback()
 
+    def stop(self) -> None:
+        """Forget all references; the thread is not inside of Ray any more when this returns."""
+        with self._lock:
+            self._waiting.clear()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=STOP_S)
+
     def _references(self) -> list[ray.ObjectRef]:
         with self._lock:
+            if not ray.is_initialized():  # ray.wait would start a Ray
+                self._waiting.clear()
             if not self._waiting:
                 self._thread = None
             return list(self._waiting)
@@ -247,10 +275,50 @@ def before_disconnect(callback: Callable[[], None]) -> Callable[[], None]:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         if ray.is_initialized():
             callback()
+        _WAITER.stop()  # again: of several callbacks, each its own replacement, a later one may have asked for more
         return original(*args, **kwargs)
 
     setattr(owner, name, replacement)
     return lambda: setattr(owner, name, original)
+
+
+# --- job_config: a hook's answer takes the place of what ray.init was given in there, and the hook is not told of it --
+
+SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+"""In env_vars: Ray has exported the setup hook of this runtime_env. Ray's name for it, which is no public one."""
+
+
+def runtime_env_of_job_config() -> Any:
+    """The runtime_env in the `job_config` argument of the ray.init that is on the calling thread's stack, or None."""
+    if not available("job_config"):
+        raise RuntimeError("this build of Ray hides the job_config of ray.init")
+    code, frame = _init_code(), sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else getattr(frame.f_locals.get("job_config"), "runtime_env", None)
+
+
+def _init_code() -> Any:
+    return inspect.unwrap(ray.init).__code__
+
+
+# --- uv: under `uv run` Ray calls a hook of its own in place of the user's, and only its source says how to have both -
+
+
+def runs_under_uv() -> bool:
+    """Whether this process was started by `uv run`."""
+    from ray._private.runtime_env.uv_runtime_env_hook import _get_uv_run_cmdline
+
+    return bool(_get_uv_run_cmdline())
+
+
+def with_uv(runtime_env: Any) -> Any:
+    """The runtime environment by which workers run under the driver's `uv run`; the argument itself outside of one."""
+    if not (available("uv") and runs_under_uv()):
+        return runtime_env
+    from ray._private.runtime_env.uv_runtime_env_hook import hook
+
+    return hook(runtime_env)
 
 
 # --- task_events, actors: the public state API needs a dashboard ------------------------------------------------------
@@ -325,6 +393,18 @@ def _probe_disconnect() -> bool:
     return callable(ray._private.worker.disconnect)
 
 
+def _probe_job_config() -> bool:
+    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+
+    return "job_config" in _init_code().co_varnames and WORKER_PROCESS_SETUP_HOOK_ENV_VAR == SETUP_HOOK_VARIABLE
+
+
+def _probe_uv() -> bool:
+    from ray._private.runtime_env.uv_runtime_env_hook import hook
+
+    return callable(hook) and runs_under_uv() in (True, False)
+
+
 def _probe_dag() -> bool:
     from ray.dag import FunctionNode
 
@@ -340,5 +420,7 @@ _PROBES: dict[Feature, Callable[[], bool]] = {
     "task_events": _probe_task_events,
     "actors": _probe_actors,
     "disconnect": _probe_disconnect,
+    "job_config": _probe_job_config,
+    "uv": _probe_uv,
     "dag": _probe_dag,
 }

@@ -21,8 +21,15 @@ import ray
 from egs_ray import compat
 
 MODES = ("off", "observe", "on")
-MAKERS = {"observe": "egs_ray.observe:make_interceptor", "on": "egs_ray.act:make_interceptor"}
-"""Where the interceptor of a mode comes from: `module:function`, a function without arguments."""
+GATES = ("local", "cluster")
+"""Who orders GPU tasks in mode on: each driver its own, or one named actor those of all drivers and their workers."""
+
+MAKERS = {
+    "observe": "egs_ray.observe:make_interceptor",
+    "on": "egs_ray.act:make_interceptor",
+    "worker": "egs_ray.nested:make_interceptor",
+}
+"""Where an interceptor comes from: `module:function`. Without arguments, but a worker's is told its `settings`."""
 
 
 class Interceptor(Protocol):
@@ -59,20 +66,46 @@ class Interceptor(Protocol):
 interceptor: Interceptor | None = None
 """The one in use; None: every submission is native."""
 
+_reaches_workers = False
+
 
 def install(runtime_env: Any) -> Any:
-    """Start a session, after installing the mode's interceptor when there is none; returns the argument."""
-    global interceptor
+    """Start a session, after installing the mode's interceptor when there is none; returns the runtime environment.
+
+    It is the argument itself, but in mode on with the cluster's gate, which needs a hook in workers.
+    """
+    global interceptor, _reaches_workers
     if ray.is_initialized():  # a repeated ray.init, or one inside a worker: nothing connects
         return runtime_env
     if interceptor is None:
-        chosen = _make(_mode())
+        mode = _mode()
+        chosen = make(mode)
         chosen.session_starts()
         _put_in_place(chosen)
-        interceptor = chosen
+        interceptor, _reaches_workers = chosen, mode == "on" and _gate_said() == "cluster"
     else:
         interceptor.session_starts()
-    return runtime_env
+    return _for_workers(runtime_env) if _reaches_workers else runtime_env
+
+
+def chosen_gate() -> str:
+    """Whose gate EGS_GATE asks for, one of GATES."""
+    gate = os.environ.get("EGS_GATE", "").strip().lower()
+    return gate if gate in GATES else "local"
+
+
+def settings() -> dict[str, str]:
+    """What workers are told of this driver: its EGS_ variables, but where its own run log goes, and its name."""
+    told = {name: value for name, value in os.environ.items() if name.startswith("EGS_") and "RUNLOG" not in name}
+    script = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
+    return {**told, "EGS_MODE": "on", "EGS_GATE": chosen_gate(), "EGS_SCRIPT": script or "python"}
+
+
+def make(which: str, *told: Any) -> Interceptor:
+    """The interceptor of a mode, or of a worker."""
+    module, _, maker = MAKERS[which].partition(":")
+    made: Interceptor = getattr(import_module(module), maker)(*told)
+    return made
 
 
 def warn(problem: str) -> None:
@@ -94,10 +127,26 @@ def _mode() -> str:
     return mode
 
 
-def _make(mode: str) -> Interceptor:
-    module, _, maker = MAKERS[mode].partition(":")
-    made: Interceptor = getattr(import_module(module), maker)()
-    return made
+def _gate_said() -> str:
+    said = os.environ.get("EGS_GATE", "").strip().lower()
+    if said and said not in GATES:
+        warn(f"EGS_GATE={said!r} is none of {', '.join(GATES)}: local")
+    return chosen_gate()
+
+
+def _for_workers(runtime_env: Any) -> Any:
+    """The runtime environment with EGS's hook for workers; the argument where that is not possible."""
+    try:
+        from egs_ray.worker_hook import with_hook
+
+        # A hook's answer takes the place of what ray.init got in `job_config`.
+        changed = with_hook(runtime_env or compat.runtime_env_of_job_config(), settings())
+        problem = "its runtime_env has no room for a setup hook"
+    except Exception as error:
+        changed, problem = None, f"{type(error).__name__}: {error}".splitlines()[0]
+    if changed is None:
+        warn(f"GPU tasks that workers submit are not ordered: {problem}")
+    return runtime_env if changed is None else changed
 
 
 def _put_in_place(chosen: Interceptor) -> None:

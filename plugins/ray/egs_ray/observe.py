@@ -31,6 +31,7 @@ from egs_ray.submission import Submission
 if TYPE_CHECKING:
     from egs_core.history.sql import SqlHistory
 
+RUNLOG_OWNER = "EGS_RUNLOG_OWNER"
 WRITE_EVERY_S = 1.0
 POLL_EVERY_S = 10.0
 POLL_SHARE = 0.02  # of the time, at most, goes into asking Ray: its answer grows with the number of tasks
@@ -44,9 +45,14 @@ def make_interceptor() -> Observer:
 
 
 def runlog_path() -> Path:
-    """Where this process's run log goes."""
+    """Where this process's run log goes. EGS_RUNLOG is for one driver: one that it starts in turn adds its number."""
     if given := os.environ.get("EGS_RUNLOG"):
-        return Path(given)
+        own, path = str(os.getpid()), Path(given)
+        owner, _, owned = os.environ.get(RUNLOG_OWNER, "").partition(" ")
+        if owned == given and owner != own:
+            return path.with_name(f"{path.stem}-{own}{path.suffix}")
+        os.environ[RUNLOG_OWNER] = f"{own} {given}"
+        return path
     return data_folder() / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name()}-{os.getpid()}.jsonl"
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import egs_ray
-from egs_ray import compat, install
+from egs_ray import compat, install, observe
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,9 @@ def test_hook_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert install.interceptor is None
 
 
-@pytest.mark.parametrize("feature", ["submit", "auto_init", "ready", "task_events", "actors", "disconnect", "dag"])
+@pytest.mark.parametrize(
+    "feature", ["submit", "auto_init", "ready", "task_events", "actors", "disconnect", "job_config", "uv", "dag"]
+)
 def test_features_of_this_ray(feature: compat.Feature, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each probe finds its API in a known version (2.59 has no _on_ready), and can be made to fail."""
     import ray
@@ -91,3 +97,31 @@ def test_probe_survives_a_moved_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe that raises means: not available."""
     monkeypatch.delattr("ray._private.worker.disconnect")
     assert not compat.available("disconnect")
+
+
+@pytest.mark.parametrize("mode", ["off", "observe", "on"])
+def test_workers_of_a_job_do_not_get_the_hook(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submitted job names the hook in its env_vars: its workers get all of these but that one, in every mode."""
+    monkeypatch.setenv("EGS_MODE", mode)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    given = {"env_vars": {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": mode, "A": "1"}, "working_dir": "."}
+    assert egs_ray.hook(given) == {"env_vars": {"EGS_MODE": mode, "A": "1"}, "working_dir": "."}
+    assert "RAY_RUNTIME_ENV_HOOK" in given["env_vars"]
+    others: list[Any] = [
+        {"env_vars": {"RAY_RUNTIME_ENV_HOOK": "other.hook"}},
+        {"env_vars": {}},
+        {"env_vars": 3},
+        {},
+        None,
+    ]
+    for other in others:
+        assert egs_ray.hook(other) is other
+
+
+def test_a_drivers_driver_has_a_run_log_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """EGS_RUNLOG names the first driver's; one that it starts inherits the variable and leaves that log alone."""
+    monkeypatch.setenv("EGS_RUNLOG", str(tmp_path / "log.jsonl"))
+    monkeypatch.setenv("EGS_RUNLOG_OWNER", "1 of another.jsonl")
+    assert observe.runlog_path() == observe.runlog_path() == tmp_path / "log.jsonl"
+    monkeypatch.setenv("EGS_RUNLOG_OWNER", f"1 {tmp_path / 'log.jsonl'}")
+    assert observe.runlog_path() == tmp_path / f"log-{os.getpid()}.jsonl"
