@@ -146,6 +146,10 @@ class Journal:
         self._file.close()
         self._rewrite(snapshot=True)
 
+    def flush(self) -> None:
+        """Make the entries so far outlive the machine: for a driver that does so less often than it appends."""
+        self._storage.sync(self._file)
+
     def close(self) -> None:
         self._file.close()
 

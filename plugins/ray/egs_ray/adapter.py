@@ -39,6 +39,7 @@ HELD_BACK = {
     "wrap": "GPU tasks are not ordered: mode on observes only",
     "auto_init": "the first task of a script without ray.init is not seen",
     "ready": "ends of tasks are found by polling",
+    "kv": "the cluster's gate survives its process, not its node",
     "task_events": "the hook sees run times and failures only",
     "actors": "an actor counts as alive until its session ends",
     "disconnect": "the end of a session is seen in ray.shutdown only",

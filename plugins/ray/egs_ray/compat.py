@@ -5,6 +5,7 @@
     wrap         RemoteFunction._function, ._default_options        none: tasks cannot be ordered, EGS observes
     auto_init    closure of the wrapper that calls ray.init         the script's first call is known from events alone
     ready        ObjectRef._on_ready                                one thread in ray.wait
+    kv           ray.experimental.internal_kv: the GCS's table       the gate's journal is a file of its node
     task_events  ray._private.state: task events                    ray.timeline(): run times and failures only
     actors       ray._private.state.actors: when actors died        an actor counts as alive to the session's end
     disconnect   ray._private.worker.disconnect                     ray.shutdown replaced
@@ -30,7 +31,18 @@ from typing import Any, Literal, Protocol, cast
 import ray
 
 Feature = Literal[
-    "submit", "wrap", "auto_init", "ready", "task_events", "actors", "disconnect", "job_config", "uv", "dag"
+    "submit",
+    "wrap",
+    "auto_init",
+    "ready",
+    "task_events",
+    "actors",
+    "disconnect",
+    "job_config",
+    "uv",
+    "dag",
+    "kv",
+    "autoscaler",
 ]
 KNOWN_VERSIONS = ("2.59", "2.60")
 WITHOUT = "EGS_RAY_WITHOUT"
@@ -197,6 +209,12 @@ def is_plain_driver() -> bool:
     return bool(ray._private.worker.global_worker.mode == ray.SCRIPT_MODE)
 
 
+def has_core() -> bool:
+    """Whether this process is a driver or a worker with a core of its own: no Ray Client, no local mode."""
+    mode = ray._private.worker.global_worker.mode
+    return bool(mode in (ray.SCRIPT_MODE, ray.WORKER_MODE))
+
+
 # --- ready: a public wait costs a thread, polls, and keeps every reference alive --------------------------------------
 
 
@@ -262,6 +280,39 @@ class _Waiter:
 
 
 _WAITER = _Waiter()
+
+
+# --- kv: what has to outlive a node cannot be an object or a file -----------------------------------------------------
+
+_KV_NAMESPACE = b"egs"
+
+
+def kv_put(key: bytes, value: bytes) -> None:
+    """Write a value into the GCS."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(key, value, overwrite=True, namespace=_KV_NAMESPACE)
+
+
+def kv_get(key: bytes) -> bytes | None:
+    """A value of the GCS, if it is there."""
+    from ray.experimental import internal_kv
+
+    return cast("bytes | None", internal_kv._internal_kv_get(key, namespace=_KV_NAMESPACE))
+
+
+def kv_keys(prefix: bytes) -> list[bytes]:
+    """The keys that begin so."""
+    from ray.experimental import internal_kv
+
+    return list(internal_kv._internal_kv_list(prefix, namespace=_KV_NAMESPACE))
+
+
+def kv_delete(key: bytes, *, is_prefix: bool = False) -> None:
+    """Remove a value from the GCS, or all whose keys begin so."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_del(key, del_by_prefix=is_prefix, namespace=_KV_NAMESPACE)
 
 
 # --- disconnect: the last moment at which this session's events can be read -------------------------------------------
@@ -377,6 +428,12 @@ def _probe_ready() -> bool:
     return hasattr(ray.ObjectRef, "_on_ready")
 
 
+def _probe_kv() -> bool:
+    from ray.experimental import internal_kv
+
+    return all(callable(getattr(internal_kv, f"_internal_kv_{name}")) for name in ("put", "get", "list", "del"))
+
+
 def _probe_task_events() -> bool:
     from ray._private.state import state
 
@@ -417,6 +474,7 @@ _PROBES: dict[Feature, Callable[[], bool]] = {
     "wrap": _probe_wrap,
     "auto_init": _probe_auto_init,
     "ready": _probe_ready,
+    "kv": _probe_kv,
     "task_events": _probe_task_events,
     "actors": _probe_actors,
     "disconnect": _probe_disconnect,

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from egs_ray.events import actor_deaths, task_events
 from egs_ray.install import warn
 from egs_ray.sessionlog import SessionLog
 from egs_ray.submission import Submission
+from egs_ray.ticketing import note_of
 
 if TYPE_CHECKING:
     from egs_core.history.sql import SqlHistory
@@ -36,7 +37,6 @@ WRITE_EVERY_S = 1.0
 POLL_EVERY_S = 10.0
 POLL_SHARE = 0.02  # of the time, at most, goes into asking Ray: its answer grows with the number of tasks
 FLUSH_S = 1.5  # Ray's processes report once a second
-_CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
 
 
 def make_interceptor() -> Observer:
@@ -116,7 +116,7 @@ class Observer:
         at_s = time.time()
         result = original(remote_function, args, kwargs, **options)
         try:
-            self._noted.append(_note(at_s, remote_function, args, kwargs, options, result))
+            self._noted.append(note_of(at_s, remote_function, args, kwargs, options, result))
         except Exception as error:
             self._give_up(error)
         return result
@@ -212,41 +212,3 @@ class Observer:
         if not self._broken:
             self._broken = f"{type(error).__name__}: {error}".splitlines()[0]
             warn(f"no longer observing, the script is not affected: {self._broken}")
-
-
-def _note(at_s: float, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any) -> Submission:
-    actor_id = compat.actor_id_of(target)
-    kind = "method" if actor_id else "actor" if isinstance(result, ray.actor.ActorHandle) else "task"
-    cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
-    if kind == "method":
-        cpus = 0.0
-    elif cpus is None:
-        # Ray's rule: an actor without any stated need holds no CPU after its creation.
-        stated = gpus or options.get("resources") or options.get("accelerator_type")
-        cpus = 0.0 if kind == "actor" and not stated else 1.0
-    return Submission(
-        at_s=at_s,
-        task_id=compat.task_id_of(result),
-        name=compat.name_of(target),
-        kind=kind,
-        actor_id=actor_id,
-        producers=tuple(dict.fromkeys(ref.task_id().hex() for ref in references_in([args, kwargs]))),
-        cpus=float(cpus),
-        gpus=float(gpus or 0.0),
-        memory_bytes=int(memory or 0),
-    )
-
-
-def references_in(value: Any) -> Iterator[ray.ObjectRef]:
-    """The object references in arguments, also those inside lists, tuples, sets and dicts."""
-    for item in value.values() if type(value) is dict else value:
-        if isinstance(item, ray.ObjectRef):
-            yield item
-        elif type(item) in _CONTAINERS and _worth_a_look(item):
-            yield from references_in(item)
-
-
-def _worth_a_look(container: Any) -> bool:
-    """A long list of numbers costs one pass in C, not one in Python."""
-    kinds = set(map(type, container.values() if type(container) is dict else container))
-    return not kinds.isdisjoint(_CONTAINERS) or any(issubclass(kind, ray.ObjectRef) for kind in kinds)

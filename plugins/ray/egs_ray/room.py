@@ -34,13 +34,14 @@ class _Node(msgspec.Struct):
 class Room:
     """See the module. `fits` may be asked from any thread."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[dict[str, Any]], offered: dict[str, int] | None = None) -> None:
+        """offered: what an engine that was recovered has been told."""
         self.ahead = 0
         self.extra = 0
         self._mean_s: float | None = None
         self._idle = 0
         self._calm = 0
-        self._offered: dict[str, int] = {}
+        self._offered = dict(offered or {})
         self._nodes = _nodes(rows)
 
     def fits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:

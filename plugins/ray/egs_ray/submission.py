@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from egs_core.runlog.records import Granted, Held, Record
@@ -34,18 +32,20 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class Arrival(msgspec.Struct):
-    """One submission as the gate needs it. key: of its ticket; "" for one that passed ungated.
+    """One submission as a gate needs it: names and numbers only, so that it can be sent to another process.
 
-    ref: kept until it has a value, else nobody would hear of its end. direct: references that Ray waits for; nested:
-    ids of the tasks behind all others, for which the task may wait or not.
+    key: of its ticket; "" for one that passed ungated. direct: references that Ray waits for, each (its own id, that of
+    the task behind it); nested: ids of the tasks behind all others, for which the task may wait or not. seconds: that
+    it is believed to take. parent: the task that has submitted it; "" for one of a driver.
     """
 
     key: str
-    ref: Any
     task_id: str
     needs: Needs
-    direct: list[Any]
+    direct: list[tuple[str, str]]
     nested: list[str]
+    seconds: float | None = None
+    parent: str = ""
 
 
 class Ordered(msgspec.Struct):

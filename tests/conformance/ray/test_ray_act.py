@@ -183,6 +183,19 @@ def test_same_as_native(run_script: Script, tmp_path: Path) -> None:
     assert not {name for name in names if "egs" in name.lower()}
 
 
+@pytest.mark.long
+def test_same_as_native_with_the_clusters_gate(run_script: Script) -> None:
+    """With tickets from the named actor, too, everything is as with Ray alone; only the environment may differ, by the
+    hook in workers."""
+    native, ordered = run_script(USES, hook=False), run_script(USES, EGS_MODE="on", EGS_GATE="cluster")
+    assert (native.returncode, ordered.returncode) == (0, 0), ordered.stderr
+    both = [[line for line in own_lines(done) if not line.startswith("(")] for done in (native, ordered)]
+    assert both[0] == both[1]
+    assert len(both[0]) == 18 + 1
+    (line,) = egs_lines(ordered)
+    assert line.startswith("egs: ordered 23 GPU tasks")
+
+
 ORDER = """
 import os, time
 import ray
@@ -400,7 +413,7 @@ gate.Promises = failing
 """
 TELLING_FAILS = """
 from egs_ray import gate
-def failing(self, arrival):
+def failing(self, arrival, refs):
     raise RuntimeError("cannot add")
 gate.Gate.add = failing
 """

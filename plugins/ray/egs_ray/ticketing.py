@@ -1,0 +1,142 @@
+"""What may be given a ticket, and how a function takes one; and what is noted of a submission.
+
+    fit.remote(x)  ─►  [fit].remote(ticket, x)        [fit]: the same function with one more argument, which it drops
+
+Gated are plain functions with `num_gpus` whose needs are CPUs, GPUs and memory only. Workers import this too, so it
+imports little.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+import ray
+
+from egs_ray import compat
+from egs_ray.submission import Arrival, Needs, Submission
+
+_BY_HAND = ("resources", "accelerator_type", "label_selector", "fallback_strategy")  # where a task may run
+_ANYWHERE = (None, "DEFAULT", "SPREAD")
+_NO_GROUP = (None, "default")
+_CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
+
+
+class Ticketed(msgspec.Struct, frozen=True):
+    """A user's function as Ray gets it, with a ticket before its arguments, and how it may be called."""
+
+    remote: Any
+    signature: inspect.Signature
+
+
+class Twins:
+    """The functions with tickets of this process, each made at the first call that needs it."""
+
+    def __init__(self) -> None:
+        self._ticketed: WeakKeyDictionary[Any, Ticketed] = WeakKeyDictionary()
+
+    def of(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The twin with a ticket; None where there is none, or it does not take these arguments: then Ray shall say, at
+        once and in its own words, what is wrong with the call."""
+        ticketed = self._ticketed.get(target)
+        if ticketed is None:
+            function = compat.function_behind(target)
+            if function is None:
+                return None
+            remote = compat.rewrapped(target, with_ticket(function))
+            ticketed = self._ticketed[target] = Ticketed(remote, inspect.signature(function))
+        try:
+            ticketed.signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        return ticketed.remote
+
+
+def with_ticket(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with an argument before its own. It needs nothing of this package where it runs."""
+
+    def ticketed(_ticket: None, /, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    # Ray names a task after its function. No `__wrapped__`: Ray would check calls against the inner signature.
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(ticketed, attribute, getattr(function, attribute, getattr(ticketed, attribute)))
+    return ticketed
+
+
+def is_free_to_order(options: dict[str, Any]) -> bool:
+    """Whether the task is Ray's to place, gives a reference, and is no part of a group."""
+    if any(options.get(option) for option in _BY_HAND) or options.get("num_returns") in (0, "dynamic", "streaming"):
+        return False
+    return options.get("scheduling_strategy") in _ANYWHERE and options.get("placement_group") in _NO_GROUP
+
+
+def needs_of(target: Any, options: dict[str, Any]) -> Needs:
+    """What the task asks Ray for."""
+    cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
+    return Needs(compat.name_of(target), 1.0 if cpus is None else float(cpus), float(gpus or 0.0), int(memory or 0))
+
+
+def result_of(returned: Any) -> Any:
+    """The reference that tells of a task's end; None when its submission returned none."""
+    ref = returned[0] if isinstance(returned, list) and returned else returned
+    return ref if isinstance(ref, ray.ObjectRef) else None
+
+
+def arrival_of(key: str, ref: Any, needs: Needs, args: Any, kwargs: Any) -> tuple[Arrival, dict[str, Any]]:
+    """What a gate is told of a submission, and the references whose ends matter to it, by id: the result and what Ray
+    waits for."""
+    values = [*args, *kwargs.values()]
+    direct = [value for value in values if isinstance(value, ray.ObjectRef)]
+    inside = [value for value in values if not isinstance(value, ray.ObjectRef)]
+    refs = {task_of(ref): ref, **{argument.hex(): argument for argument in direct}}
+    nested = [task_of(value) for value in references_in(inside)]
+    named = [(argument.hex(), task_of(argument)) for argument in direct]
+    return Arrival(key, task_of(ref), needs, named, nested), refs
+
+
+def note_of(at_s: float, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any) -> Submission:
+    """What a run log needs of a submission; holds on to nothing of it."""
+    actor_id = compat.actor_id_of(target)
+    kind = "method" if actor_id else "actor" if isinstance(result, ray.actor.ActorHandle) else "task"
+    cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
+    if kind == "method":
+        cpus = 0.0
+    elif cpus is None:
+        # Ray's rule: an actor without any stated need holds no CPU after its creation.
+        stated = gpus or options.get("resources") or options.get("accelerator_type")
+        cpus = 0.0 if kind == "actor" and not stated else 1.0
+    return Submission(
+        at_s=at_s,
+        task_id=compat.task_id_of(result),
+        name=compat.name_of(target),
+        kind=kind,
+        actor_id=actor_id,
+        producers=tuple(dict.fromkeys(task_of(ref) for ref in references_in([args, kwargs]))),
+        cpus=float(cpus),
+        gpus=float(gpus or 0.0),
+        memory_bytes=int(memory or 0),
+    )
+
+
+def task_of(ref: Any) -> str:
+    """The id of the task behind a reference, as Ray writes it."""
+    return str(ref.task_id().hex())
+
+
+def references_in(value: Any) -> Iterator[ray.ObjectRef]:
+    """The object references in arguments, also those inside lists, tuples, sets and dicts."""
+    for item in value.values() if type(value) is dict else value:
+        if isinstance(item, ray.ObjectRef):
+            yield item
+        elif type(item) in _CONTAINERS and _worth_a_look(item):
+            yield from references_in(item)
+
+
+def _worth_a_look(container: Any) -> bool:
+    """A long list of numbers costs one pass in C, not one in Python."""
+    kinds = set(map(type, container.values() if type(container) is dict else container))
+    return not kinds.isdisjoint(_CONTAINERS) or any(issubclass(kind, ray.ObjectRef) for kind in kinds)

@@ -1,0 +1,452 @@
+"""One gate for the whole cluster, on real Ray: order across drivers and workers, and whoever dies, every task ends."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Granted, TaskAdded
+
+ROOT = Path(__file__).resolve().parents[3]
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+# Whoever says "go" holds both GPUs until it is told to end: what is submitted meanwhile waits at the gate.
+TASKS = """
+import os, sys, time
+import ray
+
+@ray.remote(num_gpus=2, max_calls=0)
+def step(name, *after):
+    began = time.time()
+    time.sleep(0.3)
+    return name, began
+
+@ray.remote(num_gpus=1, max_calls=0, num_cpus=0)
+def leaf(name):
+    began = time.time()
+    time.sleep(0.3)
+    return name, began
+
+@ray.remote(num_cpus=0)
+def report(name, *after):
+    return name, time.time()
+
+@ray.remote(num_gpus=2, max_calls=0)
+def hold(path):
+    open(path + ".held", "w").close()
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return "held", time.time()
+
+def held(path):
+    path = os.path.abspath(path)   # workers have a folder of their own
+    ref = hold.remote(path)
+    until(lambda: os.path.exists(path + ".held"))
+    return ref
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+def chain(*after):
+    one = step.remote("one", *after)
+    two = step.remote("two", one)
+    three = step.remote("three", two)
+    return [one, two, three, report.remote("report", three)]
+
+def names(refs):
+    return [name for name, _ in sorted(ray.get(refs, timeout=90), key=lambda entry: entry[1])]
+
+def gate():
+    return ray.get_actor("egs-gate", namespace="egs")
+
+def gate_pid():
+    from ray._private.state import actors
+    return actors(gate()._actor_id.hex())["Pid"]
+
+def say(*words):
+    print(*words, flush=True)
+
+def in_workers():
+    from egs_ray import compat, nested
+    interceptor = nested.make_interceptor({"EGS_GATE": "cluster"})
+    compat.wrap_submissions(lambda original, target, args, kwargs, options: interceptor.submit(
+        original, target, args, kwargs, options))
+
+if not OWN_CLUSTER:
+    ray.init(log_to_driver=False, runtime_env={"worker_process_setup_hook": in_workers} if WORKERS else None)
+"""
+
+
+@pytest.fixture
+def start(ray_address: str, tmp_path: Path) -> Iterator[Start]:
+    """Start Python source as a driver with the cluster's gate, with pipes; ended with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(
+        source: str, name: str = "script", *, workers: bool = False, own_cluster: bool = False, **environment: str
+    ) -> subprocess.Popen[str]:
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"WORKERS, OWN_CLUSTER = {workers}, {own_cluster}\n{TASKS}\n{source}")
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "plugins" / "ray"), os.environ.get("PYTHONPATH", "")])
+        variables = {
+            **os.environ,
+            "RAY_ADDRESS": ray_address,
+            "PYTHONPATH": paths,
+            "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook",
+            "EGS_MODE": "on",
+            "EGS_GATE": "cluster",
+            "EGS_RUNLOG": str(tmp_path / f"{name}.jsonl"),
+            "EGS_HISTORY": f"sqlite:///{tmp_path}/history.sqlite",
+            "PYTHONFAULTHANDLER": "1",
+            **environment,
+        }
+        process = subprocess.Popen(
+            [sys.executable, str(path)],
+            env=variables,
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    _end_gate()  # another test's
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+    _end_gate()
+
+
+def _end_gate() -> None:
+    import ray
+    from ray.exceptions import RayActorError
+
+    try:
+        gate = ray.get_actor("egs-gate", namespace="egs")
+        ray.kill(gate)
+        ray.get(gate.watch.options(max_task_retries=0).remote(), timeout=30)
+    except (ValueError, RayActorError):  # none was there, or none is any more
+        return
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that the script itself prints; Ray prints into the same stream."""
+    assert process.stdout is not None
+    while text := process.stdout.readline():
+        if text.startswith("> "):
+            return text[2:].strip()
+    raise AssertionError(process.communicate()[1])
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    """Let the script go on from its `sys.stdin.readline()`."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def wait_for_jobs(count: int) -> None:
+    """Until so many tasks are in the gate's books."""
+    import ray
+
+    gate, deadline = ray.get_actor("egs-gate", namespace="egs"), time.monotonic() + 60
+    while ray.get(gate.__ray_call__.remote(lambda self: len(self._desk._books.jobs)), timeout=60) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def end(process: subprocess.Popen[str]) -> list[str]:
+    """What EGS has said to the user until the script's end, which must be a good one."""
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    return [text for text in stderr.splitlines() if text.startswith("egs:")]
+
+
+def test_order_across_drivers(start: Start, tmp_path: Path) -> None:
+    """One task at a time: a chain of three of one driver goes before six leaves that another had submitted earlier."""
+    first = start(
+        'ray.get(step.remote("warm"))\nrunning = held("go")\nrefs = [step.remote(f"leaf {i}") for i in range(6)]\n'
+        'say(">", "in")\nsys.stdin.readline()\nsay(">", ray.get(refs))',
+        "first",
+    )
+    assert line(first) == "in"
+    second = start('refs = chain()\nsay(">", "in")\nsys.stdin.readline()\nsay(">", ray.get(refs))', "second")
+    assert line(second) == "in"
+    wait_for_jobs(1 + 6 + 4)
+    (tmp_path / "go").touch()
+    tell(first)
+    tell(second)
+    done = [*ast.literal_eval(line(first)), *ast.literal_eval(line(second))]
+    order = [name for name, _ in sorted(done, key=lambda entry: entry[1])]
+    assert order[0] == "one"
+    assert order.index("three") < order.index("leaf 3"), order
+    assert [name for name in order if name.startswith("leaf")] == [f"leaf {i}" for i in range(6)]
+    assert [len(end(process)) for process in (first, second)] == [1, 1]
+    run = read_run(tmp_path / "second.jsonl")
+    assert sum(isinstance(record, Granted) for record in run.records) == 3
+
+
+NESTED = """
+@ray.remote(num_cpus=0)
+def outer():
+    refs = chain()
+    inside = [report.remote("inside", [refs[0]])]
+    return ray.get(refs + inside)
+
+@ray.remote(num_gpus=1)
+def parent():
+    return ray.get(leaf.remote("child"))
+
+ray.get([step.remote("warm"), outer.remote()])
+running = held("go")
+refs = [step.remote(f"leaf {i}") for i in range(6)]
+nested = outer.remote()
+time.sleep(1.0)
+open("go", "w").close()
+done = [*ray.get(refs, timeout=90), *ray.get(nested, timeout=90)]
+say(">", [name for name, _ in sorted(done, key=lambda entry: entry[1])])
+
+# A parent holds one GPU and waits for its child; the other GPU has a queue of equal leaves before it.
+first = leaf.remote("first")
+others = [leaf.remote(f"other {i}") for i in range(8)]
+family = parent.remote()
+more = [leaf.remote(f"more {i}") for i in range(8)]
+order = names([first, *others, family, *more])
+say(">", order.index("child") < order.index("more 2"))
+say(">", ray.get(step.remote("both are free"), timeout=30)[0])   # the parent's process has ended, with max_calls=1
+"""
+
+
+def test_nested_tasks_are_ordered(start: Start, tmp_path: Path) -> None:
+    """What a worker submits goes by the same order, a child of who holds a GPU before equal leaves; the driver's run
+    log has the edges between nested tasks."""
+    process = start(NESTED, workers=True)
+    order = ast.literal_eval(line(process))
+    assert [name for name in order if name in ("one", "two", "three", "report")] == ["one", "two", "three", "report"]
+    assert order.index("three") < order.index("leaf 3"), order
+    assert (line(process), line(process)) == ("True", "both are free")
+    assert [text[:12] for text in end(process)] == ["egs: ordered"]
+    tasks = [record for record in read_run(tmp_path / "script.jsonl").records if isinstance(record, TaskAdded)]
+    name = {task.task: task.name for task in tasks}
+    assert not [own for own in name.values() if "egs" in own.lower()]
+    edges = [sorted(name[parent] for parent in task.parents) for task in tasks if task.name in ("step", "report")]
+    assert edges.count(["step"]) == 8, edges  # in each of two: two after one, three after two, report, inside
+
+
+GATE_DIES = """
+import signal
+ray.get(step.remote("warm"))
+for round in range(2):
+    running = held(f"go-{round}")
+    leaves = [step.remote(f"leaf {i}") for i in range(6)]
+    time.sleep(1.0)
+    os.kill(gate_pid(), signal.SIGKILL)
+    more = [step.remote(f"leaf {i}") for i in range(6, 8)]     # while there is none
+    steps = chain()
+    until(lambda: ray.get(gate().hello.remote(1), timeout=30)["version"] == 1)
+    time.sleep(2.5)                                            # two pulses of the new one, which sees no idle GPU
+    open(f"go-{round}", "w").close()
+    say(">", names([*leaves, *more, *steps]))
+say(">", ray.get(step.remote("after"), timeout=30)[0])
+"""
+
+
+def test_death_of_the_gate(start: Start) -> None:
+    """Its process is killed under load, twice: every task ends, the order goes on, and the GPUs that were given out
+    count: nothing slips in before the chain."""
+    process = start(GATE_DIES)
+    leaves = [f"leaf {i}" for i in range(8)]
+    for _ in range(2):
+        order = ast.literal_eval(line(process))
+        assert sorted(order) == sorted([*leaves, "one", "two", "three", "report"])
+        assert order[0] == "one", order
+        assert order.index("three") < order.index("leaf 3"), order
+    assert line(process) == "after"
+    assert [text[:12] for text in end(process)] == ["egs: ordered"]
+
+
+def test_death_of_a_driver(start: Start) -> None:
+    """A driver is killed with tasks running and waiting: its turns are free for another, and a driver without EGS
+    beside them both is served all the time."""
+    first = start('running = held("go")\nrefs = chain()\nsay(">", "in")\nray.get(refs)', "first")
+    assert line(first) == "in"
+    second = start('ref = step.remote("mine")\nsay(">", "in")\nsay(">", ray.get(ref, timeout=60)[0])', "second")
+    assert line(second) == "in"
+    native = start('say(">", ray.get(report.remote("native"))[0])\nray.get(step.remote("x"))', "native", EGS_MODE="off")
+    assert line(native) == "native"
+    first.send_signal(signal.SIGKILL)
+    assert line(second) == "mine"
+    assert len(end(second)) == 1
+    assert end(native) == []
+
+
+FROZEN = """
+import signal
+from egs_ray import gate_client
+gate_client.PATIENCE_S = 2.0
+ray.get(step.remote("warm"))
+running = held("go")
+leaves = [step.remote(f"leaf {i}") for i in range(3)]
+os.kill(gate_pid(), signal.SIGSTOP)
+steps = chain()
+open("go", "w").close()
+say(">", len(names([*leaves, *steps])))
+say(">", ray.get(step.remote("after"), timeout=60)[0])
+"""
+
+
+@pytest.mark.long
+def test_frozen_gate(start: Start) -> None:
+    """Its process is stopped and answers nothing: after the time-out it is ended, and every task ends all the same."""
+    process = start(FROZEN)
+    assert (line(process), line(process)) == ("7", "after")
+    assert end(process)[-1].startswith("egs: ordered")
+
+
+HANGS = """
+import functools
+from egs_ray import gate_client
+gate_client.make_gate = functools.partial(gate_client.make_gate, patience_s=1.5)
+ray.get(step.remote("warm"))
+running = held("go")
+leaves = [step.remote(f"leaf {i}") for i in range(3)]
+ray.get(gate().__ray_call__.remote(lambda self: self._desk._driver.do(lambda: time.sleep(30))))
+steps = chain()
+open("go", "w").close()
+say(">", len(names([*leaves, *steps])))
+say(">", ray.get(step.remote("after"), timeout=60)[0])
+"""
+
+
+def test_hanging_engine(start: Start) -> None:
+    """The gate's engine gives no sign of life: the tickets open after the time-out, with one warning. Of the gate only
+    what the script itself asks it is in the log."""
+    process = start(HANGS)
+    assert (line(process), line(process)) == ("7", "after")
+    said = end(process)
+    assert [text[:31] for text in said] == ["egs: no longer ordering, tasks ", "egs: ordered 8 GPU tasks: 11 ta"], said
+    assert "has not been heard of for 2 s" in said[0]
+
+
+def test_gate_of_another_version(start: Start, ray_address: str) -> None:
+    """A gate that another version of EGS has left on the cluster is not used: the script's own orders, with one
+    warning; what it answers beside is not asked."""
+    import ray
+
+    assert ray_address
+
+    class Old:
+        def hello(self, version: int) -> dict[str, Any]:
+            return {"version": version - 1, "off": ""}
+
+    old = ray.remote(Old).options(name="egs-gate", namespace="egs", num_cpus=0).remote()
+    process = start('say(">", names([step.remote("leaf"), *chain()])[1:])')
+    assert line(process) == "['one', 'two', 'three', 'report']"
+    said = end(process)
+    del old
+    assert [text[:64] for text in said[:-1]] == ["egs: no gate for the whole cluster, this script's tasks are orde"]
+    assert said[0].endswith("the gate on this cluster is of version 0, not 1")
+    assert said[1].startswith("egs: ordered 4 GPU tasks")
+
+
+BARE = """
+ray.shutdown()
+def without_egs():
+    import sys
+    sys.modules["egs_ray"] = sys.modules["egs_core"] = None
+ray.init(log_to_driver=False, runtime_env={"worker_process_setup_hook": without_egs})
+say(">", sorted(names([step.remote("leaf"), *chain()])))
+"""
+
+
+def test_workers_without_the_package(start: Start) -> None:
+    """Where the gate's process cannot import EGS there is no such gate: the script's own orders, with one warning."""
+    process = start(BARE)
+    assert line(process) == "['leaf', 'one', 'report', 'three', 'two']"
+    said = end(process)
+    assert [text[:12] for text in said] == ["egs: no gate", "egs: ordered"], said
+
+
+def test_a_gate_that_nobody_needs_ends_itself(ray_address: str) -> None:
+    """Nobody is heard of: the actor is gone after a while, and its journal; its name can be taken again."""
+    import ray
+
+    from egs_ray import compat
+    from egs_ray.cluster_gate import gate_class
+    from egs_ray.kv_storage import PREFIX
+
+    assert ray_address
+    for _ in range(2):
+        options = {"name": "egs-gate", "namespace": "egs", "lifetime": "detached", "num_cpus": 0, "max_restarts": -1}
+        gate = ray.remote(gate_class()).options(**options).remote(5.0, 0.5)
+        assert ray.get(gate.hello.remote(1), timeout=60) == {"version": 1, "off": ""}
+        assert compat.kv_keys(PREFIX.encode())
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(gate.watch.remote(), timeout=30)
+        assert compat.kv_keys(PREFIX.encode()) == []
+
+
+NODE_DIES = """
+import functools, shutil, tempfile
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from egs_ray import gate_client
+
+folder = tempfile.mkdtemp(prefix="egs-")
+os.environ.pop("RAY_ADDRESS")
+try:
+    some = dict(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False)
+    cluster = Cluster(initialize_head=True, head_node_args=dict(**some, num_gpus=2, temp_dir=folder))
+    second = cluster.add_node(**some)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+    there = NodeAffinitySchedulingStrategy(second.node_id, soft=True)
+    gate_client.make_gate = functools.partial(gate_client.make_gate, scheduling_strategy=there)
+
+    ray.get(step.remote("warm"))
+    running = held("go")
+    refs = [step.remote(f"leaf {i}") for i in range(4)]
+    time.sleep(1.0)
+    before = gate_pid()
+    from ray._private.state import actors
+    assert actors(gate()._actor_id.hex())["Address"]["NodeID"] == second.node_id
+    cluster.remove_node(second, allow_graceful=False)
+    steps = chain()
+    until(lambda: gate_pid() not in (0, before), 90)
+    until(lambda: ray.get(gate().hello.remote(1), timeout=90)["version"] == 1)
+    time.sleep(2.5)
+    open("go", "w").close()
+    say(">", names([*refs, *steps]))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+@pytest.mark.long
+def test_death_of_the_gates_node(start: Start) -> None:
+    """The node is gone with the gate: it starts on another one, knows what it had let go, and the order goes on."""
+    process = start(NODE_DIES, own_cluster=True)
+    order = ast.literal_eval(line(process))
+    assert order[0] == "one", order
+    assert sorted(order) == sorted(["one", "two", "three", "report", *(f"leaf {i}" for i in range(4))])
+    assert order.index("three") < order.index("leaf 3"), order
+    assert [text[:12] for text in end(process)] == ["egs: ordered"]
