@@ -59,12 +59,18 @@ def compute_targets(state: State, ready: Iterable[int], horizon_s: float, is_che
         held = lease.gpu_milli * len(lease.devices), lease.cpu_milli
         left_s = expected_end_s(state, phase) - state.now
         targets.setdefault(state.nodes[lease.node].flavor, Target()).add(held, left_s)
-    coming = _coming(state, horizon_s)
+    coming, gangs = _coming(state, horizon_s), dict[tuple[str, int], list[int]]()
     for phase, at in [*((p, state.now) for p in sorted(ready)), *coming]:
         flavor = _flavor_for(state, phase, is_cheap)
         shape = state.shapes[state.shape[phase]]
         seconds = seconds_on(state, phase, flavor)[0]
         targets.setdefault(flavor, Target()).add((shape.gpu_milli, shape.cpu_milli), seconds, at)
+        gang = state.gang_of.get(state.task_of[phase]) if state.gang_of else None
+        if gang is not None:
+            together = gangs.setdefault((flavor, gang), [0, 0])
+            together[:] = together[0] + shape.gpu_milli, together[1] + shape.cpu_milli
+    for (flavor, _), amounts in gangs.items():  # what starts together must fit together
+        targets[flavor].least = [max(pair) for pair in zip(targets[flavor].least, amounts, strict=True)]
     return targets
 
 

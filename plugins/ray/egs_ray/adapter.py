@@ -25,14 +25,14 @@ CAPABILITIES = {
     "order": "yes",
     "split": "yes",
     "preload": "yes",
-    "gang": "no: not built yet; Ray's own placement groups are left alone",
+    "gang": "yes",
     "preempt": "no: not built yet; Ray cannot take resources back from a running task",
     "limits": "yes",
     "abort": "yes",
     "audit": "no: not built yet; a Ray cluster keeps no history of its own when it ends",
 }
-"""`abort` and `limits` (time and GPU time; a task is cancelled at once) are for runs of `egs_ray.run`: the tasks of
-other drivers cannot be ended without their references."""
+"""`gang` (a script's own placement groups are left alone), `abort` and `limits` (time and GPU time; a task is cancelled
+at once) are for runs of `egs_ray.run`: the tasks of other drivers cannot be ended without their references."""
 
 HELD_BACK = {
     "submit": "what a script submits is not seen: the hook can only observe, without edges",
@@ -46,6 +46,7 @@ HELD_BACK = {
     "job_config": "GPU tasks that workers submit are not ordered",
     "uv": "egs_ray.uv_hook does not hand the environment of `uv run` to workers",
     "dag": "egs_ray.run cannot read graphs: use the hook",
+    "autoscaler": "an autoscaler is not seen; EGS_SCALING=on says that there is one",
 }
 """What a user misses where a private API of Ray is not what EGS knows."""
 

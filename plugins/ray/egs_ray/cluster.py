@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import ray
 
 from egs_core.engine import messages as m
 
+ACCELERATOR = "ray.io/accelerator-type"
+RAYS_OWN = "ray.io/"
+
 
 class Cluster:
-    """Remembers what it saw last. `news` asks Ray, which takes about a millisecond."""
+    """Remembers what it saw last. `news` asks Ray, which takes about a millisecond.
 
-    def __init__(self) -> None:
+    flavor_label: the label of a node whose value is its flavor.
+    """
+
+    def __init__(self, flavor_label: str = ACCELERATOR) -> None:
         self._nodes: dict[str, m.NodeAdded] = {}
+        self._accelerators: tuple[str, ...] = ()
+        self._flavor_label = flavor_label
+
+    @property
+    def nodes(self) -> list[m.NodeAdded]:
+        """What each node offers."""
+        return list(self._nodes.values())
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """Flavors that nodes offer as a resource of their own."""
+        return self._accelerators
 
     @property
     def gpus(self) -> int:
@@ -25,7 +44,9 @@ class Cluster:
 
     def news(self) -> list[m.Event]:
         """What has changed since the last call."""
-        found = {node["NodeID"]: _offer(node) for node in ray.nodes() if node["Alive"]}
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        found = {node["NodeID"]: _offer(node, self._flavor_label) for node in alive}
+        self._accelerators = tuple(sorted({a for node in alive if (a := _flavor(node["Resources"], {}, ACCELERATOR))}))
         changed: list[m.Event] = [event for name, event in found.items() if self._nodes.get(name) != event]
         gone: list[m.Event] = [m.NodeLost(name) for name in self._nodes if name not in found]
         self._nodes = found
@@ -37,15 +58,25 @@ def preload_slots() -> int:
     return max(2, (os.cpu_count() or 2) // 2)
 
 
-def _offer(node: dict[str, object]) -> m.NodeAdded:
-    offered: dict[str, float] = node["Resources"]  # type: ignore[assignment]  # Ray is untyped here
+def _offer(node: dict[str, Any], flavor_label: str) -> m.NodeAdded:
+    offered: dict[str, float] = node["Resources"]
+    labels: dict[str, str] = node.get("Labels") or {}
     cpus, gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
     memory = int(offered["memory"]) if "memory" in offered else None
     slots = int(cpus) + gpus
-    name, flavor = str(node["NodeID"]), _flavor(offered)
-    return m.NodeAdded(name, cpus, gpus, memory, None, preload_slots(), slots, flavor=flavor)
+    flavor, topology = _flavor(offered, labels, flavor_label), _topology(labels)
+    return m.NodeAdded(
+        str(node["NodeID"]), cpus, gpus, memory, None, preload_slots(), slots, flavor=flavor, topology=topology
+    )
 
 
-def _flavor(offered: dict[str, float]) -> str:
-    """The accelerator type that Ray has found, as in `accelerator_type="A100"`; "" for a node without."""
+def _flavor(offered: dict[str, float], labels: dict[str, str], label: str) -> str:
+    """The label's value; for accelerators also what Ray has found, as in `accelerator_type="A100"`; "" for neither."""
+    if label != ACCELERATOR or label in labels:
+        return labels.get(label, "")
     return next((name.partition(":")[2] for name in sorted(offered) if name.startswith("accelerator_type:")), "")
+
+
+def _topology(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """Every label is a level at which a gang may have to be together: `rack`, say, or Ray's own `availability-zone`."""
+    return tuple(sorted((name.removeprefix(RAYS_OWN), value) for name, value in labels.items() if value))

@@ -12,6 +12,7 @@
     job_config   local variable of ray.init                         nested GPU tasks are not ordered
     uv           ray._private.runtime_env.uv_runtime_env_hook       none: uv_hook does what hook does
     dag          FunctionNode._body, DAGNode._upstream_nodes        none: the conversion says so
+    autoscaler   the autoscaler's status and request in Ray's KV    no autoscaler is seen; EGS_SCALING=on says there is
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -20,6 +21,7 @@ EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for us
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import sys
@@ -202,6 +204,11 @@ def rewrapped(remote_function: Any, function: Callable[..., Any]) -> Any:
     """A RemoteFunction of another function with the same defaults; what `.options()` set comes with each call."""
     defaults = dict(remote_function._default_options)
     return ray.remote(**defaults)(function) if defaults else ray.remote(function)
+
+
+def declared_options(remote_function: Any) -> dict[str, Any]:
+    """What `ray.remote(...)` was given, without what `.options()` adds."""
+    return dict(remote_function._default_options)
 
 
 def is_plain_driver() -> bool:
@@ -402,6 +409,85 @@ def upstream_of(node: Any) -> list[Any]:
     return list(node._upstream_nodes)
 
 
+# --- autoscaler: no public API tells whether there is one, nor which request for nodes is in force --------------------
+
+
+def has_autoscaler() -> bool:
+    """Whether an autoscaler adds nodes to this cluster: its nodes then have types, where each is its own type else."""
+    if not available("autoscaler"):
+        return False
+    try:
+        types = _node_types_v2() if _is_autoscaler_v2() else _node_types_v1()
+    except Exception:  # no status yet, or another shape
+        return False
+    return any(re.fullmatch("node_[0-9a-f]{20,}", name) is None for name in types if name)
+
+
+def requested_nodes() -> str:
+    """The request for nodes that is in force, by whomever, in words of Ray's; "" for none."""
+    if not available("autoscaler"):
+        return ""
+    if _is_autoscaler_v2():
+        constraints = _cluster_status_v2().resource_demands.cluster_constraint_demand
+        return str(constraints) if any(constraint.bundles_by_count for constraint in constraints) else ""
+    from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    found = (_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"").decode()
+    return "" if found == "[]" else found
+
+
+def sign_request(text: str) -> None:
+    """Note that the request in force is this driver's: should it be killed, another may replace it."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(_SIGNED, json.dumps([ray.get_runtime_context().get_job_id(), text]).encode(), overwrite=True)
+
+
+def is_leftover(text: str) -> bool:
+    """Whether this request is one of EGS's, of a driver that is gone."""
+    from ray._private.state import jobs
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    job, signed = json.loads(_internal_kv_get(_SIGNED) or b'["", ""]')
+    return signed == text and any(row["JobID"] == job and row["IsDead"] for row in jobs())
+
+
+def request_nodes(bundles: list[dict[str, float]]) -> None:
+    """Ask the autoscaler for a cluster in which all of these fit; replaces what was asked for before. Public API."""
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=bundles)
+
+
+_SIGNED = b"egs_requested_nodes"
+
+
+def _is_autoscaler_v2() -> bool:
+    from ray.autoscaler.v2.utils import is_autoscaler_v2
+
+    return bool(is_autoscaler_v2())
+
+
+def _node_types_v1() -> list[str]:
+    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}").get("autoscaler_report", {})
+    return [*(report.get("active_nodes") or {}), *(report.get("idle_nodes") or {})]
+
+
+def _node_types_v2() -> list[str]:
+    status = _cluster_status_v2()
+    return [node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)]
+
+
+def _cluster_status_v2() -> Any:
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    return get_cluster_status(ray.get_runtime_context().gcs_address)
+
+
 # --- probes -----------------------------------------------------------------------------------------------------------
 
 
@@ -462,6 +548,16 @@ def _probe_uv() -> bool:
     return callable(hook) and runs_under_uv() in (True, False)
 
 
+def _probe_autoscaler() -> bool:
+    from ray._private import ray_constants
+    from ray.autoscaler.v2 import sdk
+    from ray.experimental import internal_kv
+
+    names = ("AUTOSCALER_RESOURCE_REQUEST_CHANNEL", "DEBUG_AUTOSCALING_STATUS")
+    calls = (_is_autoscaler_v2, sdk.get_cluster_status, internal_kv._internal_kv_get)
+    return all(hasattr(ray_constants, name) for name in names) and all(callable(call) for call in calls)
+
+
 def _probe_dag() -> bool:
     from ray.dag import FunctionNode
 
@@ -481,4 +577,5 @@ _PROBES: dict[Feature, Callable[[], bool]] = {
     "job_config": _probe_job_config,
     "uv": _probe_uv,
     "dag": _probe_dag,
+    "autoscaler": _probe_autoscaler,
 }

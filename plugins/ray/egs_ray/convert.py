@@ -27,9 +27,11 @@ from ray.dag import (
 )
 
 from egs_core.errors import InputError
+from egs_core.graph.analysis import find_gang_cycle
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.hints import OnGpu, TaskHints, hints_of, phase_kinds, phase_steps, warm_key
 from egs_ray import compat
+from egs_ray.conflicts import check_agreement
 from egs_ray.payload import Given, Payload, Produced, fill, graph_input, rebuild, submit
 
 PRIOR_WARMUP_S = 2.0
@@ -59,6 +61,9 @@ def convert(dag_node: DAGNode, name: str = "dag") -> Converted:
         conversion.add(node)
     if not conversion.out.nodes:
         raise InputError(name, "has no task", "bind at least one remote function")
+    if waiting := find_gang_cycle(conversion.out.graph):
+        problem = f"tasks of gang {waiting[0]!r} wait for each other, so they cannot start together"
+        raise InputError(name, problem, "a gang's tasks must not depend on each other")
     conversion.out.output = conversion.stand_ins[id(dag_node)]
     return conversion.out
 
@@ -141,6 +146,7 @@ class _Conversion:
     def _describe(self, payload: Payload, parents: tuple[int, ...]) -> None:
         """Add the payload's task to the graph: its phases and their shapes, and what the hints say."""
         options, hints = payload.options, hints_of(payload.function) or TaskHints()
+        check_agreement(self._place(payload.task_id), hints, options)
         payload.cpus = _first(options.get("num_cpus"), hints.cpus, 1.0)
         payload.gpus = _first(options.get("num_gpus"), hints.gpus, 0.0)
         payload.memory_bytes = int(_first(options.get("memory"), hints.memory_bytes, 0))
@@ -213,8 +219,7 @@ def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float
 
 
 def _task_options(hints: TaskHints) -> TaskOptions:
-    """What the engine is told. Not the gang: this adapter cannot start tasks together yet, and one that is larger than
-    the cluster would wait for ever where Ray alone runs its tasks one by one. Nor max_cost: Ray knows no prices."""
+    """What the engine is told. Not max_cost: Ray knows no prices."""
     key = warm_key(hints)
     return TaskOptions(
         stage=hints.stage,
@@ -224,6 +229,7 @@ def _task_options(hints: TaskHints) -> TaskOptions:
         max_gpu_s=hints.max_gpu_s,
         deadline_s=hints.deadline_s,
         flavors=hints.flavors,
+        gang=hints.gang,
         gang_same=hints.gang_same,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,

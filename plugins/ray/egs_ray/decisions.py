@@ -9,7 +9,9 @@ import ray
 from egs_core.engine import messages as m
 from egs_core.engine.usage import is_over_limit
 from egs_ray.endings import Endings
+from egs_ray.gangs import Group
 from egs_ray.phases import Phases
+from egs_ray.restarts import Restarts
 from egs_ray.shared import Shared
 from egs_ray.submissions import Submissions
 from egs_ray.tasks import Job, Way, first_of
@@ -20,11 +22,10 @@ class Decisions:
 
     def __init__(self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings) -> None:
         self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
+        self._restarts = Restarts(shared, phases, submissions, endings)
 
     def perform(self, decision: m.Decision, now: float) -> None:
-        if isinstance(decision, m.ScalingHint):
-            return  # advice; how much there is, is the cluster's own matter
-        job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # all others name their task
+        job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # all but scaling hints name their task
         try:
             self._carry_out(decision, job, now)
         except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
@@ -42,6 +43,10 @@ class Decisions:
             self._drop(job, now)
         elif isinstance(decision, m.Stop):
             self._stop(job, decision)
+
+    def refuse(self, group: Group) -> None:
+        """Ray has had no room for a gang's group for long."""
+        self._restarts.refuse(group)
 
     def _preload(self, job: Job, decision: m.Preload, now: float) -> None:
         if job.way is not Way.SHELL or job.env in self._shared.native_envs:
@@ -82,6 +87,9 @@ class Decisions:
 
     def _stop(self, job: Job, stop: m.Stop) -> None:
         """The engine waits for the end of this job's phase. Ray has no grace: a task is cancelled at once."""
+        if stop.requeue:
+            self._restarts.recall(job)
+            return
         job.aborted = True
         if is_over_limit(self._shared.engine.state, job.number):
             job.over_limit = stop.reason

@@ -76,6 +76,15 @@ class Endings:
         else:
             self._shared.handle(m.PreloadFailed(job.number))
 
+    def detach(self, job: Job) -> None:
+        """Let go of a submission whose result nobody wants any more; the task is submitted again when granted."""
+        self._shared.submitted.pop(job.submission, None)
+        self._submissions.loaded(job.submission)
+        self._drop_children(job)
+        job.run.results.pop(job.index, None)
+        job.submission, job.ref, job.promised, job.started = 0, None, False, False
+        job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
+
     def not_submitted(self, job: Job, error: BaseException) -> None:
         """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""
         self._shared.submitted.pop(job.submission, None)

@@ -20,6 +20,7 @@ import ray
 
 from egs_core.engine import Engine, EngineConfig
 from egs_ray import compat
+from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
 from egs_ray.gate_books import Books, Estimate, Job
 from egs_ray.promises import Promises
 from egs_ray.room import Room
@@ -27,6 +28,7 @@ from egs_ray.submission import Arrival, Needs, Ordered
 
 WORKLOAD = "script"
 PULSE_S = 1.0
+HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
 PATIENCE_S = 20.0  # without a sign of life from this process for so long, the tickets open by themselves
 
 
@@ -43,7 +45,11 @@ class Gate:
         if not compat.is_plain_driver():
             raise RuntimeError("this kind of connection to Ray (client, local mode) has no tickets")
         self._estimate, self._told, self._on_failure = estimate, told, on_failure
-        self._room = Room(ray.nodes())
+        grows = cluster_grows()
+        if grows and not may_ask():
+            raise RuntimeError("tasks at a gate would be no demand to the autoscaler (EGS_SCALING=off)")
+        self._room = Room(ray.nodes(), grows=grows)
+        self._demand: list[dict[str, float]] = []  # what the autoscaler is told
         self._promises = Promises(PATIENCE_S, self._board_lost)
         self._lock = threading.Lock()
         self._unopened: set[str] = set()
@@ -98,6 +104,7 @@ class Gate:
     def close(self) -> None:
         """Ray is about to disconnect; what still waits ends with it."""
         self._closing.set()
+        DEMAND.withdraw("gate")
         self._driver.close()
 
     def learned(self) -> None:
@@ -143,6 +150,13 @@ class Gate:
 
     # --- room ---
 
+    def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
+        self._books.review(nodes, free_gpus)
+        if self._room.grows:
+            for job in self._books.hopeless(HOPE_S):
+                self._open(job.key)  # Ray says why no node can run it
+            self._demand = bundles_of_tasks(*self._books.demand(nodes, free_gpus))
+
     def _pulse(self) -> None:
         """A thread of its own, because asking Ray may block: signs of life, and what Ray's books say."""
         compat.submit_directly()
@@ -151,12 +165,22 @@ class Gate:
                 return
             try:
                 self._driver.do(self._promises.live)  # by the driver's thread: its life is what the tickets depend on
-                if self._books.jobs:
+                if self._books.jobs or self._demand:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
-                    self._driver.do(lambda nodes=nodes, free=free: self._books.review(nodes, free))  # type: ignore[misc]
+                    self._driver.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]
+                self._tell_autoscaler()
             except Exception as error:
                 self._fail(error)
                 return
+
+    def _tell_autoscaler(self) -> None:
+        """On the pulse's thread. An autoscaler shows itself some seconds after its cluster."""
+        if not self._room.grows:
+            self._room.grows = cluster_grows() and may_ask()
+        if self._room.grows:
+            DEMAND.want("gate", self._demand)
+            if DEMAND.is_refused:
+                raise RuntimeError("tasks at the gate are no demand to the autoscaler, which somebody else asks")
 
     # --- failures ---
 

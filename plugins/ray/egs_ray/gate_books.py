@@ -213,10 +213,27 @@ class Books:
         now = self.driver.now()
         opened = (job for job in self.jobs.values() if job.opened_s is not None and now - job.opened_s < STARTING_S)
         free_gpus -= sum(job.needs.gpus for job in opened if job.needs)
-        state = self.driver.engine.state
-        waiting = (job for job in self.jobs.values() if job.key and state.status[state.cursor[job.number]] == READY)
-        self.room.review(nodes, free_gpus, min((job.needs.gpus for job in waiting if job.needs), default=math.inf))
+        self.room.review(
+            nodes, free_gpus, min((job.needs.gpus for job in self._ready() if job.needs), default=math.inf)
+        )
         self.offer_room()
+
+    def hopeless(self, after_s: float) -> list[Job]:
+        """Tasks that have been ready for so long while no node is there that could run them."""
+        now, ready_at, cursor = self.driver.now(), self.driver.engine.state.ready_at, self.driver.engine.state.cursor
+        late = [(job, job.needs) for job in self._ready() if now - ready_at[cursor[job.number]] > after_s]
+        return [j for j, need in late if need and not self.room.fits_now(need.cpus, need.gpus, need.memory_bytes)]
+
+    def demand(self, nodes: list[dict[str, Any]], free_gpus: float) -> tuple[list[Needs], float]:
+        """What tasks here need that were let through or are ready, and how many GPUs others hold."""
+        open_ = [job.needs for job in self.jobs.values() if job.key and job.needs and job.is_open]
+        there = sum(row["Resources"].get("GPU", 0.0) for row in nodes if row["Alive"])
+        others = there - free_gpus - sum(needs.gpus for needs in open_)
+        return [*open_, *(job.needs for job in self._ready() if job.needs)], others
+
+    def _ready(self) -> list[Job]:
+        state = self.driver.engine.state
+        return [job for job in self.jobs.values() if job.key and state.status[state.cursor[job.number]] == READY]
 
     # --- after a restart, and as the engine grows ---
 

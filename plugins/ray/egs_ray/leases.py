@@ -46,13 +46,16 @@ class Leases:
         free = min(gpus, MOST_KEPT) - leased
         self._touches = [self._touch.options(name="egs-lease", num_gpus=TOUCH).remote(TOUCH_S) for _ in range(free)]
 
-    def take(self, job: Job, grant: m.Grant, shape: Shape) -> Lease:
-        """Ask Ray for the phase's resources, on the node of the job's process when that is known."""
+    def take(self, job: Job, grant: m.Grant, shape: Shape, strategy: Any = None) -> Lease:
+        """Ask Ray for the phase's resources: as a strategy says, else on the node of the job's process when that is
+        known."""
         lease = Lease(next(self._numbers), grant)
         options: dict[str, Any] = {"num_cpus": shape.cpu_milli / 1000, "num_gpus": shape.gpu_milli / 1000}
         if shape.memory_bytes:
             options["memory"] = shape.memory_bytes
-        if job.node:
+        if strategy is not None:
+            options["scheduling_strategy"] = strategy
+        elif job.node:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(job.node, soft=False)
         holder = self._hold.options(name="egs-lease", **options)
         self._open[lease.id] = (lease, job)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from egs_ray.preferences import preferred_options
 from egs_ray.submission import Arrival, Needs
 from egs_ray.ticketing import Twins, arrival_of, is_free_to_order, needs_of, result_of
 
@@ -46,7 +47,11 @@ class Ordering:
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """Make the submission, with a ticket if it is one for the gate."""
         args, kwargs = args or (), kwargs or {}
-        if options.get("num_gpus") and not self._is_off and is_free_to_order(options):
+        is_ordered = options.get("num_gpus") and not self._is_off and is_free_to_order(options)
+        hints = self._twins.hints_of(target)
+        if hints is not None and hints.flavors:
+            options = {**options, **preferred_options(hints, options)}
+        if is_ordered:
             gate, twin = self._gate_and_twin(target, args, kwargs, options)
             ticket = gate.ticket() if gate is not None else None
             if gate is not None and ticket is not None:

@@ -7,6 +7,7 @@ import msgspec
 from egs_core.engine import messages as m
 from egs_core.graph.columns import GPU
 from egs_core.runlog import records as r
+from egs_ray.gangs import Gangs
 from egs_ray.shared import Shared
 from egs_ray.tasks import Job, Way
 
@@ -18,20 +19,27 @@ class Phases:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self.gangs = Gangs(shared)
 
     # --- leases ---
 
     def gets_warm_first(self, job: Job, grant: m.Grant) -> bool:
         """Whether a task that starts on the GPU is still being loaded: no GPU is taken for that."""
+        if self.gangs.is_member(job):  # all of it starts at once, so all of it is warm before
+            return self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
         state = self._shared.engine.state
         starts_on_gpu = state.kind[grant.phase] == GPU and state.is_first_phase(grant.phase)
         return starts_on_gpu and self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
 
     def gets_place_first(self, job: Job) -> bool:
         """With several nodes only the process itself can tell which of them Ray has put it on."""
-        return job.peer is None and not job.is_open and len(self._shared.engine.state.nodes) > 1
+        is_needed = len(self._shared.engine.state.nodes) > 1 or self.gangs.is_member(job)
+        return job.peer is None and not job.is_open and is_needed
 
     def take_lease(self, job: Job, grant: m.Grant) -> None:
+        if self.gangs.is_member(job):
+            self.gangs.ask(job, grant)
+            return
         self.give_back(job)
         state = self._shared.engine.state
         shape = state.shapes[state.shape[grant.phase]]
@@ -45,7 +53,7 @@ class Phases:
         if job.is_open:
             job.went_at = self._shared.driver.now()
             self._shared.send(job, {"m": "go", "open": True})
-        elif lease is not None and lease.peer is not None:
+        elif lease is not None and lease.peer is not None and self._may_go(job):
             job.went_at = self._shared.driver.now()
             self.record_start(job)
             self._shared.send(job, {"m": "go", "devices": list(lease.devices)})
@@ -62,9 +70,19 @@ class Phases:
         if job.lease is not None:
             self._shared.leases.release(job.lease, job.pid if job.stays or (job.once and is_over) else 0)
             job.lease = None
+        if self.gangs.is_member(job):
+            for other in self.gangs.leave(job):
+                self._start(other)
 
     def lease_started(self, job: Job) -> None:
-        """Ray gave the phase its resources: it holds them from here."""
+        """Ray gave the phase its resources: it holds them from here. Members of a gang start when all have theirs."""
+        for member in self.gangs.begun(job) if self.gangs.is_member(job) else [job]:
+            self._start(member)
+
+    def _may_go(self, job: Job) -> bool:
+        return not self.gangs.is_member(job) or self.gangs.may_go(job)
+
+    def _start(self, job: Job) -> None:
         lease = job.lease
         if lease is None:
             return

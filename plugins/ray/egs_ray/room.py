@@ -32,10 +32,13 @@ class _Node(msgspec.Struct):
 
 
 class Room:
-    """See the module. `fits` may be asked from any thread."""
+    """See the module. `fits` may be asked from any thread. grows: an autoscaler may add what does not fit yet."""
 
-    def __init__(self, rows: list[dict[str, Any]], offered: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, rows: list[dict[str, Any]], offered: dict[str, int] | None = None, *, grows: bool = False
+    ) -> None:
         """offered: what an engine that was recovered has been told."""
+        self.grows = grows
         self.ahead = 0
         self.extra = 0
         self._mean_s: float | None = None
@@ -45,7 +48,11 @@ class Room:
         self._nodes = _nodes(rows)
 
     def fits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
-        """Whether a node is there that could run such a task if nothing else ran."""
+        """Whether a node is there, or may come, that could run such a task if nothing else ran."""
+        return self.grows or self.fits_now(cpus, gpus, memory_bytes)
+
+    def fits_now(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
+        """Whether such a node is there."""
         return any(
             node.cpus >= cpus and node.gpus >= gpus and node.memory_bytes >= memory_bytes
             for node in self._nodes.values()

@@ -20,11 +20,13 @@ from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
+from egs_core.errors import InputError
 from egs_core.sim.simulator import merge_phases
 from egs_ray import compat
 from egs_ray.cluster import Cluster
 from egs_ray.convert import Converted
 from egs_ray.decisions import Decisions
+from egs_ray.demand import Hints, cluster_grows, may_ask
 from egs_ray.endings import Endings
 from egs_ray.failopen import FailOpen
 from egs_ray.learning import Learning
@@ -35,7 +37,7 @@ from egs_ray.promises import Promises
 from egs_ray.shared import Options, Shared
 from egs_ray.submissions import Submissions
 from egs_ray.tasks import Job, RunBooks
-from egs_ray.ways import choose_way, for_engine, unshared
+from egs_ray.ways import Plan, check_gangs, for_engine, plan_ways, unshared
 from egs_ray.workers import Workers
 
 __all__ = ["Options", "Session"]
@@ -52,7 +54,14 @@ class Session:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
-        config = EngineConfig(self.options.policy, self.options.preload, self.options.default_max_wait_s)
+        self._grows = cluster_grows()
+        config = EngineConfig(
+            self.options.policy,
+            self.options.preload,
+            self.options.default_max_wait_s,
+            scaling_hints=self._grows and may_ask(),
+        )
+        self._hints = Hints("session") if config.scaling_hints else None
         self.engine = Engine(config)
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
@@ -60,7 +69,7 @@ class Session:
         self._leases = Leases(self._server.address, self._on_lease_end)
         self._promises = Promises()
         self._run_numbers = itertools.count()
-        self._cluster = Cluster()
+        self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
         self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
         self._make_parts()
@@ -115,6 +124,8 @@ class Session:
             return
         self._closing.set()
         self._forget_disconnect()
+        if self._hints is not None:
+            self._hints.close()
         self.driver.do(lambda: self._failopen.hand_over(finish))
         if self.driver.ask(lambda _: len(self._leases), FOREVER_S) if finish and self.driver.is_alive else 0:
             threading.Thread(target=self._close_later, name="egs-close", daemon=True).start()
@@ -161,11 +172,14 @@ class Session:
             return
         name = books.converted.name
         graph = self.learning.believe(name, books.converted.graph)
+        nodes = self.engine.state.nodes
+        plan = plan_ways(books.converted.nodes, graph, nodes, self._grows)
+        if self._is_refused(books, plan):
+            return
+        graph, ways = plan.graph, plan.ways
         submitted = m.WorkloadSubmitted(books.workload, name)
         self._shared.handle(submitted)
         first = len(self.engine.state.task_ids)
-        nodes = self.engine.state.nodes
-        ways = [choose_way(books.converted.nodes[i], graph, i, nodes) for i in range(graph.n_tasks)]
         for index, way in enumerate(ways):
             books.jobs.append(Job(books, index, first + index, way))
             self._shared.jobs[first + index] = books.jobs[-1]
@@ -177,13 +191,28 @@ class Session:
         self._shared.handle(tasks)
         self._records.tasks(m.TasksAdded(books.workload, graph), self.driver.now())
 
+    def _is_refused(self, books: RunBooks, plan: Plan) -> bool:
+        """Whether the run is over with an error: a gang of it could never start, and no nodes are to come."""
+        for left_out in plan.left_out:
+            self._shared.warn_once(left_out)
+        try:
+            if not self._grows:
+                check_gangs(books.converted.name, plan, self._cluster.nodes)
+        except InputError as error:
+            books.error = error
+            books.over.set()
+        return books.over.is_set()
+
     # --- now and then ---
 
     def _keep(self) -> None:
         """What has to be looked after now and then while runs are under way."""
         while not self._closing.wait(KEEP_S):
-            if any(not books.over.is_set() for books in list(self._shared.runs.values())):
+            is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
+            if is_busy:
                 self.driver.do(self._look_after)
+            if self._hints is not None:
+                self._hints.look(is_busy, self._cluster.accelerators)
 
     def _look_after(self) -> None:
         """Keep processes for holders of the GPUs that are free: Ray ends idle ones after a second, and starting one
@@ -202,6 +231,8 @@ class Session:
             self._watched_at = now
             self._watch_nodes()
             self._submissions.wait_no_longer()
+        for group in self._phases.gangs.overdue(now):
+            self._decisions.refuse(group)
 
     def _stop_warming(self, job: Job, now: float) -> None:
         """Its preload takes too long: it may start without."""
@@ -222,7 +253,11 @@ class Session:
     # --- what the driver, the server and the leases call ---
 
     def _perform(self, decision: m.Decision, now: float) -> None:
-        self._decisions.perform(decision, now)
+        if isinstance(decision, m.ScalingHint):
+            if self._hints is not None:
+                self._hints.take(decision)
+        else:
+            self._decisions.perform(decision, now)
 
     def _fail_open(self, error: BaseException) -> None:
         self._failopen.fail_open(error)

@@ -18,6 +18,7 @@ from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import messages as m
 from egs_ray import compat
+from egs_ray.cluster import ACCELERATOR
 from egs_ray.install import warn
 from egs_ray.learning import Learning
 from egs_ray.leases import Leases
@@ -36,6 +37,7 @@ class Options(msgspec.Struct, frozen=True):
     runlog: str | None = None
     history: str | None = None
     default_max_wait_s: float | None = None
+    flavor_label: str = ACCELERATOR  # of nodes: its value is what `flavors=` hints name
     preload_timeout_s: float = 60.0  # a preload that takes longer does not keep its task from starting
     residue_bytes: int = 0  # device memory that a process may keep after its GPU block without keeping the GPU
     gpu_process: bool | None = None  # GPU steps of `egs.phases` in processes of their own; None: on real devices

@@ -212,9 +212,10 @@ def first_of(ref: Any) -> Any:
 
 
 def way_of(graph: Graph, index: int) -> Way:
-    """A shell for tasks with a GPU phase or something to preload; the others run as written."""
+    """A shell for tasks with a GPU phase, something to preload or a gang; the others run as written."""
     kinds = {graph.phase_kind[p] for p in graph.phases_of(index)}
-    return Way.OBSERVED if kinds == {CPU} and not graph.options_of(index).warm_key else Way.SHELL
+    options = graph.options_of(index)
+    return Way.OBSERVED if kinds == {CPU} and not (options.warm_key or options.gang) else Way.SHELL
 
 
 def is_ungated(graph: Graph, index: int, estimate_s: float | None) -> bool:

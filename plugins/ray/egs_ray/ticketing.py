@@ -16,7 +16,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 import ray
 
+from egs_core.hints import TaskHints, hints_of
 from egs_ray import compat
+from egs_ray.conflicts import check_agreement
 from egs_ray.submission import Arrival, Needs, Submission
 
 _BY_HAND = ("resources", "accelerator_type", "label_selector", "fallback_strategy")  # where a task may run
@@ -37,6 +39,22 @@ class Twins:
 
     def __init__(self) -> None:
         self._ticketed: WeakKeyDictionary[Any, Ticketed] = WeakKeyDictionary()
+        self._hints: WeakKeyDictionary[Any, TaskHints | None] = WeakKeyDictionary()
+
+    def hints_of(self, target: Any) -> TaskHints | None:
+        """The hints on a function. Raises InputError when they contradict its own decorator."""
+        try:
+            if target in self._hints:
+                return self._hints[target]
+            function = compat.function_behind(target)
+            hints = hints_of(function)
+            declared = compat.declared_options(target) if hints is not None else {}
+        except Exception:  # nothing that carries hints
+            return None
+        if hints is not None:
+            check_agreement(getattr(function, "__qualname__", "task"), hints, declared)
+        self._hints[target] = hints
+        return hints
 
     def of(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The twin with a ticket; None where there is none, or it does not take these arguments: then Ray shall say, at

@@ -60,6 +60,15 @@ def test_what_fits_nowhere_is_asked_for_too() -> None:
     assert hints(bench)[0][1] == 4
 
 
+def test_a_gang_that_fits_nowhere_is_asked_for_as_a_whole() -> None:
+    """Three short tasks of a device each that start together: three devices, though one would be done with them."""
+    bench = cluster()
+    together = TaskOptions(gang="g")
+    names = ("a", "b", "c")
+    submit(bench, graph_of(dict.fromkeys(names, ()), options=dict.fromkeys(names, together), default=(gpu(1.0),)))
+    assert hints(bench)[0][1] == 3
+
+
 def test_what_is_about_to_be_ready_counts_from_then_on() -> None:
     """Three children of a task that ends in 50 s: devices for them are wanted at that time, not now."""
     bench = cluster()

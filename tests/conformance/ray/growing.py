@@ -1,0 +1,118 @@
+"""A real cluster of Ray with a real autoscaler, whose nodes are processes of this machine: none has a GPU at first.
+
+Ray's own `AutoscalingCluster` ends every Ray of the machine with `ray stop`, and its configuration is not in the wheel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+UNUSED_LISTS = (
+    "cluster_synced_files",
+    "rsync_exclude",
+    "rsync_filter",
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+)
+
+
+@contextlib.contextmanager
+def growing_cluster(most_gpu_nodes: int, environment: dict[str, str]) -> Iterator[str]:
+    """The cluster's address. Nodes of one CPU and one GPU come when they are wanted, and go when idle for six
+    seconds."""
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="egs-")
+    address = f"{ray.util.get_node_ip_address()}:{_free_port()}"
+    config = Path(folder, "cluster.yaml")
+    config.write_text(json.dumps(_config(address, most_gpu_nodes)))
+    host, port = address.split(":")
+    head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    limits = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--include-dashboard=false"]
+    places = [f"--temp-dir={folder}", f"--autoscaling-config={config}", "--disable-usage-stats"]
+    variables = {**os.environ, **environment, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
+    with Path(folder, "head.out").open("w") as out:
+        started = subprocess.Popen([*head, *limits, *places], env=variables, stdout=out, stderr=out)
+    try:
+        _wait_for(host, int(port), started, Path(folder, "head.out"))
+        yield address
+    finally:
+        _end(started, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _config(address: str, most_gpu_nodes: int) -> dict[str, Any]:
+    gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 80_000_000}
+    types = {
+        "head": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+        "gpu": {"resources": gpu, "node_config": {}, "min_workers": 0, "max_workers": most_gpu_nodes},
+    }
+    provider = {
+        "type": "fake_multinode",
+        "gcs_address": address,
+        **dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True),
+    }
+    return {
+        "cluster_name": "growing",
+        "max_workers": most_gpu_nodes,
+        "idle_timeout_minutes": 0.1,
+        "upscaling_speed": 1.0,
+        "provider": provider,
+        "available_node_types": types,
+        "head_node_type": "head",
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "auth": {},
+        "docker": {},
+        **{name: list[str]() for name in UNUSED_LISTS},
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(host: str, port: int, started: subprocess.Popen[bytes], out: Path) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and started.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the cluster did not start: {out.read_text()}")
+
+
+def _end(started: subprocess.Popen[bytes], folder: str) -> None:
+    """The head and all nodes, which have the folder in their command lines."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        ours = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
+        for process in [*ours, *(p for p in psutil.process_iter() if _is_of(p, folder))]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(ours, timeout=20)
+    started.wait(20)
+
+
+def _is_of(process: psutil.Process, folder: str) -> bool:
+    try:
+        return any(folder in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False

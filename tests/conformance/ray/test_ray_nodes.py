@@ -1,0 +1,186 @@
+"""Several nodes of unlike hardware: flavors, gangs and soft preferences are carried out on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.ray.conftest import _python_path
+
+pytestmark = pytest.mark.long
+
+CLUSTER = """
+import json, sys, time
+import ray
+from ray.cluster_utils import Cluster
+from ray.dag import MultiOutputNode
+import egs_core as egs
+
+folder = sys.argv[1]
+small = dict(object_store_memory=80_000_000)
+cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=folder, **small))
+cluster.add_node(num_cpus=2, num_gpus=2, resources={"accelerator_type:A100": 1}, **small)
+cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "L4", "rack": "r1"}, **small)
+seen = {}
+
+def here():
+    return kinds[ray.get_runtime_context().get_node_id()]
+
+def kind_of(row):
+    offered = [name.partition(":")[2] for name in row["Resources"] if name.startswith("accelerator_type:")]
+    return row["Labels"].get("ray.io/accelerator-type") or "".join(offered)
+
+"""
+
+RUN = (
+    CLUSTER
+    + """
+@ray.remote(num_gpus=1, num_cpus=0.1)
+@egs.task(flavors=("A100",))
+def on_a100():
+    return here()
+
+@ray.remote(num_gpus=1, num_cpus=0.1)
+@egs.task(flavors=("L4",))
+def on_l4():
+    return here()
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+@egs.task(gang="spread")
+def spread():
+    began = time.time()
+    time.sleep(0.5)
+    return here(), began, ray.get_runtime_context().get_node_id()
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+@egs.task(gang="close", gang_same="node")
+def close():
+    return here()
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+@egs.task(gang="racked", gang_same="rack")
+def racked():
+    return here()
+
+def outcome(nodes):
+    try:
+        return egs_ray.run(MultiOutputNode(nodes)).get(90)
+    except egs_core.errors.InputError as error:
+        return str(error)
+
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    import egs_core.errors, egs_ray
+    kinds = {row["NodeID"]: kind_of(row) for row in ray.nodes()}
+    seen["flavors"] = outcome([on_a100.bind() for _ in range(4)] + [on_l4.bind() for _ in range(3)])
+    gang = outcome([spread.bind() for _ in range(3)])
+    seen["spread"] = sorted(kind for kind, _, _ in gang)
+    seen["skew_s"] = max(at for _, at, _ in gang) - min(at for _, at, _ in gang)
+    seen["close"] = outcome([close.bind() for _ in range(2)])
+    seen["too close"] = outcome([close.bind() for _ in range(3)])
+    seen["racked"] = outcome([racked.bind() for _ in range(1)])
+    seen["too racked"] = outcome([racked.bind() for _ in range(2)])
+    print(json.dumps(seen))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+)
+
+HOOK = (
+    CLUSTER
+    + """
+@ray.remote(num_gpus=1, num_cpus=0.1, max_calls=0)
+@egs.task(flavors=("H100", "L4"))
+def choosy():
+    return here()
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_calls=0)
+@egs.task(flavors=("rack=r1",))
+def racked():
+    return here()
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_calls=0)
+@egs.task(flavors=("B200",))
+def hopeful():
+    return here()
+
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    kinds = {row["NodeID"]: kind_of(row) for row in ray.nodes()}
+    def alone(task):  # on an idle cluster, whose nodes know that it is
+        deadline = time.monotonic() + 30
+        while ray.available_resources().get("GPU", 0) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1.0)
+        return ray.get(task.remote(), timeout=60)
+    seen["second choice"] = [alone(choosy) for _ in range(3)]
+    seen["any label"] = [alone(racked) for _ in range(2)]
+    seen["unknown"] = alone(hopeful) in ("A100", "L4")
+    seen["soft"] = len(ray.get([choosy.remote() for _ in range(6)], timeout=90))
+    there = {"accelerator_type:A100": 0.1}
+    by_hand = choosy.options(label_selector={"ray.io/accelerator-type": "!L4"}, resources=there)
+    seen["by hand"] = ray.get(by_hand.remote(), timeout=60)
+    print(json.dumps(seen))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+)
+
+
+def outcome_of(source: str, folder: Path, **environment: str) -> tuple[dict[str, object], str]:
+    """What a script says that starts a cluster of its own."""
+    (folder / "script.py").write_text(source)
+    short = tempfile.mkdtemp(prefix="egs-")
+    variables = {
+        **os.environ,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PYTHONPATH": _python_path(),
+        "EGS_RUNLOG": str(folder / "log.jsonl"),
+        "EGS_HISTORY": f"sqlite:///{folder}/history.db",
+    }
+    variables.pop("RAY_ADDRESS", None)
+    command = [sys.executable, str(folder / "script.py"), short]
+    try:
+        done = subprocess.run(
+            command, env={**variables, **environment}, cwd=folder, capture_output=True, text=True, timeout=250
+        )
+    finally:
+        shutil.rmtree(short, ignore_errors=True)
+    assert done.stdout, done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found, done.stderr
+
+
+def test_runs_on_unlike_nodes(tmp_path: Path) -> None:
+    """`egs_ray.run`: each task on its flavor; a gang over two nodes in one group, another within one node, and what is
+    larger than a node or a rack is refused with the numbers."""
+    seen, errors = outcome_of(RUN, tmp_path)
+    assert seen["flavors"] == ["A100"] * 4 + ["L4"] * 3, errors
+    assert seen["spread"] == ["A100", "A100", "L4"]
+    assert float(str(seen["skew_s"])) < 0.5
+    assert seen["close"] == ["A100", "A100"]
+    assert "gang 'close' of 3 tasks needs 3 GPUs and 0.3 CPUs at once in one node" in str(seen["too close"])
+    assert seen["racked"] == ["L4"]
+    assert "gang 'racked' of 2 tasks needs 2 GPUs and 0.2 CPUs at once in one rack" in str(seen["too racked"])
+
+
+def test_soft_preferences_of_scripts(tmp_path: Path) -> None:
+    """Mode on: the second choice where the first is not there, any label, nothing waits for ever, and what the script
+    says by hand holds."""
+    seen, errors = outcome_of(HOOK, tmp_path, RAY_RUNTIME_ENV_HOOK="egs_ray.hook", EGS_MODE="on")
+    assert seen["second choice"] == ["L4"] * 3, errors
+    assert seen["any label"] == ["L4"] * 2
+    assert seen["unknown"] is True
+    assert seen["soft"] == 6
+    assert seen["by hand"] == "A100"
