@@ -37,6 +37,64 @@ class Check(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+CONTROLS = ("abort", "pause", "resume", "preempt")
+"""What an operator may ask for."""
+
+
+class ControlRequest(msgspec.Struct, frozen=True):
+    """What is to be done to a workload, a stage of it or one task of it that runs somewhere else.
+
+    verb: one of CONTROLS. address: of the cluster, "" for the one that the framework itself would find; driver: which
+    of several processes that have such a workload. actor, reason: for the run log. grace_s: for checkpoints (abort).
+    """
+
+    verb: str
+    workload: str
+    stage: str = ""
+    task: str = ""
+    address: str = ""
+    driver: str = ""
+    actor: str = ""
+    reason: str = ""
+    grace_s: float = 0.0
+
+
+class ControlOutcome(msgspec.Struct, frozen=True):
+    """What was done: the tasks that it was about. hangs: their driver did not answer; it is told when it goes on."""
+
+    workload: str
+    driver: str
+    tasks: tuple[str, ...] = ()
+    hangs: bool = False
+
+
+class RunningWorkload(msgspec.Struct, frozen=True):
+    """One workload as `egs ps` shows it; since: Unix time. tasks, open: how many it has, and that have not ended."""
+
+    workload: str
+    driver: str
+    pid: int = 0
+    host: str = ""
+    state: str = ""
+    tasks: int = 0
+    open: int = 0
+    stages: tuple[str, ...] = ()
+    running: tuple[RunningTask, ...] = ()
+
+
+class RunningTask(msgspec.Struct, frozen=True):
+    """One task that runs, or is about to; since: Unix time at which it got into its state."""
+
+    task: str
+    name: str = ""
+    stage: str = ""
+    state: str = ""
+    since: float = 0.0
+    gpus: float = 0.0
+    node: str = ""
+    pid: int = 0
+
+
 Progress = Callable[[int, int], None]
 """Told now and then, from any thread, how many tasks have ended, and of how many."""
 
@@ -108,6 +166,19 @@ class Adapter(Protocol):
 
     def demo(self, request: DemoRequest) -> DemoOutcome:
         """Run the demo's pipelines on the real framework."""
+        ...
+
+
+@runtime_checkable
+class Controlling(Protocol):
+    """What an adapter offers whose running work can be reached from another process."""
+
+    def control(self, request: ControlRequest) -> ControlOutcome:
+        """Do it. Raises InputError that names what there is, for an unknown target or when there is no cluster."""
+        ...
+
+    def running(self, address: str) -> list[RunningWorkload]:
+        """What runs. Raises InputError when there is no cluster."""
         ...
 
 

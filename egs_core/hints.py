@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
+from egs_core.checkpoints import CheckpointKeeper, checkpoint, checkpoint_keeper, restored, save_checkpoint
 from egs_core.errors import InputError
 from egs_core.gpu_phase import GpuProvider, call_on_gpu, gpu, gpu_provider, has_gpu_block, set_gpu_provider
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
@@ -30,6 +31,7 @@ from egs_core.units import parse_bytes, parse_seconds
 
 __all__ = [
     "Call",
+    "CheckpointKeeper",
     "Files",
     "GpuProvider",
     "Modules",
@@ -38,6 +40,8 @@ __all__ = [
     "PreloadItem",
     "TaskHints",
     "call",
+    "checkpoint",
+    "checkpoint_keeper",
     "files",
     "gpu",
     "gpu_provider",
@@ -50,6 +54,8 @@ __all__ = [
     "phase_kinds",
     "phase_steps",
     "phases",
+    "restored",
+    "save_checkpoint",
     "set_gpu_provider",
     "task",
     "warm",
@@ -71,6 +77,7 @@ class TaskHints:
     seconds of each phase, empty or one a phase. max_wait_s: how long others may be preferred to this task. deadline_s:
     when it should have ended, after the submission of its workload. flavors: kinds of hardware on which it may run,
     empty for any. gang_same: level of the topology, "node" or "rack", say, at which all of its gang must be together.
+    grace_s: how long its `egs.checkpoint` callback may take when it must stop; 0: it is stopped at once.
     """
 
     gpus: float | None = None
@@ -92,6 +99,7 @@ class TaskHints:
     expect_s: tuple[float, ...] = ()
     flavors: tuple[str, ...] = ()
     gang_same: str = ""
+    grace_s: float = 0.0
 
 
 @overload
@@ -120,6 +128,7 @@ def task(
     expect: Span | Sequence[Span] = (),
     flavors: str | Sequence[str] = (),
     gang_same: str = "",
+    grace: Span = 0.0,
 ) -> Callable[[F], F]: ...
 
 
@@ -127,9 +136,9 @@ def task(function: object = None, /, **hints: Any) -> Any:
     """Attach hints to a function, which stays the same object; the hints are its attribute `__egs__`.
 
     Works below the framework's own decorator. gpus, cpus, gpu_cpus: numbers, a GPU share below 1 allowed. memory,
-    gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline, max_wait, expect: seconds or "2h"; expect has one
-    entry a phase. A task past max_runtime, max_gpu_time or max_cost is stopped and has failed; a deadline only orders.
-    Raises InputError that names the function and the argument.
+    gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline, max_wait, grace, expect: seconds or "2h"; expect
+    has one entry a phase. A task past max_runtime, max_gpu_time or max_cost is stopped and has failed; a deadline only
+    orders. Raises InputError that names the function and the argument.
     """
     if function is not None:
         return _attach(function, {})
@@ -335,4 +344,5 @@ _CHECKS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "expect": ("expect_s", _check_expect),
     "flavors": ("flavors", _check_flavors),
     "gang_same": ("gang_same", _check_text),
+    "grace": ("grace_s", parse_seconds),
 }

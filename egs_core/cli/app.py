@@ -29,8 +29,16 @@ COMMANDS: dict[str, str] = {
     "replay": "Run a workload file on a real framework, natively or with EGS.",
     "report": "Turn run logs into one self-contained page.",
     "why": "Say why a task of a run waited.",
+    "ps": "List what runs with EGS on a framework: workloads, stages, tasks.",
+    "abort": "End a workload, a stage or a task that another process runs.",
+    "pause": "Start nothing more of a workload, a stage or a task.",
+    "resume": "Take back a pause.",
+    "preempt": "Stop a workload, a stage or a task now, and start it again later.",
     "doctor": "Check Python, packages, adapters, GPUs and the history store.",
 }
+
+MODULES = dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control")
+"""Where the command is not in a module of its own name."""
 
 EXIT_BUG, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -90,7 +98,7 @@ def _asked_for(args: Sequence[str]) -> str | None:
 def _load(name: str) -> Callable[..., Any]:
     """The function of a command. A module that cannot be imported is an error of that command alone."""
     try:
-        command: Callable[..., Any] = getattr(import_module(f"egs_core.cli.{name}"), name)
+        command: Callable[..., Any] = getattr(import_module(f"egs_core.cli.{MODULES.get(name, name)}"), name)
     except ImportError as error:
         missing = (error.name or "").split(".")[0]
         remedy = "reinstall egs-core" if missing in ("", "egs_core") else f"pip install {missing}"

@@ -85,9 +85,9 @@ class RunRecords:
         workload, task, index = self.names(grant.phase)
         self._emit(r.ColdStart(start, end, workload, task, index, grant.attempt))
 
-    def ended(self, phase: int, attempt: int, outcome: str, now: float) -> None:
+    def ended(self, phase: int, attempt: int, outcome: str, now: float, reason: str = "") -> None:
         workload, task, index = self.names(phase)
-        self._emit(r.Ended(now, workload, task, index, attempt, outcome))
+        self._emit(r.Ended(now, workload, task, index, attempt, outcome, reason))
 
     def preload_started(self, decision: m.Preload, now: float) -> None:
         options = self._state.options_of(decision.task)

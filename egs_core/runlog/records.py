@@ -136,7 +136,8 @@ class Used(Record, frozen=True, tag="used"):
 
 
 class Ended(Record, frozen=True, tag="ended"):
-    """outcome: succeeded, failed, preempted, aborted, skipped (the last without a Started)."""
+    """outcome: succeeded, failed, preempted, aborted, skipped (the last without a Started). reason: why it was stopped,
+    where EGS did that, with who asked for it."""
 
     t: float
     workload: str
@@ -144,6 +145,7 @@ class Ended(Record, frozen=True, tag="ended"):
     phase: int = 0
     attempt: int = 1
     outcome: str = "succeeded"
+    reason: str = ""
 
 
 class PreloadStarted(Record, frozen=True, tag="preload"):

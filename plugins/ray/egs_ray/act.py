@@ -22,11 +22,14 @@ from typing import Any
 
 from egs_core.graph.columns import Shape
 from egs_core.predict import Predictor, signature_of
+from egs_ray.demand import cluster_grows
 from egs_ray.gate import Gate
 from egs_ray.gate_client import ClusterGate
+from egs_ray.gate_operations import GateOperations
 from egs_ray.install import warn
 from egs_ray.observe import Observer, history_of_user, runlog_path, script_name
 from egs_ray.ordering import AnyGate, Ordering
+from egs_ray.reporting import Reporter
 from egs_ray.submission import Needs, Ordered, Submission
 
 
@@ -45,6 +48,7 @@ class Orderer(Observer):
         self._nested: deque[Submission] = deque()  # of workers of this session
         self._predictor = Predictor()
         self._is_learning = False
+        self._reporter: Reporter | None = None
 
     def submit(
         self,
@@ -68,6 +72,9 @@ class Orderer(Observer):
         if (gate := self._gate) is not None:
             gate.settle()
         super().session_ends()
+        if self._reporter is not None:
+            self._reporter.close()
+            self._reporter = None
         self._ordering.end_session()
 
     @property
@@ -78,12 +85,20 @@ class Orderer(Observer):
         gate: AnyGate | None = None
         if os.environ.get("EGS_GATE", "").strip().lower() == "cluster":
             try:
+                if cluster_grows():
+                    raise RuntimeError("an autoscaler would not be told of what waits there")
                 gate = ClusterGate(self._estimate, self._told.append, self._switch_off, self._nested.append)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 warn(f"no gate for the whole cluster, this script's tasks are ordered by its own: {reason}")
         self._learn_from_history()
-        return gate or Gate(self._estimate, self._told.append, self._switch_off)
+        return gate or self._make_local_gate()
+
+    def _make_local_gate(self) -> Gate:
+        gate = Gate(self._estimate, self._told.append, self._switch_off)
+        name = f"{script_name()}-{self._sessions}"
+        self._reporter = Reporter(GateOperations(gate, name, self.log.reasons))
+        return gate
 
     def _switch_off(self, error: BaseException) -> None:
         """From any thread: from here on everything passes, until the next Ray session."""

@@ -12,7 +12,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.adapter import (
+    Check,
+    ControlOutcome,
+    ControlRequest,
+    DemoOutcome,
+    DemoRequest,
+    ReplayRequest,
+    RunningWorkload,
+    RunOutcome,
+)
 from egs_core.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,13 +35,14 @@ CAPABILITIES = {
     "split": "yes",
     "preload": "yes",
     "gang": "yes",
-    "preempt": "no: not built yet; Ray cannot take resources back from a running task",
+    "preempt": "yes",
     "limits": "yes",
     "abort": "yes",
     "audit": "no: not built yet; a Ray cluster keeps no history of its own when it ends",
 }
-"""`gang` (a script's own placement groups are left alone), `abort` and `limits` (time and GPU time; a task is cancelled
-at once) are for runs of `egs_ray.run`: the tasks of other drivers cannot be ended without their references."""
+"""`gang`, `limits` and `preempt` (a task is cancelled, within its grace, and submitted again) are for runs of
+`egs_ray.run`; `abort` and `pause` also for GPU tasks of scripts in mode on. A script's own placement groups are left
+alone, and tasks of drivers without EGS cannot be ended."""
 
 HELD_BACK = {
     "submit": "what a script submits is not seen: the hook can only observe, without edges",
@@ -90,6 +100,23 @@ class RayAdapter:
             find_variant(name)
         runs = {name: _leave(measure_variant(name, request.progress), request.out_dir) for name in request.variants}
         return DemoOutcome(ideal_bound_s(), EMULATED_GPUS, runs)
+
+    def control(self, request: ControlRequest) -> ControlOutcome:
+        """Abort, pause, resume or preempt something that another process runs with EGS; see `egs_ray.control`."""
+        return _control().carry_out(request)  # type: ignore[no-any-return]  # the module is found by name
+
+    def running(self, address: str) -> list[RunningWorkload]:
+        """What runs with EGS on the cluster."""
+        return _control().ps(address)  # type: ignore[no-any-return]
+
+
+def _control() -> ModuleType:
+    """The module behind `control`. This process only asks: what is hooked into scripts is not for it."""
+    os.environ.pop("RAY_RUNTIME_ENV_HOOK", None)
+    try:
+        return import_module("egs_ray.control")
+    except ImportError as error:
+        raise InputError("ray", f"cannot be imported: {error}", "pip install egs-ray") from error
 
 
 def _leave(measured: Measured, folder: Path) -> RunOutcome:

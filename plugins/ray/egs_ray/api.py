@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import ray
 
 from egs_core.engine.messages import Reason
@@ -72,7 +73,8 @@ class Run:
         try:
             output = self._books.output()
         except KeyError:
-            raise ray.exceptions.TaskCancelledError(error_message=f"{self.id} was aborted") from None
+            message = f"{self.id} was {self._books.aborted or 'aborted'}"
+            raise ray.exceptions.TaskCancelledError(error_message=message) from None
         return ray.get(output, timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def why(self, task_id: str) -> Reason:
@@ -80,7 +82,11 @@ class Run:
         number = self._number(task_id)
         if self._session is None:
             raise InputError(self.id, "runs without EGS")
-        return self._session.driver.ask(lambda engine: engine.explain(number))
+        found = self._session.driver.ask(lambda engine: engine.explain(number))
+        stopped = self._books.jobs[self._books.converted.graph.ids.index(task_id)].stopped
+        ended = found.status == "aborted" and not found.kind
+        why = stopped or self._books.aborted
+        return msgspec.structs.replace(found, kind="abort", text=f"{found.text}: {why}") if ended and why else found
 
     def abort(self, task_id: str = "", *, actor: str = "", reason: str = "") -> None:
         """End the run, or one task of it and what waits for that."""
@@ -103,10 +109,13 @@ class Run:
         return self._session.driver.ask(lambda engine: engine.task_number(self.id, index))
 
 
-def run(dag_node: Any, *args: Any, name: str = "", session: Session | None = None, **kwargs: Any) -> Run:
+def run(
+    dag_node: Any, *args: Any, name: str = "", queue: str = "", session: Session | None = None, **kwargs: Any
+) -> Run:
     """Run a static graph (`f.bind(...)`) on the Ray this process is connected to; args and kwargs are its input.
 
-    name: the pipeline's name, under which durations are learned (default: the last task's name). Raises InputError
+    name: the pipeline's name, under which durations are learned (default: the last task's name). queue: one of the
+    session's queues (`Options.queues`). Raises InputError
     for a graph that EGS cannot represent; once it has started, nothing that goes wrong in EGS stops it.
     """
     if not ray.is_initialized():
@@ -124,7 +133,7 @@ def run(dag_node: Any, *args: Any, name: str = "", session: Session | None = Non
         books = RunBooks(converted.name, converted, given)
         finish_natively(books)
         return Run(None, books)
-    return Run(chosen, chosen.submit(converted, given))
+    return Run(chosen, chosen.submit(converted, given, queue))
 
 
 def default_session(options: Options | None = None) -> Session:

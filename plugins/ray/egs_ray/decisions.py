@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import pickle
 
-import ray
-
 from egs_core.engine import messages as m
-from egs_core.engine.usage import is_over_limit
 from egs_ray.endings import Endings
 from egs_ray.gangs import Group
 from egs_ray.phases import Phases
-from egs_ray.restarts import Restarts
+from egs_ray.restarts import Restarts, waits_at_gate
 from egs_ray.shared import Shared
+from egs_ray.stops import Stops
 from egs_ray.submissions import Submissions
-from egs_ray.tasks import Job, Way, first_of
+from egs_ray.tasks import Job, Way
 
 
 class Decisions:
     """What a session does with each of its engine's decisions."""
 
-    def __init__(self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings) -> None:
+    def __init__(
+        self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings, stops: Stops
+    ) -> None:
         self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
-        self._restarts = Restarts(shared, phases, submissions, endings)
+        self._restarts = Restarts(shared, phases)
+        self._stops = stops
 
     def perform(self, decision: m.Decision, now: float) -> None:
         job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # all but scaling hints name their task
@@ -48,6 +49,12 @@ class Decisions:
         """Ray has had no room for a gang's group for long."""
         self._restarts.refuse(group)
 
+    def _stop(self, job: Job, stop: m.Stop) -> None:
+        if stop.requeue and waits_at_gate(job):
+            self._restarts.wait_again(job)
+        else:
+            self._stops.stop(job, stop)
+
     def _preload(self, job: Job, decision: m.Preload, now: float) -> None:
         if job.way is not Way.SHELL or job.env in self._shared.native_envs:
             self._shared.handle(m.PreloadFailed(job.number, decision.id))
@@ -59,7 +66,7 @@ class Decisions:
             self._shared.handle(m.PreloadReady(job.number))
 
     def _grant(self, job: Job, grant: m.Grant) -> None:
-        job.grant, job.started, job.lost_leases = grant, False, 0
+        job.grant, job.started, job.lost_leases, job.stopped = grant, False, 0, ""
         self._shared.records.grant(grant, self._shared.driver.now())
         if job.way is not Way.NATIVE and not job.submission and job.env in self._shared.native_envs:
             job.way = Way.NATIVE
@@ -84,16 +91,3 @@ class Decisions:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
         self._shared.records.preload_ended(job.number, "unused", now)
         self._submissions.leave_shell(job)
-
-    def _stop(self, job: Job, stop: m.Stop) -> None:
-        """The engine waits for the end of this job's phase. Ray has no grace: a task is cancelled at once."""
-        if stop.requeue:
-            self._restarts.recall(job)
-            return
-        job.aborted = True
-        if is_over_limit(self._shared.engine.state, job.number):
-            job.over_limit = stop.reason
-        if job.ref is not None:
-            ray.cancel(first_of(job.ref), force=True)
-        elif job.grant is not None:  # granted, but not yet submitted
-            self._endings.lost_attempt(job, "aborted")

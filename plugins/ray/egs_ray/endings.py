@@ -30,7 +30,9 @@ class Endings:
             self._phases.give_back(job)
             return
         error = _error_of(job.ref)
-        if error is None:
+        if error is not None and job.requeues:
+            self.requeued(job)
+        elif error is None:
             if job.way is Way.SHELL and not job.pid:
                 self._stay_native(job, "its worker cannot reach this process")
             self.succeeded(job)
@@ -69,21 +71,21 @@ class Endings:
         if grant is not None:
             self._phases.started(job, grant)
             self._phases.record_start(job)
-            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now())
+            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
             self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         elif was_there and not state.is_first_phase(phase):
             self._shared.handle(m.PhaseEnded(phase, state.attempt[job.number], outcome))
         else:
             self._shared.handle(m.PreloadFailed(job.number))
 
-    def detach(self, job: Job) -> None:
-        """Let go of a submission whose result nobody wants any more; the task is submitted again when granted."""
+    def requeued(self, job: Job) -> None:
+        """The try that was stopped to start again is over: the task is as if it had not been submitted yet. Whatever
+        Ray still tells of that submission finds nobody."""
         self._shared.submitted.pop(job.submission, None)
-        self._submissions.loaded(job.submission)
+        self._submissions.forget(job)
         self._drop_children(job)
         job.run.results.pop(job.index, None)
-        job.submission, job.ref, job.promised, job.started = 0, None, False, False
-        job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
+        self.lost_attempt(job, "preempted")
 
     def not_submitted(self, job: Job, error: BaseException) -> None:
         """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""
@@ -104,6 +106,9 @@ class Endings:
         if job.over_limit and job.run.failure is None:
             task = job.run.converted.graph.ids[job.index]
             job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.over_limit}")
+        elif job.stopped and job.run.failure is None:
+            task = job.run.converted.graph.ids[job.index]
+            job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.stopped}")
         elif job.run.error is None:
             job.run.failure = job.run.failure if job.run.failure is not None else job.ref
         self._phases.give_back(job)
@@ -113,7 +118,7 @@ class Endings:
             outcome = "aborted" if aborted else "failed"
             self._phases.started(job, grant)
             self._phases.record_start(job)
-            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now())
+            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
             self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         else:
             self._shared.handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))

@@ -55,6 +55,18 @@ def task_events(known: Container[tuple[str, int]] = ()) -> list[TaskEvent]:
     return [event for event in _timeline_events() if (event.task_id, event.attempt) not in known]
 
 
+def processes_of(task_ids: Container[str]) -> list[tuple[str, int]]:
+    """Where these tasks of any job run, (node id, process id), as far as Ray has heard: it takes about a second."""
+    if not compat.available("task_events"):
+        return []
+    events = [
+        _from_message(message, message.task_id.hex(), message.attempt_number + 1)
+        for message in compat.raw_task_events()
+        if message.task_id.hex() in task_ids
+    ]
+    return [(event.node_id, event.pid) for event in events if event.pid and event.node_id and event.ended_s is None]
+
+
 def _private_events(known: Container[tuple[str, int]]) -> Iterator[TaskEvent]:
     job = ray.get_runtime_context().get_job_id()
     for message in compat.raw_task_events():

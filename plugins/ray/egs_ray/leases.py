@@ -70,7 +70,7 @@ class Leases:
             _end(peer, message["lease"])
             return None
         lease, job = entry
-        lease.peer, lease.devices = peer, tuple(message["devices"])
+        lease.peer, lease.devices, lease.pid = peer, tuple(message["devices"]), message["pid"]
         self._by_peer[peer] = lease.id
         return job
 

@@ -149,6 +149,12 @@ def connect(address: tuple[str, int, str]) -> Peer:
         return peer
 
 
+def dial(address: tuple[str, int, str]) -> Peer:
+    """A connection of its own, which the caller closes. Raises OSError when the driver cannot be reached."""
+    host, port, key = address
+    return _dial(host, port, bytes.fromhex(key))
+
+
 def forget(address: tuple[str, int, str]) -> None:
     """Drop this process's connection after it failed, so that the next task tries again."""
     with _guard:

@@ -102,6 +102,10 @@ class Promises:
         """Keep None under each of the keys, also if that was done before."""
         self._board.keep.remote(dict.fromkeys(keys))
 
+    def board(self) -> bytes:
+        """The actor's handle, pickled: for another process that keeps something (`board.keep.remote({key: value})`)."""
+        return bytes(ray.cloudpickle.dumps(self._board))
+
     def live(self) -> None:
         """Say that this process lives, and watch the actor; call it about once a second where patience matters."""
         self._board.hear.remote()

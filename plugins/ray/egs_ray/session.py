@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
+from egs_core.queues import load_queues
 from egs_core.sim.simulator import merge_phases
 from egs_ray import compat
 from egs_ray.cluster import Cluster
@@ -32,9 +34,12 @@ from egs_ray.failopen import FailOpen
 from egs_ray.learning import Learning
 from egs_ray.leases import Leases
 from egs_ray.link import Message, Peer, Server
+from egs_ray.operations import Operations
 from egs_ray.phases import Phases
 from egs_ray.promises import Promises
+from egs_ray.reporting import Reporter
 from egs_ray.shared import Options, Shared
+from egs_ray.stops import Stops
 from egs_ray.submissions import Submissions
 from egs_ray.tasks import Job, RunBooks
 from egs_ray.ways import Plan, check_gangs, for_engine, plan_ways, unshared
@@ -55,14 +60,11 @@ class Session:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
         self._grows = cluster_grows()
-        config = EngineConfig(
-            self.options.policy,
-            self.options.preload,
-            self.options.default_max_wait_s,
-            scaling_hints=self._grows and may_ask(),
-        )
+        config = _engine_config(self.options, self._grows and may_ask())
         self._hints = Hints("session") if config.scaling_hints else None
         self.engine = Engine(config)
+        queues = load_queues(Path(self.options.queues)) if self.options.queues else ()
+        self._queues = {queue.name for queue in queues}
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
         self._records = RunRecords(self.engine.state, self.learning.record)
@@ -77,7 +79,10 @@ class Session:
         self._closing = threading.Event()
         self._forget_disconnect = compat.before_disconnect(lambda: self.close(finish=False))
         threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
+        if queues:
+            self.driver.post(m.QueuesChanged(queues))
         self._prepared = self._describe_cluster()
+        self._reporter = Reporter(self._operations)
 
     def _make_parts(self) -> None:
         self._shared = shared = Shared(
@@ -86,17 +91,23 @@ class Session:
         self._phases = phases = Phases(shared)
         self._submissions = submissions = Submissions(shared, phases, lambda number: self._endings.on_result(number))
         self._endings = Endings(shared, phases, submissions)
-        self._decisions = Decisions(shared, phases, submissions, self._endings)
-        self._workers = Workers(shared, phases, submissions, self._endings)
+        self._stops = stops = Stops(shared, self._endings)
+        self._decisions = Decisions(shared, phases, submissions, self._endings, stops)
+        self._workers = Workers(shared, phases, submissions, self._endings, stops)
+        self._operations = Operations(shared, stops, self._endings)
         self._failopen = FailOpen(shared, phases, submissions)
 
     # --- for callers, from any thread ---
 
-    def submit(self, converted: Converted, given: Any) -> RunBooks:
-        """Start a run of a converted graph; returns at once."""
+    def submit(self, converted: Converted, given: Any, queue: str = "") -> RunBooks:
+        """Start a run of a converted graph; returns at once. Raises InputError for a queue that there is not."""
+        if queue and queue not in self._queues:
+            known = ", ".join(sorted(self._queues)) or "none; see Options.queues"
+            raise InputError(f"queue {queue!r}", "is not configured", f"there are: {known}")
         if not self.options.split:
             converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
         books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
+        books.queue = queue
         self._shared.runs[books.workload] = books
         self.driver.do(lambda: self._begin(books))
         if not self.driver.is_alive:
@@ -105,14 +116,7 @@ class Session:
 
     def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
         """Abort on behalf of an operator; from any thread."""
-
-        def act() -> None:
-            self._shared.handle(m.AbortRequested(scope, target, actor, reason))
-            for books in self._shared.runs.values():
-                if books.jobs:
-                    self._endings.check_over(books)
-
-        self.driver.do(act)
+        self.driver.do(lambda: self._operations.abort(scope, target, actor, reason))
 
     @property
     def is_open(self) -> bool:
@@ -123,6 +127,7 @@ class Session:
         if self._closing.is_set():
             return
         self._closing.set()
+        self._reporter.close()
         self._forget_disconnect()
         if self._hints is not None:
             self._hints.close()
@@ -177,7 +182,7 @@ class Session:
         if self._is_refused(books, plan):
             return
         graph, ways = plan.graph, plan.ways
-        submitted = m.WorkloadSubmitted(books.workload, name)
+        submitted = m.WorkloadSubmitted(books.workload, name, queue=books.queue)
         self._shared.handle(submitted)
         first = len(self.engine.state.task_ids)
         for index, way in enumerate(ways):
@@ -276,3 +281,8 @@ class Session:
 
     def _on_lease_end(self, lease: int) -> None:
         self.driver.do(lambda: self._phases.lease_over(lease))
+
+
+def _engine_config(options: Options, scaling_hints: bool) -> EngineConfig:
+    config = EngineConfig(options.policy, options.preload, options.default_max_wait_s, scaling_hints=scaling_hints)
+    return msgspec.structs.replace(config, preempt=options.preempt, min_gain_s=options.min_gain_s)

@@ -53,6 +53,7 @@ class SessionLog:
         self.tasks_seen = 0
         self.gpu_held_s = 0.0
         self.ended: dict[tuple[str, int], float] = {}  # (task, attempt) that need no more asking; when they ended
+        self.reasons: dict[str, str] = {}  # why tasks were aborted, and by whom
         self._header = header
         self._writer = RunLogWriter(path, header, overwrite=True)
         self._capacity: dict[str, Capacity] = {}
@@ -246,7 +247,8 @@ class SessionLog:
             self.gpu_held_s += task.gpus * max(0.0, at_s - started_s)
             self._note_actor(task, event, started_s, at_s)
         outcome = event.outcome if started_s is not None else "skipped"
-        self._write(Ended(self._t(at_s), self._workload, event.task_id, 0, event.attempt, outcome))
+        reason = self.reasons.pop(event.task_id, "") if outcome == "aborted" else ""
+        self._write(Ended(self._t(at_s), self._workload, event.task_id, 0, event.attempt, outcome, reason))
 
     def _note_actor(self, task: Submission, event: TaskEvent, started_s: float, ended_s: float) -> None:
         if task.kind == "method" and event.actor_id in self._lives:

@@ -29,7 +29,11 @@ from egs_ray.tasks import Job, RunBooks
 
 class Options(msgspec.Struct, frozen=True):
     """policy: a name of `egs_core.engine.POLICIES`. preload, split: switch off to compare. runlog: where the run log
-    goes (None: EGS_RUNLOG, else the user's data folder); history: a database URL (None: beside the run logs)."""
+    goes (None: EGS_RUNLOG, else the user's data folder); history: a database URL (None: beside the run logs).
+
+    queues: a file of queues and quotas (see `egs_core.queues`), which runs name when they are submitted. preempt: stop
+    running tasks for lent quota that is wanted back, for higher priorities and at limits with `on_limit: requeue`, and
+    start them again later; min_gain_s: nobody is stopped for who would start so soon anyway."""
 
     policy: str = "egs"
     preload: bool = True
@@ -41,6 +45,9 @@ class Options(msgspec.Struct, frozen=True):
     preload_timeout_s: float = 60.0  # a preload that takes longer does not keep its task from starting
     residue_bytes: int = 0  # device memory that a process may keep after its GPU block without keeping the GPU
     gpu_process: bool | None = None  # GPU steps of `egs.phases` in processes of their own; None: on real devices
+    queues: str | None = None
+    preempt: bool = False
+    min_gain_s: float = 60.0
 
 
 class Shared:

@@ -31,6 +31,7 @@ from egs_ray.gpu_process import GpuProcess
 from egs_ray.gpu_provider import Provider, hide_gpus, node_id, show_gpus
 from egs_ray.link import Message, Peer, connect, forget
 from egs_ray.niceness import Niceness
+from egs_ray.saving import saving
 
 Address = tuple[str, int, str]
 DROPPED = "egs: dropped"
@@ -42,7 +43,8 @@ class Spec:
     """How the driver tells a shell what it is: plain data, pickled with the task. gpus: 0 for a task that takes none;
     on_gpu: for each phase whether it is one; load_s: how long a GPU phase waits for load functions that were started
     beside the phases before it; apart: GPU steps get processes of their own; residue_bytes: what a process may leave
-    on a device and count as gone; gentle: it loads long before its turn, beside others' work."""
+    on a device and count as gone; gentle: it loads long before its turn, beside others' work; restored: a reference to
+    the checkpoint of the try before."""
 
     def __init__(
         self,
@@ -53,10 +55,12 @@ class Spec:
         on_gpu: tuple[bool, ...],
         load_s: float,
         returns: int = 1,
+        restored: Any = None,
     ) -> None:
         self.address, self.task, self.gpus = address, task, gpus
         self.preload, self.on_gpu, self.load_s, self.returns = preload, on_gpu, load_s, returns
         self.apart, self.residue_bytes, self.gentle = False, 0, False
+        self.restored = restored
 
 
 def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,9 +79,11 @@ def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
     def observed(spec: Spec, arguments: list[Any]) -> Any:
         tell = _teller(spec)
         args, kwargs = resolved(arguments)
-        tell({"m": "began", "task": spec.task, "at": time.time(), "pid": os.getpid(), "id": _task_id()})
+        where = {"pid": os.getpid(), "id": _task_id(), "node": node_id()}
+        tell({"m": "began", "task": spec.task, "at": time.time(), **where})
         try:
-            value = call_users_function(function, args, kwargs)
+            with saving(spec):
+                value = call_users_function(function, args, kwargs)
         except BaseException:
             tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
             raise
@@ -102,7 +108,7 @@ def hold(address: Address, lease: int) -> None:
     """Hold whatever resources this task was given until the driver says so, or is gone."""
     try:
         peer = connect(address)
-        peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "at": time.time()})
+        peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "pid": os.getpid()})
         while (message := peer.receive()).get("lease") != lease:
             pass  # meant for an earlier holder in this process
         if message.get("after"):
@@ -153,7 +159,8 @@ class Shell:
         args, kwargs = resolved(arguments)
         self.tell({"m": "began", "at": time.time()})
         try:
-            value = self._call(answer, args, kwargs)
+            with saving(self.spec):
+                value = self._call(answer, args, kwargs)
         except BaseException:
             self.tell({"m": "end", "ok": False, "at": time.time(), "stays": self._stays()})
             raise

@@ -134,6 +134,17 @@ class Submissions:
         self._deferred[key] = [(other, node) for other, node in self._deferred.get(key, []) if other is not job]
         self.loaded(submission)
 
+    def forget(self, job: Job) -> None:
+        """Its submission has been ended: the job has none, as before the first."""
+        if job.promised:
+            self._shared.promises.keep(str(job.submission), ((), {}))
+        key = job.warm_key
+        self._deferred[key] = [(other, node) for other, node in self._deferred.get(key, []) if other is not job]
+        self._too_early = [(other, node) for other, node in self._too_early if other is not job]
+        self.loaded(job.submission)
+        job.submission, job.ref, job.promised, job.parked_since = 0, None, False, None
+        job.requeues, job.saver, job.gave_up_warming, job.waits_since = False, None, False, 0.0
+
     def submit_observed(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]
         remote = self._remotes.get(make_observed, payload.function)
@@ -184,12 +195,13 @@ class Submissions:
         job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
         job.is_open, job.submitted_at = False, self._shared.driver.now()
         job.stays = job.outside = False
+        job.saver, job.requeues = None, False
         returns = job.run.converted.nodes[job.index].options.get("num_returns") or 1
         options = self._shared.options
         address, load_s = self._shared.server.address, options.preload_timeout_s
         state = self._shared.engine.state
         gentle = state.status[state.cursor[job.number]] == PENDING
-        spec = Spec(address, job.submission, gpus, options.preload, on_gpu, load_s, returns)
+        spec = Spec(address, job.submission, gpus, options.preload, on_gpu, load_s, returns, job.checkpoint)
         spec.apart, spec.residue_bytes, spec.gentle = job.apart, options.residue_bytes, gentle
         return spec
 

@@ -38,6 +38,7 @@ class Lease(msgspec.Struct, eq=False):
     ref: Any = None
     peer: Peer | None = None
     devices: tuple[str, ...] = ()
+    pid: int = 0
     over: bool = False
 
 
@@ -69,6 +70,10 @@ class Job(msgspec.Struct, eq=False):
     life: str = ""  # of the shell that said hello last: it tells a retry from the try before
     aborted: bool = False  # its end was asked for
     over_limit: str = ""  # because of this limit
+    stopped: str = ""  # why its end was asked for, and by whom
+    requeues: bool = False  # it was stopped to start again
+    saver: Peer | None = None  # where its process can be asked for a checkpoint
+    checkpoint: Any = None  # a reference to what its last stopped try has kept
     is_open: bool = False  # it is on its own: EGS could not get its resources for it
     lost_leases: int = 0
     submitted_at: float = 0.0
@@ -108,6 +113,8 @@ class RunBooks:
         self.failure: Any = None  # the reference of the first task that failed
         self.error: BaseException | None = None
         self.over = threading.Event()
+        self.queue = ""
+        self.aborted = ""  # by whom and why
         self._needed = [0] * converted.graph.n_tasks
         for parents in converted.graph.parents:
             for parent in parents:

@@ -9,6 +9,7 @@ from egs_ray.endings import Endings
 from egs_ray.link import Message, Peer
 from egs_ray.phases import Phases
 from egs_ray.shared import Shared, tell
+from egs_ray.stops import Stops
 from egs_ray.submissions import Submissions
 from egs_ray.tasks import Job, Way
 
@@ -16,8 +17,11 @@ from egs_ray.tasks import Job, Way
 class Workers:
     """The worker processes of a session."""
 
-    def __init__(self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings) -> None:
+    def __init__(
+        self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings, stops: Stops
+    ) -> None:
         self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
+        self._stops = stops
 
     def take_message(self, peer: Peer, message: Message) -> None:
         if message.get("m") == "lease":
@@ -26,6 +30,9 @@ class Workers:
                 self._phases.lease_started(job)
             return
         job = self._shared.submitted.get(message.get("task", 0))
+        if message["m"] in ("saves", "saved"):
+            self._stops.said(job, peer, message)
+            return
         if job is None:
             if message.get("m") == "hello":
                 tell(peer, {"m": "drop", "task": message["task"], "life": message["life"]})
@@ -52,7 +59,10 @@ class Workers:
             self._phases.lease_over(lease)
         for job in [job for job in self._shared.submitted.values() if job.peer is peer and not job.succeeded]:
             job.stays = job.stays or self._shared.real_gpus  # its memory goes with the process, just after its line
-            self._endings.lost_attempt(job, "preempted")
+            if job.requeues:
+                self._endings.requeued(job)
+            else:
+                self._endings.lost_attempt(job, "aborted" if job.aborted else "preempted")
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
         if job.life and not job.succeeded:
@@ -89,7 +99,7 @@ class Workers:
         job.began = job.ran = True
         self._submissions.loaded(job.submission)
         if job.way is Way.OBSERVED and job.grant is not None:
-            job.pid, job.framework_id = message["pid"], message["id"]
+            job.pid, job.framework_id, job.node = message["pid"], message["id"], message["node"]
             self._phases.started(job, job.grant)
 
     def _want(self, job: Job, _peer: Peer, _message: Message) -> None:

@@ -1,0 +1,143 @@
+"""`egs ps`, `abort`, `pause`, `resume`, `preempt`: see and steer, by workload, stage and task, what others run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from egs_core.adapter import Controlling, ControlOutcome, ControlRequest, RunningWorkload, adapter_names, load_adapter
+from egs_core.errors import InputError
+from egs_core.units import parse_seconds
+
+On = Annotated[str, typer.Option("--on", help="The framework that runs it.")]
+Workload = Annotated[str, typer.Argument(help="As `egs ps` lists it.")]
+Stage = Annotated[str, typer.Option(help="Only this stage of it.")]
+Task = Annotated[str, typer.Option(help="Only this task of it.")]
+Address = Annotated[str, typer.Option(help="Of the cluster; without it the one that the framework itself would find.")]
+Driver = Annotated[str, typer.Option(help="Which of several processes that run such a workload (as `egs ps` says).")]
+Reason = Annotated[str, typer.Option(help="For the run log and whoever waits.")]
+Actor = Annotated[str, typer.Option(help="Who asks for it; by default user@host.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+DONE = {"abort": "ended", "pause": "paused", "resume": "resumed", "preempt": "stopped, to start again"}
+SHOWN = 8
+
+
+def abort(
+    workload: Workload,
+    on: On = "ray",
+    stage: Stage = "",
+    task: Task = "",
+    address: Address = "",
+    driver: Driver = "",
+    reason: Reason = "",
+    actor: Actor = "",
+    grace: Annotated[str, typer.Option(help="How long tasks may take to save a checkpoint.")] = "0s",
+    as_json: AsJson = False,
+) -> None:
+    """End a workload, a stage or a task that another process runs, and what waits for it. Nothing is tried again."""
+    grace_s = parse_seconds(grace, "--grace")
+    _carry_out(on, ControlRequest("abort", workload, stage, task, address, driver, actor, reason, grace_s), as_json)
+
+
+def pause(
+    workload: Workload,
+    on: On = "ray",
+    stage: Stage = "",
+    task: Task = "",
+    address: Address = "",
+    driver: Driver = "",
+    reason: Reason = "",
+    actor: Actor = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start nothing more of a workload, a stage or a task; phases that run go on to their end."""
+    _carry_out(on, ControlRequest("pause", workload, stage, task, address, driver, actor, reason), as_json)
+
+
+def resume(
+    workload: Workload,
+    on: On = "ray",
+    stage: Stage = "",
+    task: Task = "",
+    address: Address = "",
+    driver: Driver = "",
+    actor: Actor = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take back the pause of exactly this workload, stage or task."""
+    _carry_out(on, ControlRequest("resume", workload, stage, task, address, driver, actor), as_json)
+
+
+def preempt(
+    workload: Workload,
+    on: On = "ray",
+    stage: Stage = "",
+    task: Task = "",
+    address: Address = "",
+    driver: Driver = "",
+    reason: Reason = "",
+    actor: Actor = "",
+    as_json: AsJson = False,
+) -> None:
+    """Stop what runs of a workload, a stage or a task now, and start it again when its turn comes."""
+    _carry_out(on, ControlRequest("preempt", workload, stage, task, address, driver, actor, reason), as_json)
+
+
+def ps(on: On = "ray", address: Address = "", as_json: AsJson = False) -> None:
+    """List what runs with EGS on a framework: workloads, and the tasks that run of each, since when, with how many
+    GPUs."""
+    found = _controlling(on).running(address)
+    if as_json:
+        typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
+    elif found:
+        Console().print(_table(found, time.time()))
+    else:
+        typer.echo("nothing runs")
+
+
+def _controlling(on: str) -> Controlling:
+    adapter = load_adapter(on)
+    if not isinstance(adapter, Controlling):
+        able = [name for name in adapter_names() if isinstance(load_adapter(name), Controlling)]
+        raise InputError("--on", f"{on} cannot be controlled from here", f"these can: {', '.join(able) or 'none'}")
+    return adapter
+
+
+def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:
+    outcome = _controlling(on).control(request)
+    if as_json:
+        typer.echo(json.dumps({"verb": request.verb, **msgspec.to_builtins(outcome)}))
+    else:
+        typer.echo(_told(request, outcome))
+
+
+def _told(request: ControlRequest, outcome: ControlOutcome) -> str:
+    what = f"{request.workload}" + (f", stage {request.stage}" if request.stage else "")
+    tasks = ", ".join(outcome.tasks[:SHOWN]) + (" …" if len(outcome.tasks) > SHOWN else "")
+    about = f" ({len(outcome.tasks)} tasks: {tasks})" if tasks else ""
+    if not outcome.hangs:
+        return f"{what}: {DONE[request.verb]}{about}"
+    did = f"what ran of it was ended{about}" if request.verb == "abort" else "nothing was done"
+    return f"{what}: its driver does not answer: {did}; it is told when it goes on"
+
+
+def _table(found: list[RunningWorkload], now: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("workload", "driver", "stage", "task", "state", "for", "GPUs", "node", "process"):
+        table.add_column(column, overflow="fold")
+    for one in found:
+        table.add_row(escape(one.workload), one.driver, "", f"{one.tasks - one.open} of {one.tasks} ended", one.state)
+        for task in one.running:
+            since = f"{max(0.0, now - task.since):,.0f} s"
+            node, pid = task.node[:8], str(task.pid or "")
+            row = (task.task, task.state, since, f"{task.gpus:g}", node, pid)
+            table.add_row("", "", escape(task.stage), *map(escape, row))
+    return table

@@ -1,0 +1,97 @@
+"""`egs ps`, `abort` and their kind: what they ask of an adapter, what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from egs_core.adapter import ControlOutcome, ControlRequest, RunningTask, RunningWorkload
+from egs_core.cli import control
+from egs_core.cli.app import run
+from egs_core.errors import InputError
+
+
+class Adapter:
+    """An adapter that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[ControlRequest] = []
+        self.hangs = False
+
+    def control(self, request: ControlRequest) -> ControlOutcome:
+        self.asked.append(request)
+        if request.workload != "train#0":
+            raise InputError(request.workload, "no such workload runs", "there are: train#0")
+        return ControlOutcome(request.workload, "ab12", ("fit-0", "fit-1"), self.hangs)
+
+    def running(self, address: str) -> list[RunningWorkload]:
+        task = RunningTask("fit-0", "fit", "train", "running", time.time(), 1.0, "node1", 77)
+        return [RunningWorkload("train#0", "ab12", 5, "host", "running", 4, 3, ("train",), (task,))] if address else []
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
+    made = Adapter()
+    monkeypatch.setattr(control, "load_adapter", lambda _: made)
+    return made
+
+
+def test_options_become_a_request(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every option of an abort reaches the adapter, and the answer names the tasks."""
+    command = "abort train#0 --on x --stage fit --task f --address h:1 --driver d --reason r --actor a --grace 2m"
+    assert run(command.split()) == 0
+    assert adapter.asked == [ControlRequest("abort", "train#0", "fit", "f", "h:1", "d", "a", "r", 120.0)]
+    assert capsys.readouterr().out == "train#0, stage fit: ended (2 tasks: fit-0, fit-1)\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"), [("pause", "paused"), ("resume", "resumed"), ("preempt", "stopped, to start again")]
+)
+def test_the_other_verbs(adapter: Adapter, capsys: pytest.CaptureFixture[str], verb: str, says: str) -> None:
+    """Each asks for itself; `--json` prints the outcome."""
+    assert run([verb, "train#0"]) == 0
+    assert f"train#0: {says}" in capsys.readouterr().out
+    assert run([verb, "train#0", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verb"], told["tasks"], told["hangs"]) == (verb, ["fit-0", "fit-1"], False)
+    assert [request.verb for request in adapter.asked] == [verb, verb]
+
+
+def test_a_driver_that_hangs(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer says what was done without it, and what was not."""
+    adapter.hangs = True
+    assert run(["abort", "train#0"]) == 0
+    assert "what ran of it was ended (2 tasks" in capsys.readouterr().out
+    assert run(["pause", "train#0"]) == 0
+    assert "nothing was done; it is told when it goes on" in capsys.readouterr().out
+
+
+def test_an_unknown_target_is_one_line(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names what there is; exit code 2."""
+    assert run(["abort", "other"]) == 2
+    assert capsys.readouterr().err == "error: other: no such workload runs (there are: train#0)\n"
+    assert run(["abort", "train#0", "--grace", "soon"]) == 2
+    assert "--grace" in capsys.readouterr().err
+    assert len(adapter.asked) == 1
+
+
+def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
+    """Workloads with their running tasks; nothing to list is said."""
+    assert run(["ps", "--on", "x", "--address", "h:1"]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("train#0", "1 of 4 ended", "fit-0", "train", "node1", "77"))
+    assert run(["ps", "--address", "h:1", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["workloads"]
+    assert (one["workload"], one["running"][0]["task"]) == ("train#0", "fit-0")
+    assert run(["ps"]) == 0
+    assert capsys.readouterr().out == "nothing runs\n"
+    assert adapter.asked == []
+
+
+def test_an_adapter_without_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A framework that cannot is named."""
+    monkeypatch.setattr(control, "load_adapter", lambda _: object())
+    assert run(["ps", "--on", "other"]) == 2
+    assert "other cannot be controlled from here" in capsys.readouterr().err
