@@ -189,7 +189,11 @@ class RunLogWriter:
         if not overwrite and os.path.isfile(self.path) and self.path.stat().st_size > 0:
             raise InputError(str(path), "already exists", "choose another name, or remove it first")
         self._file = self._open("wb" if overwrite else "ab")
-        self.write(header)
+        try:
+            self.write(header)
+        except OSError:
+            self.close()
+            raise
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str]) -> RunLogWriter:

@@ -60,6 +60,8 @@ class Endings:
 
     def lost_attempt(self, job: Job, outcome: str) -> None:
         """A try of the task is over without its success, and Ray may try again: from its first phase."""
+        if job.aborted and outcome == "preempted":  # its process died of that, and was heard of before its error
+            outcome = "aborted"
         was_there = bool(job.life)
         job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
         self._submissions.loaded(job.submission)

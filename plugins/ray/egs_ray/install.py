@@ -122,7 +122,8 @@ def _mode() -> str:
         warn(f"Ray {ray.__version__} is not a version EGS knows ({', '.join(compat.KNOWN_VERSIONS)}): observing only")
         return "observe"
     if mode == "on" and not (compat.available("submit") and compat.available("wrap")):
-        warn("this build of Ray does not let submissions be ordered: observing only")
+        if compat.available("submit"):  # else one line says all of it, below
+            warn("this build of Ray does not let submissions be ordered: observing only")
         return "observe"
     return mode
 
@@ -153,7 +154,7 @@ def _put_in_place(chosen: Interceptor) -> None:
     if compat.available("submit"):
         compat.wrap_submissions(_route)
     else:
-        warn("this build of Ray does not show submissions: which task waits for which will be missing in the run log")
+        warn("this build of Ray does not show submissions: observing only, and not which task waits for which")
     compat.before_disconnect(chosen.session_ends)
     atexit.register(chosen.close)
 

@@ -70,6 +70,7 @@ class Learning:
                 self._writer.write(record)
             except OSError as error:
                 warn(f"the run log ends here: {error}")
+                self._writer.close()
                 self._writer = None
 
     def believe(self, pipeline: str, graph: Graph) -> Graph:

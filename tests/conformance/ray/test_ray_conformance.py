@@ -1,0 +1,86 @@
+"""Ray passes the suite that every adapter must pass, in both ways of using EGS there, with emulated GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egs_core.testing.conformance.suite import SCENARIOS, Scenario, reason_to_skip
+from tests.conformance.ray.bench_run import RayRuns, ray_runs
+from tests.conformance.ray.bench_script import RayScripts, ray_scripts
+from tests.conformance.ray.own_cluster import own_cluster
+
+
+@pytest.fixture
+def run_bench(ray_address: str, tmp_path: Path) -> Iterator[RayRuns]:
+    """For `egs_ray.run`."""
+    with ray_runs(tmp_path, ray_address) as bench:
+        yield bench
+
+
+@pytest.fixture
+def hook_bench(ray_address: str, tmp_path: Path) -> Iterator[RayScripts]:
+    """For the hook on scripts that know no EGS."""
+    with ray_scripts(tmp_path, ray_address) as bench:
+        yield bench
+
+
+def marked(*long: str) -> list[Any]:
+    """The scenarios as parameters; those of these names only with `make test-long`."""
+    return [pytest.param(s, marks=[pytest.mark.long] * (s.name in long), id=s.name) for s in SCENARIOS]
+
+
+# Most faults have short tests, too, in `test_ray_faults.py`.
+@pytest.mark.parametrize("scenario", marked(*(s.name for s in SCENARIOS if s.breakage not in ("", "api"))))
+def test_egs_ray_run(scenario: Scenario, run_bench: RayRuns) -> None:
+    """`egs_ray.run` passes the scenario, or declares why it does not apply."""
+    if reason := reason_to_skip(scenario, run_bench):
+        pytest.skip(reason)
+    scenario.check(run_bench)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("order", {"policy": "fifo"}, "head waited for leaf0, leaf1"),
+        ("inversion", {"policy": "fifo"}, "second waited for leaf0, leaf1"),
+        ("split", {"split": False}, "in phase 0"),
+        ("gpu-is-lent-meanwhile", {"split": False}, "'end' of phase 0 of task other"),
+        ("preload", {"preload": False}, "'load' of phase 0 of task tail"),
+    ],
+)
+def test_without_egs_the_scenario_fails(
+    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], says: str
+) -> None:
+    """On real Ray, too, a scenario fails where what it is about is switched off."""
+    monkeypatch.setattr("egs_core.testing.conformance.bench.LIMIT_S", 10.0)
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == name]
+    with ray_runs(tmp_path, ray_address, **options) as bench, pytest.raises(AssertionError, match=says):
+        scenario.check(bench)
+
+
+# Each run is a process of its own; most of the long ones have short tests beside them in `test_ray_act.py` and others.
+@pytest.mark.parametrize("scenario", marked(*{s.name for s in SCENARIOS} - {"convert", "inversion"}))
+def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
+    """The hook passes the scenario, or declares why it does not apply."""
+    if reason := reason_to_skip(scenario, hook_bench):
+        pytest.skip(reason)
+    scenario.check(hook_bench)
+
+
+@pytest.mark.long
+def test_audit(tmp_path: Path) -> None:
+    """`egs audit --ray` passes its scenario, on a cluster with a dashboard that never heard of EGS."""
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == "audit"]
+    if reason := reason_to_skip(scenario, RayScripts(tmp_path, "", dashboard="none yet")):
+        pytest.skip(reason)
+    with own_cluster(dashboard=True) as cluster:
+        bench = RayScripts(tmp_path, cluster.address, dashboard=cluster.dashboard)
+        try:
+            scenario.check(bench)
+        finally:
+            bench.close()
