@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from egs_core.audit.observed import AuditRequest, Observed
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph
 
@@ -180,6 +181,51 @@ class Controlling(Protocol):
     def running(self, address: str) -> list[RunningWorkload]:
         """What runs. Raises InputError when there is no cluster."""
         ...
+
+
+@runtime_checkable
+class Auditor(Protocol):
+    """What an adapter with the capability `audit` offers besides: its framework's history, read and not changed."""
+
+    def audit(self, request: AuditRequest) -> Observed:
+        """The history as run log records; InputError for one that cannot be reached or read."""
+        ...
+
+
+class CollectRequest(msgspec.Struct, frozen=True):
+    """Receive what a framework pushes. history: URL of the history, "" for the user's; told: hears one line at a time,
+    the first when it listens."""
+
+    host: str
+    port: int
+    folder: Path
+    history: str
+    told: Callable[[str], None]
+
+
+@runtime_checkable
+class Collector(Protocol):
+    """What an adapter offers besides whose framework can push its history."""
+
+    def collect(self, request: CollectRequest) -> None:
+        """Receive until SIGTERM; InputError where it cannot listen or write."""
+        ...
+
+
+def load_collector(name: str) -> Collector:
+    """The installed adapter of that name, which must be able to collect; else an `InputError`."""
+    adapter = load_adapter(name)
+    if not isinstance(adapter, Collector):
+        raise InputError(f"adapter '{name}'", "cannot collect", "update it")
+    return adapter
+
+
+def load_auditor(name: str) -> Auditor:
+    """The installed adapter of that name, which must be able to audit; else an `InputError`."""
+    adapter = load_adapter(name)
+    if not isinstance(adapter, Auditor):
+        raise InputError(f"adapter '{name}'", "cannot audit", "update it")
+    return adapter
 
 
 def adapter_names() -> list[str]:

@@ -27,6 +27,8 @@ COMMANDS: dict[str, str] = {
     "plan": "Show the order in which EGS would run a workload, and why.",
     "simulate": "Run workloads on a simulated cluster in virtual time.",
     "replay": "Run a workload file on a real framework, natively or with EGS.",
+    "audit": "Say what a cluster wasted and what EGS would have saved, from its history.",
+    "collect": "Receive Ray's pushed events and keep them: run logs and durations that outlive the cluster.",
     "report": "Turn run logs into one self-contained page.",
     "why": "Say why a task of a run waited.",
     "ps": "List what runs with EGS on a framework: workloads, stages, tasks.",

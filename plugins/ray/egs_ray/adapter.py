@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from egs_core.adapter import (
     Check,
+    CollectRequest,
     ControlOutcome,
     ControlRequest,
     DemoOutcome,
@@ -22,6 +23,7 @@ from egs_core.adapter import (
     RunningWorkload,
     RunOutcome,
 )
+from egs_core.audit.observed import AuditRequest, Observed
 from egs_core.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ CAPABILITIES = {
     "preempt": "yes",
     "limits": "yes",
     "abort": "yes",
-    "audit": "no: not built yet; a Ray cluster keeps no history of its own when it ends",
+    "audit": "yes",
 }
 """`gang`, `limits` and `preempt` (a task is cancelled, within its grace, and submitted again) are for runs of
 `egs_ray.run`; `abort` and `pause` also for GPU tasks of scripts in mode on. A script's own placement groups are left
@@ -108,6 +110,18 @@ class RayAdapter:
     def running(self, address: str) -> list[RunningWorkload]:
         """What runs with EGS on the cluster."""
         return _control().ps(address)  # type: ignore[no-any-return]
+
+    def audit(self, request: AuditRequest) -> Observed:
+        """What a running cluster's dashboard knows, or the events that a cluster left; nothing is changed there."""
+        from egs_ray.audit import audit
+
+        return audit(request)
+
+    def collect(self, request: CollectRequest) -> None:
+        """Receive the events that Ray pushes, until SIGTERM."""
+        from egs_ray.collect import collect
+
+        collect(request)
 
 
 def _control() -> ModuleType:

@@ -31,6 +31,7 @@ def test_every_capability_is_answered() -> None:
         "preempt",
         "limits",
         "abort",
+        "audit",
     ]
 
 

@@ -1,0 +1,76 @@
+"""GPU time by job and by task name: held = used + cold starts + idle, for every row and for the sum of rows.
+
+Started ├─ cold start ─┤═══ used ═══┤─ idle ─┤═ used ═┤─ idle ─┤ Ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from egs_core.runlog.intervals import Hold, Timeline
+
+
+class GpuTime(msgspec.Struct):
+    """GPU seconds of the phases under one name. runs: how many phases held a GPU."""
+
+    name: str
+    runs: int = 0
+    held_s: float = 0.0
+    used_s: float = 0.0
+    cold_s: float = 0.0
+    idle_s: float = 0.0
+
+    @property
+    def wasted_s(self) -> float:
+        """Held and not used."""
+        return self.cold_s + self.idle_s
+
+    def add(self, hold: Hold) -> None:
+        """Count one phase in."""
+        gpus = hold.demand.gpus
+        held_s, used_s, cold_s = hold.end_s - hold.start_s, _length(hold.useful), _length(hold.cold)
+        self.runs += 1
+        self.held_s += gpus * held_s
+        self.used_s += gpus * used_s
+        self.cold_s += gpus * cold_s
+        self.idle_s += gpus * max(0.0, held_s - used_s - cold_s)
+
+
+def gpu_time_by_job(line: Timeline) -> list[GpuTime]:
+    """One row for each workload that held a GPU, the most wasteful first."""
+    return _accounts(line, lambda hold: hold.workload)
+
+
+def gpu_time_by_task(line: Timeline) -> list[GpuTime]:
+    """One row for each name of tasks that held a GPU, the most wasteful first."""
+    return _accounts(line, lambda hold: name_of(line, hold.workload, hold.task))
+
+
+def gpu_time(line: Timeline) -> GpuTime:
+    """All of it."""
+    total = GpuTime("total")
+    for hold in line.holds:
+        if hold.demand.gpus > 0:
+            total.add(hold)
+    return total
+
+
+def name_of(line: Timeline, workload: str, task: str) -> str:
+    """What a task is called; its id where it has no name."""
+    added = line.tasks.get((workload, task))
+    return (added.name if added else "") or task
+
+
+def _accounts(line: Timeline, name: Callable[[Hold], str]) -> list[GpuTime]:
+    rows: dict[str, GpuTime] = {}
+    for hold in line.holds:
+        if hold.demand.gpus > 0:
+            key = name(hold)
+            rows.setdefault(key, GpuTime(key)).add(hold)
+    return sorted(rows.values(), key=lambda row: (-row.wasted_s, -row.held_s, row.name))
+
+
+def _length(parts: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in parts)

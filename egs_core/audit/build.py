@@ -1,0 +1,109 @@
+"""The audit of one history: everything that `egs audit` prints, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from egs_core.audit.accounts import GpuTime, gpu_time, gpu_time_by_job, gpu_time_by_task
+from egs_core.audit.forecast import MOST_TASKS, SEEDS, Forecast, forecast
+from egs_core.audit.items import FIGURES, items_of
+from egs_core.audit.observed import Observed
+from egs_core.audit.waits import ExplainedWait, longest_waits
+from egs_core.runlog.intervals import Timeline
+from egs_core.runlog.metrics import KindMetrics, metrics_of
+from egs_core.runlog.timeline import build_timeline
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """capacity_gpu_s and idle_blocked_gpu_s: GPU seconds offered, and of them idle while work waited for a GPU.
+
+    costs are in the currency of the price, None without one. unknown: what the history cannot tell.
+    """
+
+    source: str
+    jobs: int
+    tasks: int
+    unfinished: int
+    tasks_lost: int
+    window_s: float
+    wastage_kind: str
+    wastage_by_volume: float | None
+    wastage_by_time: float | None
+    capacity_gpu_s: float
+    idle_blocked_gpu_s: float
+    total: GpuTime
+    by_job: list[GpuTime]
+    by_task: list[GpuTime]
+    waits: list[ExplainedWait]
+    wait_gpu_mean_s: float | None
+    cost_held: float | None
+    cost_wasted: float | None
+    forecast: Forecast | None
+    unknown: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        for row, account in zip(built["by_job"] + built["by_task"], self.by_job + self.by_task, strict=True):
+            row["wasted_s"] = account.wasted_s
+        built["total"]["wasted_s"] = self.total.wasted_s
+        if self.forecast is not None:
+            for name in FIGURES:
+                built["forecast"][name]["saved_share"] = getattr(self.forecast, name).saved
+        return built
+
+
+def audit(
+    observed: Observed, gpu_hour: float = 0.0, seeds: int = SEEDS, most_tasks: int = MOST_TASKS, simulated: bool = True
+) -> Audit:
+    """Account for a history and forecast what EGS would have saved. gpu_hour: price of a GPU for an hour."""
+    line = build_timeline(observed.records)
+    metrics = metrics_of(line)
+    gpu = metrics.kinds["gpu"]
+    main = metrics.kinds[metrics.wastage_kind]
+    total, items = gpu_time(line), items_of(line)
+    expected = forecast(line, items, observed.edges_known, seeds, most_tasks) if simulated else None
+    return Audit(
+        source=observed.header.label or observed.header.run_id,
+        jobs=metrics.workloads,
+        tasks=len(line.tasks),
+        unfinished=sum(not hold.outcome for hold in line.holds),
+        tasks_lost=observed.tasks_lost,
+        window_s=metrics.makespan_s,
+        wastage_kind=metrics.wastage_kind,
+        wastage_by_volume=main.effective.by_volume,
+        wastage_by_time=main.effective.by_time,
+        capacity_gpu_s=gpu.capacity_s,
+        idle_blocked_gpu_s=(gpu.effective.by_volume or 0.0) * gpu.capacity_s,
+        total=total,
+        by_job=gpu_time_by_job(line),
+        by_task=gpu_time_by_task(line),
+        waits=longest_waits(line),
+        wait_gpu_mean_s=metrics.wait_gpu.mean_s,
+        cost_held=_cost(total.held_s, gpu_hour),
+        cost_wasted=_cost(total.wasted_s, gpu_hour),
+        forecast=expected,
+        unknown=[*observed.notes, *_unknown(observed, line, gpu, expected)],
+    )
+
+
+def _cost(gpu_s: float, gpu_hour: float) -> float | None:
+    return gpu_s / 3600 * gpu_hour if gpu_hour else None
+
+
+def _unknown(observed: Observed, line: Timeline, gpu: KindMetrics, expected: Forecast | None) -> list[str]:
+    """What the history cannot tell, in the words of a report."""
+    said = []
+    if observed.tasks_lost:
+        said.append(f"{observed.tasks_lost} tasks are missing from the answers of the framework and are in no figure")
+    if not observed.edges_known:
+        said.append("what a task waited for is guessed from times: the forecast's band covers both extremes")
+    if not line.capacities:
+        said.append("what the nodes offer is not known: no wastage ratio and no forecast")
+    elif not gpu.capacity_s:
+        said.append("no node offers a GPU")
+    if expected is not None:
+        said.extend(expected.notes)
+    return said

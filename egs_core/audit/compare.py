@@ -1,0 +1,77 @@
+"""A forecast held against what a run with EGS achieved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from egs_core.audit.forecast import Band, Forecast
+from egs_core.audit.items import FIGURES, figures_of_items, items_of
+from egs_core.errors import InputError
+from egs_core.runlog.io import Run
+from egs_core.runlog.timeline import build_timeline
+
+FORMAT = "egs-forecast"
+VERSION = 1
+
+
+class ForecastFile(msgspec.Struct, frozen=True, kw_only=True):
+    """As it is stored."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    source: str = ""
+    forecast: Forecast
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One figure: its band, what was achieved, and whether that fell into the band."""
+
+    figure: str
+    band: Band
+    achieved: float
+    in_band: bool
+
+
+def write_forecast(path: Path, forecast: Forecast, source: str) -> None:
+    """Keep a forecast for a later comparison. Raises InputError where that cannot be."""
+    encoded = msgspec.json.format(msgspec.json.encode(ForecastFile(source=source, forecast=forecast)))
+    try:
+        path.write_bytes(encoded + b"\n")
+    except OSError as error:
+        raise InputError(str(path), f"cannot be written: {error.strerror}") from None
+
+
+def read_forecast(path: Path) -> ForecastFile:
+    """A stored forecast. Raises InputError for anything that is none."""
+    if os.path.isdir(path):
+        raise InputError(str(path), "is a folder, not a forecast")
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=ForecastFile)
+    except FileNotFoundError:
+        raise InputError(str(path), "no such file") from None
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(path), f"not a forecast: {error}", "egs audit … --forecast-out writes one") from None
+    if (file.format, file.version) != (FORMAT, VERSION):
+        raise InputError(str(path), f"{file.format!r} version {file.version} is unknown", f"readable: {FORMAT} 1")
+    return file
+
+
+def compare(file: ForecastFile, run: Run) -> list[Compared]:
+    """What a run achieved of a forecast. Raises InputError for a run without EGS or without a task that ended."""
+    if run.header.mode != "on":
+        mode = run.header.mode or "unknown"
+        raise InputError(run.path, f"is a run in mode {mode}", "compare a forecast with a run log of EGS_MODE=on")
+    items = items_of(build_timeline(run.records))
+    if not items:
+        raise InputError(run.path, "no task of it has ended")
+    achieved = figures_of_items(items)
+    rows = []
+    for name in FIGURES:
+        band, value = getattr(file.forecast, name), getattr(achieved, name)
+        rows.append(Compared(name, band, value, band.holds(value)))
+    return rows

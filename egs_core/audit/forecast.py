@@ -1,0 +1,189 @@
+"""What EGS would have saved, by simulation, and how sure that is.
+
+The same graphs run twice on the observed capacity: natively (whatever is ready first and fits; a task holds all it has
+throughout) and with EGS. A saving is the difference of the two, so what the graphs get wrong for both cancels out:
+
+    expected = observed - (simulated natively - simulated with EGS)
+
+The band is the range of that over the readings of the edges (`rebuild`) and over seeds: with EGS every task takes as
+long as a random task of its name did. It is widened by what the simulated native run misses of the observed one, at
+least by RUN_TO_RUN. A reading with which the native run cannot be reproduced (PLAUSIBLE) is left out of all this.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from egs_core.audit.items import FIGURES, Figures, Item, figures_of_items
+from egs_core.audit.rebuild import Reading, Rebuilt, rebuild
+from egs_core.runlog.intervals import Timeline
+from egs_core.runlog.metrics import RunMetrics, summarise
+from egs_core.runlog.records import Capacity
+from egs_core.sim import Durations, SimConfig, SimNode, simulate
+
+MOST_TASKS = 3000
+SEEDS = 3
+STARTS = "processes are taken to start as fast as they did: what EGS adds to the first start of a job is not forecast"
+PREFERRED = (Reading.LIKELY, Reading.AS_SUBMITTED, Reading.AS_OBSERVED)
+RUN_TO_RUN = 0.05  # of a figure: two runs of the same are no closer, whatever one run's durations say
+PLAUSIBLE = 0.1  # of the makespan: a reading whose native run misses the observed one by more is not believed
+
+
+class Band(msgspec.Struct, frozen=True):
+    """One figure: as observed, expected with EGS, and between what."""
+
+    observed: float
+    expected: float
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a figure that was reached lies in the band."""
+        return self.low <= value <= self.high
+
+    @property
+    def saved(self) -> float:
+        """Share of the observed figure that is expected to be saved."""
+        return 1.0 - self.expected / self.observed if self.observed else 0.0
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """A forecast for `EGS_MODE=on` with unchanged code, and the expected figures once tasks have hints.
+
+    native_error: share by which the simulated native makespan misses the observed one. tasks of all_tasks were
+    simulated. hinted: no band, for what hints the code will get is not known.
+    """
+
+    makespan_s: Band
+    wait_s: Band
+    gpu_held_s: Band
+    native_error: float
+    tasks: int
+    all_tasks: int
+    seeds: int
+    hinted: Figures | None = None
+    notes: tuple[str, ...] = ()
+
+
+def forecast(
+    line: Timeline, items: Sequence[Item], edges_known: bool, seeds: int = SEEDS, most_tasks: int = MOST_TASKS
+) -> Forecast | None:
+    """Simulate; None where there is nothing to simulate or nothing is known to run it on."""
+    nodes, notes = _nodes(line), [STARTS]
+    chosen = sample([item for item in items if _fits(item, nodes)], most_tasks)
+    if not chosen:
+        return None
+    if len(chosen) < len(items):
+        notes.append(f"simulated {len(chosen)} of {len(items)} tasks: a stretch of whole jobs with the most waiting")
+    observed = figures_of_items(chosen)
+    natively = {reading: _simulated(chosen, nodes, reading, edges_known, native=True) for reading in Reading}
+    misses = {r: _missed(natively[r].makespan_s, observed.makespan_s) for r in Reading}
+    plausible = [r for r in PREFERRED if misses[r] <= max(PLAUSIBLE, 2 * min(misses.values()))]
+    reading = plausible[0]
+    runs = [(r, 0) for r in plausible] + [(reading, seed) for seed in range(1, seeds + 1)]
+    pairs = [(natively[r], _simulated(chosen, nodes, r, edges_known, seed)) for r, seed in runs]
+    hinted = None
+    if any(item.cold_s or item.before_s + item.after_s > 0 for item in chosen):
+        hints = _simulated(chosen, nodes, reading, edges_known, hints=True)
+        hinted = _applied(observed, natively[reading], hints)
+    bands = {name: _band(name, observed, pairs) for name in FIGURES}
+    if len(plausible) < len(Reading):
+        left_out = ", ".join(r for r in Reading if r not in plausible)
+        notes.append(f"edges read {left_out}: left out, the native run cannot be simulated with them")
+    return Forecast(
+        **bands,
+        native_error=misses[reading],
+        tasks=len(chosen),
+        all_tasks=len(items),
+        seeds=seeds,
+        hinted=hinted,
+        notes=tuple(notes),
+    )
+
+
+def sample(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` tasks: the stretch of whole jobs, in the order of their first submission, in which tasks with a
+    GPU waited most; of a larger job its first tasks."""
+    if len(items) <= most:
+        return list(items)
+    jobs: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        jobs[item.workload].append(item)
+    members = list(jobs.values())
+    waited = [sum((item.start_s - item.ready_s) * (item.gpus > 0) for item in job) for job in members]
+    best, best_s, first, size, sum_s = (0, 0), -1.0, 0, 0, 0.0
+    for last, job in enumerate(members):
+        size, sum_s = size + len(job), sum_s + waited[last]
+        while size > most and first < last:
+            size, sum_s, first = size - len(members[first]), sum_s - waited[first], first + 1
+        if sum_s > best_s:
+            best, best_s = (first, last + 1), sum_s
+    return [item for job in members[best[0] : best[1]] for item in job][:most]
+
+
+def _simulated(
+    items: Sequence[Item],
+    nodes: tuple[SimNode, ...],
+    reading: Reading,
+    edges_known: bool,
+    seed: int = 0,
+    *,
+    native: bool = False,
+    hints: bool = False,
+) -> Figures:
+    rebuilt = rebuild(items, reading, edges_known, seed, hints)
+    config = SimConfig(
+        nodes=nodes,
+        policy="fifo" if native else "egs",
+        durations=Durations.PREDICTED,
+        preload=hints,
+        seed=seed,
+        search_placements=0,
+    )
+    result = simulate(rebuilt.workloads, config, rebuilt.estimate)
+    metrics = summarise(result.records)
+    return _without_overheads(rebuilt, result.makespan_s, metrics)
+
+
+def _without_overheads(rebuilt: Rebuilt, makespan_s: float, metrics: RunMetrics) -> Figures:
+    """In the simulation all of a task's start-up is held time; the figures count it as its wait."""
+    held_s = metrics.gpu_held_s - sum(gpus * (seconds + cold_s) for gpus, seconds, cold_s in rebuilt.overheads)
+    for_gpu = [seconds + cold_s for gpus, seconds, cold_s in rebuilt.overheads if gpus]
+    waits = metrics.wait_gpu if for_gpu else metrics.wait
+    startup_s = statistics.fmean(for_gpu or [seconds + cold_s for _, seconds, cold_s in rebuilt.overheads])
+    return Figures(makespan_s, (waits.mean_s or 0.0) + startup_s, held_s)
+
+
+def _applied(observed: Figures, native: Figures, egs: Figures) -> Figures:
+    """The observed figures, changed by as much as the simulated ones were."""
+    return Figures(*(max(0.0, getattr(observed, n) - getattr(native, n) + getattr(egs, n)) for n in FIGURES))
+
+
+def _band(name: str, observed: Figures, pairs: Sequence[tuple[Figures, Figures]]) -> Band:
+    """Expected is what the first pair says; the range of all is widened by what its native run misses."""
+    seen = float(getattr(observed, name))
+    missed = max(abs(getattr(pairs[0][0], name) - seen), RUN_TO_RUN * seen)
+    reached = [float(getattr(_applied(observed, native, egs), name)) for native, egs in pairs]
+    return Band(seen, reached[0], max(0.0, min(reached) - missed), max(reached) + missed)
+
+
+def _missed(simulated: float, observed: float) -> float:
+    return abs(simulated / observed - 1.0) if observed else 0.0
+
+
+def _nodes(line: Timeline) -> tuple[SimNode, ...]:
+    """Every node at its largest: nodes that come and go are there throughout."""
+    largest: dict[str, Capacity] = {}
+    for record in line.capacities:
+        known = largest.get(record.node)
+        if known is None or (record.gpus, record.cpus) > (known.gpus, known.cpus):
+            largest[record.node] = record
+    return tuple(SimNode(n.node, n.cpus, n.gpus) for n in largest.values() if n.cpus or n.gpus)
+
+
+def _fits(item: Item, nodes: Sequence[SimNode]) -> bool:
+    return any(item.cpus <= node.cpus and item.gpus <= node.gpus for node in nodes)

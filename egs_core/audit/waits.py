@@ -1,0 +1,158 @@
+"""Why the longest waits were long, from who held what meanwhile.
+
+wait  ├───────── no free GPU ─────────┤── GPU free: process start, environment ──┤ started
+GPU 0 ══════ train ══════╡              capacity - held, node by node, says which of the two it was
+GPU 1 ── Server (idle) ───────────────╡ held and not used: named, with its idle seconds
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+
+from egs_core.audit.accounts import name_of
+from egs_core.runlog.flow import Feasibility
+from egs_core.runlog.intervals import Demand, Hold, Timeline, Wait
+from egs_core.runlog.steps import Interval, clip, subtract
+
+SLACK = 1e-6  # amounts of resources are sums of floats
+
+
+class ExplainedWait(msgspec.Struct, frozen=True):
+    """A wait of a ready phase. no_gpu_s, no_cpu_s: parts of it in which no node had enough of them free; free_s: the
+    rest, with room on some node. blockers: who held GPUs in it: name, GPU seconds held, GPU seconds of them unused.
+    arguments_s: what it had waited for its inputs before. started: it ended with a start."""
+
+    workload: str
+    task: str
+    name: str
+    gpus: float
+    cpus: float
+    wait_s: float
+    arguments_s: float
+    no_gpu_s: float
+    no_cpu_s: float
+    free_s: float
+    nobody_has: bool
+    started: bool
+    reason: str
+    blockers: tuple[tuple[str, float, float], ...] = ()
+
+
+def longest_waits(line: Timeline, most: int = 10) -> list[ExplainedWait]:
+    """The longest waits, of phases with a GPU where there are any, the longest first."""
+    for_gpu = [wait for wait in line.waits if wait.demand.gpus > 0]
+    waits = sorted(for_gpu or line.waits, key=lambda wait: (-wait.wait_s, wait.workload, wait.task))
+    feasible = Feasibility(line.capacities)
+    return [_explained(line, wait, feasible) for wait in waits[:most] if wait.wait_s > 0]
+
+
+def _explained(line: Timeline, wait: Wait, feasible: Feasibility) -> ExplainedWait:
+    begin, end = wait.pieces[0][0], wait.pieces[-1][1]
+    held = [h for h in line.holds if h.start_s < end and h.end_s > begin]
+    nobody_has = bool(line.capacities) and not clip(feasible.when(wait.demand), begin, end)
+    no_gpu_s, no_cpu_s = (0.0, 0.0) if nobody_has else _short_s(line, held, wait.demand, begin, end)
+    blockers = _blockers(line, held, begin, end) if no_gpu_s else ()
+    added = line.tasks.get((wait.workload, wait.task))
+    explained = ExplainedWait(
+        workload=wait.workload,
+        task=wait.task,
+        name=name_of(line, wait.workload, wait.task),
+        gpus=wait.demand.gpus,
+        cpus=wait.demand.cpus,
+        wait_s=wait.wait_s,
+        arguments_s=max(0.0, begin - added.t) if added and not wait.phase else 0.0,
+        no_gpu_s=no_gpu_s,
+        no_cpu_s=no_cpu_s,
+        free_s=0.0 if nobody_has else max(0.0, wait.wait_s - no_gpu_s - no_cpu_s),
+        nobody_has=nobody_has,
+        started=wait.started,
+        reason="",
+        blockers=blockers,
+    )
+    return msgspec.structs.replace(explained, reason=_reason(explained, bool(line.capacities), _told(wait)))
+
+
+def _short_s(line: Timeline, held: list[Hold], demand: Demand, begin: float, end: float) -> tuple[float, float]:
+    """Seconds in which no node had the GPUs, and in which one had the GPUs but none had both them and the CPUs."""
+    changes: dict[float, list[tuple[str, float, float]]] = defaultdict(list)
+    free: dict[str, list[float]] = {}
+    offered: dict[str, tuple[float, float]] = {}
+    for capacity in line.capacities:
+        cpus, gpus = offered.get(capacity.node, (0.0, 0.0))
+        at = min(max(capacity.t, begin), end)
+        changes[at].append((capacity.node, capacity.cpus - cpus, capacity.gpus - gpus))
+        offered[capacity.node] = (capacity.cpus, float(capacity.gpus))
+    for hold in held:
+        cpus, gpus = hold.demand.cpus, hold.demand.gpus
+        changes[max(hold.start_s, begin)].append((hold.node, -cpus, -gpus))
+        changes[min(hold.end_s, end)].append((hold.node, cpus, gpus))
+    no_gpu_s, no_cpu_s = 0.0, 0.0
+    times = sorted({*changes, begin, end})
+    for at, until in pairwise(times):
+        for node, cpus, gpus in changes.get(at, ()):
+            room = free.setdefault(node, [0.0, 0.0])
+            room[0], room[1] = room[0] + cpus, room[1] + gpus
+        if at < begin:
+            continue
+        has_gpus = [room for room in free.values() if room[1] >= demand.gpus - SLACK]
+        if not has_gpus:
+            no_gpu_s += until - at
+        elif not any(room[0] >= demand.cpus - SLACK for room in has_gpus):
+            no_cpu_s += until - at
+    return no_gpu_s, no_cpu_s
+
+
+def _blockers(line: Timeline, held: list[Hold], begin: float, end: float) -> tuple[tuple[str, float, float], ...]:
+    """Who held GPUs in the wait, those who held them unused first."""
+    sums: dict[str, list[float]] = {}
+    for hold in held:
+        if hold.demand.gpus > 0:
+            inside = clip([(hold.start_s, hold.end_s)], begin, end)
+            unused = subtract(inside, hold.useful)
+            row = sums.setdefault(name_of(line, hold.workload, hold.task), [0.0, 0.0])
+            row[0] += hold.demand.gpus * _length(inside)
+            row[1] += hold.demand.gpus * _length(unused)
+    rows = [(name, held_s, unused_s) for name, (held_s, unused_s) in sums.items()]
+    return tuple(sorted(rows, key=lambda row: (-row[2], -row[1], row[0]))[:3])
+
+
+def _told(wait: Wait) -> str:
+    """What the log itself says held it: the kind of its longest hold."""
+    seconds: dict[str, float] = defaultdict(float)
+    for start, end, kind in wait.pieces:
+        seconds[kind] += end - start
+    kind = max(seconds, key=lambda kind: seconds[kind])
+    return "" if kind == "capacity" else kind
+
+
+def _reason(wait: ExplainedWait, known: bool, told: str) -> str:
+    if wait.nobody_has:
+        return f"no node offers {wait.gpus:g} GPUs and {wait.cpus:g} CPUs"
+    if told:
+        return f"held back: {told}"
+    if not known:
+        return "unknown: the history does not say what the nodes offer"
+    causes = {
+        "no free GPU" + _while(wait.blockers): wait.no_gpu_s,
+        "no free CPU beside a free GPU" if wait.gpus else "no free CPU": wait.no_cpu_s,
+        "resources were free: process start, environment set-up, or a bundle; the framework does not say": wait.free_s,
+    }
+    return max(causes, key=lambda cause: causes[cause])
+
+
+def _while(blockers: Iterable[tuple[str, float, float]]) -> str:
+    shown = list(blockers)
+    if not shown:
+        return ""
+    name, held_s, unused_s = shown[0]
+    if unused_s >= 0.05 * held_s and unused_s > 0:
+        return f" while {name} held {held_s:.1f} GPU·s, {unused_s:.1f} of them unused"
+    return f" while {max(shown, key=lambda row: row[1])[0]} was at work on them"
+
+
+def _length(parts: list[Interval]) -> float:
+    return sum(end - start for start, end in parts)

@@ -1,0 +1,228 @@
+"""`egs audit`: what a cluster's history says was wasted, and what EGS would have saved. Reads; changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from egs_core.adapter import load_auditor
+from egs_core.audit.accounts import GpuTime
+from egs_core.audit.build import Audit
+from egs_core.audit.build import audit as build_audit
+from egs_core.audit.compare import Compared, compare, read_forecast, write_forecast
+from egs_core.audit.forecast import MOST_TASKS, SEEDS, Forecast
+from egs_core.audit.observed import AuditRequest, Observed, only_job
+from egs_core.errors import InputError
+from egs_core.graph.places import did_you_mean
+from egs_core.report.build import write_report
+from egs_core.runlog.io import Run, read_run, write_run
+from egs_core.runlog.records import WorkloadSubmitted
+
+SHOWN = 8
+FIGURE_NAMES = {"makespan_s": "makespan s", "wait_s": "mean wait s", "gpu_held_s": "GPU·s held"}
+
+
+def audit(
+    runlogs: Annotated[list[Path] | None, typer.Argument(metavar="[RUNLOG]...", help="Run logs of EGS.")] = None,
+    ray: Annotated[str, typer.Option(help="Dashboard of a running Ray cluster: http://HOST:8265.")] = "",
+    events: Annotated[
+        Path | None, typer.Option(help="Ray's export events, or the folder of egs collect: a file or a folder.")
+    ] = None,
+    job: Annotated[str, typer.Option(help="Only this one of the jobs that the audit lists.")] = "",
+    gpu_price: Annotated[float, typer.Option(help="Of a GPU for an hour.")] = 0.0,
+    seeds: Annotated[int, typer.Option(help="Simulations with other durations, for the band.")] = SEEDS,
+    most_tasks: Annotated[int, typer.Option(help="Simulate at most so many tasks.")] = MOST_TASKS,
+    forecast_out: Annotated[Path | None, typer.Option(help="Keep the forecast in this file.")] = None,
+    compare_with: Annotated[
+        Path | None, typer.Option("--compare", help="A kept forecast, to hold a run log of EGS_MODE=on against.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the history as a page.")] = None,
+    runlog: Annotated[Path | None, typer.Option(help="Also write the history as a run log.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what a cluster wasted, why tasks waited, and what EGS would have saved. Read-only.
+
+    Give one source: --ray, --events, or run logs. With --compare, a run log of a run with EGS.
+    """
+    logs = runlogs or []
+    if compare_with is not None:
+        _compare(compare_with, logs, ray, events, as_json)
+        return
+    _check_options(logs, ray, events, gpu_price, seeds, most_tasks)
+    histories = [_of_log(read_run(path)) for path in logs] or [_of_ray(AuditRequest(ray, events))]
+    if job:
+        histories = [_only(history, job) for history in histories]
+    if len(histories) > 1 and (forecast_out or runlog):
+        raise InputError("--forecast-out, --runlog", "are of one history", "name one run log")
+    audits = [build_audit(history, gpu_price, seeds, most_tasks) for history in histories]
+    _keep(audits[0], histories, forecast_out, runlog, output)
+    if as_json:
+        shown = [one.to_dict() for one in audits]
+        typer.echo(json.dumps({"audits": shown} if len(shown) > 1 else shown[0]))
+    else:
+        for one in audits:
+            _print(one)
+
+
+def _check_options(
+    logs: list[Path], ray: str, events: Path | None, gpu_price: float, seeds: int, most_tasks: int
+) -> None:
+    if bool(logs) + bool(ray) + (events is not None) != 1:
+        hint = "egs audit --ray http://HOST:8265, --events PATH, or RUNLOG..."
+        raise InputError("egs audit", "needs one source", hint)
+    if not 0 <= gpu_price <= 1e6:
+        raise InputError("--gpu-price", f"must be 0 to 1000000, not {gpu_price:g}")
+    if not 0 <= seeds <= 100:
+        raise InputError("--seeds", f"must be 0 to 100, not {seeds}")
+    if not 1 <= most_tasks <= 100_000:
+        raise InputError("--most-tasks", f"must be 1 to 100000, not {most_tasks}")
+
+
+def _of_log(run: Run) -> Observed:
+    header = msgspec.structs.replace(run.header, label=run.header.label or run.path)
+    notes = (f"{run.path} was cut off: its last line is left out",) if run.truncated else ()
+    # Ray's own history is the one without edges; a log that has any was written by who saw the submissions.
+    edges_known = header.mode != "off" or any(len(getattr(record, "parents", ())) > 1 for record in run.records)
+    return Observed(header, tuple(run.records), edges_known, 0, notes)
+
+
+def _of_ray(request: AuditRequest) -> Observed:
+    observed = load_auditor("ray").audit(request)
+    if not any(hasattr(record, "workload") for record in observed.records):
+        raise InputError(request.address or str(request.events), "no task of any job is known there")
+    return observed
+
+
+def _only(history: Observed, job: str) -> Observed:
+    known = [record.workload for record in history.records if isinstance(record, WorkloadSubmitted)]
+    if job not in known:
+        hint = did_you_mean(job, known) or f"known: {', '.join(known[:5])}"
+        raise InputError("--job", f"no job {job!r} in {history.header.label}", hint)
+    return only_job(history, job)
+
+
+def _keep(
+    audited: Audit, histories: list[Observed], forecast_out: Path | None, runlog: Path | None, output: Path | None
+) -> None:
+    runs = [Run(history.header, list(history.records)) for history in histories]
+    if forecast_out is not None:
+        if audited.forecast is None:
+            raise InputError("--forecast-out", "there is no forecast: nothing was simulated")
+        write_forecast(forecast_out, audited.forecast, audited.source)
+    if runlog is not None:
+        write_run(runlog, histories[0].header, histories[0].records)
+    if output is not None:
+        write_report(runs, output)
+
+
+def _compare(file: Path, logs: list[Path], ray: str, events: Path | None, as_json: bool) -> None:
+    if ray or events is not None or len(logs) != 1:
+        raise InputError("--compare", "needs one run log of a run with EGS_MODE=on")
+    kept, run = read_forecast(file), read_run(logs[0])
+    rows = compare(kept, run)
+    if as_json:
+        typer.echo(json.dumps({"forecast_of": kept.source, "run": run.path, "figures": msgspec.to_builtins(rows)}))
+        return
+    table = _table(
+        f"{run.path} against the forecast of {kept.source}", "", "before", "forecast", "band", "achieved", ""
+    )
+    for row in rows:
+        table.add_row(FIGURE_NAMES[row.figure], *_band_cells(row), f"{row.achieved:,.1f}", _verdict(row))
+    Console().print(table)
+
+
+def _verdict(row: Compared) -> str:
+    if row.in_band:
+        return "in the band"
+    return "better than the band" if row.achieved < row.band.low else "worse than the band"
+
+
+def _band_cells(row: Compared) -> tuple[str, str, str]:
+    band = row.band
+    return f"{band.observed:,.1f}", f"{band.expected:,.1f}", f"{band.low:,.1f} to {band.high:,.1f}"
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+def _print(audited: Audit) -> None:
+    console = Console()
+    console.print(_summary(audited), highlight=False, markup=False)
+    for title, rows in (("by job", audited.by_job), ("by task", audited.by_task)):
+        if rows:
+            console.print(_accounts(f"GPU time {title}, most wasteful first", rows))
+    if audited.waits:
+        console.print(_waits(audited))
+    if audited.forecast is not None:
+        console.print(_forecast(audited.forecast))
+    for line in audited.unknown:
+        console.print(f"note: {line}", highlight=False, markup=False)
+
+
+def _summary(audited: Audit) -> str:
+    total, lines = audited.total, []
+    jobs = f"{audited.jobs} job{'s' if audited.jobs != 1 else ''}"
+    lines.append(f"{audited.source}: {jobs}, {audited.tasks:,} tasks in {audited.window_s:,.1f} s")
+    if audited.unfinished:
+        lines.append(f"{audited.unfinished} tasks had not ended")
+    if audited.capacity_gpu_s:
+        held, used, wasted = (_hours(seconds) for seconds in (total.held_s, total.used_s, total.wasted_s))
+        lines.append(f"GPU time: {_hours(audited.capacity_gpu_s)} offered, {held} held, {used} used, {wasted} wasted")
+        lines.append(f"idle or held unused while work waited for a GPU: {_hours(audited.idle_blocked_gpu_s)}")
+    if audited.wastage_by_volume is not None:
+        shares = f"{audited.wastage_by_volume:.1%} by volume, {audited.wastage_by_time or 0.0:.1%} by time"
+        lines.append(f"wastage ratio of {audited.wastage_kind.upper()}s: {shares}")
+    if audited.cost_held is not None:
+        lines.append(f"cost: {audited.cost_held:,.2f} held, {audited.cost_wasted:,.2f} of it wasted")
+    return "\n".join(lines)
+
+
+def _accounts(title: str, rows: list[GpuTime]) -> Table:
+    table = _table(title, "", "runs", "held", "used", "cold start", "idle", "wasted")
+    for row in rows[:SHOWN]:
+        seconds = (row.held_s, row.used_s, row.cold_s, row.idle_s)
+        share = f"{row.wasted_s / row.held_s:.0%}" if row.held_s else "-"
+        table.add_row(row.name, f"{row.runs:,}", *(_hours(value) for value in seconds), share)
+    if len(rows) > SHOWN:
+        table.caption = f"and {len(rows) - SHOWN} more: --json has them all"
+    return table
+
+
+def _waits(audited: Audit) -> Table:
+    table = _table("the longest waits", "", "waited s", "why")
+    for wait in audited.waits[:SHOWN]:
+        name = wait.name if wait.started else f"{wait.name} (not started)"
+        table.add_row(name, f"{wait.wait_s:,.1f}", wait.reason)
+    return table
+
+
+def _forecast(forecast: Forecast) -> Table:
+    title = "what EGS would have changed, by simulation (EGS_MODE=on, code unchanged)"
+    table = _table(title, "", "observed", "with EGS", "saved", "band", "with hints")
+    for name, shown in FIGURE_NAMES.items():
+        band = getattr(forecast, name)
+        hinted = "-" if forecast.hinted is None else f"{getattr(forecast.hinted, name):,.1f}"
+        saved, between = f"{band.saved:.0%}", f"{band.low:,.1f} to {band.high:,.1f}"
+        table.add_row(shown, f"{band.observed:,.1f}", f"{band.expected:,.1f}", saved, between, hinted)
+    checked = f"the simulated native run misses the observed makespan by {forecast.native_error:.1%}"
+    table.caption = f"{forecast.tasks:,} of {forecast.all_tasks:,} tasks simulated; {checked}"
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        options: dict[str, Any] = {"justify": "left" if number == 0 or column in ("why", "") else "right"}
+        table.add_column(column, overflow="fold", **options)
+    return table
+
+
+def _hours(gpu_s: float) -> str:
+    return f"{gpu_s / 3600:,.2f} h" if gpu_s >= 3600 else f"{gpu_s:,.1f} s"
