@@ -18,6 +18,7 @@ from egs_core.errors import InputError
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended
 from egs_ray import control, controller
+from egs_ray.events import processes_of
 from tests.conformance.ray import control_tasks as c
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray.conftest import Script
@@ -243,6 +244,35 @@ def test_abort_tasks_of_a_script(script: Any, tmp_path: Path) -> None:
     assert c.starts(tmp_path, "last") == []
     ended = [r.reason for r in read_run(tmp_path / "run.jsonl").records if isinstance(r, Ended)]
     assert "aborted by ann: enough" in ended
+
+
+def test_pause_a_script_and_abort_it_while_it_hangs(script: Any, tmp_path: Path) -> None:
+    """Paused, nothing passes its gate; resumed, it does. A stopped script's tasks are ended where they run."""
+    workload, _ = script_runs(tmp_path)
+    control.pause(workload, reason="maintenance")
+    for n in range(3):
+        t.signal_to(str(tmp_path), f"plain{n}.end")
+    t.until(lambda: [(one.state, len(one.running)) for one in control.ps()] == [("paused", 0)])
+    t.until(lambda: t.free("GPU") == 2)
+    assert c.starts(tmp_path, "last") == []
+    control.resume(workload)
+    pids = t.until(lambda: c.starts(tmp_path, "last"))
+    t.until(lambda: [len(where) for where in processes_told(workload)] == [1])
+    script.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert control.abort(workload).hangs
+    assert dead_within(pids, began) < WITHIN_S
+    t.until(t.is_idle)
+    script.send_signal(signal.SIGCONT)
+    assert script.wait(t.LIMIT_S) == 0
+    assert c.starts(tmp_path, "last") == pids
+
+
+def processes_told(workload: str) -> list[list[tuple[str, int]]]:
+    """For each running task where Ray's own events say that it runs."""
+    table = ray.get(controller.find().table.remote())  # type: ignore[union-attr]
+    rows = [row for driver in table for row in driver["tasks"] if row["workload"] == workload]
+    return [processes_of([row["framework_id"]]) for row in rows]
 
 
 def test_unknown_targets(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:

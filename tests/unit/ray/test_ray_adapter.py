@@ -28,6 +28,7 @@ def test_every_capability_is_answered() -> None:
         "order",
         "split",
         "preload",
+        "gang",
         "preempt",
         "limits",
         "abort",

@@ -143,27 +143,34 @@ def test_limits_that_ray_can_keep_are_passed_on() -> None:
     assert (options.max_gpu_s, options.deadline_s, options.max_cost) == (3600.0, 7200.0, None)
 
 
-def test_a_gang_hint_does_not_hold_tasks_up() -> None:
-    """Members that wait for each other run one by one on Ray alone; EGS on Ray cannot start them together, so it does
-    not ask for that, which such members would wait for in vain."""
+def test_members_of_a_gang_must_not_wait_for_each_other() -> None:
+    """They could never start together: an error that names the gang, at conversion."""
 
     @ray.remote
     @egs.task(gang="shards")
     def shard(*args: Any) -> Any:
         return args
 
-    graph = convert(shard.bind(shard.bind())).graph
-    assert [graph.options_of(task).gang for task in range(graph.n_tasks)] == ["", ""]
+    with pytest.raises(InputError, match="gang 'shards' wait for each other"):
+        convert(shard.bind(shard.bind()))
+    graph = convert(MultiOutputNode([shard.bind(), shard.bind()])).graph
+    assert [graph.options_of(task).gang for task in range(graph.n_tasks)] == ["shards", "shards"]
 
 
-def test_rays_own_option_beats_the_hint() -> None:
-    """What the user told Ray wins over the hint."""
+def test_a_need_that_is_stated_twice_must_be_the_same() -> None:
+    """Ray's option and the hint agree, or the error names both; one alone counts."""
 
     @ray.remote(num_cpus=3)
     @egs.task(cpus=1)
-    def task() -> None: ...
+    def torn() -> None: ...
 
-    assert convert(task.bind()).nodes[0].cpus == 3.0
+    @ray.remote(num_cpus=3)
+    @egs.task(cpus=3)
+    def agreed() -> None: ...
+
+    with pytest.raises(InputError, match=r"num_cpus=3 and egs\.task cpus=1"):
+        convert(torn.bind())
+    assert convert(agreed.bind()).nodes[0].cpus == 3.0
 
 
 def test_phase_functions_with_durations() -> None:
