@@ -357,8 +357,10 @@ def test_gate_of_another_version(start: Start, ray_address: str) -> None:
             return {"version": version - 1, "off": ""}
 
     old = ray.remote(Old).options(name="egs-gate", namespace="egs", num_cpus=0).remote()
-    process = start('say(">", names([step.remote("leaf"), *chain()])[1:])')
-    assert line(process) == "['one', 'two', 'three', 'report']"
+    process = start('say(">", names([step.remote("leaf"), *chain()]))')
+    whole = ["one", "two", "three", "report"]
+    # The leaf may have its turn before the chain is there, but not between its links.
+    assert line(process) in [str([*whole[:n], "leaf", *whole[n:]]) for n in (0, 3, 4)]
     said = end(process)
     del old
     assert [text[:64] for text in said[:-1]] == ["egs: no gate for the whole cluster, this script's tasks are orde"]
