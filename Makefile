@@ -3,7 +3,8 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 OTHER_RAYS = 2.59.0
-.PHONY: help setup demo test test-long test-versions bench lint format clean
+VERSIONS_RUN = $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
+.PHONY: help setup demo test test-slow test-long test-versions bench lint format clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
@@ -11,8 +12,9 @@ RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
 help:
 	@echo 'make demo   run the demo natively and with EGS on a local Ray, compare, write build/demo/report.html'
 	@echo 'make test   run the tests'
+	@echo 'make test-slow     run the tests that take many runs on a real Ray'
 	@echo 'make test-long     run the tests that start clusters of their own'
-	@echo 'make test-versions run the tests of Ray that are not long on $(OTHER_RAYS) too'
+	@echo 'make test-versions run the quick tests of Ray on $(OTHER_RAYS) too'
 	@echo 'make bench  measure: engine, graphs, and the demo in all its variants'
 	@echo 'make lint   ruff, mypy --strict, import contracts'
 	@echo 'make format apply ruff'\''s formatting and safe fixes'
@@ -27,6 +29,9 @@ demo: setup
 test: setup
 	@$(RUN) .venv/bin/python -m pytest $(ARGS)
 
+test-slow: setup
+	@$(RUN) .venv/bin/python -m pytest -m 'slow and not long' $(ARGS)
+
 test-long: setup
 	@$(RUN) .venv/bin/python -m pytest -m long $(ARGS)
 
@@ -35,7 +40,7 @@ test-versions: setup
 	@for version in $(OTHER_RAYS); do \
 		.venv/bin/python scripts/setup_ray.py $$version || exit 1; \
 		PATH="$(CURDIR)/.venv-ray-$$version/bin:$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 \
-			.venv-ray-$$version/bin/python -m pytest -p no:cacheprovider tests/unit/ray tests/conformance/ray $(ARGS) || exit 1; \
+			.venv-ray-$$version/bin/python -m pytest -p no:cacheprovider tests/unit/ray $(VERSIONS_RUN) $(ARGS) || exit 1; \
 	done
 
 bench: setup

@@ -50,6 +50,7 @@ HELD_BACK = {
     "submit": "what a script submits is not seen: the hook can only observe, without edges",
     "wrap": "GPU tasks are not ordered: mode on observes only",
     "auto_init": "the first task of a script without ray.init is not seen",
+    "auto_start": "a ray.init just after a ray.shutdown may find a Ray that EGS has started",
     "ready": "ends of tasks are found by polling",
     "kv": "the cluster's gate survives its process, not its node",
     "task_events": "the hook sees run times and failures only",

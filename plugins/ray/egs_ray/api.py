@@ -49,7 +49,7 @@ class Run:
         books = self._books
         if not books.over.is_set():
             return False
-        if books.failure is not None or books.error is not None:
+        if books.failure is not None or books.error is not None or not ray.is_initialized():
             return True
         try:
             refs = references_in(books.output())
@@ -60,12 +60,16 @@ class Run:
     def get(self, timeout_s: float | None = None) -> Any:
         """The value of the graph's last node (a list for MultiOutputNode).
 
-        Raises what `ray.get` would raise of the task that failed, TimeoutError when it takes longer, and
-        ray.exceptions.TaskCancelledError after an abort.
+        Raises what `ray.get` would raise of the task that failed, TimeoutError when it takes longer,
+        ray.exceptions.TaskCancelledError after an abort, and RuntimeError when Ray was shut down.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._books.over.wait(timeout_s):
             raise TimeoutError(f"{self.id} did not end within {timeout_s:g} s")
+        if self._books.error is not None and self._books.failure is None:
+            raise self._books.error
+        if not ray.is_initialized():  # asking would start another one, in which there is no such value
+            raise RuntimeError(f"Ray was shut down before the value of {self.id} was fetched")
         if self._books.failure is not None:
             ray.get(self._books.failure)
         if self._books.error is not None:

@@ -12,6 +12,7 @@
     job_config   local variable of ray.init                         nested GPU tasks are not ordered
     uv           ray._private.runtime_env.uv_runtime_env_hook       none: uv_hook does what hook does
     dag          FunctionNode._body, DAGNode._upstream_nodes        none: the conversion says so
+    auto_start   ray._private.auto_init_hook.auto_init_ray          EGS may start a Ray just after a shutdown
     autoscaler   the autoscaler's status and request in Ray's KV    no autoscaler is seen; EGS_SCALING=on says there is
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
@@ -36,6 +37,7 @@ Feature = Literal[
     "submit",
     "wrap",
     "auto_init",
+    "auto_start",
     "ready",
     "task_events",
     "actors",
@@ -154,6 +156,32 @@ def _waits_in_init(original: Any) -> bool:
 def submit_directly() -> None:
     """What the calling thread submits from now on goes to Ray directly: for EGS's own threads."""
     _inside.handler = True
+    never_start_ray()
+
+
+# --- auto_start: a call of Ray without a Ray starts one, and the script's own ray.init then fails ---------------------
+
+
+def never_start_ray() -> None:
+    """On the calling thread, calls of Ray raise RuntimeError from now on when there is none (any more): for EGS's own
+    threads, which may be about to ask something just as the script shuts Ray down."""
+    _inside.starts_no_ray = True
+    if not available("auto_start"):
+        return
+    from ray._private import auto_init_hook
+
+    original = auto_init_hook.auto_init_ray
+    if hasattr(original, "egs_guards"):
+        return
+
+    def auto_init_ray() -> None:
+        if not getattr(_inside, "starts_no_ray", False):
+            original()
+        elif not ray.is_initialized():
+            raise RuntimeError("Ray was shut down")
+
+    auto_init_ray.egs_guards = True  # type: ignore[attr-defined]  # functions may have attributes
+    auto_init_hook.auto_init_ray = auto_init_ray
 
 
 def name_of(target: Any) -> str:
@@ -256,6 +284,7 @@ class _Waiter:
                 self._thread.start()
 
     def _run(self) -> None:
+        never_start_ray()
         while refs := self._references():
             try:
                 # The time-out lets references that came meanwhile join the wait.
@@ -510,6 +539,12 @@ def _probe_auto_init() -> bool:
     )
 
 
+def _probe_auto_start() -> bool:
+    from ray._private import auto_init_hook
+
+    return callable(auto_init_hook.auto_init_ray) and "auto_init_ray" in ray.get.__code__.co_names
+
+
 def _probe_ready() -> bool:
     return hasattr(ray.ObjectRef, "_on_ready")
 
@@ -569,6 +604,7 @@ _PROBES: dict[Feature, Callable[[], bool]] = {
     "submit": _probe_submit,
     "wrap": _probe_wrap,
     "auto_init": _probe_auto_init,
+    "auto_start": _probe_auto_start,
     "ready": _probe_ready,
     "kv": _probe_kv,
     "task_events": _probe_task_events,

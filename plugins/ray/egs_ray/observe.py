@@ -166,6 +166,7 @@ class Observer:
     # --- the writing thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        compat.never_start_ray()
         next_poll_s = time.monotonic()
         while not self._stop.wait(WRITE_EVERY_S):
             with self._lock:

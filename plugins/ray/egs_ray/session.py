@@ -75,6 +75,7 @@ class Session:
         self._watched_at = 0.0
         self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
         self._make_parts()
+        self.driver.do(compat.never_start_ray)
         self.driver.start()
         self._closing = threading.Event()
         self._forget_disconnect = compat.before_disconnect(lambda: self.close(finish=False))
@@ -139,6 +140,7 @@ class Session:
 
     def _close_later(self) -> None:
         """Phases that run keep what they hold until they end."""
+        compat.never_start_ray()
         while len(self._leases) and ray.is_initialized():
             time.sleep(KEEP_S)
         self._close_now()
@@ -212,6 +214,7 @@ class Session:
 
     def _keep(self) -> None:
         """What has to be looked after now and then while runs are under way."""
+        compat.never_start_ray()
         while not self._closing.wait(KEEP_S):
             is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
             if is_busy:

@@ -17,11 +17,16 @@ ROOT = Path(__file__).resolve().parents[3]
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+SLOW = {f"test_ray_{name}" for name in ("ahead", "cluster_gate", "control", "hook_workers", "residue")}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here starts or uses Ray."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
+            if item.path.stem in SLOW:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import ray
 
 from egs_ray import compat
 from egs_ray.events import TaskEvent, actor_deaths, task_events
+from tests.conformance.ray.conftest import Script
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 BOTH = pytest.mark.parametrize("without", ["", "ready,task_events,actors,disconnect"])
@@ -159,3 +160,34 @@ def test_wrapped_submissions_and_the_handlers_own() -> None:
         unwrap()
     ray.get(after.remote("e", 3))
     assert seen == ["after", "after", "Gate.__init__", "Gate.release", "Gate.release"]
+
+
+LATE = """
+import threading, ray
+from egs_ray import compat
+
+ray.init(log_to_driver=False)
+ref = ray.put(1)
+ray.shutdown()
+
+def ask():
+    compat.never_start_ray()
+    try:
+        ray.wait([ref], timeout=0)
+    except Exception as error:
+        print(type(error).__name__, error)
+
+thread = threading.Thread(target=ask)
+thread.start()
+thread.join()
+print(ray.is_initialized())
+print(ray.get(ray.put(2)), ray.is_initialized())
+"""
+
+
+def test_own_threads_never_start_a_ray(run_script: Script) -> None:
+    """After ray.shutdown a call of one fails; the script's own call starts Ray as it does natively."""
+    done = run_script(LATE, hook=False)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith(("Runtime", "False", "2 "))]
+    assert said == ["RuntimeError Ray was shut down", "False", "2 True"]
