@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -47,48 +48,31 @@ def abort(
     _carry_out(on, ControlRequest("abort", workload, stage, task, address, driver, actor, reason, grace_s), as_json)
 
 
-def pause(
-    workload: Workload,
-    on: On = "ray",
-    stage: Stage = "",
-    task: Task = "",
-    address: Address = "",
-    driver: Driver = "",
-    reason: Reason = "",
-    actor: Actor = "",
-    as_json: AsJson = False,
-) -> None:
-    """Start nothing more of a workload, a stage or a task; phases that run go on to their end."""
-    _carry_out(on, ControlRequest("pause", workload, stage, task, address, driver, actor, reason), as_json)
+def _command(verb: str, what_it_does: str) -> Callable[..., None]:
+    """A command that needs nothing but who is meant, and why."""
+
+    def command(
+        workload: Workload,
+        on: On = "ray",
+        stage: Stage = "",
+        task: Task = "",
+        address: Address = "",
+        driver: Driver = "",
+        reason: Reason = "",
+        actor: Actor = "",
+        as_json: AsJson = False,
+    ) -> None:
+        _carry_out(on, ControlRequest(verb, workload, stage, task, address, driver, actor, reason), as_json)
+
+    command.__doc__ = what_it_does
+    return command
 
 
-def resume(
-    workload: Workload,
-    on: On = "ray",
-    stage: Stage = "",
-    task: Task = "",
-    address: Address = "",
-    driver: Driver = "",
-    actor: Actor = "",
-    as_json: AsJson = False,
-) -> None:
-    """Take back the pause of exactly this workload, stage or task."""
-    _carry_out(on, ControlRequest("resume", workload, stage, task, address, driver, actor), as_json)
-
-
-def preempt(
-    workload: Workload,
-    on: On = "ray",
-    stage: Stage = "",
-    task: Task = "",
-    address: Address = "",
-    driver: Driver = "",
-    reason: Reason = "",
-    actor: Actor = "",
-    as_json: AsJson = False,
-) -> None:
-    """Stop what runs of a workload, a stage or a task now, and start it again when its turn comes."""
-    _carry_out(on, ControlRequest("preempt", workload, stage, task, address, driver, actor, reason), as_json)
+pause = _command("pause", "Start nothing more of a workload, a stage or a task; phases that run go on to their end.")
+resume = _command("resume", "Take back the pause of exactly this workload, stage or task.")
+preempt = _command(
+    "preempt", "Stop what runs of a workload, a stage or a task now, and start it again when its turn comes."
+)
 
 
 def ps(on: On = "ray", address: Address = "", as_json: AsJson = False) -> None:

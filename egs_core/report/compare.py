@@ -119,7 +119,7 @@ def headline(before: Shown | None, after: Shown) -> str:
     if new <= 0 or old <= 0 or 0.99 < old / new < 1.01:
         return f"{after.title} took as long as {before.title}: {took}."
     ratio = old / new if old > new else new / old
-    return f"{after.title} ended {ratio:.1f}× {'sooner' if old > new else 'later'}: {versus}."  # noqa: RUF001
+    return f"{after.title} ended {ratio:.1f}× {'sooner' if old > new else 'later'}: {versus}."  # noqa: RUF001  # the sign, not a letter
 
 
 # --- table ------------------------------------------------------------------------------------------------------------

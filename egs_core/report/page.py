@@ -129,7 +129,7 @@ def _colour_choice() -> Markup:
 
 
 def _zoom() -> Markup:
-    buttons = [("out", "−", "Zoom out"), ("in", "+", "Zoom in"), ("all", "All", "Show the whole time")]  # noqa: RUF001
+    buttons = [("out", "−", "Zoom out"), ("in", "+", "Zoom in"), ("all", "All", "Show the whole time")]  # noqa: RUF001  # the sign, not a hyphen
     made = [tag("button", text, type="button", data_zoom=what, aria_label=label) for what, text, label in buttons]
     return tag("div", *made, class_="zoom", role="group", aria_label="Zoom")
 

@@ -225,7 +225,7 @@ class RunLogWriter:
 
     def _open(self, mode: str) -> BinaryIO:
         try:
-            return open(self.path, mode, buffering=0)  # type: ignore[return-value]
+            return open(self.path, mode, buffering=0)  # type: ignore[return-value]  # unbuffered binary is a FileIO
         except IsADirectoryError:
             raise InputError(str(self.path), "is a folder", "name a file to write to") from None
         except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ def split(bench: Bench) -> None:
     running = bench.start(pipeline, "on")
     for number, phase in enumerate(steps):
         mark = wait_for_mark(running, "mixed", "begin", number)
-        wait_until(lambda held=phase.gpus: bench.held_gpus() == held, f"{phase.gpus:g} GPUs held in phase {number}")  # type: ignore[misc]
+        wait_until(lambda held=phase.gpus: bench.held_gpus() == held, f"{phase.gpus:g} GPUs held in phase {number}")  # type: ignore[misc]  # mypy has no types for such a lambda
         assert len(mark.devices) == phase.gpus, f"devices seen in phase {number}: {mark.devices}"
         give_signal(running, f"go{number}")
     outcome = running.wait()

@@ -52,9 +52,9 @@ def uv_hook(runtime_env: Any) -> Any:
     Under `uv run` Ray calls its own hook instead of the user's, unless RAY_ENABLE_UV_RUN_RUNTIME_ENV=0. Errors of
     Ray's own hook are raised as they are natively.
     """
-    from egs_ray import compat
+    from egs_ray import launch
 
-    return hook(compat.with_uv(runtime_env))
+    return hook(launch.with_uv(runtime_env))
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ from egs_ray.demand import cluster_grows
 from egs_ray.gate import Gate
 from egs_ray.gate_client import ClusterGate
 from egs_ray.gate_operations import GateOperations
-from egs_ray.install import warn
+from egs_ray.install import chosen_gate, warn
 from egs_ray.observe import Observer, history_of_user, runlog_path, script_name
 from egs_ray.ordering import AnyGate, Ordering
 from egs_ray.reporting import Reporter
@@ -83,7 +83,7 @@ class Orderer(Observer):
 
     def _make_gate(self) -> AnyGate:
         gate: AnyGate | None = None
-        if os.environ.get("EGS_GATE", "").strip().lower() == "cluster":
+        if chosen_gate() == "cluster":
             try:
                 if cluster_grows():
                     raise RuntimeError("an autoscaler would not be told of what waits there")

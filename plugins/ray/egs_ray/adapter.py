@@ -110,7 +110,7 @@ class RayAdapter:
 
     def running(self, address: str) -> list[RunningWorkload]:
         """What runs with EGS on the cluster."""
-        return _control().ps(address)  # type: ignore[no-any-return]
+        return _control().ps(address)  # type: ignore[no-any-return]  # the module is found by name
 
     def audit(self, request: AuditRequest) -> Observed:
         """What a running cluster's dashboard knows, or the events that a cluster left; nothing is changed there."""
@@ -190,13 +190,19 @@ def _mode_check() -> Check:
 
 def _hook_check(compat: ModuleType) -> Check:
     value = os.environ.get("RAY_RUNTIME_ENV_HOOK", "")
-    if value == "egs_ray.hook" and compat.available("uv") and compat.runs_under_uv() and not _rays_uv_hook_is_off():
+    if value == "egs_ray.hook" and compat.available("uv") and _runs_under_uv() and not _rays_uv_hook_is_off():
         instead = "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 RAY_RUNTIME_ENV_HOOK=egs_ray.uv_hook runs both"
         return Check("hook", False, f"under `uv run` Ray calls its own hook in place of egs_ray.hook: {instead}")
     if value in ("", "egs_ray.hook", "egs_ray.uv_hook"):
         unset = "not set; RAY_RUNTIME_ENV_HOOK=egs_ray.hook observes unmodified scripts"
         return Check("hook", True, f"{value} is set" if value else unset)
     return Check("hook", True, f"RAY_RUNTIME_ENV_HOOK={value} is another tool's; EGS is reached by egs_ray.run only")
+
+
+def _runs_under_uv() -> bool:
+    from egs_ray.launch import runs_under_uv  # where Ray cannot be imported, nobody asks
+
+    return runs_under_uv()
 
 
 def _rays_uv_hook_is_off() -> bool:

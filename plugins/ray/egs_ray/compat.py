@@ -15,20 +15,21 @@
     auto_start   ray._private.auto_init_hook.auto_init_ray          EGS may start a Ray just after a shutdown
     autoscaler   the autoscaler's status and request in Ray's KV    no autoscaler is seen; EGS_SCALING=on says there is
 
+Parts of it in files of their own: `events`, `gcs` (kv), `launch` (job_config, uv) and `autoscaler`.
+
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal, Protocol, cast
 
 import ray
@@ -98,14 +99,14 @@ def wrap_submissions(handler: SubmitHandler) -> Callable[[], None]:
     catch_pending = available("auto_init")
     for cls in _submit_classes():
         original = vars(cls)["_remote"]
-        cls._remote = _wrapper(original, handler)  # type: ignore[attr-defined]
+        cls._remote = _wrapper(original, handler)  # type: ignore[attr-defined]  # a `type` here, to mypy
         undo.append((cls, original))
         if catch_pending:
             _catch_pending_call(original, handler)
 
     def unwrap() -> None:
         for cls, original in undo:
-            cls._remote = original  # type: ignore[attr-defined]
+            cls._remote = original  # type: ignore[attr-defined]  # a `type` here, to mypy
 
     return unwrap
 
@@ -149,7 +150,7 @@ def _waits_in_init(original: Any) -> bool:
     while frame is not None:
         if frame.f_code is original.__code__ and frame.f_locals.get("fn") is inner:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
     return False
 
 
@@ -318,39 +319,6 @@ class _Waiter:
 _WAITER = _Waiter()
 
 
-# --- kv: what has to outlive a node cannot be an object or a file -----------------------------------------------------
-
-_KV_NAMESPACE = b"egs"
-
-
-def kv_put(key: bytes, value: bytes) -> None:
-    """Write a value into the GCS."""
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_put(key, value, overwrite=True, namespace=_KV_NAMESPACE)
-
-
-def kv_get(key: bytes) -> bytes | None:
-    """A value of the GCS, if it is there."""
-    from ray.experimental import internal_kv
-
-    return cast("bytes | None", internal_kv._internal_kv_get(key, namespace=_KV_NAMESPACE))
-
-
-def kv_keys(prefix: bytes) -> list[bytes]:
-    """The keys that begin so."""
-    from ray.experimental import internal_kv
-
-    return list(internal_kv._internal_kv_list(prefix, namespace=_KV_NAMESPACE))
-
-
-def kv_delete(key: bytes, *, is_prefix: bool = False) -> None:
-    """Remove a value from the GCS, or all whose keys begin so."""
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_del(key, del_by_prefix=is_prefix, namespace=_KV_NAMESPACE)
-
-
 # --- disconnect: the last moment at which this session's events can be read -------------------------------------------
 
 
@@ -367,45 +335,6 @@ def before_disconnect(callback: Callable[[], None]) -> Callable[[], None]:
 
     setattr(owner, name, replacement)
     return lambda: setattr(owner, name, original)
-
-
-# --- job_config: a hook's answer takes the place of what ray.init was given in there, and the hook is not told of it --
-
-SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-"""In env_vars: Ray has exported the setup hook of this runtime_env. Ray's name for it, which is no public one."""
-
-
-def runtime_env_of_job_config() -> Any:
-    """The runtime_env in the `job_config` argument of the ray.init that is on the calling thread's stack, or None."""
-    if not available("job_config"):
-        raise RuntimeError("this build of Ray hides the job_config of ray.init")
-    code, frame = _init_code(), sys._getframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back  # type: ignore[assignment]
-    return None if frame is None else getattr(frame.f_locals.get("job_config"), "runtime_env", None)
-
-
-def _init_code() -> Any:
-    return inspect.unwrap(ray.init).__code__
-
-
-# --- uv: under `uv run` Ray calls a hook of its own in place of the user's, and only its source says how to have both -
-
-
-def runs_under_uv() -> bool:
-    """Whether this process was started by `uv run`."""
-    from ray._private.runtime_env.uv_runtime_env_hook import _get_uv_run_cmdline
-
-    return bool(_get_uv_run_cmdline())
-
-
-def with_uv(runtime_env: Any) -> Any:
-    """The runtime environment by which workers run under the driver's `uv run`; the argument itself outside of one."""
-    if not (available("uv") and runs_under_uv()):
-        return runtime_env
-    from ray._private.runtime_env.uv_runtime_env_hook import hook
-
-    return hook(runtime_env)
 
 
 # --- task_events, actors: the public state API needs a dashboard ------------------------------------------------------
@@ -438,85 +367,6 @@ def upstream_of(node: Any) -> list[Any]:
     return list(node._upstream_nodes)
 
 
-# --- autoscaler: no public API tells whether there is one, nor which request for nodes is in force --------------------
-
-
-def has_autoscaler() -> bool:
-    """Whether an autoscaler adds nodes to this cluster: its nodes then have types, where each is its own type else."""
-    if not available("autoscaler"):
-        return False
-    try:
-        types = _node_types_v2() if _is_autoscaler_v2() else _node_types_v1()
-    except Exception:  # no status yet, or another shape
-        return False
-    return any(re.fullmatch("node_[0-9a-f]{20,}", name) is None for name in types if name)
-
-
-def requested_nodes() -> str:
-    """The request for nodes that is in force, by whomever, in words of Ray's; "" for none."""
-    if not available("autoscaler"):
-        return ""
-    if _is_autoscaler_v2():
-        constraints = _cluster_status_v2().resource_demands.cluster_constraint_demand
-        return str(constraints) if any(constraint.bundles_by_count for constraint in constraints) else ""
-    from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    found = (_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"").decode()
-    return "" if found == "[]" else found
-
-
-def sign_request(text: str) -> None:
-    """Note that the request in force is this driver's: should it be killed, another may replace it."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(_SIGNED, json.dumps([ray.get_runtime_context().get_job_id(), text]).encode(), overwrite=True)
-
-
-def is_leftover(text: str) -> bool:
-    """Whether this request is one of EGS's, of a driver that is gone."""
-    from ray._private.state import jobs
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    job, signed = json.loads(_internal_kv_get(_SIGNED) or b'["", ""]')
-    return signed == text and any(row["JobID"] == job and row["IsDead"] for row in jobs())
-
-
-def request_nodes(bundles: list[dict[str, float]]) -> None:
-    """Ask the autoscaler for a cluster in which all of these fit; replaces what was asked for before. Public API."""
-    from ray.autoscaler.sdk import request_resources
-
-    request_resources(bundles=bundles)
-
-
-_SIGNED = b"egs_requested_nodes"
-
-
-def _is_autoscaler_v2() -> bool:
-    from ray.autoscaler.v2.utils import is_autoscaler_v2
-
-    return bool(is_autoscaler_v2())
-
-
-def _node_types_v1() -> list[str]:
-    from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    report = json.loads(_internal_kv_get(DEBUG_AUTOSCALING_STATUS) or b"{}").get("autoscaler_report", {})
-    return [*(report.get("active_nodes") or {}), *(report.get("idle_nodes") or {})]
-
-
-def _node_types_v2() -> list[str]:
-    status = _cluster_status_v2()
-    return [node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)]
-
-
-def _cluster_status_v2() -> Any:
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    return get_cluster_status(ray.get_runtime_context().gcs_address)
-
-
 # --- probes -----------------------------------------------------------------------------------------------------------
 
 
@@ -534,7 +384,7 @@ def _probe_wrap() -> bool:
 
 def _probe_auto_init() -> bool:
     return all(
-        cls._remote.__code__.co_freevars == ("fn",)  # type: ignore[attr-defined]
+        cls._remote.__code__.co_freevars == ("fn",)  # type: ignore[attr-defined]  # a `type` here, to mypy
         for cls in _submit_classes()
     )
 
@@ -547,12 +397,6 @@ def _probe_auto_start() -> bool:
 
 def _probe_ready() -> bool:
     return hasattr(ray.ObjectRef, "_on_ready")
-
-
-def _probe_kv() -> bool:
-    from ray.experimental import internal_kv
-
-    return all(callable(getattr(internal_kv, f"_internal_kv_{name}")) for name in ("put", "get", "list", "del"))
 
 
 def _probe_task_events() -> bool:
@@ -571,33 +415,16 @@ def _probe_disconnect() -> bool:
     return callable(ray._private.worker.disconnect)
 
 
-def _probe_job_config() -> bool:
-    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-
-    return "job_config" in _init_code().co_varnames and WORKER_PROCESS_SETUP_HOOK_ENV_VAR == SETUP_HOOK_VARIABLE
-
-
-def _probe_uv() -> bool:
-    from ray._private.runtime_env.uv_runtime_env_hook import hook
-
-    return callable(hook) and runs_under_uv() in (True, False)
-
-
-def _probe_autoscaler() -> bool:
-    from ray._private import ray_constants
-    from ray.autoscaler.v2 import sdk
-    from ray.experimental import internal_kv
-
-    names = ("AUTOSCALER_RESOURCE_REQUEST_CHANNEL", "DEBUG_AUTOSCALING_STATUS")
-    calls = (_is_autoscaler_v2, sdk.get_cluster_status, internal_kv._internal_kv_get)
-    return all(hasattr(ray_constants, name) for name in names) and all(callable(call) for call in calls)
-
-
 def _probe_dag() -> bool:
     from ray.dag import FunctionNode
 
     node = FunctionNode(_probe_dag, (), {}, {})
     return function_of(node) is _probe_dag and upstream_of(node) == []
+
+
+def _probe_in(module: str, name: str = "probe") -> Callable[[], bool]:
+    """The probe of a part of this module that stands in a file of its own."""
+    return lambda: bool(getattr(import_module(f"egs_ray.{module}"), name)())
 
 
 _PROBES: dict[Feature, Callable[[], bool]] = {
@@ -606,12 +433,12 @@ _PROBES: dict[Feature, Callable[[], bool]] = {
     "auto_init": _probe_auto_init,
     "auto_start": _probe_auto_start,
     "ready": _probe_ready,
-    "kv": _probe_kv,
+    "kv": _probe_in("gcs"),
     "task_events": _probe_task_events,
     "actors": _probe_actors,
     "disconnect": _probe_disconnect,
-    "job_config": _probe_job_config,
-    "uv": _probe_uv,
+    "job_config": _probe_in("launch", "probe_job_config"),
+    "uv": _probe_in("launch", "probe_uv"),
     "dag": _probe_dag,
-    "autoscaler": _probe_autoscaler,
+    "autoscaler": _probe_in("autoscaler"),
 }

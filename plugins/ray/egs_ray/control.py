@@ -27,6 +27,7 @@ from egs_ray.events import processes_of
 PLACE = "control of Ray"
 REACH_S = 3.0
 ANSWER_S = 20.0
+AGAIN_S = 0.2
 EVENTS_S = 2.0
 SHOWN = 8
 
@@ -128,11 +129,16 @@ def _connect(address: str) -> None:
 
 
 def _table(control: Any) -> list[dict[str, Any]]:
-    try:
-        return list(ray.get(control.table.remote(), timeout=ANSWER_S))
-    except (ray.exceptions.RayActorError, TimeoutError) as error:
-        problem = f"the controller does not answer: {str(error).splitlines()[0] or type(error).__name__}"
-        raise InputError(PLACE, problem, "it starts again by itself: try once more") from None
+    until = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return list(ray.get(control.table.remote(), timeout=ANSWER_S))
+        except (ray.exceptions.RayActorError, TimeoutError) as error:
+            is_back_soon = isinstance(error, ray.exceptions.ActorUnavailableError)  # Ray starts it again
+            if not is_back_soon or time.monotonic() > until:
+                problem = f"the controller does not answer: {str(error).splitlines()[0] or type(error).__name__}"
+                raise InputError(PLACE, problem, "it starts again by itself: try once more") from None
+        time.sleep(AGAIN_S)
 
 
 def _driver_of(table: list[dict[str, Any]], request: ControlRequest) -> str:

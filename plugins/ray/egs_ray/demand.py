@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from egs_core.engine import messages as m
-from egs_ray import compat
+from egs_ray import autoscaler, compat
 from egs_ray.install import warn
 from egs_ray.submission import Needs
 
@@ -31,7 +31,7 @@ Bundle = dict[str, float]
 def cluster_grows() -> bool:
     """Whether an autoscaler adds nodes to this cluster, as far as EGS can tell or was told."""
     said = os.environ.get(SCALING, "").strip().lower()
-    return said == "on" or compat.has_autoscaler()
+    return said == "on" or autoscaler.has_autoscaler()
 
 
 def may_ask() -> bool:
@@ -56,14 +56,14 @@ class Demand:
             total = [bundle for wanted in self._wanted.values() for bundle in wanted][:MOST_BUNDLES]
             if total == self._asked or self.is_refused:
                 return
-            there = compat.requested_nodes()
-            if there not in ("", self._ours) and not compat.is_leftover(there):
+            there = autoscaler.requested_nodes()
+            if there not in ("", self._ours) and not autoscaler.is_leftover(there):
                 self.is_refused = True
                 warn("another program asks the autoscaler for nodes: EGS does not")
                 return
-            compat.request_nodes(total)
-            self._asked, self._ours = total, compat.requested_nodes()
-            compat.sign_request(self._ours)
+            autoscaler.request_nodes(total)
+            self._asked, self._ours = total, autoscaler.requested_nodes()
+            autoscaler.sign_request(self._ours)
 
     def withdraw(self, source: str) -> None:
         """A source has ended, with Ray's connection perhaps: what comes next may be another cluster."""
@@ -72,8 +72,8 @@ class Demand:
             if any(self._wanted.values()):
                 return
             try:
-                if self._asked and compat.requested_nodes() == self._ours:
-                    compat.request_nodes([])
+                if self._asked and autoscaler.requested_nodes() == self._ours:
+                    autoscaler.request_nodes([])
             except Exception as error:  # the cluster may be gone already
                 warn(f"the request to the autoscaler stays: {type(error).__name__}")
             self._wanted, self._asked, self._ours, self.is_refused = {}, [], "", False

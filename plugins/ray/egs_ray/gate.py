@@ -54,17 +54,17 @@ class Gate:
         self._lock = threading.Lock()
         self._unopened: set[str] = set()
         self._is_open = False
-        self._made = 0
+        self.made = 0
         self._awaited: set[str] = set()  # ids of tasks in the engine, from their submission on
-        self._refs: dict[str, Any] = {}  # of what is in the books, by id
+        self.refs: dict[str, Any] = {}  # of what is in the books, by id
         self._arrivals: deque[tuple[Arrival, dict[str, Any]]] = deque()
         self._closing = threading.Event()
         engine = Engine(EngineConfig(preload=False))
-        self._books = Books(engine, self._room, self._granted, self._fail, ended=self._ended)
-        self._driver = self._books.driver
-        self._driver.do(compat.submit_directly)
-        self._driver.do(self._books.offer_room)
-        self._driver.start()
+        self.books = Books(engine, self._room, self._granted, self._fail, ended=self._ended)
+        self.driver = self.books.driver
+        self.driver.do(compat.submit_directly)
+        self.driver.do(self.books.offer_room)
+        self.driver.start()
         threading.Thread(target=self._pulse, name="egs-pulse", daemon=True).start()
 
     # --- for submitting threads ---
@@ -79,14 +79,14 @@ class Gate:
         with self._lock:
             if self._is_open:
                 return None
-            self._made += 1
-            key = str(self._made)
+            self.made += 1
+            key = str(self.made)
             self._unopened.add(key)
         return key, self._promises.new(key)
 
     def give_back(self, key: str) -> None:
         """The ticket was not used."""
-        self._driver.do(lambda: self._open(key))
+        self.driver.do(lambda: self._open(key))
 
     def waits_for(self, task_ids: list[str]) -> bool:
         """Whether one of these is a task whose end the gate waits for."""
@@ -96,7 +96,7 @@ class Gate:
         """refs: the result and what Ray waits for, by id; kept until they have values, else nobody would hear of it."""
         self._awaited.add(arrival.task_id)
         self._arrivals.append((arrival, refs))
-        self._driver.do(self._admit)
+        self.driver.do(self._admit)
 
     def settle(self) -> None:
         """What it has to tell was told at once."""
@@ -105,11 +105,11 @@ class Gate:
         """Ray is about to disconnect; what still waits ends with it."""
         self._closing.set()
         DEMAND.withdraw("gate")
-        self._driver.close()
+        self.driver.close()
 
     def learned(self) -> None:
         """`estimate` knows more now."""
-        self._driver.do(self._estimate_again)
+        self.driver.do(self._estimate_again)
 
     # --- arrivals, decisions and ends ---
 
@@ -119,14 +119,14 @@ class Gate:
             arrival, named = self._arrivals.popleft()
             arrivals.append(arrival)
             refs.update(named)
-        jobs = self._books.admit(WORKLOAD, arrivals)
+        jobs = self.books.admit(WORKLOAD, arrivals)
         self._awaited.difference_update({arrival.task_id for arrival in arrivals} - {job.task_id for job in jobs})
         for job in jobs:
-            self._refs[job.task_id] = refs[job.task_id]
+            self.refs[job.task_id] = refs[job.task_id]
             self._await_end(job.task_id)
 
     def _await_end(self, task_id: str) -> None:
-        compat.on_ready(self._refs[task_id], lambda: self._driver.do(lambda: self._books.end(WORKLOAD, task_id)))
+        compat.on_ready(self.refs[task_id], lambda: self.driver.do(lambda: self.books.end(WORKLOAD, task_id)))
 
     def _granted(self, job: Job, told: Ordered) -> None:
         self._open(job.key)
@@ -139,35 +139,35 @@ class Gate:
 
     def _ended(self, job: Job) -> None:
         self._awaited.discard(job.task_id)
-        self._refs.pop(job.task_id, None)
+        self.refs.pop(job.task_id, None)
         if job.key and not job.is_open:
             self._open(job.key)  # cancelled at the gate: nobody is left to take the ticket
 
     def _estimate_again(self) -> None:
-        jobs = [(job.task_id, job.needs) for job in self._books.jobs.values() if job.needs is not None]
+        jobs = [(job.task_id, job.needs) for job in self.books.jobs.values() if job.needs is not None]
         believed = {task_id: self._estimate(needs) for task_id, needs in jobs}
-        self._books.estimate(WORKLOAD, {task: seconds for task, seconds in believed.items() if seconds is not None})
+        self.books.estimate(WORKLOAD, {task: seconds for task, seconds in believed.items() if seconds is not None})
 
     # --- room ---
 
     def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
-        self._books.review(nodes, free_gpus)
+        self.books.review(nodes, free_gpus)
         if self._room.grows:
-            for job in self._books.hopeless(HOPE_S):
+            for job in self.books.hopeless(HOPE_S):
                 self._open(job.key)  # Ray says why no node can run it
-            self._demand = bundles_of_tasks(*self._books.demand(nodes, free_gpus))
+            self._demand = bundles_of_tasks(*self.books.demand(nodes, free_gpus))
 
     def _pulse(self) -> None:
         """A thread of its own, because asking Ray may block: signs of life, and what Ray's books say."""
         compat.submit_directly()
         while not self._closing.wait(PULSE_S):
-            if self._is_open or not self._driver.is_alive:
+            if self._is_open or not self.driver.is_alive:
                 return
             try:
-                self._driver.do(self._promises.live)  # by the driver's thread: its life is what the tickets depend on
-                if self._books.jobs or self._demand:
+                self.driver.do(self._promises.live)  # by the driver's thread: its life is what the tickets depend on
+                if self.books.jobs or self._demand:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
-                    self._driver.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]
+                    self.driver.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]  # mypy has no types for such a lambda
                 self._tell_autoscaler()
             except Exception as error:
                 self._fail(error)
@@ -186,10 +186,10 @@ class Gate:
 
     def _board_lost(self, _call: Any) -> None:
         """From a thread of Ray's. The tickets opened so far may be lost with the process that kept them."""
-        self._driver.do(self._open_again)
+        self.driver.do(self._open_again)
 
     def _open_again(self) -> None:
-        self._promises.keep_all([job.key for job in self._books.jobs.values() if job.is_open])
+        self._promises.keep_all([job.key for job in self.books.jobs.values() if job.is_open])
 
     def _fail(self, error: BaseException) -> None:
         """From any thread. The engine decides no more: every ticket opens, and what comes passes."""
@@ -201,6 +201,6 @@ class Gate:
         if not was_open:
             self._promises.keep_all(keys)
             self._on_failure(error)
-        if not self._driver.is_alive:  # nobody is left to hear of ends: let go of the references
-            self._refs.clear()
+        if not self.driver.is_alive:  # nobody is left to hear of ends: let go of the references
+            self.refs.clear()
             self._arrivals.clear()

@@ -76,7 +76,7 @@ class Books:
             tuple[str, str], int
         ] = {}  # workload, task id or an outside reference's, until it has ended
         self._index: dict[int, int] = {}  # engine's number -> number within its workload
-        self._wall_s = time.time() - self.driver.now()
+        self.wall_s = time.time() - self.driver.now()
 
     # --- arrivals ---
 
@@ -158,7 +158,7 @@ class Books:
         job.is_open, job.opened_s = True, now
         state, phase = self.driver.engine.state, decision.phase
         p50_s, p95_s = state.estimate_s[phase], state.estimate_p95_s[phase]
-        times = self._wall_s + state.ready_at[phase], self._wall_s + now
+        times = self.wall_s + state.ready_at[phase], self.wall_s + now
         self._granted(job, Ordered(job.task_id, *times, decision.id, decision.reason, p50_s, p95_s))
 
     # --- ends ---

@@ -5,7 +5,6 @@
 An abort cancels what waits and what runs. The gate of an aborted script stays shut, and what the script submits to it
 from then on is cancelled too. What a pause holds back are tickets that are not open yet: a task that Ray already has
 goes on. A script's tasks are not preempted: their references are the script's, so nobody else can submit them again.
-Part of `gate`: it looks into the gate's books.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class GateOperations:
 
     def snapshot(self) -> Told | None:
         """What waits and runs, as the controller is told; None before the first task."""
-        return self._gate._driver.ask(lambda _: self._snapshot(), ANSWER_S) if self._gate._made else None
+        return self._gate.driver.ask(lambda _: self._snapshot(), ANSWER_S) if self._gate.made else None
 
     def carry_out(self, request: Request) -> dict[str, Any]:
         """Do what an operator asks; the answer says what was done, or what is wrong with the request."""
-        return answer_of(self._gate._driver, lambda: self._carry_out(request))
+        return answer_of(self._gate.driver, lambda: self._carry_out(request))
 
     # --- on the gate's thread ---
 
@@ -51,14 +50,14 @@ class GateOperations:
         state = "aborted" if self._aborted else "paused" if WORKLOAD in self._paused else "running"
         row = {"workload": self._workload, "name": self._workload, "queue": "", "state": state, "stages": []}
         return {
-            "workloads": {self._workload: {**row, "tasks": self._gate._made, "open": len(jobs)}},
+            "workloads": {self._workload: {**row, "tasks": self._gate.made, "open": len(jobs)}},
             "tasks": {
-                job.key: (self._row(job), [_ref_of(self._gate, job)]) for job in jobs if job.opened_s is not None
+                job.key: (self._row(job), [self._gate.refs[job.task_id]]) for job in jobs if job.opened_s is not None
             },
         }
 
     def _waiting_or_running(self) -> list[Job]:
-        return [job for job in _jobs_at(self._gate) if job.key]
+        return [job for job in self._gate.books.jobs.values() if job.key]
 
     def _row(self, job: Job) -> dict[str, Any]:
         assert job.needs is not None  # all that have a ticket have
@@ -68,7 +67,7 @@ class GateOperations:
             "task": _id(job),
             "name": job.needs.name,
             "state": "passed the gate",
-            "since": round(_wall_s(self._gate) + (job.opened_s or 0.0), 3),
+            "since": round(self._gate.books.wall_s + (job.opened_s or 0.0), 3),
             "gpus": job.needs.gpus,
             "node": "",
             "pid": 0,
@@ -97,38 +96,22 @@ class GateOperations:
         reason = f"aborted by {request['actor']}" + (f": {request['reason']}" if request["reason"] else "")
         if not request["task"]:
             self._aborted = reason
-            self._gate._driver.handle(m.PauseRequested("workload", WORKLOAD, request["actor"], request["reason"]))
+            self._gate.driver.handle(m.PauseRequested("workload", WORKLOAD, request["actor"], request["reason"]))
         self._cancel(jobs, reason)
 
     def _cancel(self, jobs: list[Job], reason: str) -> None:
         for job in jobs:
             self._reasons[job.task_id] = reason
-            ray.cancel(_ref_of(self._gate, job), force=True)
+            ray.cancel(self._gate.refs[job.task_id], force=True)
 
     def _pause_or_resume(self, jobs: list[Job], request: Request) -> None:
         event = m.PauseRequested if request["verb"] == "pause" else m.ResumeRequested
         targets = [("task", str(job.number)) for job in jobs] if request["task"] else [("workload", WORKLOAD)]
         for scope, target in targets:
-            self._gate._driver.handle(event(scope, target, request["actor"], request["reason"]))
+            self._gate.driver.handle(event(scope, target, request["actor"], request["reason"]))
         if not request["task"]:
             (self._paused.add if request["verb"] == "pause" else self._paused.discard)(WORKLOAD)
 
 
 def _id(job: Job) -> str:
     return f"{job.needs.name if job.needs else ''}-{job.task_id[:8]}"
-
-
-# --- the gate's books -------------------------------------------------------------------------------------------------
-
-
-def _jobs_at(gate: Gate) -> list[Job]:
-    return list(gate._books.jobs.values())
-
-
-def _ref_of(gate: Gate, job: Job) -> Any:
-    return gate._refs[job.task_id]
-
-
-def _wall_s(gate: Gate) -> float:
-    """Unix time at which the gate's clock was at zero."""
-    return gate._books._wall_s

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import ray
 
-from egs_ray import compat
+from egs_ray import compat, launch
 
 MODES = ("off", "observe", "on")
 GATES = ("local", "cluster")
@@ -141,7 +141,7 @@ def _for_workers(runtime_env: Any) -> Any:
         from egs_ray.worker_hook import with_hook
 
         # A hook's answer takes the place of what ray.init got in `job_config`.
-        changed = with_hook(runtime_env or compat.runtime_env_of_job_config(), settings())
+        changed = with_hook(runtime_env or launch.runtime_env_of_job_config(), settings())
         problem = "its runtime_env has no room for a setup hook"
     except Exception as error:
         changed, problem = None, f"{type(error).__name__}: {error}".splitlines()[0]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from egs_core.driver.storage import File, FileSystem
 from egs_core.errors import InputError
-from egs_ray import compat
+from egs_ray import compat, gcs
 
 PREFIX = "egs-gate"
 
@@ -32,9 +32,9 @@ class KvStorage:
         """mode: rb, r+b or wb. Raises InputError."""
         if mode == "wb":
             file = KvFile(uuid.uuid4().hex)
-            compat.kv_put(_pointer(path), file.content.encode())
+            gcs.put(_pointer(path), file.content.encode())
             return file
-        content = compat.kv_get(_pointer(path))
+        content = gcs.get(_pointer(path))
         if content is None:
             raise InputError(str(path), "cannot be opened: no such key in the GCS")
         return KvFile(content.decode())
@@ -49,23 +49,23 @@ class KvStorage:
 
     def replace(self, source: Path, target: Path) -> None:
         """One write makes the source's content the target's."""
-        before, content = compat.kv_get(_pointer(target)), compat.kv_get(_pointer(source))
+        before, content = gcs.get(_pointer(target)), gcs.get(_pointer(source))
         if content is None:
             raise InputError(str(source), "cannot be renamed: no such key in the GCS")
-        compat.kv_put(_pointer(target), content)
-        compat.kv_delete(_pointer(source))
+        gcs.put(_pointer(target), content)
+        gcs.delete(_pointer(source))
         if before is not None and before != content:
-            compat.kv_delete(_pieces(before.decode()), is_prefix=True)
+            gcs.delete(_pieces(before.decode()), is_prefix=True)
 
     def sync_folder(self, folder: Path) -> None:
         """The GCS has no folders."""
 
     def remove(self, path: Path) -> None:
         """Forget a file, if it is there."""
-        content = compat.kv_get(_pointer(path))
+        content = gcs.get(_pointer(path))
         if content is not None:
-            compat.kv_delete(_pointer(path))
-            compat.kv_delete(_pieces(content.decode()), is_prefix=True)
+            gcs.delete(_pointer(path))
+            gcs.delete(_pieces(content.decode()), is_prefix=True)
 
 
 class KvFile:
@@ -73,9 +73,9 @@ class KvFile:
 
     def __init__(self, content: str) -> None:
         self.content = content
-        self._keys = sorted(compat.kv_keys(_pieces(content)))
+        self._keys = sorted(gcs.keys(_pieces(content)))
         self._written = bytearray()
-        self._size = sum(len(compat.kv_get(key) or b"") for key in self._keys)
+        self._size = sum(len(gcs.get(key) or b"") for key in self._keys)
         self._at = self._size
 
     def write(self, data: bytes, /) -> int:
@@ -89,7 +89,7 @@ class KvFile:
         if self._written:
             number = int(self._keys[-1].rpartition(b"/")[2]) + 1 if self._keys else 1
             key = _pieces(self.content) + b"%09d" % number
-            compat.kv_put(key, bytes(self._written))
+            gcs.put(key, bytes(self._written))
             self._keys.append(key)
             self._written.clear()
 
@@ -104,7 +104,7 @@ class KvFile:
         """Forget what is behind the place that was sought."""
         if self._at < self._size:
             kept = (b"".join(self) + bytes(self._written))[: self._at]
-            compat.kv_delete(_pieces(self.content), is_prefix=True)
+            gcs.delete(_pieces(self.content), is_prefix=True)
             self._keys, self._written, self._size = [], bytearray(kept), self._at
             self.flush()
         return self._size
@@ -114,7 +114,7 @@ class KvFile:
 
     def __iter__(self) -> Iterator[bytes]:
         """The lines that are in the GCS."""
-        yield from b"".join(compat.kv_get(key) or b"" for key in self._keys).splitlines(keepends=True)
+        yield from b"".join(gcs.get(key) or b"" for key in self._keys).splitlines(keepends=True)
 
 
 class TemporaryFiles(FileSystem):

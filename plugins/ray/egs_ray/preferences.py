@@ -15,23 +15,15 @@ from typing import Any
 
 from egs_core.hints import TaskHints
 from egs_ray.cluster import ACCELERATOR
+from egs_ray.ticketing import is_placed_by_hand
 
-BY_HAND = (
-    "resources",
-    "accelerator_type",
-    "label_selector",
-    "fallback_strategy",
-    "scheduling_strategy",
-    "placement_group",
-)
-NOT_BY_HAND = (None, "DEFAULT", "default")
 VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 KEY = re.compile(r"([A-Za-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 def preferred_options(hints: TaskHints, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options to submit the task with, beside its own; none when it has no preference, or its user placed it."""
-    if any(options.get(name) not in NOT_BY_HAND and options.get(name) for name in BY_HAND):
+    if is_placed_by_hand(options) or options.get("scheduling_strategy") == "SPREAD":
         return {}
     selectors = [selector for flavor in hints.flavors if (selector := _selector(flavor))]
     if not selectors:

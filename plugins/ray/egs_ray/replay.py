@@ -78,7 +78,7 @@ def replay(request: ReplayRequest) -> RunOutcome:
             runner = _run_with_egs if request.policy == "egs" else _run_natively
             submitted = runner(plays, folder)
         records = _records(request, folder, submitted)
-    if len(ended := {(r.workload, r.task) for r in records if type(r).__name__ == "Ended"}) < tasks:  # type: ignore[attr-defined]
+    if len(ended := {(r.workload, r.task) for r in records if type(r).__name__ == "Ended"}) < tasks:  # type: ignore[attr-defined]  # an Ended has both
         raise RuntimeError(f"only {len(ended)} of {tasks} tasks have noted their end")
     return _outcome(request, records, submitted)
 

@@ -9,7 +9,7 @@ imports little.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,9 +87,14 @@ def with_ticket(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_free_to_order(options: dict[str, Any]) -> bool:
     """Whether the task is Ray's to place, gives a reference, and is no part of a group."""
-    if any(options.get(option) for option in _BY_HAND) or options.get("num_returns") in (0, "dynamic", "streaming"):
-        return False
-    return options.get("scheduling_strategy") in _ANYWHERE and options.get("placement_group") in _NO_GROUP
+    return not is_placed_by_hand(options) and options.get("num_returns") not in (0, "dynamic", "streaming")
+
+
+def is_placed_by_hand(options: Mapping[str, Any]) -> bool:
+    """Whether its user said where the task may run."""
+    if any(options.get(option) for option in _BY_HAND):
+        return True
+    return options.get("scheduling_strategy") not in _ANYWHERE or options.get("placement_group") not in _NO_GROUP
 
 
 def needs_of(target: Any, options: dict[str, Any]) -> Needs:

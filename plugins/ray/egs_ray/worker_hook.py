@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from egs_ray import compat
+from egs_ray import launch
 
 FIELD = "worker_process_setup_hook"
 NAME = "egs_worker_setup_hook"
@@ -56,12 +56,12 @@ def with_hook(runtime_env: Mapping[str, Any] | None, settings: dict[str, str]) -
     """
     wanted = dict(runtime_env or {})
     wanted["env_vars"] = dict(wanted.get("env_vars") or {})  # Ray writes into it
-    if compat.SETUP_HOOK_VARIABLE in wanted["env_vars"]:
+    if launch.SETUP_HOOK_VARIABLE in wanted["env_vars"]:
         if (exported := wanted.get(FIELD)) in (NAME, NAME_WITH_USERS):
             del wanted[FIELD]
         if exported != NAME:
             return wanted
-        del wanted["env_vars"][compat.SETUP_HOOK_VARIABLE]
+        del wanted["env_vars"][launch.SETUP_HOOK_VARIABLE]
     users_hook = wanted.get(FIELD)
     is_known = users_hook is None or isinstance(users_hook, str) or callable(users_hook)
     if not is_known or any(wanted.get(key) for key in ALONE):

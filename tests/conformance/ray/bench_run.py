@@ -22,7 +22,7 @@ from egs_ray import Options, Session
 from egs_ray.adapter import ADAPTER
 from egs_ray.convert import convert, submit_all
 from tests.conformance.ray import run_tasks as t
-from tests.conformance.ray.bench_script import BLOCKER, RayScripts, is_alive
+from tests.conformance.ray.bench_script import RayScripts, is_alive
 from tests.conformance.ray.pipeline_tasks import describe, remote_functions
 
 GPUS = 2
@@ -123,7 +123,7 @@ class RayRuns:
             yield 1
 
         return [
-            ("Model", lambda: convert(Model.bind().predict.bind())),  # type: ignore[attr-defined]
+            ("Model", lambda: convert(Model.bind().predict.bind())),  # type: ignore[attr-defined]  # Ray adds it
             ("stream", lambda: convert(stream.bind())),
             ("int", lambda: convert(3)),
         ]
@@ -175,7 +175,7 @@ def ray_runs(folder: Path, address: str, **options: Any) -> Iterator[RayRuns]:
 def _graph_of(pipeline: Pipeline, folder: Path, broken: str) -> Any:
     functions = remote_functions(pipeline, str(folder), hinted=broken != "worker")
     if broken == "worker":
-        (folder / "sitecustomize.py").write_text(BLOCKER)
+        (folder / "sitecustomize.py").write_text(t.BLOCKER)
         environment = {"env_vars": {"PYTHONPATH": str(folder)}}
         functions = {name: function.options(runtime_env=environment) for name, function in functions.items()}
     nodes: dict[str, Any] = {}

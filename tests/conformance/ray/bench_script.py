@@ -29,16 +29,6 @@ ROOT = Path(__file__).resolve().parents[3]
 GPUS = 2
 NOT_BY_HOOK = "no: a script that knows no EGS is ordered only; egs_ray.run can"
 
-BLOCKER = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("egs_ray", "egs_core"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Blocker())
-"""
 GONE = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n"
 
 
@@ -130,7 +120,7 @@ class RayScripts:
             variables["EGS_RAY_WITHOUT"] = "submit, wrap, auto_init, ready, task_events, actors, disconnect"
         elif broken == "worker":
             (folder / "without").mkdir()
-            (folder / "without" / "sitecustomize.py").write_text(BLOCKER)
+            (folder / "without" / "sitecustomize.py").write_text(t.BLOCKER)
         variables |= {"EGS_RUNLOG": str(log), "EGS_HISTORY": f"sqlite:///{history}"}
         hook = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": mode}
         return variables if self._way == "run" else {**variables, **hook}

@@ -94,7 +94,7 @@ def _break_on_signal(folder: str, how: str) -> None:
         def broken(*_: Any) -> Any:
             raise RuntimeError("injected")
 
-        gate._engine.handle = broken
+        gate.driver.engine.handle = broken
     else:
         os.kill(actors(gate._promises._board._actor_id.hex())["Pid"], signal.SIGKILL)
     body.signal(folder, f"{how}.done")

@@ -272,3 +272,15 @@ def before(folder: str, name: str, *_: Any) -> float:
 def with_folder(task: Any, folder: Path, **options: Any) -> Any:
     """The task with the test's folder in its environment: processes of another test do not serve it."""
     return task.options(runtime_env={"env_vars": {"EGS_TEST_FOLDER": str(folder)}}, **options)
+
+
+BLOCKER = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("egs_ray", "egs_core"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""

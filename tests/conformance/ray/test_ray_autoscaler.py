@@ -46,7 +46,7 @@ def driver(address: str, tmp_path: Path) -> Driver:
 BEGIN = """
 import time
 import ray
-from egs_ray import compat
+from egs_ray import autoscaler
 
 def gpu_nodes():
     return sum(1 for row in ray.nodes() if row["Alive"] and row["Resources"].get("GPU"))
@@ -66,13 +66,13 @@ def fit(x):
     return ray.get_runtime_context().get_node_id()
 
 ray.init(log_to_driver=False)
-until(compat.has_autoscaler)
+until(autoscaler.has_autoscaler)
 print(gpu_nodes())
 refs = [fit.remote(i) for i in range(8)]
-until(lambda: compat.requested_nodes())
+until(lambda: autoscaler.requested_nodes())
 nodes = ray.get(refs, timeout=150)
 print(len(nodes), len(set(nodes)))
-until(lambda: not compat.requested_nodes())
+until(lambda: not autoscaler.requested_nodes())
 print("withdrawn")
 """
 
@@ -96,12 +96,12 @@ def shard(name):
     return ray.get_runtime_context().get_node_id()
 
 ray.init(log_to_driver=False)
-until(compat.has_autoscaler)
+until(autoscaler.has_autoscaler)
 until(lambda: gpu_nodes() == 0)
 run = egs_ray.run(MultiOutputNode([shard.bind(i) for i in range(2)]))
-until(lambda: '"GPU"' in compat.requested_nodes())
+until(lambda: '"GPU"' in autoscaler.requested_nodes())
 print(len(set(run.get(150))))
-until(lambda: not compat.requested_nodes())
+until(lambda: not autoscaler.requested_nodes())
 until(lambda: gpu_nodes() == 0)
 print("withdrawn")
 """
@@ -122,11 +122,11 @@ def fit(x):
     return x
 
 ray.init(log_to_driver=False)
-until(compat.has_autoscaler)
+until(autoscaler.has_autoscaler)
 request_resources(bundles=[{"GPU": 1}])
-mine = compat.requested_nodes()
+mine = autoscaler.requested_nodes()
 print(ray.get([fit.remote(i) for i in range(4)], timeout=150))
-print(compat.requested_nodes() == mine)
+print(autoscaler.requested_nodes() == mine)
 request_resources(bundles=[])
 """
 

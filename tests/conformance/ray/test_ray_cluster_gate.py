@@ -390,7 +390,7 @@ def test_a_gate_that_nobody_needs_ends_itself(ray_address: str) -> None:
     """Nobody is heard of: the actor is gone after a while, and its journal; its name can be taken again."""
     import ray
 
-    from egs_ray import compat
+    from egs_ray import gcs
     from egs_ray.cluster_gate import gate_class
     from egs_ray.kv_storage import PREFIX
 
@@ -399,10 +399,10 @@ def test_a_gate_that_nobody_needs_ends_itself(ray_address: str) -> None:
         options = {"name": "egs-gate", "namespace": "egs", "lifetime": "detached", "num_cpus": 0, "max_restarts": -1}
         gate = ray.remote(gate_class()).options(**options).remote(5.0, 0.5)
         assert ray.get(gate.hello.remote(1), timeout=60) == {"version": 1, "off": ""}
-        assert compat.kv_keys(PREFIX.encode())
+        assert gcs.keys(PREFIX.encode())
         with pytest.raises(ray.exceptions.RayActorError):
             ray.get(gate.watch.remote(), timeout=30)
-        assert compat.kv_keys(PREFIX.encode()) == []
+        assert gcs.keys(PREFIX.encode()) == []
 
 
 NODE_DIES = """

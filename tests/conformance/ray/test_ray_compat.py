@@ -144,7 +144,7 @@ def test_wrapped_submissions_and_the_handlers_own() -> None:
     """Calls, options, actors and methods go through the handler; what the handler submits itself does not."""
     seen: list[str] = []
 
-    def handler(original, target, args, kwargs, options):  # type: ignore[no-untyped-def]
+    def handler(original, target, args, kwargs, options):  # type: ignore[no-untyped-def]  # its types are Ray's
         seen.append(compat.name_of(target))
         ray.get(after.remote("inner", 0))
         return original(target, args, kwargs, **options)

@@ -171,7 +171,7 @@ def test_abort_when_the_driver_hangs(runner: Runner) -> None:
 
 def holders() -> list[tuple[str, list[Any]]]:
     """For each running fit the processes that the controller knows: its own, and what holds its GPU."""
-    table = ray.get(controller.find().table.remote())  # type: ignore[union-attr]
+    table = ray.get(controller.find().table.remote())  # type: ignore[union-attr]  # it is there
     return [(row["task"], row["pids"]) for driver in table for row in driver["tasks"] if row["stage"] == "fit"]
 
 
@@ -270,7 +270,7 @@ def test_pause_a_script_and_abort_it_while_it_hangs(script: Any, tmp_path: Path)
 
 def processes_told(workload: str) -> list[list[tuple[str, int]]]:
     """For each running task where Ray's own events say that it runs."""
-    table = ray.get(controller.find().table.remote())  # type: ignore[union-attr]
+    table = ray.get(controller.find().table.remote())  # type: ignore[union-attr]  # it is there
     rows = [row for driver in table for row in driver["tasks"] if row["workload"] == workload]
     return [processes_of([row["framework_id"]]) for row in rows]
 

@@ -74,4 +74,4 @@ def rows_of_fits() -> list[dict[str, Any]]:
 
 def node_of_controller() -> str:
     """Where Ray has put the actor."""
-    return str(ray.get(controller.find().ready.remote()))  # type: ignore[union-attr]
+    return str(ray.get(controller.find().ready.remote()))  # type: ignore[union-attr]  # it is there

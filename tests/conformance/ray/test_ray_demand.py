@@ -10,7 +10,7 @@ import pytest
 from ray.autoscaler.sdk import request_resources
 
 from egs_core.engine import messages as m
-from egs_ray import compat
+from egs_ray import autoscaler, compat
 from egs_ray.demand import Demand, bundles_of_hints, bundles_of_tasks, cluster_grows
 from egs_ray.submission import Needs
 from tests.conformance.ray import run_tasks as t
@@ -43,13 +43,13 @@ def test_one_request_of_all_sources(demand: Demand) -> None:
     """Sources add up, each replaces its own, and the last to go withdraws all."""
     demand.want("gate", [ONE])
     demand.want("session", [ONE, {"CPU": 1.0}])
-    assert json.loads(compat.requested_nodes()) == [ONE, ONE, {"CPU": 1.0}]
+    assert json.loads(autoscaler.requested_nodes()) == [ONE, ONE, {"CPU": 1.0}]
     demand.want("gate", [])
-    assert json.loads(compat.requested_nodes()) == [ONE, {"CPU": 1.0}]
+    assert json.loads(autoscaler.requested_nodes()) == [ONE, {"CPU": 1.0}]
     demand.withdraw("gate")
-    assert compat.requested_nodes()
+    assert autoscaler.requested_nodes()
     demand.withdraw("session")
-    assert compat.requested_nodes() == ""
+    assert autoscaler.requested_nodes() == ""
 
 
 def test_anothers_request_stays(demand: Demand, capfd: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_anothers_request_stays(demand: Demand, capfd: pytest.CaptureFixture[str
         demand.want("gate", wanted)
     assert demand.is_refused
     demand.withdraw("gate")
-    assert json.loads(compat.requested_nodes()) == [{"GPU": 3}]
+    assert json.loads(autoscaler.requested_nodes()) == [{"GPU": 3}]
     assert capfd.readouterr().err.count("another program asks the autoscaler") == 1
 
 
@@ -76,12 +76,12 @@ os._exit(9)
 def test_a_killed_drivers_request_is_replaced(demand: Demand, run_script: Script) -> None:
     """It stays behind; the next driver of EGS's that wants something takes its place."""
     assert run_script(KILLED, hook=False).returncode == 9
-    left = compat.requested_nodes()
+    left = autoscaler.requested_nodes()
     assert json.loads(left) == [{"GPU": 7.0}]
-    t.until(lambda: compat.is_leftover(left), "Ray knows that the driver is gone")
+    t.until(lambda: autoscaler.is_leftover(left), "Ray knows that the driver is gone")
     demand.want("gate", [ONE])
     assert not demand.is_refused
-    assert json.loads(compat.requested_nodes()) == [ONE]
+    assert json.loads(autoscaler.requested_nodes()) == [ONE]
 
 
 def test_what_is_asked_for() -> None:

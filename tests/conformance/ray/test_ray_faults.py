@@ -120,7 +120,7 @@ def test_worker_environment_without_egs(tmp_path: Path, capsys: Capture) -> None
     """Tasks whose environment cannot import EGS run as the user wrote them, with their results passed on."""
     blocker = tmp_path / "without"
     blocker.mkdir()
-    (blocker / "sitecustomize.py").write_text(BLOCKER)
+    (blocker / "sitecustomize.py").write_text(t.BLOCKER)
     environment = {"env_vars": {"PYTHONPATH": str(blocker)}}
 
     @ray.remote(num_cpus=0.1, runtime_env=environment)
@@ -130,7 +130,7 @@ def test_worker_environment_without_egs(tmp_path: Path, capsys: Capture) -> None
     @ray.remote(num_cpus=0.1, num_gpus=1, runtime_env=environment)
     def bare_gpu(*values: int) -> list[int]:
         try:
-            import egs_ray  # noqa: F401
+            import egs_ray  # noqa: F401  # whether it can be
         except ImportError:
             return [*values, len(ray.get_gpu_ids())]
         return []
@@ -144,18 +144,6 @@ def test_worker_environment_without_egs(tmp_path: Path, capsys: Capture) -> None
         assert egs_ray.run(bare_gpu.bind(7), session=session).get(t.LIMIT_S) == [7, 1]
         assert warnings_in(capsys) == []
         assert session.driver.is_alive
-
-
-BLOCKER = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("egs_ray", "egs_core"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Blocker())
-"""
 
 
 def test_promises_die(tmp_path: Path, capsys: Capture) -> None:

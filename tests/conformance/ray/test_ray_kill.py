@@ -86,7 +86,7 @@ def test_worker_is_killed(cluster: OwnCluster, start: Start, retries: int) -> No
         victim = wait_for_firsts(running)[0]
         os.kill(victim.pid, signal.SIGKILL)
         if retries:
-            wait_until(lambda running=running: count(running, "first0") == 2, "the second try")  # type: ignore[misc]
+            wait_until(lambda running=running: count(running, "first0") == 2, "the second try")  # type: ignore[misc]  # mypy has no types for such a lambda
         give_signal(running, "go")
         outcome = running.wait()
         outcomes[way] = (dict(outcome.values), outcome.error.partition(":")[0])
@@ -104,7 +104,7 @@ def test_driver_is_killed(cluster: OwnCluster, start: Start) -> None:
         marks = wait_for_firsts(running)
         running.process.kill()
         running.process.communicate()
-        wait_until(lambda marks=marks: not any(is_alive(mark.pid) for mark in marks), f"{way}: its tasks have ended")  # type: ignore[misc]
+        wait_until(lambda marks=marks: not any(is_alive(mark.pid) for mark in marks), f"{way}: its tasks have ended")  # type: ignore[misc]  # mypy has no types for such a lambda
         give_signal(running, "go")
         require_nothing_left(cluster)
         assert sorted(begun(running)) == ["first0", "first1"], way

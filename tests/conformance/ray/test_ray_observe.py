@@ -159,7 +159,7 @@ def test_run_log_tells_what_happened(run_script: Script, tmp_path: Path) -> None
     run = read_run(tmp_path / "log.jsonl")
     assert (run.header.driver, run.header.policy, run.header.mode) == ("ray", "native", "observe")
     assert edges(run) == EXPECTED_EDGES
-    name, times = names(run), [record.t for record in run.records]  # type: ignore[attr-defined]
+    name, times = names(run), [record.t for record in run.records]  # type: ignore[attr-defined]  # all of these have one
     assert times == sorted(times)
     started = {record.task: record for record in run.records if isinstance(record, Started)}
     ended = {record.task: record for record in run.records if isinstance(record, Ended)}

@@ -28,7 +28,7 @@ def workload(leaves: int = 6, seconds: float = 1.0, tail_s: float = 5.0, name: s
 
 def ran(policy: str = "fifo", edges_known: bool = True, jobs: int = 1, **options: float) -> Observed:
     """What a run of it left behind, with or without the tasks' parents."""
-    workloads = [workload(name=f"train-{n}", **options) for n in range(jobs)]  # type: ignore[arg-type]
+    workloads = [workload(name=f"train-{n}", **options) for n in range(jobs)]  # type: ignore[arg-type]  # any option
     records = simulate(workloads, SimConfig(nodes=NODES, policy=policy, search_placements=0)).records[1:]
     if not edges_known:
         records = [without_parents(record) for record in records]

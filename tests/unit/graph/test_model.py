@@ -67,7 +67,7 @@ def test_models_are_frozen_and_know_their_fields() -> None:
     with pytest.raises(ValidationError, match="extra"):
         Task.model_validate({"id": "a", "priorty": 1})
     with pytest.raises(ValidationError, match="frozen"):
-        sample().id = "other"  # type: ignore[misc]
+        sample().id = "other"  # type: ignore[misc]  # bad on purpose
 
 
 def test_to_graph_names_a_wrong_parent_and_the_nearest_id() -> None:

@@ -69,7 +69,7 @@ def test_one_task_after_another() -> None:
 def test_bad_input_is_named() -> None:
     """A callback that cannot be called, and a grace that is no duration."""
     with pytest.raises(InputError, match=r"egs\.checkpoint: 3 is not a function"):
-        egs.checkpoint(3)  # type: ignore[arg-type]
+        egs.checkpoint(3)  # type: ignore[arg-type]  # bad on purpose
     with pytest.raises(InputError, match="grace"):
         egs.task(grace="soon")(lambda: None)
 
@@ -83,7 +83,7 @@ def test_grace_is_a_hint() -> None:
     @egs.task
     def none() -> None: ...
 
-    assert [hints_of(f).grace_s for f in (long, none)] == [60.0, 0.0]  # type: ignore[union-attr]
+    assert [hints_of(f).grace_s for f in (long, none)] == [60.0, 0.0]  # type: ignore[union-attr]  # both have hints
 
 
 def test_it_imports_the_standard_library_only() -> None:

@@ -35,7 +35,7 @@ def from_source(source: str) -> Callable[[], Any]:
     """A function `load` as a worker gets it: defined elsewhere, pickled by value, in globals of its own."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(source, scope)
-    return scope["load"]  # type: ignore[no-any-return]
+    return scope["load"]  # type: ignore[no-any-return]  # made by exec
 
 
 def test_a_value_is_loaded_once() -> None:
@@ -268,12 +268,12 @@ sys.exit(os.waitstatus_to_exitcode(status))
         lambda: egs.modules(),
         lambda: egs.modules("no spaces"),
         lambda: egs.modules(""),
-        lambda: egs.modules(5),  # type: ignore[arg-type]
+        lambda: egs.modules(5),  # type: ignore[arg-type]  # bad on purpose
         lambda: egs.files(),
         lambda: egs.files(""),
-        lambda: egs.files(5),  # type: ignore[arg-type]
-        lambda: egs.call("load"),  # type: ignore[arg-type]
-        lambda: egs.loaded(5),  # type: ignore[arg-type]
+        lambda: egs.files(5),  # type: ignore[arg-type]  # bad on purpose
+        lambda: egs.call("load"),  # type: ignore[arg-type]  # bad on purpose
+        lambda: egs.loaded(5),  # type: ignore[arg-type]  # bad on purpose
     ],
 )
 def test_bad_items_are_clear_errors(make: Callable[[], object]) -> None:

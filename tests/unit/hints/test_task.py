@@ -79,7 +79,7 @@ def test_hints_are_frozen() -> None:
     """Nobody changes a hint after it was checked."""
     hints = hints_of(egs.task(gpus=1)(fresh()))
     with pytest.raises(AttributeError):
-        hints.gpus = 2  # type: ignore[union-attr, misc]
+        hints.gpus = 2  # type: ignore[union-attr, misc]  # bad on purpose
 
 
 def test_hints_travel_with_the_function() -> None:

@@ -101,7 +101,7 @@ def test_mode_and_gate_are_told(mode: str, gate: str, ok: bool, words: str, monk
 
 def test_hook_that_ray_skips_under_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `uv run` egs_ray.hook is never called: doctor says so, and which variables have both hooks run."""
-    monkeypatch.setattr("egs_ray.compat.runs_under_uv", lambda: True)
+    monkeypatch.setattr("egs_ray.launch.runs_under_uv", lambda: True)
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "egs_ray.hook")
     assert not ADAPTER.doctor()[-1].ok
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "egs_ray.uv_hook")

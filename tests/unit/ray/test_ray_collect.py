@@ -133,7 +133,7 @@ def test_bad_input_does_no_harm(receiver: Receiver) -> None:
     assert post(receiver, b"", **{"Content-Length": str(module.MOST_BODY_BYTES + 1)}) == 413
     assert post(receiver, b"", **{"Content-Length": "-1"}) == 411
     broken: list[Any] = [1, None, {"eventType": "TASK_LIFECYCLE_EVENT", "taskLifecycleEvent": {}}, {"eventType": []}]
-    with socket.create_connection(receiver.server_address[:2]) as gone:  # type: ignore[arg-type]
+    with socket.create_connection(receiver.server_address[:2]) as gone:  # type: ignore[arg-type]  # host and port
         gone.sendall(b"POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\n[")
     assert post(receiver, json.dumps([*broken, EVENTS[0]]).encode()) == 200
     assert (receiver.spool.events, receiver.spool.left_out) == (1, 4)

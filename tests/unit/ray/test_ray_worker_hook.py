@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from egs_ray import compat, install
+from egs_ray import compat, install, launch
 from egs_ray.worker_hook import FIELD, NAME, chain, with_hook
 
 TOLD = {"EGS_MODE": "on", "EGS_GATE": "cluster", "EGS_HISTORY": "sqlite:///x"}
@@ -111,7 +111,7 @@ def test_no_room_for_a_hook(runtime_env: dict[str, Any]) -> None:
 def test_exported_hook_serves() -> None:
     """An environment handed on from another driver keeps a user's hook as Ray exported it for that one; our name, which
     Ray would take for a second hook, goes; and a hook that is only ours is made anew."""
-    exported = {compat.SETUP_HOOK_VARIABLE: "ray_runtime_env_func::x"}
+    exported = {launch.SETUP_HOOK_VARIABLE: "ray_runtime_env_func::x"}
     for theirs in ({FIELD: "users", "env_vars": exported}, {"env_vars": exported}):
         assert with_hook(theirs, TOLD) == theirs
     both, ours = chain(TOLD, "users.hook").__name__, chain(TOLD).__name__

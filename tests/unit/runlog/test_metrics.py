@@ -247,7 +247,7 @@ def test_job_completion_times() -> None:
     """Four workloads take 1, 2, 3 and 10 s: mean 4, p50 2.5, p95 8.95, p99 9.79 by linear interpolation."""
     records = [capacity()]
     for number, seconds in enumerate((1, 2, 3, 10)):
-        records += submitted(float(number), number + seconds, f"w{number}")  # type: ignore[arg-type]
+        records += submitted(float(number), number + seconds, f"w{number}")  # type: ignore[arg-type]  # several kinds of record
     metrics = summarise(records)
     figures = (metrics.mean_jct_s, metrics.p50_jct_s, metrics.p95_jct_s, metrics.p99_jct_s)
     assert figures == pytest.approx((4, 2.5, 8.95, 9.79))

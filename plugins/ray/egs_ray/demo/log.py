@@ -36,7 +36,7 @@ def demo_records(folder: str | Path, submitted: Sequence[float], *, split: bool 
     records = records_of(read_marks(folder), workloads, demo.CPUS, demo.GPUS)
     log = Path(folder) / EGS_LOG
     if log.exists():
-        records = sorted([*records, *preloads_of(read_run(log), submitted[0])], key=lambda record: record.t)  # type: ignore[attr-defined]
+        records = sorted([*records, *preloads_of(read_run(log), submitted[0])], key=lambda record: record.t)  # type: ignore[attr-defined]  # all of these have one
     return records
 
 
