@@ -44,8 +44,8 @@ from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
 from egs_core.sim import Durations, SimConfig, SimNode, simulate
 from egs_ray.cluster import preload_slots
-from egs_ray.replay import check, replay
-from egs_ray.replay_tasks import codes_of, expected, seconds_of
+from egs_ray.replay.run import check, replay
+from egs_ray.replay.tasks import codes_of, expected, seconds_of
 
 CPUS, GPUS = 4, 2
 AIM_S, LEAST_S = 20.0, 0.3

@@ -7,7 +7,7 @@
     whole    a task that is all GPU, cold, and loaded ahead              host to device from a model that is loaded
 
 Every stage notes CUDA_VISIBLE_DEVICES, how many devices CUDA shows it, the device's memory in use (NVML), and what is
-free in Ray's books. `held_bytes` is what `egs_ray.device_memory` says of the process. CUDA is called through ctypes,
+free in Ray's books. `held_bytes` is what `worker.device_memory` says of the process. CUDA is called through ctypes,
 so nothing but the driver is needed; nvidia-ml-py (extra `gpu`) tells the bytes. Without a device it says so.
 """
 
@@ -31,10 +31,10 @@ import ray
 
 import egs_core as egs
 from benchmarks.cuda_memory import copy_to_device, in_sight, take_device_memory, used_bytes, visible_count
-from egs_ray import device_memory
-from egs_ray.api import run
 from egs_ray.local import local_ray
-from egs_ray.session import Options, Session
+from egs_ray.session.api import run
+from egs_ray.session.session import Options, Session
+from egs_ray.worker import device_memory
 
 MIB = 1 << 20
 TAKEN_BYTES, MODEL_BYTES = 256 * MIB, 1024 * MIB

@@ -28,9 +28,9 @@ import numpy as np
 import ray
 
 import egs_core as egs
-from egs_ray.api import run
 from egs_ray.local import local_ray
-from egs_ray.session import Options, Session
+from egs_ray.session.api import run
+from egs_ray.session.session import Options, Session
 
 CPUS, GPUS = 2, 1
 BEFORE_S, LOAD_S = 9.0, 1.0  # long enough to start a process, import and load meanwhile, on slow cores

@@ -6,7 +6,7 @@
 
 Ray has as many CPUs as the machine has cores and every one is at work, so that loading takes its processor time from
 somebody. Both variants run in one session each on the same Ray, in turn; `slower` is the median of pairs. A process of
-EGS's lowers its priority while it loads where it is allowed to take that back (`may_lower`); see `egs_ray.niceness`.
+EGS's lowers its priority while it loads where it is allowed to take that back (`may_lower`); see `worker.niceness`.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -27,10 +27,10 @@ import ray
 from ray.dag import MultiOutputNode
 
 import egs_core as egs
-from egs_ray.api import run
 from egs_ray.local import local_ray
-from egs_ray.niceness import Niceness
-from egs_ray.session import Options, Session
+from egs_ray.session.api import run
+from egs_ray.session.session import Options, Session
+from egs_ray.worker.niceness import Niceness
 
 WORK_S, LOAD_S = 6.0, 2.0
 CORES = os.cpu_count() or 2

@@ -16,7 +16,12 @@ __version__ = "0.1.0"
 __all__ = ["Options", "Run", "Session", "hook", "run", "uv_hook"]
 
 _VARIABLE = "RAY_RUNTIME_ENV_HOOK"
-_LAZY = {"Options": "egs_ray.shared", "Run": "egs_ray.api", "Session": "egs_ray.session", "run": "egs_ray.api"}
+_LAZY = {
+    "Options": "egs_ray.session.shared",
+    "Run": "egs_ray.session.api",
+    "Session": "egs_ray.session.session",
+    "run": "egs_ray.session.api",
+}
 
 
 def hook(runtime_env: Any) -> Any:

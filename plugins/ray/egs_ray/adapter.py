@@ -87,7 +87,7 @@ class RayAdapter:
 
     def replay(self, request: ReplayRequest) -> RunOutcome:
         """Run the request's workloads on a local Ray; raises InputError for what cannot run there."""
-        from egs_ray.replay import replay
+        from egs_ray.replay.run import replay
 
         return replay(request)
 
@@ -105,7 +105,7 @@ class RayAdapter:
         return DemoOutcome(ideal_bound_s(), EMULATED_GPUS, runs)
 
     def control(self, request: ControlRequest) -> ControlOutcome:
-        """Abort, pause, resume or preempt something that another process runs with EGS; see `egs_ray.control`."""
+        """Abort, pause, resume or preempt something that another process runs with EGS; see `control.commands`."""
         return _control().carry_out(request)  # type: ignore[no-any-return]  # the module is found by name
 
     def running(self, address: str) -> list[RunningWorkload]:
@@ -114,13 +114,13 @@ class RayAdapter:
 
     def audit(self, request: AuditRequest) -> Observed:
         """What a running cluster's dashboard knows, or the events that a cluster left; nothing is changed there."""
-        from egs_ray.audit import audit
+        from egs_ray.audit.read import audit
 
         return audit(request)
 
     def collect(self, request: CollectRequest) -> None:
         """Receive the events that Ray pushes, until SIGTERM."""
-        from egs_ray.collect import collect
+        from egs_ray.audit.collect import collect
 
         collect(request)
 
@@ -129,7 +129,7 @@ def _control() -> ModuleType:
     """The module behind `control`. This process only asks: what is hooked into scripts is not for it."""
     os.environ.pop("RAY_RUNTIME_ENV_HOOK", None)
     try:
-        return import_module("egs_ray.control")
+        return import_module("egs_ray.control.commands")
     except ImportError as error:
         raise InputError("ray", f"cannot be imported: {error}", "pip install egs-ray") from error
 

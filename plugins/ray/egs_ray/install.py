@@ -26,8 +26,8 @@ GATES = ("local", "cluster")
 
 MAKERS = {
     "observe": "egs_ray.observe:make_interceptor",
-    "on": "egs_ray.act:make_interceptor",
-    "worker": "egs_ray.nested:make_interceptor",
+    "on": "egs_ray.gate.act:make_interceptor",
+    "worker": "egs_ray.gate.nested:make_interceptor",
 }
 """Where an interceptor comes from: `module:function`. Without arguments, but a worker's is told its `settings`."""
 
@@ -138,7 +138,7 @@ def _gate_said() -> str:
 def _for_workers(runtime_env: Any) -> Any:
     """The runtime environment with EGS's hook for workers; the argument where that is not possible."""
     try:
-        from egs_ray.worker_hook import with_hook
+        from egs_ray.worker.hook import with_hook
 
         # A hook's answer takes the place of what ray.init got in `job_config`.
         changed = with_hook(runtime_env or launch.runtime_env_of_job_config(), settings())

@@ -24,10 +24,10 @@ from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Header
 from egs_ray import compat
 from egs_ray.events import actor_deaths, task_events
+from egs_ray.gate.ticketing import note_of
 from egs_ray.install import warn
 from egs_ray.sessionlog import SessionLog
 from egs_ray.submission import Submission
-from egs_ray.ticketing import note_of
 
 if TYPE_CHECKING:
     from egs_core.history.sql import SqlHistory

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 import egs_core as egs
-from egs_ray.device_memory import CUDA_FILE, FOLDER
+from egs_ray.worker.device_memory import CUDA_FILE, FOLDER
 from tests.conformance.ray.run_tasks import note, step
 
 OPEN: list[Any] = []

@@ -406,19 +406,19 @@ def failing(self, event, now):
 Engine.handle = failing
 """
 GATE_FAILS = """
-from egs_ray import gate
+from egs_ray.gate import local as gate
 def failing(*args):
     raise RuntimeError("no promises")
 gate.Promises = failing
 """
 TELLING_FAILS = """
-from egs_ray import gate
+from egs_ray.gate import local as gate
 def failing(self, arrival, refs):
     raise RuntimeError("cannot add")
 gate.Gate.add = failing
 """
 PULSE_FAILS = """
-from egs_ray import gate
+from egs_ray.gate import local as gate
 def failing(self):
     raise RuntimeError("no pulse")
 gate.Promises.live = failing

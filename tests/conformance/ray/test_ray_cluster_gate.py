@@ -81,7 +81,8 @@ def say(*words):
     print(*words, flush=True)
 
 def in_workers():
-    from egs_ray import compat, nested
+    from egs_ray import compat
+    from egs_ray.gate import nested
     interceptor = nested.make_interceptor({"EGS_GATE": "cluster"})
     compat.wrap_submissions(lambda original, target, args, kwargs, options: interceptor.submit(
         original, target, args, kwargs, options))
@@ -299,7 +300,7 @@ def test_death_of_a_driver(start: Start) -> None:
 
 FROZEN = """
 import signal
-from egs_ray import gate_client
+from egs_ray.gate import client as gate_client
 gate_client.PATIENCE_S = 2.0
 ray.get(step.remote("warm"))
 running = held("go")
@@ -322,7 +323,7 @@ def test_frozen_gate(start: Start) -> None:
 
 HANGS = """
 import functools
-from egs_ray import gate_client
+from egs_ray.gate import client as gate_client
 gate_client.make_gate = functools.partial(gate_client.make_gate, patience_s=1.5)
 ray.get(step.remote("warm"))
 running = held("go")
@@ -391,8 +392,8 @@ def test_a_gate_that_nobody_needs_ends_itself(ray_address: str) -> None:
     import ray
 
     from egs_ray import gcs
-    from egs_ray.cluster_gate import gate_class
-    from egs_ray.kv_storage import PREFIX
+    from egs_ray.gate.actor import gate_class
+    from egs_ray.gate.kv_storage import PREFIX
 
     assert ray_address
     for _ in range(2):
@@ -409,7 +410,7 @@ NODE_DIES = """
 import functools, shutil, tempfile
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from egs_ray import gate_client
+from egs_ray.gate import client as gate_client
 
 folder = tempfile.mkdtemp(prefix="egs-")
 os.environ.pop("RAY_ADDRESS")

@@ -17,7 +17,8 @@ from egs_core.cli.app import run as egs
 from egs_core.errors import InputError
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended
-from egs_ray import control, controller
+from egs_ray.control import commands as control
+from egs_ray.control import controller
 from egs_ray.events import processes_of
 from tests.conformance.ray import control_tasks as c
 from tests.conformance.ray import run_tasks as t
@@ -317,7 +318,7 @@ ray.init(log_to_driver=False)
 @ray.remote(num_gpus=1, max_calls=0)
 def one():
     return 1
-print(ray.get(one.remote()), [name for name in sys.modules if name in ("egs_ray.reporting", "egs_ray.controller")])
+print(ray.get(one.remote()), [name for name in sys.modules if name.startswith("egs_ray.control.")])
 print([thread.name for thread in threading.enumerate() if thread.name == "egs-report"])
 """
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import ray
 
-from egs_ray import control, controller
+from egs_ray.control import commands as control
+from egs_ray.control import controller
 from tests.conformance.ray import control_tasks as c
 from tests.conformance.ray import run_tasks as t
 

@@ -199,7 +199,7 @@ def test_others_go_on_while_ray_has_no_room(
     shared: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A foreign task keeps a GPU: the gang is put off with one line, others use what is free, and it starts later."""
-    monkeypatch.setattr("egs_ray.gangs.PATIENCE_S", 0.5)
+    monkeypatch.setattr("egs_ray.session.gangs.PATIENCE_S", 0.5)
     folder = str(tmp_path)
     foreign = t.waits.options(num_gpus=1).remote(folder, "foreign")
     t.until((tmp_path / "foreign.runs").exists)

@@ -16,7 +16,7 @@ import egs_ray
 from egs_core.errors import InputError
 from egs_core.hints import TaskHints
 from egs_ray.convert import convert
-from egs_ray.preferences import preferred_options
+from egs_ray.gate.preferences import preferred_options
 from tests.conformance.ray import run_tasks as t
 
 Script = Callable[..., Any]

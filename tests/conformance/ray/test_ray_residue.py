@@ -18,7 +18,7 @@ import egs_ray
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
 from egs_ray import Session
-from egs_ray.device_memory import FOLDER, wait_until_gone
+from egs_ray.worker.device_memory import FOLDER, wait_until_gone
 from tests.conformance.ray import residue_tasks as rt
 from tests.conformance.ray import run_tasks as t
 

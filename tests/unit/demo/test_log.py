@@ -29,8 +29,8 @@ from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.log import preloads_of
 from egs_ray.demo.marks import task_id
 from egs_ray.demo.measure import gpu_time_of
-from egs_ray.marked import Mark, MarkedWorkload, held_start, read_marks, records_of
-from egs_ray.marks import MARKS_FILE, append
+from egs_ray.replay.marked import Mark, MarkedWorkload, held_start, read_marks, records_of
+from egs_ray.replay.marks import MARKS_FILE, append
 
 ORIGIN = 1_000.0
 R = TypeVar("R", bound=Record)

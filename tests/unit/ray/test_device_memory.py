@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 
-from egs_ray import device_memory
-from egs_ray.device_memory import CUDA_FILE, FOLDER, family, has_devices, held_by_family, held_bytes, wait_until_gone
+from egs_ray.worker import device_memory
+from egs_ray.worker.device_memory import (
+    CUDA_FILE,
+    FOLDER,
+    family,
+    has_devices,
+    held_by_family,
+    held_bytes,
+    wait_until_gone,
+)
 
 
 class FakeNvml:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from egs_ray import niceness
-from egs_ray.niceness import LOWER, LOWEST, Niceness
+from egs_ray.worker import niceness
+from egs_ray.worker.niceness import LOWER, LOWEST, Niceness
 
 
 def priorities() -> dict[int, int]:

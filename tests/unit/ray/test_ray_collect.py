@@ -21,9 +21,9 @@ from egs_core.cli.app import run
 from egs_core.history.sql import SqlHistory
 from egs_core.predict import Predictor
 from egs_core.runlog.io import read_run
-from egs_ray import collect as module
-from egs_ray.collect import Receiver
-from egs_ray.spool import IDLE_S, SETTLE_S, Spool
+from egs_ray.audit import collect as module
+from egs_ray.audit.collect import Receiver
+from egs_ray.audit.spool import IDLE_S, SETTLE_S, Spool
 
 FILES = Path(__file__).parents[2] / "fixtures" / "ray_history"
 EVENTS = [json.loads(line) for line in (FILES / "pushed.events.jsonl").read_text().splitlines()]
@@ -206,7 +206,7 @@ def test_port_in_use_and_folder_that_is_a_file(tmp_path: Path, capsys: pytest.Ca
 
 def test_endless_job_stops_growing(tmp_path: Path, history: SqlHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one job may take on disk is bounded; what no longer fits is counted, other jobs go on."""
-    monkeypatch.setattr("egs_ray.spool.MOST_JOB_BYTES", 20_000)
+    monkeypatch.setattr("egs_ray.audit.spool.MOST_JOB_BYTES", 20_000)
     spool = Spool(tmp_path / "kept", history)
     for event in EVENTS * 3:
         spool.take([event], 100.0)

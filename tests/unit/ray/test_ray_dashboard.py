@@ -16,8 +16,8 @@ from egs_core.audit.observed import AuditRequest
 from egs_core.cli.app import run
 from egs_core.errors import InputError
 from egs_core.runlog.records import TaskAdded
-from egs_ray import audit as asked
-from egs_ray.audit import audit
+from egs_ray.audit import read as asked
+from egs_ray.audit.read import audit
 
 FILES = Path(__file__).parents[2] / "fixtures" / "ray_history"
 Answer = Callable[[str, dict[str, str]], tuple[int, Any]]

@@ -9,9 +9,9 @@ import pytest
 
 from egs_core.driver.journal import Journal
 from egs_core.engine import Engine, EngineConfig
-from egs_ray.gate_books import Books, Job
-from egs_ray.kv_storage import TemporaryFiles
-from egs_ray.room import Room
+from egs_ray.gate.books import Books, Job
+from egs_ray.gate.kv_storage import TemporaryFiles
+from egs_ray.gate.room import Room
 from egs_ray.submission import Arrival, Needs, Ordered
 
 JOB = "0a" * 4

@@ -20,10 +20,10 @@ from egs_core.audit.waits import longest_waits
 from egs_core.errors import InputError
 from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded
 from egs_core.runlog.timeline import build_timeline
-from egs_ray.audit import audit, dashboard_url, observed, read_events
-from egs_ray.exported import job_of, take_event, take_rows
-from egs_ray.history_records import HistoryRecords
-from egs_ray.seen import Seen
+from egs_ray.audit.exported import job_of, take_event, take_rows
+from egs_ray.audit.read import audit, dashboard_url, observed, read_events
+from egs_ray.audit.records import HistoryRecords
+from egs_ray.audit.seen import Seen
 
 FILES = Path(__file__).parents[2] / "fixtures" / "ray_history"
 AT_S = 1795294781.5  # when the dashboard was asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from egs_ray.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, Room
+from egs_ray.gate.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, Room
 
 
 def row(node: str, gpus: float, *, cpus: float = 4.0, alive: bool = True) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
-from egs_ray.ways import unshared
+from egs_ray.session.ways import unshared
 
 
 def test_used_up_processes_have_keys_of_their_own() -> None:

@@ -12,13 +12,13 @@ import pytest
 from ray import cloudpickle
 
 from egs_ray import compat, install, launch
-from egs_ray.worker_hook import FIELD, NAME, chain, with_hook
+from egs_ray.worker.hook import FIELD, NAME, chain, with_hook
 
 TOLD = {"EGS_MODE": "on", "EGS_GATE": "cluster", "EGS_HISTORY": "sqlite:///x"}
 PICKLE = """
 import sys
 from ray import cloudpickle
-from egs_ray.worker_hook import chain
+from egs_ray.worker.hook import chain
 sys.stdout.buffer.write(cloudpickle.dumps(chain({told!r}, "users.hook")))
 """
 
@@ -76,7 +76,7 @@ def test_users_exception_is_the_users(tmp_path: Path) -> None:
 def test_users_function_is_called_after_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A callable is called once, without arguments, after EGS's part, which is told the settings."""
     calls: list[Any] = []
-    monkeypatch.setattr("egs_ray.worker.start", calls.append)
+    monkeypatch.setattr("egs_ray.worker.start.start", calls.append)
     chain(TOLD, lambda: calls.append("users"))()
     chain(TOLD, "")()
     chain(TOLD)()

@@ -1,4 +1,4 @@
-"""The run log of a demo run: the marks of its tasks by the rules of `egs_ray.marked`, and what only EGS knows."""
+"""The run log of a demo run: the marks of its tasks by the rules of `replay.marked`, and what only EGS knows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from egs_ray.demo import pipelines as demo
 from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.marks import workload_id
 from egs_ray.demo.variants import EGS_LOG, Variant
-from egs_ray.marked import MarkedWorkload, read_marks, records_of
+from egs_ray.replay.marked import MarkedWorkload, read_marks, records_of
 
 
 def header_of(variant: Variant, submitted: Sequence[float]) -> Header:

@@ -1,11 +1,11 @@
-"""The notes of the demo's tasks, named as its run log names them; see `egs_ray.marks`."""
+"""The notes of the demo's tasks, named as its run log names them; see `egs_ray.replay.marks`."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from egs_ray.marks import Marking
-from egs_ray.marks import marking as marking_of
+from egs_ray.replay.marks import Marking
+from egs_ray.replay.marks import marking as marking_of
 
 __all__ = ["Marking", "marking", "task_id", "workload_id"]
 

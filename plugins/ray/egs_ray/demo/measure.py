@@ -23,7 +23,7 @@ from egs_ray.demo.bound import ideal_bound_s
 from egs_ray.demo.log import demo_records, header_of
 from egs_ray.demo.variants import DemoRun, Variant, find_variant
 from egs_ray.local import local_ray
-from egs_ray.marks import watched
+from egs_ray.replay.marks import watched
 
 __all__ = ["Measured", "figures_of", "gpu_time_of", "measure_variant", "summary_of"]
 

@@ -19,10 +19,10 @@ import msgspec
 import ray
 
 from egs_core.errors import InputError
-from egs_ray.api import run
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.marks import marking
-from egs_ray.session import Options, Session
+from egs_ray.session.api import run
+from egs_ray.session.session import Options, Session
 
 if TYPE_CHECKING:
     import pandas as pd

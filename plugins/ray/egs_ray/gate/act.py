@@ -1,0 +1,146 @@
+"""Mode `on` on an unmodified script: everything that `observe` does, and GPU tasks go to Ray in the engine's order.
+
+    fit.remote(x)  ─►  [fit].remote(ticket, x)        [fit]: the same function with one more argument, which it drops
+
+The script gets its reference at once. Ray keeps the task pending until the ticket has a value (see `gate`), and treats
+it then as it would without EGS. Gated are plain functions with `num_gpus` whose needs are CPUs, GPUs and memory only
+(see `ticketing`). All else passes as it is: actors, placement groups, generators, labels and custom resources (their
+placement is the user's word), and what no node can run.
+
+EGS_GATE=local (the default): the gate lives in this process and orders what the script itself submits.
+EGS_GATE=cluster: one gate orders the GPU tasks of all drivers, and those that their workers submit (`cluster_gate`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from egs_core.graph.columns import Shape
+from egs_core.predict import Predictor, signature_of
+from egs_ray.control.reporting import Reporter
+from egs_ray.demand import cluster_grows
+from egs_ray.gate.client import ClusterGate
+from egs_ray.gate.local import Gate
+from egs_ray.gate.operations import GateOperations
+from egs_ray.gate.ordering import AnyGate, Ordering
+from egs_ray.install import chosen_gate, warn
+from egs_ray.observe import Observer, history_of_user, runlog_path, script_name
+from egs_ray.submission import Needs, Ordered, Submission
+
+
+def make_interceptor() -> Orderer:
+    """The orderer of this process; its run log goes where an observer's would."""
+    return Orderer(runlog_path())
+
+
+class Orderer(Observer):
+    """The `Interceptor` of mode on. One gate for each Ray session, made at its first GPU task."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, policy="egs", mode="on")
+        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off)
+        self._told: deque[Ordered] = deque()
+        self._nested: deque[Submission] = deque()  # of workers of this session
+        self._predictor = Predictor()
+        self._is_learning = False
+        self._reporter: Reporter | None = None
+
+    def submit(
+        self,
+        original: Callable[..., Any],
+        remote_function: Any,
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+    ) -> Any:
+        """The submission, ordered where it can be, and noted as the user wrote it."""
+
+        def pass_on(target: Any, args: Any, kwargs: Any, **options: Any) -> Any:
+            return self._ordering.submit(original, target, args, kwargs, options)
+
+        return super().submit(pass_on, remote_function, args, kwargs, options)
+
+    def session_ends(self) -> None:
+        """As for the observer; the gate goes with its session."""
+        if os.getpid() != self._process:
+            return
+        if (gate := self._gate) is not None:
+            gate.settle()
+        super().session_ends()
+        if self._reporter is not None:
+            self._reporter.close()
+            self._reporter = None
+        self._ordering.end_session()
+
+    @property
+    def _gate(self) -> AnyGate | None:
+        return self._ordering.gate
+
+    def _make_gate(self) -> AnyGate:
+        gate: AnyGate | None = None
+        if chosen_gate() == "cluster":
+            try:
+                if cluster_grows():
+                    raise RuntimeError("an autoscaler would not be told of what waits there")
+                gate = ClusterGate(self._estimate, self._told.append, self._switch_off, self._nested.append)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                warn(f"no gate for the whole cluster, this script's tasks are ordered by its own: {reason}")
+        self._learn_from_history()
+        return gate or self._make_local_gate()
+
+    def _make_local_gate(self) -> Gate:
+        gate = Gate(self._estimate, self._told.append, self._switch_off)
+        name = f"{script_name()}-{self._sessions}"
+        self._reporter = Reporter(GateOperations(gate, name, self.log.reasons))
+        return gate
+
+    def _switch_off(self, error: BaseException) -> None:
+        """From any thread: from here on everything passes, until the next Ray session."""
+        if self._ordering.switch_off():
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            warn(f"no longer ordering, tasks go to Ray as they are submitted: {reason}")
+
+    # --- what is known about durations ---
+
+    def _estimate(self, needs: Needs) -> float | None:
+        shape = Shape(round(needs.cpus * 1000), round(needs.gpus * 1000), needs.memory_bytes)
+        estimate = self._predictor.estimate(signature_of(script_name(), needs.name, 0, shape))
+        return estimate.p50_s if estimate.source == "history" else None
+
+    def _learn_from_history(self) -> None:
+        """On a thread of its own: the database stack takes its time to import."""
+        if not self._is_learning:
+            self._is_learning = True
+            threading.Thread(target=self._learn, name="egs-history", daemon=True).start()
+
+    def _learn(self) -> None:
+        try:
+            history = history_of_user()
+            rows = history.load(script_name())
+            history.close()
+            if rows:
+                known = Predictor()
+                known.learn(rows)
+                self._predictor = known
+                if (gate := self._gate) is not None:
+                    gate.learned()
+        except Exception as error:  # without history every task counts the same
+            warn(f"no history: {type(error).__name__}: {error}".splitlines()[0])
+
+    # --- the run log ---
+
+    def _write_noted(self) -> None:
+        super()._write_noted()
+        while self._told:
+            self.log.ordered(self._told.popleft())
+        while self._nested:
+            self.log.submitted(self._nested.popleft())
+
+    def _what_was_done(self) -> str:
+        return f"ordered {self._ordering.ordered} GPU tasks"

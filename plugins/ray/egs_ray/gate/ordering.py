@@ -1,0 +1,136 @@
+"""How a submission gets its ticket: what mode `on` does in a driver and in a worker alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from egs_ray.gate.preferences import preferred_options
+from egs_ray.gate.ticketing import Twins, arrival_of, is_free_to_order, needs_of, result_of
+from egs_ray.submission import Arrival, Needs
+
+
+class AnyGate(Protocol):
+    """What a submitting thread needs of a gate; nothing here blocks for long or raises for the user."""
+
+    def admits(self, needs: Needs) -> bool: ...
+    def ticket(self) -> tuple[str, Any] | None: ...
+    def give_back(self, key: str) -> None: ...
+    def waits_for(self, task_ids: list[str]) -> bool: ...
+    def add(self, arrival: Arrival, refs: dict[str, Any]) -> None: ...
+    def learned(self) -> None: ...
+    def settle(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Ordering:
+    """Gives tickets to the submissions of this process. One gate for each Ray session, made at its first GPU task.
+
+    on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
+    """
+
+    def __init__(
+        self,
+        make_gate: Callable[[], AnyGate],
+        estimate: Callable[[Needs], float | None],
+        on_failure: Callable[[BaseException], None],
+        parent: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.gate: AnyGate | None = None
+        self.ordered = 0
+        self._make_gate, self._estimate, self._on_failure, self._parent = make_gate, estimate, on_failure, parent
+        self._lock = threading.Lock()
+        self._is_off = False
+        self._twins = Twins()
+
+    def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+        """Make the submission, with a ticket if it is one for the gate."""
+        args, kwargs = args or (), kwargs or {}
+        is_ordered = options.get("num_gpus") and not self._is_off and is_free_to_order(options)
+        hints = self._twins.hints_of(target)
+        if hints is not None and hints.flavors:
+            options = {**options, **preferred_options(hints, options)}
+        if is_ordered:
+            gate, twin = self._gate_and_twin(target, args, kwargs, options)
+            ticket = gate.ticket() if gate is not None else None
+            if gate is not None and ticket is not None:
+                return self._submit_with(gate, ticket, original, (target, twin), args, kwargs, options)
+        result = original(target, args, kwargs, **options)
+        if (gate := self.gate) is not None and not self._is_off:
+            self._tell(gate, "", target, args, kwargs, options, result)
+        return result
+
+    def switch_off(self) -> bool:
+        """Let everything pass until the session ends; whether it did not already. From any thread."""
+        was_off, self._is_off = self._is_off, True
+        return not was_off
+
+    def end_session(self) -> None:
+        """The gate goes with its Ray session."""
+        with self._lock:
+            gate, self.gate, self._is_off = self.gate, None, False
+        if gate is not None:
+            gate.close()
+
+    def _gate_and_twin(
+        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> tuple[AnyGate | None, Any]:
+        """The gate, if this is a task for it, and the function that takes a ticket."""
+        try:
+            twin = self._twins.of(target, args, kwargs)
+            if twin is None:
+                return None, None
+            with self._lock:
+                if self.gate is None:
+                    self.gate = self._make_gate()
+                gate = self.gate
+            return (gate if gate.admits(needs_of(target, options)) else None), twin
+        except Exception as error:
+            self._on_failure(error)
+            return None, None
+
+    def _submit_with(
+        self,
+        gate: AnyGate,
+        ticket: tuple[str, Any],
+        original: Callable[..., Any],
+        targets: tuple[Any, Any],
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+    ) -> Any:
+        (key, ref), (target, twin) = ticket, targets
+        try:
+            result = original(twin, (ref, *args), kwargs, **options)
+        except Exception:
+            gate.give_back(key)
+            return original(target, args, kwargs, **options)  # what is wrong with it is for the user to see
+        self.ordered += 1
+        self._tell(gate, key, target, args, kwargs, options, result)
+        return result
+
+    def _tell(
+        self,
+        gate: AnyGate,
+        key: str,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        options: dict[str, Any],
+        result: Any,
+    ) -> None:
+        """What passes without a ticket matters to the gate when it waits for a task there: something may wait for it
+        in turn."""
+        try:
+            ref = result_of(result)
+            if ref is None:
+                return
+            arrival, refs = arrival_of(key, ref, needs_of(target, options), args, kwargs)
+            if key or gate.waits_for([*(task for _, task in arrival.direct), *arrival.nested]):
+                arrival.seconds, arrival.parent = self._estimate(arrival.needs), self._parent()
+                gate.add(arrival, refs)
+        except Exception as error:
+            if key:
+                gate.give_back(key)
+            self._on_failure(error)

@@ -1,0 +1,93 @@
+"""Carries the engine's decisions out: grant, preload, drop, stop."""
+
+from __future__ import annotations
+
+import pickle
+
+from egs_core.engine import messages as m
+from egs_ray.session.endings import Endings
+from egs_ray.session.gangs import Group
+from egs_ray.session.phases import Phases
+from egs_ray.session.restarts import Restarts, waits_at_gate
+from egs_ray.session.shared import Shared
+from egs_ray.session.stops import Stops
+from egs_ray.session.submissions import Submissions
+from egs_ray.session.tasks import Job, Way
+
+
+class Decisions:
+    """What a session does with each of its engine's decisions."""
+
+    def __init__(
+        self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings, stops: Stops
+    ) -> None:
+        self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
+        self._restarts = Restarts(shared, phases)
+        self._stops = stops
+
+    def perform(self, decision: m.Decision, now: float) -> None:
+        job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # all but scaling hints name their task
+        try:
+            self._carry_out(decision, job, now)
+        except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+            if job.submission and job.ref is None:
+                self._endings.not_submitted(job, error)
+            else:
+                raise
+
+    def _carry_out(self, decision: m.Decision, job: Job, now: float) -> None:
+        if isinstance(decision, m.Grant):
+            self._grant(job, decision)
+        elif isinstance(decision, m.Preload):
+            self._preload(job, decision, now)
+        elif isinstance(decision, m.DropPreload):
+            self._drop(job, now)
+        elif isinstance(decision, m.Stop):
+            self._stop(job, decision)
+
+    def refuse(self, group: Group) -> None:
+        """Ray has had no room for a gang's group for long."""
+        self._restarts.refuse(group)
+
+    def _stop(self, job: Job, stop: m.Stop) -> None:
+        if stop.requeue and waits_at_gate(job):
+            self._restarts.wait_again(job)
+        else:
+            self._stops.stop(job, stop)
+
+    def _preload(self, job: Job, decision: m.Preload, now: float) -> None:
+        if job.way is not Way.SHELL or job.env in self._shared.native_envs:
+            self._shared.handle(m.PreloadFailed(job.number, decision.id))
+            return
+        self._shared.records.preload_started(decision, now)
+        job.parked_since, job.gave_up_warming = now, False
+        self._submissions.submit_shell(job, decision.node)
+        if job.is_warm:  # Ray has started its process again
+            self._shared.handle(m.PreloadReady(job.number))
+
+    def _grant(self, job: Job, grant: m.Grant) -> None:
+        job.grant, job.started, job.lost_leases, job.stopped = grant, False, 0, ""
+        self._shared.records.grant(grant, self._shared.driver.now())
+        if job.way is not Way.NATIVE and not job.submission and job.env in self._shared.native_envs:
+            job.way = Way.NATIVE
+        if job.way is Way.NATIVE:
+            self._submissions.submit_native(job)
+        elif job.way is Way.OBSERVED:
+            self._submissions.submit_observed(job)
+        else:
+            if job.parked_since is not None and job.peer is not None:
+                self._shared.records.preload_ended(job.number, "used", self._shared.driver.now())
+            job.parked_since = None
+            self._submissions.submit_shell(job, grant.node)
+            self._submissions.keep_promise(job)
+            job.waits_since = 0.0
+            if self._phases.gets_warm_first(job, grant):
+                job.waits_since = self._shared.driver.now()
+            elif not self._phases.gets_place_first(job):
+                self._phases.take_lease(job, grant)
+        self._submissions.keep_promises_after(job)
+
+    def _drop(self, job: Job, now: float) -> None:
+        """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
+        self._shared.records.preload_ended(job.number, "unused", now)
+        self._submissions.leave_shell(job)

@@ -1,0 +1,185 @@
+"""How tries, tasks and runs end: well, with an error, without EGS, or to be tried again by Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from egs_core.engine import messages as m
+from egs_ray.session.phases import Phases
+from egs_ray.session.shared import Shared, first_line
+from egs_ray.session.submissions import Submissions
+from egs_ray.session.tasks import Job, RunBooks, Way, first_of
+from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
+
+
+class Endings:
+    """The ends of a session's jobs."""
+
+    def __init__(self, shared: Shared, phases: Phases, submissions: Submissions) -> None:
+        self._shared, self._phases, self._submissions = shared, phases, submissions
+
+    def on_result(self, submission: int) -> None:
+        """The task's reference has a value or an error, for good."""
+        job = self._shared.submitted.pop(submission, None)
+        self._submissions.loaded(submission)
+        if job is None or job.succeeded:
+            return
+        if self._shared.broken:  # its last messages may come after its result, and then find nobody
+            self._phases.give_back(job)
+            return
+        error = _error_of(job.ref)
+        if error is not None and job.requeues:
+            self.requeued(job)
+        elif error is None:
+            if job.way is Way.SHELL and not job.pid:
+                self._stay_native(job, "its worker cannot reach this process")
+            self.succeeded(job)
+        elif job.way is not Way.NATIVE and not job.aborted and _is_egs_fault(job, error):
+            self._without_egs(job, error)
+        else:
+            self._failed(job, error)
+
+    def succeeded(self, job: Job) -> None:
+        if job.succeeded:
+            return
+        job.succeeded = True
+        state, grant = self._shared.engine.state, job.grant
+        is_last = grant is not None and grant.phase + 1 == state.first_phase[job.number + 1]
+        if is_last or self._shared.broken:
+            self._phases.over(job)
+        else:  # phases are left that the code did not take: the engine must not grant them
+            if grant is not None:
+                self._phases.noted(job, grant)
+            self._shared.handle(m.TaskFinished(job.number, state.attempt[job.number]))
+        job.ref = None  # what needs the value has its own reference
+        job.run.release_parents(job.index)
+        if not self._shared.broken:
+            self.check_over(job.run)
+
+    def lost_attempt(self, job: Job, outcome: str) -> None:
+        """A try of the task is over without its success, and Ray may try again: from its first phase."""
+        if job.aborted and outcome == "preempted":  # its process died of that, and was heard of before its error
+            outcome = "aborted"
+        was_there = bool(job.life)
+        job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
+        self._submissions.loaded(job.submission)
+        self._phases.give_back(job)
+        if self._shared.broken:
+            return
+        state, grant, job.grant = self._shared.engine.state, job.grant, None
+        phase = state.cursor[job.number]
+        if grant is not None:
+            self._phases.started(job, grant)
+            self._phases.record_start(job)
+            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
+            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+        elif was_there and not state.is_first_phase(phase):
+            self._shared.handle(m.PhaseEnded(phase, state.attempt[job.number], outcome))
+        else:
+            self._shared.handle(m.PreloadFailed(job.number))
+
+    def requeued(self, job: Job) -> None:
+        """The try that was stopped to start again is over: the task is as if it had not been submitted yet. Whatever
+        Ray still tells of that submission finds nobody."""
+        self._shared.submitted.pop(job.submission, None)
+        self._submissions.forget(job)
+        self._drop_children(job)
+        job.run.results.pop(job.index, None)
+        self.lost_attempt(job, "preempted")
+
+    def not_submitted(self, job: Job, error: BaseException) -> None:
+        """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""
+        self._shared.submitted.pop(job.submission, None)
+        self._submissions.loaded(job.submission)
+        job.submission, job.failed, job.run.error = 0, True, job.run.error or error
+        self._phases.give_back(job)
+        grant, job.grant = job.grant, None
+        if grant is not None:
+            self._shared.records.ended(grant.phase, grant.attempt, "failed", self._shared.driver.now())
+            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, "failed"))
+        else:
+            self._shared.handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
+        self.check_over(job.run)
+
+    def _failed(self, job: Job, error: BaseException) -> None:
+        job.failed = True
+        if job.over_limit and job.run.failure is None:
+            task = job.run.converted.graph.ids[job.index]
+            job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.over_limit}")
+        elif job.stopped and job.run.failure is None:
+            task = job.run.converted.graph.ids[job.index]
+            job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.stopped}")
+        elif job.run.error is None:
+            job.run.failure = job.run.failure if job.run.failure is not None else job.ref
+        self._phases.give_back(job)
+        grant, job.grant = job.grant, None
+        aborted = job.aborted or isinstance(error, ray.exceptions.TaskCancelledError)
+        if grant is not None:
+            outcome = "aborted" if aborted else "failed"
+            self._phases.started(job, grant)
+            self._phases.record_start(job)
+            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
+            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+        else:
+            self._shared.handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
+        self.check_over(job.run)
+
+    def _without_egs(self, job: Job, error: BaseException) -> None:
+        """The wrapped task never got as far as the user's code: run it as the user wrote it."""
+        if not job.pid and isinstance(error, ray.exceptions.RayTaskError):
+            self._stay_native(job, first_line(error))
+        else:
+            self._shared.warn_once(f"{job.run.converted.graph.names[job.index]} runs without EGS: {first_line(error)}")
+        self._phases.give_back(job)
+        self._drop_children(job)
+        job.way, job.submission, job.ref, job.promised = Way.NATIVE, 0, None, False
+        job.peer, job.is_warm, job.life = None, False, ""  # the result may be there before its connection's end
+        if job.grant is not None:
+            self._submissions.submit_native(job)
+        else:
+            job.run.results.pop(job.index, None)
+            self._shared.handle(m.PreloadFailed(job.number))
+
+    def _stay_native(self, job: Job, reason: str) -> None:
+        """Workers of this runtime environment cannot work with EGS: tasks to come do not try."""
+        self._shared.native_envs.add(job.env)
+        self._shared.warn_once(
+            f"{job.run.converted.graph.names[job.index]} and tasks like it run without EGS: {reason}"
+        )
+
+    def _drop_children(self, job: Job) -> None:
+        """Shells that wait with a reference to a result that will not come."""
+        for child in self._shared.engine.state.children[job.number]:
+            other = self._shared.jobs[child]
+            if other.submission and not other.promised and other.parked_since is not None:
+                self._submissions.leave_shell(other)
+                self._shared.handle(m.PreloadFailed(child))
+
+    def check_over(self, books: RunBooks) -> None:
+        state = self._shared.engine.state
+        number = state.workload_number(books.workload)
+        if not state.workloads[number].open_tasks and not books.over.is_set():
+            self._shared.records.workload_ended(number, self._shared.driver.now())
+            self._shared.learning.run_over(books.workload, books.converted.name)
+            books.over.set()
+
+
+def _error_of(ref: Any) -> BaseException | None:
+    """The error of a finished task, if it has one."""
+    try:
+        ray.get(first_of(ref))
+    except Exception as error:
+        return error
+    return None
+
+
+def _is_egs_fault(job: Job, error: BaseException) -> bool:
+    """Whether the task failed before the user's code was reached, and not by the user's doing."""
+    if job.ran or isinstance(error, ray.exceptions.TaskCancelledError):
+        return False
+    if isinstance(error, ray.exceptions.RayTaskError):  # it may have come before the worker's first message
+        is_before = not job.pid and not reached_users_code(error)
+        return is_before or isinstance(error.cause, ArgumentsLostError)
+    return True

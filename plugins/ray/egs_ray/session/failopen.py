@@ -1,0 +1,64 @@
+"""When EGS itself fails, or its session is closed: Ray finishes the runs alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+
+from egs_core.engine.lifecycle import ENDED
+from egs_ray.install import warn
+from egs_ray.session.phases import Phases
+from egs_ray.session.shared import Shared, first_line
+from egs_ray.session.submissions import Submissions
+from egs_ray.session.tasks import Job, RunBooks, Way, finish_natively
+
+
+class FailOpen:
+    """Leaves a session's runs to Ray."""
+
+    def __init__(self, shared: Shared, phases: Phases, submissions: Submissions) -> None:
+        self._shared, self._phases, self._submissions = shared, phases, submissions
+        self._native_lock = threading.Lock()
+
+    def fail_open(self, error: BaseException) -> None:
+        """The engine is gone. What waits at a gate, or was not submitted, goes to Ray as written."""
+        self._shared.broken = True
+        warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {first_line(error)}")
+        if os.environ.get("EGS_DEBUG"):
+            traceback.print_exception(error, file=sys.stderr)
+        self._finish_all()
+
+    def hand_over(self, finish: bool) -> None:
+        self._shared.broken = True
+        if finish:
+            self._finish_all()
+        for books in self._shared.runs.values():
+            if not books.over.is_set():
+                books.error = RuntimeError(f"the session was closed before {books.workload} had ended")
+                books.over.set()
+
+    def _finish_all(self) -> None:
+        self._submissions.forget_waiting()
+        for job in self._shared.submitted.values():
+            if job.ran:  # it may be waiting for its next phase, and its question was lost with the engine
+                self._shared.send(job, {"m": "go", "open": True})
+        for books in list(self._shared.runs.values()):
+            self.finish_natively(books)
+
+    def finish_natively(self, books: RunBooks) -> None:
+        with self._native_lock:
+            if books.over.is_set():
+                return
+            for job in books.jobs:
+                if job.submission and job.way is Way.SHELL and not (job.went_at or job.ran or job.ended):
+                    self._phases.give_back(job)
+                    self._submissions.leave_shell(job)
+            finish_natively(books, self._is_over)
+
+    def _is_over(self, job: Job) -> bool:
+        """Ended in the engine's books, or on its way in a worker: nothing is to be submitted for it."""
+        state = self._shared.engine.state
+        known = job.number < len(state.cursor) and state.status[state.cursor[job.number]] in ENDED
+        return known or bool(job.submission) or job.succeeded or job.failed or job.aborted

@@ -1,0 +1,223 @@
+"""Gangs: what the members of one hold lies in one placement group of Ray's, and they start together.
+
+    grants of all members ─► every member's process is there, and warm ─► one placement group, a bundle a member
+        ─► a holder in each bundle ─► all holders have begun ─► go, to all at once ─► the last ends: group removed
+
+The engine has reserved before; the group makes Ray's books as atomic as the engine's, whatever foreign tasks take. Ray
+cannot give back a part of a group, so what a member held is free when the last of its gang has ended this phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.lifecycle import HOLDS_LEASE
+from egs_core.graph.columns import Graph, Shape
+from egs_ray.session.shared import Shared, first_line
+from egs_ray.session.tasks import Job, Way
+
+PATIENCE_S = 10.0  # that Ray has for a group before others get their turn
+NODE_LABEL = "ray.io/node-id"
+
+
+class Group(msgspec.Struct, eq=False):
+    """A gang's phases of one index, from the moment when all members are there. members: task number -> job and grant.
+
+    handle: the placement group; None: Ray gave none, so each holder queues alone. held: holders that have not ended.
+    """
+
+    name: str
+    since_s: float
+    members: dict[int, tuple[Job, m.Grant]]
+    handle: Any = None
+    bundles: dict[int, int] = msgspec.field(default_factory=dict)
+    begun: set[int] = msgspec.field(default_factory=set)
+    held: int = 0
+    started: bool = False
+
+
+class Gangs:
+    """The gangs of a session. Used on the driver's thread only."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._waiting: dict[int, tuple[Job, m.Grant]] = {}  # members whose process is there
+        self._groups: dict[int, Group] = {}  # by member
+
+    def is_member(self, job: Job) -> bool:
+        return job.number in self._shared.engine.state.gang_of
+
+    def ask(self, job: Job, grant: m.Grant) -> None:
+        """The member's process is ready for its phase; or its holder has died."""
+        group = self._groups.get(job.number)
+        if group is not None:
+            group.begun.discard(job.number)
+            self._take(group, job, grant)
+            return
+        self._waiting[job.number] = (job, grant)
+        self._gather(self._shared.engine.state.gang_of[job.number])
+
+    def begun(self, job: Job) -> list[Job]:
+        """Ray has given the member what it needs; returns who starts now: all, when it was the last."""
+        group = self._groups.get(job.number)
+        if group is None:
+            return []
+        group.begun.add(job.number)
+        return [job] if group.started else self._start(group)
+
+    def may_go(self, job: Job) -> bool:
+        group = self._groups.get(job.number)
+        return group is not None and group.started
+
+    def leave(self, job: Job) -> list[Job]:
+        """The member's phase has ended, or will not run; returns who starts now because nobody else is missing."""
+        self._waiting.pop(job.number, None)
+        group = self._groups.pop(job.number, None)
+        gang = self._shared.engine.state.gang_of[job.number]
+        self._shared.driver.do(lambda: self._gather(gang))
+        if group is None:
+            return []
+        group.members.pop(job.number, None)
+        group.begun.discard(job.number)
+        self._remove_if_over(group)
+        return [] if group.started else self._start(group)
+
+    def overdue(self, now: float) -> list[Group]:
+        """Groups that Ray has had no room for, for long."""
+        groups = {id(group): group for group in self._groups.values() if now - group.since_s > PATIENCE_S}.values()
+        return [group for group in groups if not group.started and _has_no_room(group)]
+
+    # --- forming ---
+
+    def _gather(self, gang: int) -> None:
+        """Form a group when every member that was granted is there."""
+        state = self._shared.engine.state
+        granted = [
+            task
+            for task in state.gangs[gang].members
+            if state.status[state.cursor[task]] in HOLDS_LEASE and task not in self._groups and self._is_ours(task)
+        ]
+        if granted and not self._shared.broken and all(task in self._waiting for task in granted):
+            members = {task: self._waiting.pop(task) for task in granted}
+            group = Group(state.gangs[gang].name, self._shared.driver.now(), members)
+            self._groups.update(dict.fromkeys(granted, group))
+            self._make_group(group)
+            for job, grant in list(members.values()):
+                self._take(group, job, grant)
+
+    def _is_ours(self, task: int) -> bool:
+        job = self._shared.jobs[task]
+        return job.way is Way.SHELL and not job.is_open and not job.succeeded
+
+    def _make_group(self, group: Group) -> None:
+        shapes = {task: self._shape(grant) for task, (_, grant) in group.members.items()}
+        needing = [task for task, shape in shapes.items() if bundle_of(shape)]
+        if len(needing) < 2:
+            return
+        state = self._shared.engine.state
+        close = any(state.options_of(task).gang_same == "node" for task in needing)
+        nodes = [group.members[task][0].node for task in needing]
+        where = [{NODE_LABEL: node} for node in nodes] if all(nodes) and len(state.nodes) > 1 else None
+        try:
+            group.handle = placement_group(
+                [bundle_of(shapes[task]) for task in needing],
+                strategy="STRICT_PACK" if close and len(set(nodes)) == 1 else "PACK",
+                name=f"egs-{group.name}-{uuid4().hex[:8]}",  # names are unique in a cluster
+                bundle_label_selector=where,
+            )
+        except Exception as error:
+            self._shared.warn_once(f"gang {group.name} has no placement group: {first_line(error)}")
+            return
+        group.bundles = {task: bundle for bundle, task in enumerate(needing)}
+
+    def _take(self, group: Group, job: Job, grant: m.Grant) -> None:
+        strategy = None
+        if job.number in group.bundles:
+            bundle = group.bundles[job.number]
+            strategy = PlacementGroupSchedulingStrategy(group.handle, placement_group_bundle_index=bundle)
+        job.lease = self._shared.leases.take(job, grant, self._shape(grant), strategy)
+        group.held += 1
+        self._shared.when_ready(job.lease.ref, lambda: self._holder_ended(group))
+
+    def _shape(self, grant: m.Grant) -> Shape:
+        state = self._shared.engine.state
+        return state.shapes[state.shape[grant.phase]]
+
+    # --- starting and ending ---
+
+    def _start(self, group: Group) -> list[Job]:
+        """Who starts now: nobody, or all."""
+        if not group.members or len(group.begun) < len(group.members):
+            return []
+        group.started = True
+        return [job for job, _ in group.members.values()]
+
+    def _holder_ended(self, group: Group) -> None:
+        group.held -= 1
+        self._remove_if_over(group)
+
+    def _remove_if_over(self, group: Group) -> None:
+        """Not before the last holder has ended: who waits for a task in a removed group waits for ever."""
+        if not group.members and not group.held and group.handle is not None:
+            handle, group.handle = group.handle, None
+            try:
+                remove_placement_group(handle)
+            except Exception as error:  # it goes with this driver then
+                self._shared.warn_once(f"the placement group of gang {group.name} stays: {first_line(error)}")
+
+
+def _has_no_room(group: Group) -> bool:
+    """Whether Ray has not placed the group yet; one that is there only waits for its holders' processes."""
+    try:
+        return group.handle is not None and placement_group_table(group.handle).get("state") == "PENDING"
+    except Exception:  # Ray does not say: the wait goes on
+        return False
+
+
+def bundle_of(shape: Shape) -> dict[str, float]:
+    """What a phase of this shape holds, in Ray's words."""
+    amounts = {"CPU": shape.cpu_milli / 1000, "GPU": shape.gpu_milli / 1000, "memory": float(shape.memory_bytes)}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def members_by_gang(graph: Graph) -> dict[str, list[int]]:
+    """Indices of the tasks of each gang of a graph."""
+    gangs: dict[str, list[int]] = {}
+    for index, options in sorted(graph.options.items()):
+        if options.gang:
+            gangs.setdefault(options.gang, []).append(index)
+    return gangs
+
+
+def fits_empty(graph: Graph, members: Iterable[int], nodes: Iterable[m.NodeAdded]) -> bool:
+    """Whether the members of a gang could start together if nothing else ran: the engine itself is asked, with nothing
+    but them and the nodes."""
+    engine, alone = Engine(EngineConfig(preload=False)), Graph()
+    for node in nodes:
+        engine.handle(node, 0.0)
+    for index in members:
+        phases = [(graph.phase_kind[p], graph.shapes[graph.phase_shape[p]], 1.0) for p in graph.phases_of(index)]
+        alone.add_task(graph.ids[index], (), tuple(phases), options=graph.options[index])
+    engine.handle(m.WorkloadSubmitted("gang"), 0.0)
+    decisions = engine.handle(m.TasksAdded("gang", alone), 0.0)
+    return sum(isinstance(decision, m.Grant) for decision in decisions) == alone.n_tasks
+
+
+def describe_lack(graph: Graph, gang: str, members: list[int], nodes: Iterable[m.NodeAdded]) -> str:
+    """How much a gang needs at once, and how much there is."""
+    shapes = [[graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)] for index in members]
+    gpus = sum(max(shape.gpu_milli for shape in task) for task in shapes) / 1000
+    cpus = sum(max(shape.cpu_milli for shape in task) for task in shapes) / 1000
+    level = next((s for index in members if (s := graph.options[index].gang_same)), "")
+    there = list(nodes)
+    needs = f"{gpus:g} GPUs and {cpus:g} CPUs at once" + (f" in one {level}" if level else "")
+    has = f"{sum(node.gpus for node in there)} GPUs and {sum(node.cpus for node in there):g} CPUs on {len(there)} nodes"
+    return f"gang {gang!r} of {len(members)} tasks needs {needs}; there are {has}"

@@ -1,0 +1,186 @@
+"""What an operator can see of a session, and do to it: list, abort, pause, resume and preempt, from any thread.
+
+workload   the id of a run, `train#0`      stage   of its tasks, by their hint      task   `fit-3`, or all `fit`
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from egs_core.engine import messages as m
+from egs_core.engine.lifecycle import HOLDS_LEASE, STATUS_NAMES
+from egs_core.errors import InputError
+from egs_ray.control.reporting import Told, answer_of
+from egs_ray.session.endings import Endings
+from egs_ray.session.shared import Shared
+from egs_ray.session.stops import Stops
+from egs_ray.session.tasks import Job, RunBooks, first_of
+
+Request = dict[str, Any]
+SHOWN = 12
+ANSWER_S = 10.0
+
+
+class Operations:
+    """See the module."""
+
+    def __init__(self, shared: Shared, stops: Stops, endings: Endings) -> None:
+        self._shared, self._stops, self._endings = shared, stops, endings
+        self._wall_s = time.time() - shared.driver.now()
+        self._stages: dict[str, list[str]] = {}
+
+    # --- from any thread ---
+
+    def snapshot(self) -> Told | None:
+        """What runs, as the controller is told; None before the first run."""
+        return self._shared.driver.ask(lambda _: self._snapshot(), ANSWER_S) if self._shared.runs else None
+
+    def carry_out(self, request: Request) -> dict[str, Any]:
+        """Do what an operator asks; the answer says what was done, or what is wrong with the request."""
+        return answer_of(self._shared.driver, lambda: self._carry_out(request))
+
+    # --- on the driver's thread ---
+
+    def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
+        """End a workload, a stage or a task, and what waits for it."""
+        self._shared.handle(m.AbortRequested(scope, target, actor, reason))
+        for books in self._shared.runs.values():
+            if books.jobs:
+                if scope == "workload" and books.workload == target:
+                    books.aborted = _by("aborted", actor, reason)
+                self._endings.check_over(books)
+
+    def _carry_out(self, request: Request) -> dict[str, Any]:
+        books = self._run_of(request)
+        if books.over.is_set():
+            return _noted_late(books, _by("aborted", request["actor"], request["reason"]))
+        jobs = _jobs_of(books, request["stage"], request["task"])
+        verb, actor, reason = request["verb"], request["actor"], request["reason"]
+        targets = _targets(books, jobs, request)
+        if verb == "abort":
+            self._stops.operator_grace_s = request["grace_s"]
+            try:
+                for scope, target in targets:
+                    self.abort(scope, target, actor, reason)
+            finally:
+                self._stops.operator_grace_s = None
+        elif verb == "preempt":
+            jobs = [job for job in jobs if job.grant is not None or job.ran]
+            for job in [job for job in jobs if not job.succeeded]:
+                self._stops.preempt(job, _by("preempted", actor, reason))
+        else:
+            event = m.PauseRequested if verb == "pause" else m.ResumeRequested
+            for scope, target in targets:
+                self._shared.handle(event(scope, target, actor, reason))
+        return {"tasks": [books.converted.graph.ids[job.index] for job in jobs]}
+
+    def _run_of(self, request: Request) -> RunBooks:
+        """The run; for an abort also one that is over, as it may be over because of that."""
+        workload = request["workload"]
+        books = self._shared.runs.get(workload)
+        if self._shared.broken:
+            raise InputError(workload, "its driver has lost EGS: only Ray's own means are left")
+        is_over = books is not None and books.over.is_set() and request["verb"] != "abort"
+        if books is None or is_over or not books.jobs:
+            raise InputError(workload, "has ended, or not begun")
+        return books
+
+    def _snapshot(self) -> Told:
+        runs = [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
+        jobs = [job for job in self._shared.submitted.values() if job.ref is not None and job.parked_since is None]
+        return {
+            "workloads": {books.workload: self._workload_row(books) for books in runs},
+            "tasks": {str(job.submission): (self._row(job), _references(job)) for job in jobs if not job.succeeded},
+        }
+
+    def _workload_row(self, books: RunBooks) -> dict[str, Any]:
+        state, graph = self._shared.engine.state, books.converted.graph
+        number = state.workload_number(books.workload)
+        is_paused = f"workload:{books.workload}" in state.pauses
+        if books.workload not in self._stages:
+            self._stages[books.workload] = _stages_of(books)[:SHOWN]
+        return {
+            "workload": books.workload,
+            "name": books.converted.name,
+            "queue": books.queue,
+            "state": "paused" if is_paused else "running",
+            "tasks": graph.n_tasks,
+            "open": state.workloads[number].open_tasks,
+            "stages": self._stages[books.workload],
+        }
+
+    def _row(self, job: Job) -> dict[str, Any]:
+        state, graph = self._shared.engine.state, job.run.converted.graph
+        phase = state.cursor[job.number]
+        holds = state.status[phase] in HOLDS_LEASE
+        since = state.started_at[phase] if holds else state.ready_at[phase]
+        pids = [(job.node, job.pid)] if job.pid and job.node else []
+        if job.lease is not None and job.lease.pid:
+            pids.append((job.node, job.lease.pid))
+        return {
+            "workload": job.run.workload,
+            "stage": graph.options_of(job.index).stage,
+            "task": graph.ids[job.index],
+            "name": graph.names[job.index],
+            "state": "stopping" if job.stopped else STATUS_NAMES[state.status[phase]],
+            "since": round(self._wall_s + since, 3),
+            "gpus": state.shapes[state.shape[phase]].gpu_milli / 1000 if holds else 0.0,
+            "node": job.node,
+            "pid": job.pid,
+            "pids": pids,
+            "framework_id": first_of(job.ref).task_id().hex(),
+        }
+
+
+def _noted_late(books: RunBooks, text: str) -> dict[str, Any]:
+    """This process hung, the controller ended its tasks, and Ray told of that before the controller could."""
+    for job in books.jobs:
+        if job.failed and not job.stopped:
+            job.stopped = text
+    return {"tasks": []}
+
+
+def _references(job: Job) -> list[Any]:
+    """What has to be cancelled to end the job: itself, and what holds its resources."""
+    return [first_of(job.ref), *([job.lease.ref] if job.lease is not None else [])]
+
+
+def _jobs_of(books: RunBooks, stage: str, task: str) -> list[Job]:
+    """The tasks that a request is about. Raises InputError when there are none."""
+    graph = books.converted.graph
+    jobs = [job for job in books.jobs if not stage or graph.options_of(job.index).stage == stage]
+    if not jobs:
+        raise InputError(books.workload, f"has no stage {stage!r}", _list("its stages", _stages_of(books)))
+    if task:
+        named = [job for job in jobs if graph.ids[job.index] == task]
+        named = named or [job for job in jobs if graph.names[job.index] == task]
+        if not named:
+            raise InputError(
+                books.workload, f"has no task {task!r}", _list("its tasks", [graph.ids[job.index] for job in jobs])
+            )
+        return named
+    return jobs
+
+
+def _stages_of(books: RunBooks) -> list[str]:
+    graph = books.converted.graph
+    return sorted({graph.options_of(index).stage for index in range(graph.n_tasks)} - {""})
+
+
+def _targets(books: RunBooks, jobs: list[Job], request: Request) -> list[tuple[str, str]]:
+    """The engine's names for it."""
+    if request["task"]:
+        return [("task", str(job.number)) for job in jobs]
+    if request["stage"]:
+        return [("stage", f"{books.workload}/{request['stage']}")]
+    return [("workload", books.workload)]
+
+
+def _by(what: str, actor: str, reason: str) -> str:
+    return f"{what} by {actor or 'operator'}" + (f": {reason}" if reason else "")
+
+
+def _list(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{what}: {', '.join(names[:SHOWN])}{more}" if names else f"{what}: none"

@@ -1,0 +1,158 @@
+"""What a phase holds in Ray's books, and its start and end as the engine and the run log are told of them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine import messages as m
+from egs_core.graph.columns import GPU
+from egs_core.runlog import records as r
+from egs_ray.session.gangs import Gangs
+from egs_ray.session.shared import Shared
+from egs_ray.session.tasks import Job, Way
+
+MOST_LOST = 3  # holders of one phase that may die before it is left to Ray
+
+
+class Phases:
+    """The current phases of a session's jobs."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.gangs = Gangs(shared)
+
+    # --- leases ---
+
+    def gets_warm_first(self, job: Job, grant: m.Grant) -> bool:
+        """Whether a task that starts on the GPU is still being loaded: no GPU is taken for that."""
+        if self.gangs.is_member(job):  # all of it starts at once, so all of it is warm before
+            return self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
+        state = self._shared.engine.state
+        starts_on_gpu = state.kind[grant.phase] == GPU and state.is_first_phase(grant.phase)
+        return starts_on_gpu and self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
+
+    def gets_place_first(self, job: Job) -> bool:
+        """With several nodes only the process itself can tell which of them Ray has put it on."""
+        is_needed = len(self._shared.engine.state.nodes) > 1 or self.gangs.is_member(job)
+        return job.peer is None and not job.is_open and is_needed
+
+    def take_lease(self, job: Job, grant: m.Grant) -> None:
+        if self.gangs.is_member(job):
+            self.gangs.ask(job, grant)
+            return
+        self.give_back(job)
+        state = self._shared.engine.state
+        shape = state.shapes[state.shape[grant.phase]]
+        job.lease = self._shared.leases.take(job, grant, shape)
+
+    def let_go(self, job: Job) -> None:
+        """Open the phase's gate when the process waits there and Ray has given its resources."""
+        lease = job.lease
+        if job.peer is None or job.went_at:
+            return
+        if job.is_open:
+            job.went_at = self._shared.driver.now()
+            self._shared.send(job, {"m": "go", "open": True})
+        elif lease is not None and lease.peer is not None and self._may_go(job):
+            job.went_at = self._shared.driver.now()
+            self.record_start(job)
+            self._shared.send(job, {"m": "go", "devices": list(lease.devices)})
+
+    def on_its_own(self, job: Job) -> None:
+        """EGS has no resources for this shell: it takes its GPUs from Ray by itself."""
+        self.give_back(job)
+        job.is_open = True
+        self.let_go(job)
+
+    def give_back(self, job: Job) -> None:
+        """What it holds; once its process is gone, where that has memory on a device, or ends with the task anyway."""
+        is_over = job.succeeded or job.failed or job.ended
+        if job.lease is not None:
+            self._shared.leases.release(job.lease, job.pid if job.stays or (job.once and is_over) else 0)
+            job.lease = None
+        if self.gangs.is_member(job):
+            for other in self.gangs.leave(job):
+                self._start(other)
+
+    def lease_started(self, job: Job) -> None:
+        """Ray gave the phase its resources: it holds them from here. Members of a gang start when all have theirs."""
+        for member in self.gangs.begun(job) if self.gangs.is_member(job) else [job]:
+            self._start(member)
+
+    def _may_go(self, job: Job) -> bool:
+        return not self.gangs.is_member(job) or self.gangs.may_go(job)
+
+    def _start(self, job: Job) -> None:
+        lease = job.lease
+        if lease is None:
+            return
+        devices = tuple(int(d) if d.isdecimal() else i for i, d in enumerate(lease.devices))
+        grant = msgspec.structs.replace(lease.grant, devices=devices)
+        self.started(job, grant)
+        self.let_go(job)
+
+    def lease_over(self, number: int) -> None:
+        """A holder has ended that was not told to: ask Ray for another one, so that its books stay true."""
+        job = self._shared.leases.lost(number)
+        if job is None or job.lease is None or job.lease.id != number:
+            return
+        job.lease = None
+        job.lost_leases += 1
+        if job.grant is None or self._shared.broken:
+            return
+        if job.lost_leases <= MOST_LOST:
+            self.take_lease(job, job.grant)
+        else:
+            if job.peer is not None:
+                self._shared.warn_once(
+                    "what holds resources for tasks keeps dying: tasks ask Ray for their GPUs themselves"
+                )
+            self.on_its_own(job)
+
+    # --- starts and ends ---
+
+    def started(self, job: Job, grant: m.Grant) -> None:
+        if self._shared.broken or job.started or self._shared.engine.state.leases.get(grant.phase) is None:
+            return
+        job.started = True
+        job.to_record = (grant, self._shared.driver.now())
+        if job.way is not Way.SHELL:
+            self.record_start(job)
+        self._shared.handle(m.PhaseStarted(grant.phase, grant.attempt))
+
+    def record_start(self, job: Job) -> None:
+        """Write down a phase's start; a shell's when its process has told whether it is warm."""
+        if job.to_record is None or self._shared.broken:
+            return
+        (grant, at), job.to_record = job.to_record, None
+        needs_process = self._shared.engine.state.is_first_phase(grant.phase) and bool(job.warm_key)
+        warm = (job.is_warm or job.was_warm) if needs_process else None
+        self._shared.records.started(grant, at, warm, job.framework_id, job.pid)
+
+    def over(self, job: Job) -> None:
+        """The current phase has ended well: give back what it held, then let the engine go on."""
+        grant = job.grant
+        if grant is None:
+            return
+        self.noted(job, grant)
+        if not self._shared.broken:
+            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt))
+
+    def noted(self, job: Job, grant: m.Grant) -> None:
+        """Give back what a phase held, and write down that it has ended well."""
+        now = self._shared.driver.now()
+        self.started(job, grant)  # when nobody has told of it
+        self.record_start(job)
+        self.used(job, grant, now)
+        self.give_back(job)
+        job.grant, job.went_at = None, 0.0
+        if not self._shared.broken:
+            self._shared.records.ended(grant.phase, grant.attempt, "succeeded", now)
+
+    def used(self, job: Job, grant: m.Grant, now: float) -> None:
+        """A GPU phase of its own is used from the moment its code was let go."""
+        kinds = job.run.converted.graph.phases_of(job.index)
+        on_gpu = self._shared.engine.state.kind[grant.phase] == GPU
+        if on_gpu and job.went_at and not job.outside and (len(kinds) > 1 or self._shared.options.split):
+            workload, task, index = self._shared.records.names(grant.phase)
+            self._shared.learning.record(r.Used(job.went_at, now, workload, task, index, grant.attempt))

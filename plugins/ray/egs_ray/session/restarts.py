@@ -1,0 +1,44 @@
+"""Tasks that start again, from their first phase, because the engine says so: their gang does, or Ray had no room."""
+
+from __future__ import annotations
+
+from egs_core.engine import messages as m
+from egs_ray.session.gangs import Group
+from egs_ray.session.phases import Phases
+from egs_ray.session.shared import Shared
+from egs_ray.session.tasks import Job, Way
+
+
+def waits_at_gate(job: Job) -> bool:
+    """Whether nothing of the user's code has run in this try."""
+    return not job.submission or (job.way is Way.SHELL and not (job.began or job.went_at))
+
+
+class Restarts:
+    """Used on the driver's thread only."""
+
+    def __init__(self, shared: Shared, phases: Phases) -> None:
+        self._shared, self._phases = shared, phases
+
+    def wait_again(self, job: Job) -> None:
+        """Take back what a task was granted whose process waits at its gate, and stays there, warm."""
+        grant, job.grant = job.grant, None
+        was_running = job.started
+        self._phases.give_back(job)
+        if grant is None or self._shared.broken:
+            return
+        if was_running:
+            self._phases.record_start(job)
+            self._shared.records.ended(grant.phase, grant.attempt, "preempted", self._shared.driver.now())
+        self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))
+
+    def refuse(self, group: Group) -> None:
+        """Ray has no room for a gang's group: others get their turn, and it is tried again, less and less often."""
+        job, grant = next(iter(group.members.values()))
+        why = f"gang {group.name} waits: Ray has no room for its {len(group.members)} tasks at once"
+        self._shared.warn_once(f"{why}: tasks that are not EGS's hold it")
+        if not self._shared.engine.state.is_first_phase(grant.phase):
+            return  # what the members have done so far is worth more than the wait
+        job.grant = None
+        self._phases.give_back(job)
+        self._shared.handle(m.DecisionRejected(grant.id, why))

@@ -1,0 +1,291 @@
+"""The session: one engine for all runs of a driver process, and what it takes to carry out its decisions on Ray.
+
+    worker ── hello, warm, began, want, free, end ─► events ─► engine ─► decisions ─► submit, lease, go, drop ─► worker
+
+Everything below the public methods runs on the embedded driver's thread, so nothing here needs a lock. Whatever fails
+inside EGS ends in `failopen.py`: the runs are finished by Ray alone. How the parts build on each other: `shared.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.driver.embedded import EmbeddedDriver
+from egs_core.driver.run_records import RunRecords
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.errors import InputError
+from egs_core.queues import load_queues
+from egs_core.sim.simulator import merge_phases
+from egs_ray import compat
+from egs_ray.cluster import Cluster
+from egs_ray.control.reporting import Reporter
+from egs_ray.convert import Converted
+from egs_ray.demand import Hints, cluster_grows, may_ask
+from egs_ray.link import Message, Peer, Server
+from egs_ray.promises import Promises
+from egs_ray.session.decisions import Decisions
+from egs_ray.session.endings import Endings
+from egs_ray.session.failopen import FailOpen
+from egs_ray.session.learning import Learning
+from egs_ray.session.leases import Leases
+from egs_ray.session.operations import Operations
+from egs_ray.session.phases import Phases
+from egs_ray.session.shared import Options, Shared
+from egs_ray.session.stops import Stops
+from egs_ray.session.submissions import Submissions
+from egs_ray.session.tasks import Job, RunBooks
+from egs_ray.session.ways import Plan, check_gangs, for_engine, plan_ways, unshared
+from egs_ray.session.workers import Workers
+
+__all__ = ["Options", "Session"]
+
+MOST_PREPARED = 8
+PREPARE_S = 30.0
+KEEP_S = 0.5
+WATCH_S = 2.0
+FOREVER_S = 30.0
+
+
+class Session:
+    """Runs graphs on the Ray that this process is connected to. `close` ends it; it is a context manager."""
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._grows = cluster_grows()
+        config = _engine_config(self.options, self._grows and may_ask())
+        self._hints = Hints("session") if config.scaling_hints else None
+        self.engine = Engine(config)
+        queues = load_queues(Path(self.options.queues)) if self.options.queues else ()
+        self._queues = {queue.name for queue in queues}
+        self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
+        self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
+        self._records = RunRecords(self.engine.state, self.learning.record)
+        self._leases = Leases(self._server.address, self._on_lease_end)
+        self._promises = Promises()
+        self._run_numbers = itertools.count()
+        self._cluster = Cluster(self.options.flavor_label)
+        self._watched_at = 0.0
+        self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
+        self._make_parts()
+        self.driver.do(compat.never_start_ray)
+        self.driver.start()
+        self._closing = threading.Event()
+        self._forget_disconnect = compat.before_disconnect(lambda: self.close(finish=False))
+        threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
+        if queues:
+            self.driver.post(m.QueuesChanged(queues))
+        self._prepared = self._describe_cluster()
+        self._reporter = Reporter(self._operations)
+
+    def _make_parts(self) -> None:
+        self._shared = shared = Shared(
+            self.options, self.driver, self._server, self.learning, self._records, self._leases, self._promises
+        )
+        self._phases = phases = Phases(shared)
+        self._submissions = submissions = Submissions(shared, phases, lambda number: self._endings.on_result(number))
+        self._endings = Endings(shared, phases, submissions)
+        self._stops = stops = Stops(shared, self._endings)
+        self._decisions = Decisions(shared, phases, submissions, self._endings, stops)
+        self._workers = Workers(shared, phases, submissions, self._endings, stops)
+        self._operations = Operations(shared, stops, self._endings)
+        self._failopen = FailOpen(shared, phases, submissions)
+
+    # --- for callers, from any thread ---
+
+    def submit(self, converted: Converted, given: Any, queue: str = "") -> RunBooks:
+        """Start a run of a converted graph; returns at once. Raises InputError for a queue that there is not."""
+        if queue and queue not in self._queues:
+            known = ", ".join(sorted(self._queues)) or "none; see Options.queues"
+            raise InputError(f"queue {queue!r}", "is not configured", f"there are: {known}")
+        if not self.options.split:
+            converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
+        books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
+        books.queue = queue
+        self._shared.runs[books.workload] = books
+        self.driver.do(lambda: self._begin(books))
+        if not self.driver.is_alive:
+            self._failopen.finish_natively(books)
+        return books
+
+    def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
+        """Abort on behalf of an operator; from any thread."""
+        self.driver.do(lambda: self._operations.abort(scope, target, actor, reason))
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closing.is_set()
+
+    def close(self, *, finish: bool = True) -> None:
+        """End the session. Unfinished runs are left to Ray, or, without `finish`, end with an error."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._reporter.close()
+        self._forget_disconnect()
+        if self._hints is not None:
+            self._hints.close()
+        self.driver.do(lambda: self._failopen.hand_over(finish))
+        if self.driver.ask(lambda _: len(self._leases), FOREVER_S) if finish and self.driver.is_alive else 0:
+            threading.Thread(target=self._close_later, name="egs-close", daemon=True).start()
+        else:
+            self._close_now()
+
+    def _close_later(self) -> None:
+        """Phases that run keep what they hold until they end."""
+        compat.never_start_ray()
+        while len(self._leases) and ray.is_initialized():
+            time.sleep(KEEP_S)
+        self._close_now()
+
+    def _close_now(self) -> None:
+        self.driver.close()
+        self._server.close()
+        self.learning.close()
+
+    def __enter__(self) -> Session:
+        """Wait, for a while, until its processes are there, as `ray.init` does for Ray's own."""
+        ray.wait(self._prepared, num_returns=len(self._prepared), timeout=PREPARE_S)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- the start of things ---
+
+    def _describe_cluster(self) -> list[Any]:
+        """Tell the engine what Ray's nodes offer, and let Ray start processes; returns references ready when it has."""
+        self._watch_nodes()
+        return [
+            self._promises.ready(),
+            *self._submissions.prepare_processes(min(self._cluster.process_slots, MOST_PREPARED)),
+        ]
+
+    def _watch_nodes(self) -> None:
+        for event in self._cluster.news():
+            self.driver.post(event)
+
+    def _begin(self, books: RunBooks) -> None:
+        """Give the graph to the engine, with what is known about its durations."""
+        if self._shared.broken:
+            self._failopen.finish_natively(books)
+            return
+        name = books.converted.name
+        graph = self.learning.believe(name, books.converted.graph)
+        nodes = self.engine.state.nodes
+        plan = plan_ways(books.converted.nodes, graph, nodes, self._grows)
+        if self._is_refused(books, plan):
+            return
+        graph, ways = plan.graph, plan.ways
+        submitted = m.WorkloadSubmitted(books.workload, name, queue=books.queue)
+        self._shared.handle(submitted)
+        first = len(self.engine.state.task_ids)
+        for index, way in enumerate(ways):
+            books.jobs.append(Job(books, index, first + index, way))
+            self._shared.jobs[first + index] = books.jobs[-1]
+        block = for_engine(graph, ways, nodes)
+        used_up = [job.index for job in books.jobs if not self._submissions.keeps_process(job)]
+        block = unshared(block, used_up, books.workload)
+        tasks = m.TasksAdded(books.workload, block)
+        self._records.workload(submitted, self.driver.now())
+        self._shared.handle(tasks)
+        self._records.tasks(m.TasksAdded(books.workload, graph), self.driver.now())
+
+    def _is_refused(self, books: RunBooks, plan: Plan) -> bool:
+        """Whether the run is over with an error: a gang of it could never start, and no nodes are to come."""
+        for left_out in plan.left_out:
+            self._shared.warn_once(left_out)
+        try:
+            if not self._grows:
+                check_gangs(books.converted.name, plan, self._cluster.nodes)
+        except InputError as error:
+            books.error = error
+            books.over.set()
+        return books.over.is_set()
+
+    # --- now and then ---
+
+    def _keep(self) -> None:
+        """What has to be looked after now and then while runs are under way."""
+        compat.never_start_ray()
+        while not self._closing.wait(KEEP_S):
+            is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
+            if is_busy:
+                self.driver.do(self._look_after)
+            if self._hints is not None:
+                self._hints.look(is_busy, self._cluster.accelerators)
+
+    def _look_after(self) -> None:
+        """Keep processes for holders of the GPUs that are free: Ray ends idle ones after a second, and starting one
+        takes about that long, with the GPU waiting. And let nothing wait for ever."""
+        if self._shared.broken or self._closing.is_set():
+            return
+        self._leases.keep(self._cluster.gpus)
+        now = self.driver.now()
+        for job in [job for job in self._shared.submitted.values() if job.parked_since is not None and not job.is_warm]:
+            if job.parked_since is not None and now - job.parked_since > self.options.preload_timeout_s:
+                self._stop_warming(job, now)
+        for job in [job for job in self._shared.submitted.values() if job.waits_since and not job.is_warm]:
+            if job.grant is not None and now - job.waits_since > self.options.preload_timeout_s:
+                self._stop_warming(job, now)
+        if now - self._watched_at > WATCH_S:
+            self._watched_at = now
+            self._watch_nodes()
+            self._submissions.wait_no_longer()
+        for group in self._phases.gangs.overdue(now):
+            self._decisions.refuse(group)
+
+    def _stop_warming(self, job: Job, now: float) -> None:
+        """Its preload takes too long: it may start without."""
+        if not job.gave_up_warming:
+            job.gave_up_warming = True
+            name = job.run.converted.graph.names[job.index]
+            self._shared.warn_once(
+                f"preload for {name} took more than {self.options.preload_timeout_s:g} s: it starts cold"
+            )
+        if job.grant is not None and job.lease is None and job.peer is not None:
+            self._phases.take_lease(job, job.grant)
+        elif job.parked_since is not None:
+            job.parked_since = None
+            self._records.preload_ended(job.number, "failed", now)
+            self._submissions.loaded(job.submission)
+            self._shared.handle(m.PreloadFailed(job.number))
+
+    # --- what the driver, the server and the leases call ---
+
+    def _perform(self, decision: m.Decision, now: float) -> None:
+        if isinstance(decision, m.ScalingHint):
+            if self._hints is not None:
+                self._hints.take(decision)
+        else:
+            self._decisions.perform(decision, now)
+
+    def _fail_open(self, error: BaseException) -> None:
+        self._failopen.fail_open(error)
+
+    def _after(self, event: m.Event, now: float) -> None:
+        if isinstance(event, m.NodeAdded):
+            self._records.node(event, now)
+        elif isinstance(event, m.NodeLost):
+            self._records.node_lost(event, now)
+
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        self.driver.do(lambda: self._workers.take_message(peer, message))
+
+    def _on_gone(self, peer: Peer) -> None:
+        self.driver.do(lambda: self._workers.worker_gone(peer))
+
+    def _on_lease_end(self, lease: int) -> None:
+        self.driver.do(lambda: self._phases.lease_over(lease))
+
+
+def _engine_config(options: Options, scaling_hints: bool) -> EngineConfig:
+    config = EngineConfig(options.policy, options.preload, options.default_max_wait_s, scaling_hints=scaling_hints)
+    return msgspec.structs.replace(config, preempt=options.preempt, min_gain_s=options.min_gain_s)

@@ -1,0 +1,111 @@
+"""What the parts of a session share: its options, its engine, its ways to Ray and to workers, and its books.
+
+    session ─► decisions, workers, failopen ─► endings ─► submissions ─► phases ─► shared
+
+Each part uses those to its right only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.driver.embedded import EmbeddedDriver
+from egs_core.driver.run_records import RunRecords
+from egs_core.engine import messages as m
+from egs_ray import compat
+from egs_ray.cluster import ACCELERATOR
+from egs_ray.install import warn
+from egs_ray.link import Message, Peer, Server
+from egs_ray.promises import Promises
+from egs_ray.session.learning import Learning
+from egs_ray.session.leases import Leases
+from egs_ray.session.tasks import Job, RunBooks
+
+
+class Options(msgspec.Struct, frozen=True):
+    """policy: a name of `egs_core.engine.POLICIES`. preload, split: switch off to compare. runlog: where the run log
+    goes (None: EGS_RUNLOG, else the user's data folder); history: a database URL (None: beside the run logs).
+
+    queues: a file of queues and quotas (see `egs_core.queues`), which runs name when they are submitted. preempt: stop
+    running tasks for lent quota that is wanted back, for higher priorities and at limits with `on_limit: requeue`, and
+    start them again later; min_gain_s: nobody is stopped for who would start so soon anyway."""
+
+    policy: str = "egs"
+    preload: bool = True
+    split: bool = True
+    runlog: str | None = None
+    history: str | None = None
+    default_max_wait_s: float | None = None
+    flavor_label: str = ACCELERATOR  # of nodes: its value is what `flavors=` hints name
+    preload_timeout_s: float = 60.0  # a preload that takes longer does not keep its task from starting
+    residue_bytes: int = 0  # device memory that a process may keep after its GPU block without keeping the GPU
+    gpu_process: bool | None = None  # GPU steps of `egs.phases` in processes of their own; None: on real devices
+    queues: str | None = None
+    preempt: bool = False
+    min_gain_s: float = 60.0
+
+
+class Shared:
+    """Used on the driver's thread; callers add to `runs`, and finish a run themselves when that thread is dead."""
+
+    def __init__(
+        self,
+        options: Options,
+        driver: EmbeddedDriver,
+        server: Server,
+        learning: Learning,
+        records: RunRecords,
+        leases: Leases,
+        promises: Promises,
+    ) -> None:
+        self.options, self.engine, self.driver, self.server = options, driver.engine, driver, server
+        self.learning, self.records = learning, records
+        self.leases, self.promises = leases, promises
+        self.jobs: dict[int, Job] = {}  # engine's task number -> job
+        self.submitted: dict[int, Job] = {}  # submission -> job
+        self.runs: dict[str, RunBooks] = {}
+        self.awaited: set[Any] = set()  # references whose end something waits for
+        self.native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
+        self.real_gpus = False  # some machine has real devices: processes that used them end with their task
+        self.broken = False  # the engine is gone, or the session closed: Ray goes on alone
+        self._warned: set[str] = set()
+
+    def handle(self, event: m.Event) -> None:
+        """Handle at once, on the driver's thread, what must not wait for its turn in the queue."""
+        self.driver.handle(event)
+
+    def send(self, job: Job, message: Message) -> None:
+        if job.peer is not None:
+            tell(job.peer, {"task": job.submission, "life": job.life, **message})  # its end: `worker_gone`
+
+    def when_ready(self, ref: Any, action: Callable[[], None]) -> None:
+        """Act on the driver's thread when the object is there; keeps the reference until then, or Ray may not tell."""
+
+        def act() -> None:
+            self.awaited.discard(ref)
+            action()
+
+        self.awaited.add(ref)
+        compat.on_ready(ref, lambda: self.driver.do(act))
+
+    def warn_once(self, problem: str) -> None:
+        if problem not in self._warned:
+            self._warned.add(problem)
+            warn(problem)
+
+
+def tell(peer: Peer, message: Message) -> None:
+    with contextlib.suppress(OSError):
+        peer.send(message)
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if isinstance(error, ray.exceptions.RayTaskError) else lines[0]

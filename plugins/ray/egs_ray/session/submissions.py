@@ -1,0 +1,248 @@
+"""How tasks get to Ray: shells ahead of their turn, others when granted, and when a shell is let go of again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import ray
+
+from egs_core.engine.lifecycle import PENDING
+from egs_core.graph.columns import GPU
+from egs_core.hints import phase_steps
+from egs_ray.cluster import preload_slots
+from egs_ray.payload import submit
+from egs_ray.session.phases import Phases
+from egs_ray.session.shared import Shared
+from egs_ray.session.tasks import Job, RemoteFunctions, first_of, reserving
+from egs_ray.worker.shell import Spec, make_observed, make_shell, touch
+
+PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
+TOGETHER_S = 0.3  # long enough that several tasks need several processes
+
+
+class Submissions:
+    """A session's submissions. on_result(submission): called when the reference has a value or an error."""
+
+    def __init__(self, shared: Shared, phases: Phases, on_result: Callable[[int], None]) -> None:
+        self._shared, self._phases, self._on_result = shared, phases, on_result
+        self._remotes = RemoteFunctions()
+        self._numbers = itertools.count(1)
+        self._leaving: dict[str, int] = {}  # warm key -> processes whose task has ended but not yet left them
+        self._loading: dict[int, str] = {}  # submission whose process still imports -> its node
+        self._too_early: list[tuple[Job, str]] = []  # shells that wait for one of these
+        self._deferred: dict[str, list[tuple[Job, str]]] = {}  # warm key -> shells that wait for one of these
+
+    def prepare_processes(self, count: int) -> list[Any]:
+        """Let Ray start empty processes for the tasks to come, as it does itself for plain tasks."""
+        remote = self._remotes.get(_touch, touch, max_calls=0)
+        shell = remote.options(num_cpus=0, runtime_env=PROCESS_ENV, name="egs-process")
+        started = [shell.remote(TOGETHER_S) for _ in range(count)]
+        for ref in started:
+            self._shared.when_ready(ref, partial(self._look_at, ref))
+        return started
+
+    def _look_at(self, started: Any) -> None:
+        """Whether a process has found real devices on its machine."""
+        with contextlib.suppress(Exception):  # it was ended before it could tell; shells will
+            self._shared.real_gpus = self._shared.real_gpus or bool(ray.get(started))
+
+    def submit_shell(self, job: Job, node: str) -> None:
+        """Submit a shell, unless there is one. While a process that would serve it is about to be free, wait for that:
+        Ray would start another one."""
+        if job.submission:
+            return
+        if job.grant is None and self._is_full(node):
+            self._too_early.append((job, node))
+            return
+        key = job.warm_key
+        if self._leaving.get(key, 0) > len(self._deferred.setdefault(key, [])):
+            self._deferred[key].append((job, node))
+        elif all(job is not other for other, _ in self._deferred[key]):
+            self._submit_shell_now(job, node)
+
+    def loaded(self, submission: int) -> None:
+        """A process has done its loading, or never will: the next one may begin."""
+        self._loading.pop(submission, None)
+        early, self._too_early = self._too_early, []
+        for waiting, node in early:  # those whose node is still full come back to the list
+            if waiting.parked_since is not None or waiting.grant is not None:
+                self.submit_shell(waiting, node)
+
+    def _is_full(self, node: str) -> bool:
+        """Whether as many processes load on the node as the engine was told that it may have at once."""
+        loading = sum(other == node for other in self._loading.values())
+        slots = [offer.preload_slots for offer in self._shared.engine.state.nodes if offer.name == node]
+        return loading >= (slots[0] if slots else preload_slots())
+
+    def _left(self, key: str) -> None:
+        """A process that was about to be free is."""
+        self._leaving[key] = max(0, self._leaving.get(key, 0) - 1)
+        waiting = self._deferred.get(key)
+        if waiting:
+            job, node = waiting.pop(0)
+            is_wanted = job.grant is not None or job.parked_since is not None
+            if not job.submission and not self._shared.broken and is_wanted:
+                self._submit_shell_now(job, node)
+                if job.grant is not None:
+                    self.keep_promise(job)
+
+    def wait_no_longer(self) -> None:
+        """Processes that were about to be free take their time: start others."""
+        for key in [key for key, waiting in self._deferred.items() if waiting]:
+            self._left(key)
+
+    def forget_waiting(self) -> None:
+        self._deferred.clear()
+        self._too_early.clear()
+
+    def about_to_leave(self, job: Job) -> None:
+        """The shell's process will be free as soon as its result is there."""
+        key = job.warm_key
+        self._leaving[key] = self._leaving.get(key, 0) + 1
+        self._shared.when_ready(first_of(job.ref), lambda: self._left(key))
+
+    def keep_promise(self, job: Job) -> None:
+        """Hand the arguments to a shell that was submitted before they were there."""
+        if job.promised:
+            job.promised = False
+            self._shared.promises.keep(str(job.submission), job.run.arguments(job.index))
+
+    def keep_promises_after(self, parent: Job) -> None:
+        """A task was granted: those that wait for its value in processes of their own may know where it will be, so
+        that it is fetched as soon as it is there."""
+        for number in self._shared.engine.state.children[parent.number]:
+            child = self._shared.jobs[number]
+            if child.promised and child.run.has_lasting_arguments(child.index):
+                self.keep_promise(child)
+
+    def leave_shell(self, job: Job) -> None:
+        """Let go of a shell that waits; the job has none then. One that has not said hello is told when it does."""
+        submission, key = job.submission, job.warm_key
+        self._shared.send(job, {"m": "drop"})
+        self._shared.submitted.pop(submission, None)
+        if job.peer is not None and not job.once:
+            self.about_to_leave(job)
+        if job.promised:
+            self._shared.promises.keep(str(submission), ((), {}))  # nobody waits for it any more
+        job.submission, job.ref, job.peer, job.parked_since, job.is_warm = 0, None, None, None, False
+        job.promised, job.life = False, ""
+        job.run.results.pop(job.index, None)
+        self._deferred[key] = [(other, node) for other, node in self._deferred.get(key, []) if other is not job]
+        self.loaded(submission)
+
+    def forget(self, job: Job) -> None:
+        """Its submission has been ended: the job has none, as before the first."""
+        if job.promised:
+            self._shared.promises.keep(str(job.submission), ((), {}))
+        key = job.warm_key
+        self._deferred[key] = [(other, node) for other, node in self._deferred.get(key, []) if other is not job]
+        self._too_early = [(other, node) for other, node in self._too_early if other is not job]
+        self.loaded(job.submission)
+        job.submission, job.ref, job.promised, job.parked_since = 0, None, False, None
+        job.requeues, job.saver, job.gave_up_warming, job.waits_since = False, None, False, 0.0
+
+    def submit_observed(self, job: Job) -> None:
+        payload = job.run.converted.nodes[job.index]
+        remote = self._remotes.get(make_observed, payload.function)
+        self._submit(job, remote.options(**payload.options), self._spec(job, 0.0, (False,)))
+
+    def submit_native(self, job: Job) -> None:
+        payload = job.run.converted.nodes[job.index]
+        job.submission, job.ref = next(self._numbers), None
+        self._shared.submitted[job.submission] = job
+        job.ref = submit(reserving(payload, job.run.converted.graph, job.index), job.run.results, job.run.given)
+        self._watch(job)
+        if job.grant is not None:
+            self._phases.started(job, job.grant)
+
+    def _submit_shell_now(self, job: Job, node: str) -> None:
+        payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
+        on_gpu = tuple(graph.phase_kind[p] == GPU for p in graph.phases_of(job.index))
+        options = dict(payload.options)
+        for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
+            options.pop(taken_by_leases, None)
+        options["runtime_env"] = self._process_env(options.get("runtime_env"))
+        if "scheduling_strategy" not in options and len(self._shared.engine.state.nodes) > 1:
+            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+            options["scheduling_strategy"] = strategy
+        job.apart, job.once = self._is_apart(job), self._is_once(job)
+        remote = self._remotes.get(make_shell, payload.function, max_calls=int(job.once))
+        gpus = max(graph.shapes[graph.phase_shape[p]].gpu_milli for p in graph.phases_of(job.index)) / 1000
+        spec = self._spec(job, gpus, on_gpu)
+        self._loading[job.submission] = node
+        self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
+
+    def _process_env(self, given: Any) -> Any:
+        """Shells have worker processes of their own: neither a plain task nor a holder gets one that was warmed."""
+        environment = dict(given or {})
+        return {**environment, "env_vars": {**environment.get("env_vars", {}), **PROCESS_ENV["env_vars"]}}
+
+    def _submit(self, job: Job, remote: Any, spec: Spec) -> None:
+        if job.run.has_lasting_arguments(job.index):
+            job.promised, arguments = False, list(job.run.arguments(job.index))
+        else:
+            job.promised, arguments = True, [self._shared.promises.new(str(job.submission))]
+        job.ref = remote.remote(spec, arguments)
+        self._watch(job)
+
+    def _spec(self, job: Job, gpus: float, on_gpu: tuple[bool, ...]) -> Spec:
+        job.submission, job.ref = next(self._numbers), None
+        self._shared.submitted[job.submission] = job
+        job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
+        job.is_open, job.submitted_at = False, self._shared.driver.now()
+        job.stays = job.outside = False
+        job.saver, job.requeues = None, False
+        returns = job.run.converted.nodes[job.index].options.get("num_returns") or 1
+        options = self._shared.options
+        address, load_s = self._shared.server.address, options.preload_timeout_s
+        state = self._shared.engine.state
+        gentle = state.status[state.cursor[job.number]] == PENDING
+        spec = Spec(address, job.submission, gpus, options.preload, on_gpu, load_s, returns, job.checkpoint)
+        spec.apart, spec.residue_bytes, spec.gentle = job.apart, options.residue_bytes, gentle
+        return spec
+
+    def keeps_process(self, job: Job) -> bool:
+        """Whether its process, with all that was loaded for it, can serve another task."""
+        return not (self._is_once(job) or self._is_apart(job))
+
+    def suits(self, job: Job) -> bool:
+        """Whether its process is what it would be given now, with all that is known of devices."""
+        return (job.apart, job.once) == (self._is_apart(job), self._is_once(job))
+
+    def submit_again(self, job: Job) -> None:
+        """In another process; what the task was granted or kept for stays."""
+        node, parked_since = job.node, job.parked_since
+        self.leave_shell(job)
+        job.parked_since = parked_since
+        self._submit_shell_now(job, node)
+        if job.grant is not None:
+            self.keep_promise(job)
+
+    def _is_apart(self, job: Job) -> bool:
+        """Whether its GPU steps run in processes of their own: for steps that are functions, on real devices."""
+        wanted, graph = self._shared.options.gpu_process, job.run.converted.graph
+        wanted = self._shared.real_gpus if wanted is None else wanted
+        return wanted and len(graph.phases_of(job.index)) > 1 and bool(phase_steps(self._function(job)))
+
+    def _is_once(self, job: Job) -> bool:
+        """Whether its process ends with it, as Ray itself has it for tasks with GPUs: CUDA stays with the first device
+        that it has seen, and keeps memory there."""
+        graph = job.run.converted.graph
+        uses = any(graph.phase_kind[p] == GPU for p in graph.phases_of(job.index))
+        return self._shared.real_gpus and uses and not self._is_apart(job)
+
+    def _function(self, job: Job) -> Callable[..., Any]:
+        return job.run.converted.nodes[job.index].function
+
+    def _watch(self, job: Job) -> None:
+        job.run.results[job.index] = job.ref
+        submission = job.submission
+        self._shared.when_ready(first_of(job.ref), lambda: self._on_result(submission))
+
+
+def _touch(function: Any) -> Any:
+    return function

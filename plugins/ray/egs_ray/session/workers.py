@@ -1,0 +1,145 @@
+"""What worker processes say: hello, warm, began, want, free, left, stays, again and end, and that they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from egs_core.engine import messages as m
+from egs_ray.link import Message, Peer
+from egs_ray.session.endings import Endings
+from egs_ray.session.phases import Phases
+from egs_ray.session.shared import Shared, tell
+from egs_ray.session.stops import Stops
+from egs_ray.session.submissions import Submissions
+from egs_ray.session.tasks import Job, Way
+
+
+class Workers:
+    """The worker processes of a session."""
+
+    def __init__(
+        self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings, stops: Stops
+    ) -> None:
+        self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
+        self._stops = stops
+
+    def take_message(self, peer: Peer, message: Message) -> None:
+        if message.get("m") == "lease":
+            job = self._shared.leases.started(peer, message)
+            if job is not None:
+                self._phases.lease_started(job)
+            return
+        job = self._shared.submitted.get(message.get("task", 0))
+        if message["m"] in ("saves", "saved"):
+            self._stops.said(job, peer, message)
+            return
+        if job is None:
+            if message.get("m") == "hello":
+                tell(peer, {"m": "drop", "task": message["task"], "life": message["life"]})
+            return
+        if job.way is Way.SHELL and message["m"] != "hello" and (peer is not job.peer or message["life"] != job.life):
+            return  # from a try before this one
+        said: dict[str, Callable[[Job, Peer, Message], None]] = {
+            "hello": self._hello,
+            "warm": self._warm,
+            "began": self._began,
+            "want": self._want,
+            "free": self._free,
+            "left": self._left_gpu,
+            "stays": self._stays,
+            "again": self._again,
+            "end": self._end,
+        }
+        said[message["m"]](job, peer, message)
+
+    def worker_gone(self, peer: Peer) -> None:
+        """A worker process died, with a holder, a shell or an observed task in it. Ray may start the task again."""
+        lease = self._shared.leases.of(peer)
+        if lease is not None:
+            self._phases.lease_over(lease)
+        for job in [job for job in self._shared.submitted.values() if job.peer is peer and not job.succeeded]:
+            job.stays = job.stays or self._shared.real_gpus  # its memory goes with the process, just after its line
+            if job.requeues:
+                self._endings.requeued(job)
+            else:
+                self._endings.lost_attempt(job, "aborted" if job.aborted else "preempted")
+
+    def _hello(self, job: Job, peer: Peer, message: Message) -> None:
+        if job.life and not job.succeeded:
+            self._endings.lost_attempt(job, "preempted")  # Ray tries again; the end of the last try may be heard later
+        job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
+        job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
+        job.stays = job.outside = False
+        self._shared.real_gpus = self._shared.real_gpus or message.get("real", False)
+        if not (self._submissions.suits(job) or job.succeeded or self._shared.broken):
+            self._submissions.submit_again(job)  # nobody knew of its machine's devices when it was submitted
+            return
+        if job.succeeded or self._shared.broken:
+            self._phases.on_its_own(job)  # Ray lost the result, or EGS its engine
+        elif job.grant is not None and job.lease is None and not self._phases.gets_warm_first(job, job.grant):
+            self._phases.take_lease(job, job.grant)
+        self._phases.let_go(job)
+
+    def _warm(self, job: Job, _peer: Peer, message: Message) -> None:
+        job.is_warm = True
+        self._submissions.loaded(job.submission)
+        for problem in message["errors"]:
+            self._shared.warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
+        if not job.was_warm:
+            self._shared.learning.warmed_up(job.run.converted, job.index, self._shared.driver.now() - job.submitted_at)
+        if job.parked_since is not None:
+            self._shared.records.preload_ended(job.number, "warm", self._shared.driver.now())
+        if self._shared.broken:
+            return
+        if job.grant is not None and job.lease is None and not job.is_open:
+            self._phases.take_lease(job, job.grant)
+        self._shared.handle(m.PreloadReady(job.number))
+
+    def _began(self, job: Job, _peer: Peer, message: Message) -> None:
+        job.began = job.ran = True
+        self._submissions.loaded(job.submission)
+        if job.way is Way.OBSERVED and job.grant is not None:
+            job.pid, job.framework_id, job.node = message["pid"], message["id"], message["node"]
+            self._phases.started(job, job.grant)
+
+    def _want(self, job: Job, _peer: Peer, _message: Message) -> None:
+        self._phases.over(job)
+        if self._shared.broken:
+            self._shared.send(job, {"m": "go", "open": True})
+
+    def _free(self, job: Job, _peer: Peer, _message: Message) -> None:
+        self._phases.over(job)
+        if self._shared.broken:
+            self._shared.send(job, {"m": "go", "open": True})
+
+    def _left_gpu(self, job: Job, _peer: Peer, _message: Message) -> None:
+        """A task whose last phase is on the GPU has left it; what remains of the task holds nothing."""
+        if job.grant is not None:
+            self._phases.used(job, job.grant, self._shared.driver.now())
+            job.went_at = 0.0
+        self._phases.give_back(job)
+
+    def _stays(self, job: Job, _peer: Peer, message: Message) -> None:
+        """It has left its GPU block, and something of it has not left the device: nobody else can have that."""
+        if job.grant is not None:
+            self._phases.used(job, job.grant, self._shared.driver.now())
+        job.stays = job.outside = True
+        left = "memory" if message["bytes"] is None else f"{message['bytes'] / 2**20:,.0f} MiB"
+        self._shared.warn_once(
+            f"{job.run.converted.graph.names[job.index]} leaves {left} on its GPU after `with egs.gpu():`, so the GPU "
+            f"stays held until the task ends: egs.phases(…, egs.on_gpu(…), …) runs GPU steps in processes of their own"
+        )
+
+    def _again(self, job: Job, _peer: Peer, _message: Message) -> None:
+        """It is back in its GPU block, on the device that it still holds."""
+        job.outside, job.went_at = False, self._shared.driver.now()
+
+    def _end(self, job: Job, _peer: Peer, message: Message) -> None:
+        job.ended = True
+        job.stays = bool(message.get("stays"))
+        if job.way is Way.SHELL and message["ok"] and not job.once:
+            self._submissions.about_to_leave(job)
+        if message["ok"]:
+            self._endings.succeeded(job)
+        else:
+            self._phases.give_back(job)  # whether it is tried again is Ray's decision; see `Endings.on_result`

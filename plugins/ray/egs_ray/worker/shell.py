@@ -1,0 +1,279 @@
+"""What runs inside Ray's workers for `egs_ray.run`: the shell around a user's function, and the lease holder.
+
+    shell (num_cpus=0)     hello ─ loads ─ warm ─ wait ─► go ─ decode ─ want ─► go ─ fit ─ free ─► go ─ write ─ end
+    holder (num_cpus=1)                                     ├───────────────┤
+    holder (num_gpus=1)                                                           ├──────┤
+
+The shell is submitted before its task may start, so that its process is warm by then, and holds nothing in Ray's books.
+What a phase holds there is held by a *holder*: a task with exactly the phase's resources that waits until the driver
+ends it. When the shell's process dies, its connection ends and the driver ends the holder, so the GPU comes back.
+
+A process that leaves its GPU phase with memory on the device keeps the device in the books: the phase goes on until
+the task's end, and the holder until the process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from egs_core import hints
+from egs_ray.link import Message, Peer, connect, forget
+from egs_ray.worker import device_memory
+from egs_ray.worker.arguments import ArgumentsLostError as ArgumentsLostError
+from egs_ray.worker.arguments import fetch, resolved
+from egs_ray.worker.gpu_process import GpuProcess
+from egs_ray.worker.gpu_provider import Provider, hide_gpus, node_id, show_gpus
+from egs_ray.worker.niceness import Niceness
+from egs_ray.worker.saving import saving
+
+Address = tuple[str, int, str]
+DROPPED = "egs: dropped"
+CONNECT_ERRORS = (OSError, EOFError, ValueError)
+GONE_S = 60.0  # in a container of its own a process goes by another number, and that may be anybody's here
+
+
+class Spec:
+    """How the driver tells a shell what it is: plain data, pickled with the task. gpus: 0 for a task that takes none;
+    on_gpu: for each phase whether it is one; load_s: how long a GPU phase waits for load functions that were started
+    beside the phases before it; apart: GPU steps get processes of their own; residue_bytes: what a process may leave
+    on a device and count as gone; gentle: it loads long before its turn, beside others' work; restored: a reference to
+    the checkpoint of the try before."""
+
+    def __init__(
+        self,
+        address: Address,
+        task: int,
+        gpus: float,
+        preload: bool,
+        on_gpu: tuple[bool, ...],
+        load_s: float,
+        returns: int = 1,
+        restored: Any = None,
+    ) -> None:
+        self.address, self.task, self.gpus = address, task, gpus
+        self.preload, self.on_gpu, self.load_s, self.returns = preload, on_gpu, load_s, returns
+        self.apart, self.residue_bytes, self.gentle = False, 0, False
+        self.restored = restored
+
+
+def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The shell around one function, as Ray will export it; keeps the function's name for Ray's own views."""
+
+    def shell(spec: Spec, arguments: list[Any]) -> Any:
+        return Shell(spec, function).run(arguments)
+
+    _name_like(shell, function)
+    return shell
+
+
+def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its start, end and outcome told to the driver; without a line to it, just the function."""
+
+    def observed(spec: Spec, arguments: list[Any]) -> Any:
+        tell = _teller(spec)
+        args, kwargs = resolved(arguments)
+        where = {"pid": os.getpid(), "id": _task_id(), "node": node_id()}
+        tell({"m": "began", "task": spec.task, "at": time.time(), **where})
+        try:
+            with saving(spec):
+                value = call_users_function(function, args, kwargs)
+        except BaseException:
+            tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
+            raise
+        tell({"m": "end", "task": spec.task, "ok": True, "at": time.time()})
+        return value
+
+    _name_like(observed, function)
+    return observed
+
+
+def call_users_function(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """In a traceback the name of this frame says that the user's code was reached: see `reached_users_code`."""
+    return function(*args, **kwargs)
+
+
+def reached_users_code(error: ray.exceptions.RayTaskError) -> bool:
+    """Whether a task that ended with this error got as far as the user's function."""
+    return f" in {call_users_function.__name__}\n" in str(error)
+
+
+def hold(address: Address, lease: int) -> None:
+    """Hold whatever resources this task was given until the driver says so, or is gone."""
+    try:
+        peer = connect(address)
+        peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "pid": os.getpid()})
+        while (message := peer.receive()).get("lease") != lease:
+            pass  # meant for an earlier holder in this process
+        if message.get("after"):
+            device_memory.wait_until_gone(message["after"], GONE_S)
+    except CONNECT_ERRORS:
+        forget(address)
+
+
+def touch(seconds: float) -> bool:
+    """Only makes Ray start a process; long enough that several of these need several processes. Whether the machine has
+    real devices."""
+    time.sleep(seconds)
+    return device_memory.has_devices()
+
+
+class Shell:
+    """One task's way through its phases. Main thread only, but for loads, which run beside the first phase."""
+
+    def __init__(self, spec: Spec, function: Callable[..., Any]) -> None:
+        self.spec, self.function = spec, function
+        found = hints.hints_of(function)
+        self.preload = found.preload if found is not None and spec.preload else ()
+        self.loaded = threading.Event()
+        self.niceness = Niceness() if spec.gentle and self.preload else None
+        self.apart = GpuProcess(self.preload, node_id()) if spec.apart else None
+        self.life = os.urandom(8).hex()  # tells this try of the task from an earlier one in the same process
+        self.peer = self._connect()
+        self.open = self.peer is None  # no engine at the other end: start at once, take GPUs from Ray directly
+
+    def _connect(self) -> Peer | None:
+        try:
+            return connect(self.spec.address)
+        except CONNECT_ERRORS:
+            return None
+
+    def run(self, arguments: list[Any]) -> Any:
+        hide_gpus()
+        started_warm = bool(self.preload) and self.apart is None and hints.is_warm(self.preload)
+        hello = {"m": "hello", "pid": os.getpid(), "id": _task_id(), "warm": started_warm, "node": node_id()}
+        self.tell({**hello, "real": device_memory.has_devices()})
+        fetch(arguments)
+        self._warm(started_warm)
+        answer = self.await_go()
+        if answer.get("m") == "drop":
+            return DROPPED if self.spec.returns == 1 else (DROPPED,) * self.spec.returns
+        if self.niceness is not None:
+            self.niceness.restore()
+        args, kwargs = resolved(arguments)
+        self.tell({"m": "began", "at": time.time()})
+        try:
+            with saving(self.spec):
+                value = self._call(answer, args, kwargs)
+        except BaseException:
+            self.tell({"m": "end", "ok": False, "at": time.time(), "stays": self._stays()})
+            raise
+        self.tell({"m": "end", "ok": True, "at": time.time(), "stays": self._stays()})
+        return value
+
+    def _stays(self) -> bool:
+        """Whether this process still has something on a device that it was given."""
+        return bool(self.spec.gpus) and device_memory.held_by_family(os.getpid()) != 0
+
+    def _call(self, answer: Message, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        provider = Provider(self, answer.get("devices", ()))
+        if len(self.spec.on_gpu) == 1:
+            show_gpus(provider.take_from_ray() if self.open and self.spec.gpus else answer.get("devices", ()))
+            try:
+                return call_users_function(self.function, args, kwargs)
+            finally:
+                provider.give_to_ray()
+        hints.set_gpu_provider(provider)
+        try:
+            return call_users_function(self.function, args, kwargs)
+        finally:
+            hints.set_gpu_provider(None)
+            if self.apart is not None:
+                self.apart.end()
+
+    # --- warming ---
+
+    def _warm(self, started_warm: bool) -> None:
+        """Imports here, on the main thread, where modules expect to be imported; load functions beside what follows.
+        A preload that fails leaves a task that starts cold, no more."""
+        began = time.time()
+        calls = [item for item in self.preload if isinstance(item, hints.Call)]
+        errors: list[Any] = []
+        if self.apart is not None:
+            self.apart.start()
+        if self.niceness is not None:
+            self.niceness.lower()
+        hints.warm([item for item in self.preload if item not in calls], errors)
+        if started_warm or not (calls or self.apart):
+            self._warmed(began, errors)
+        else:
+            threading.Thread(target=self._load, args=(began, calls, errors), name="egs-load", daemon=True).start()
+        if self.niceness is not None:
+            self.niceness.restore_this()
+
+    def _load(self, began: float, calls: list[Any], errors: list[Any]) -> None:
+        if self.apart is None:
+            hints.warm(calls, errors)
+        else:
+            with contextlib.suppress(ray.exceptions.RayError):  # the step will find out
+                errors = [*errors, *self.apart.errors()]
+        self._warmed(began, errors)
+
+    def _warmed(self, began: float, errors: list[Any]) -> None:
+        self.loaded.set()
+        if self.preload:
+            problems = [_problem(item, error) for item, error in errors]
+            self.tell({"m": "warm", "seconds": time.time() - began, "at": time.time(), "errors": problems})
+
+    # --- the line ---
+
+    def tell(self, message: Message) -> None:
+        if self.peer is None:
+            return
+        try:
+            self.peer.send({"task": self.spec.task, "life": self.life, **message})
+        except CONNECT_ERRORS:
+            self._lost_line()
+
+    def await_go(self) -> Message:
+        """The driver's next word to this shell; without a driver, go and help yourself."""
+        if self.open or self.peer is None:
+            return {"m": "go", "open": True}
+        try:
+            answer = self.peer.receive()
+            while answer.get("task") != self.spec.task or answer.get("life") != self.life:
+                answer = self.peer.receive()  # that was for an earlier task in this process
+        except CONNECT_ERRORS:
+            self._lost_line()
+            return {"m": "go", "open": True}
+        self.open = bool(answer.get("open"))
+        return answer
+
+    def _lost_line(self) -> None:
+        self.open, self.peer = True, None
+        forget(self.spec.address)
+
+
+def _teller(spec: Spec) -> Callable[[Message], None]:
+    try:
+        peer = connect(spec.address)
+    except CONNECT_ERRORS:
+        return lambda _: None
+
+    def tell(message: Message) -> None:
+        try:
+            peer.send(message)
+        except CONNECT_ERRORS:
+            forget(spec.address)
+
+    return tell
+
+
+def _problem(item: Any, error: Any) -> str:
+    return (f"{item}: {error}" if isinstance(error, str) else f"{item}: {type(error).__name__}: {error}")[:300]
+
+
+def _name_like(wrapper: Any, function: Callable[..., Any]) -> None:
+    """Ray shows a task by its function's module and name. No `__wrapped__`: Ray would check the inner signature."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(wrapper, attribute, getattr(function, attribute, getattr(wrapper, attribute)))
+
+
+def _task_id() -> str:
+    return str(ray.get_runtime_context().get_task_id())
