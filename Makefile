@@ -3,6 +3,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 OTHER_RAYS = 2.59.0
+BESIDE = -n 2 --dist loadgroup # two processes; the tests of one framework share one of them (BESIDE= for a debugger)
 VERSIONS_RUN = $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
 .PHONY: help setup demo test test-slow test-long test-versions bench lint format clean
 
@@ -27,7 +28,7 @@ demo: setup
 	@$(RUN) .venv/bin/python -m egs_core.cli.app demo --out build/demo $(ARGS)
 
 test: setup
-	@$(RUN) .venv/bin/python -m pytest $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(ARGS)
 
 test-slow: setup
 	@$(RUN) .venv/bin/python -m pytest -m 'slow and not long' $(ARGS)

@@ -13,12 +13,14 @@ from benchmarks import fidelity
 from benchmarks.fidelity import (
     CHAIN,
     CHAIN_S,
+    REHEARSAL_SEED,
     Costs,
     believed_of,
     chains,
+    lengths_of,
     scaled_by,
     simulated_s,
-    stretches_of,
+    start_of,
     with_costs,
 )
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
@@ -63,22 +65,21 @@ def test_a_chain_takes_its_costs() -> None:
     plain = chains("plain", 2, (CPU, Shape(1000), CHAIN_S), 0.0)
     bare_s = simulated_s([plain], Costs())
     assert bare_s == pytest.approx(CHAIN * CHAIN_S)
-    assert simulated_s([plain], Costs(start_s=1.0, plain_phase_s=0.05)) == pytest.approx(bare_s + 1.0 + CHAIN * 0.05)
+    costs = Costs(plain_phase_s=0.05, single_start_s=1.0, stream_start_s=9.0)
+    assert simulated_s([plain], costs) == pytest.approx(bare_s + 1.0 + CHAIN * 0.05)
 
 
-def test_stretches_are_by_workload() -> None:
-    """From each one's own submission to its own first start, and from there to its own last end."""
+def test_lengths_are_by_workload() -> None:
+    """From each one's own first start to its own last end."""
     records = [
-        r.WorkloadSubmitted(0.0, "a"),
-        r.WorkloadSubmitted(2.0, "b"),
         *(r.Started(t, name, "t", 0) for t, name in ((0.5, "a"), (2.25, "b"), (1.0, "a"))),
         *(r.Ended(t, name, "t", 0) for t, name in ((1.0, "a"), (5.0, "b"), (3.0, "a"))),
     ]
-    assert stretches_of(records) == {"a": (0.5, 2.5), "b": (0.25, 2.75)}
+    assert lengths_of(records) == {"a": 2.5, "b": 2.75}
 
 
-def test_calibration_uses_other_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The costs come from the three chains, and are what these took more than they say."""
+def test_phases_and_warm_ups_are_calibrated_on_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their costs are what three workloads of chains took more than these say."""
     given: list[str] = []
 
     def run(workloads: list[LoadedWorkload]) -> list[r.Record]:
@@ -92,9 +93,32 @@ def test_calibration_uses_other_workloads(monkeypatch: pytest.MonkeyPatch) -> No
         return records
 
     monkeypatch.setattr(fidelity, "real_run", run)
-    costs = fidelity.calibrate()
+    costs = fidelity.calibrate_phases()
     assert given == ["plain", "gpu", "warm"]
-    assert msgspec.structs.astuple(costs) == pytest.approx((0.1, 0.12 / CHAIN, 0.24 / CHAIN, 0.7))
+    assert msgspec.structs.astuple(costs) == pytest.approx((0.12 / CHAIN, 0.24 / CHAIN, 0.7, 0.0, 0.0))
+
+
+def test_a_start_is_what_a_rehearsal_took_beyond_its_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of the rehearsals, never less than nothing."""
+    case = ("chain", [chains("plain", 2, (CPU, Shape(1000), CHAIN_S), 0.0)])
+    for beyond_s, start_s in ((1.5, 1.5), (-0.5, 0.0)):
+        end_s = CHAIN * CHAIN_S + beyond_s
+        took = [r.WorkloadSubmitted(0.0, "plain"), r.Started(0.1, "plain", "0", 0), r.Ended(end_s, "plain", "0", 0)]
+        monkeypatch.setattr(fidelity, "real_run", lambda _, took=took: took)
+        assert start_of([case, case], Costs()) == pytest.approx(start_s)
+
+
+def test_rehearsals_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rehearsals' seed a stream arrives at other times, and a single workflow has other durations."""
+    monkeypatch.delenv("EGS_DATA", raising=False)
+    compared, rehearsed = (
+        {given[1].arrival_s for _, given in fidelity.gpu_streams(2, seed)} for seed in (0, REHEARSAL_SEED)
+    )
+    assert len(compared | rehearsed) == 4
+    graph = workload().graph
+    assert fidelity.varied(graph, 0).phase_duration_s == graph.phase_duration_s
+    lengths = [fidelity.varied(graph, seed).phase_duration_s for seed in (0, 1, REHEARSAL_SEED, REHEARSAL_SEED + 1)]
+    assert all(one != other for number, one in enumerate(lengths) for other in lengths[:number])
 
 
 def test_gpu_paths_say_why_they_measure_nothing() -> None:

@@ -21,10 +21,11 @@ SLOW = {f"test_ray_{name}" for name in ("ahead", "cluster_gate", "control", "hoo
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here starts or uses Ray."""
+    """Every test here starts or uses Ray; where several processes share the tests, one of them has all that share it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.xdist_group("ray"))
             if item.path.stem in SLOW:
                 item.add_marker(pytest.mark.slow)
 
