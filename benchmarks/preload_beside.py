@@ -6,7 +6,7 @@
 
 Ray has as many CPUs as the machine has cores and every one is at work, so that loading takes its processor time from
 somebody. Both variants run in one session each on the same Ray, in turn; `slower` is the median of pairs. A process of
-EGS's lowers its priority while it loads where it is allowed to take that back (`may_lower`); see `worker.niceness`.
+EGS's loads in processor time that nobody wants, where it may come back from that (`may_lower`); see `worker.niceness`.
 """
 
 # mypy: disable-error-code="untyped-decorator"

@@ -67,6 +67,10 @@ class Peer:
             raise OSError("a message that is no object")
         return message
 
+    def has_word(self) -> bool:
+        """Whether `receive` would not wait; from any thread. Raises OSError when the connection is closed."""
+        return self._connection.poll()
+
     def hang_up(self) -> None:
         """End the connection for both sides; a thread that is reading it sees its end, which closing would not do."""
         with contextlib.suppress(OSError):

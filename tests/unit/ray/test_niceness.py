@@ -8,23 +8,21 @@ import threading
 import pytest
 
 from egs_ray.worker import niceness
-from egs_ray.worker.niceness import LOWER, LOWEST, Niceness
+from egs_ray.worker.niceness import Niceness
 
 
-def priorities() -> dict[int, int]:
+def policies() -> set[int]:
     """Of every thread of this process."""
-    threads = [int(name) for name in os.listdir("/proc/self/task")]
-    return {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+    return {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
 
 
 def test_all_threads_come_back() -> None:
     """Also those that were started meanwhile, which inherit what the thread that started them had."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
     own, inside = Niceness(), []
     ready, end = threading.Event(), threading.Event()
 
     def work() -> None:
-        inside.append(os.getpriority(os.PRIO_PROCESS, 0))
+        inside.append(os.sched_getscheduler(0))
         ready.set()
         end.wait(30)
 
@@ -33,19 +31,40 @@ def test_all_threads_come_back() -> None:
     thread.start()
     ready.wait(30)
     own.restore_this()
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
-    assert inside == [min(LOWEST, before + LOWER) if own.may_lower else before]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert inside == [os.SCHED_IDLE if own.may_lower else os.SCHED_OTHER]
     own.restore()
-    assert set(priorities().values()) == {before}
+    assert policies() == {os.SCHED_OTHER}
     end.set()
     thread.join()
 
 
-def test_unprivileged_processes_lower_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where priority cannot be raised again, it stays as it is."""
-    monkeypatch.setattr(niceness, "_may_come_back", lambda _usual: False)
-    before = priorities()
+def test_unprivileged_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a thread could step aside but not come back, none does but the one that tried."""
+    policy, tried_by = [os.SCHED_OTHER], []
+
+    def change(_thread: int, wanted: int, _param: os.sched_param) -> None:
+        if policy[0] == os.SCHED_IDLE:
+            raise PermissionError(1, "Operation not permitted")
+        policy[0] = wanted
+        tried_by.append(threading.current_thread())
+
+    monkeypatch.setattr(niceness.os, "sched_setscheduler", change)
+    monkeypatch.setattr(niceness.os, "sched_getscheduler", lambda _thread: policy[0])
+    own = Niceness()
+    assert not own.may_lower
+    own.lower()
+    own.restore()
+    assert len(tried_by) == 1
+    assert tried_by[0] is not threading.current_thread()
+
+
+def test_a_policy_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that its user gave another policy is left alone."""
+    asked: list[int] = []
+    monkeypatch.setattr(niceness.os, "sched_getscheduler", lambda _thread: os.SCHED_BATCH)
+    monkeypatch.setattr(niceness.os, "sched_setscheduler", lambda _thread, policy, _param: asked.append(policy))
     own = Niceness()
     own.lower()
     own.restore()
-    assert priorities() == before
+    assert asked == []

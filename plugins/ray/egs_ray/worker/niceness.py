@@ -1,8 +1,10 @@
-"""Loading beside others' work without being in its way: a lower priority for the processor, where it can be taken back.
+"""Loading beside others' work without being in its way: only the processor time that nobody else wants, where that can
+be taken back.
 
-Threads that a library starts while it is imported (OpenBLAS, Arrow) keep the priority of the thread that imported it,
-and only privileged processes may raise one again. So elsewhere nothing is lowered: the task would run with it to its
-end.
+Linux has a scheduling policy for this (SCHED_IDLE). A lower priority would not do: Ray runs its workers at 15 of 19, so
+the lowest that is left still takes a third of a core from a task beside it. Threads that a library starts while it is
+imported (OpenBLAS, Arrow) keep the policy of the thread that imported it, and only privileged processes (CAP_SYS_NICE)
+may leave it again. So elsewhere nothing is changed: the task would run with it to its end.
 """
 
 from __future__ import annotations
@@ -11,48 +13,48 @@ import contextlib
 import os
 import threading
 
-LOWER, LOWEST = 10, 19  # about a tenth of a core, where somebody else wants it
-
 
 class Niceness:
     """Of this process. `lower` is for the calling thread and those that it starts from then on; `restore` for all."""
 
     def __init__(self) -> None:
-        self._usual = os.getpriority(os.PRIO_PROCESS, 0)
-        self.may_lower = _may_come_back(self._usual)
+        self.may_lower = _may_come_back()
 
     def lower(self) -> None:
         if self.may_lower:
-            _set(0, min(LOWEST, self._usual + LOWER))
+            _set(0, os.SCHED_IDLE)
 
     def restore_this(self) -> None:
         """Only the calling thread."""
         if self.may_lower:
-            _set(0, self._usual)
+            _set(0, os.SCHED_OTHER)
 
     def restore(self) -> None:
-        """Every thread of the process; costs microseconds each."""
+        """Every thread of the process that steps aside; costs microseconds each."""
         if self.may_lower:
-            for thread in os.listdir("/proc/self/task"):
-                _set(int(thread), self._usual)
+            for thread in map(int, os.listdir("/proc/self/task")):
+                with contextlib.suppress(OSError):  # it has ended
+                    if os.sched_getscheduler(thread) == os.SCHED_IDLE:
+                        _set(thread, os.SCHED_OTHER)
 
 
-def _may_come_back(usual: int) -> bool:
-    """Whether a thread of this process can lower its priority and raise it again: tried in one that ends then."""
+def _may_come_back() -> bool:
+    """Whether a thread of this process can step aside and come back: tried in one that ends then."""
+    if not hasattr(os, "SCHED_IDLE") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return False  # not Linux, or its user chose a policy
     came_back: list[bool] = []
 
     def there_and_back() -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, min(LOWEST, usual + 1))
-            os.setpriority(os.PRIO_PROCESS, 0, usual)
-            came_back.append(True)
+        _set(0, os.SCHED_IDLE)
+        _set(0, os.SCHED_OTHER)
+        came_back.append(os.sched_getscheduler(0) == os.SCHED_OTHER)
 
     thread = threading.Thread(target=there_and_back, name="egs-try")
     thread.start()
     thread.join()
-    return bool(came_back)
+    return came_back == [True]
 
 
-def _set(thread: int, priority: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended
-        os.setpriority(os.PRIO_PROCESS, thread, priority)
+def _set(thread: int, policy: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended, or may not
+        os.sched_setscheduler(thread, policy, os.sched_param(0))
