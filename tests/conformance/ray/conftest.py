@@ -21,7 +21,7 @@ SLOW = {f"test_ray_{name}" for name in ("ahead", "cluster_gate", "control", "hoo
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here starts or uses Ray; where several processes share the tests, one of them has all that share it."""
+    """Every test here starts or uses Ray; where several processes share the tests, one of them has all of these."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
