@@ -20,6 +20,7 @@ import msgspec
 from egs_core.audit.observed import AuditRequest, Observed
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph
+from egs_core.graph.load import LoadedWorkload
 
 GROUP = "egs.adapters"
 
@@ -192,6 +193,15 @@ class Auditor(Protocol):
         ...
 
 
+@runtime_checkable
+class WorkloadSource(Protocol):
+    """What an adapter offers besides that can read its framework's own pipeline files."""
+
+    def load(self, path: Path, select: str) -> LoadedWorkload:
+        """One pipeline of a file as a workload; select: which, where it has several. InputError for what cannot be."""
+        ...
+
+
 class CollectRequest(msgspec.Struct, frozen=True):
     """Receive what a framework pushes. history: URL of the history, "" for the user's; told: hears one line at a time,
     the first when it listens."""
@@ -220,6 +230,14 @@ def load_collector(name: str) -> Collector:
     return adapter
 
 
+def load_source(name: str) -> WorkloadSource:
+    """The installed adapter of that name, which must be able to read pipeline files; else an `InputError`."""
+    adapter = load_adapter(name)
+    if not isinstance(adapter, WorkloadSource):
+        raise InputError(f"adapter '{name}'", "cannot read files", "update it")
+    return adapter
+
+
 def load_auditor(name: str) -> Auditor:
     """The installed adapter of that name, which must be able to audit; else an `InputError`."""
     adapter = load_adapter(name)
@@ -238,16 +256,20 @@ def adapter_distributions() -> list[str]:
     return sorted({entry.dist.name for entry in entry_points(group=GROUP) if entry.dist is not None})
 
 
+def _how_to_install(name: str) -> str:
+    return f"pip install {'airflow-provider-egs' if name == 'airflow' else f'egs-{name}'}"
+
+
 def load_adapter(name: str) -> Adapter:
     """The installed adapter of that name; an `InputError` that says how to install it when there is none."""
     found = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
     if found is None:
         installed = ", ".join(adapter_names()) or "none"
-        raise InputError(f"adapter '{name}'", f"not installed; installed: {installed}", f"pip install egs-{name}")
+        raise InputError(f"adapter '{name}'", f"not installed; installed: {installed}", _how_to_install(name))
     try:
         adapter = found.load()
     except (ImportError, AttributeError) as error:
-        raise InputError(f"adapter '{name}'", f"cannot be imported: {error}", f"pip install egs-{name}") from error
+        raise InputError(f"adapter '{name}'", f"cannot be imported: {error}", _how_to_install(name)) from error
     if not isinstance(adapter, Adapter):
         raise InputError(f"adapter '{name}'", f"{found.value} is not an egs_core.adapter.Adapter", "update the adapter")
     return adapter

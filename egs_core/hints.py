@@ -24,6 +24,7 @@ from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
 from egs_core.checkpoints import CheckpointKeeper, checkpoint, checkpoint_keeper, restored, save_checkpoint
+from egs_core.copied_source import begin_at_def
 from egs_core.errors import InputError
 from egs_core.gpu_phase import GpuProvider, call_on_gpu, gpu, gpu_provider, has_gpu_block, set_gpu_provider
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
@@ -135,10 +136,11 @@ def task(
 def task(function: object = None, /, **hints: Any) -> Any:
     """Attach hints to a function, which stays the same object; the hints are its attribute `__egs__`.
 
-    Works below the framework's own decorator. gpus, cpus, gpu_cpus: numbers, a GPU share below 1 allowed. memory,
-    gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline, max_wait, grace, expect: seconds or "2h"; expect
-    has one entry a phase. A task past max_runtime, max_gpu_time or max_cost is stopped and has failed; a deadline only
-    orders. Raises InputError that names the function and the argument.
+    Works below the framework's own decorator, also one that copies the function's source. gpus, cpus, gpu_cpus:
+    numbers, a GPU share below 1 allowed. memory, gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline,
+    max_wait, grace, expect: seconds or "2h"; expect has one entry a phase. A task past max_runtime, max_gpu_time or
+    max_cost is stopped and has failed; a deadline only orders. Raises InputError that names the function and the
+    argument.
     """
     if function is not None:
         return _attach(function, {})
@@ -244,6 +246,7 @@ def _attach(function: Any, hints: dict[str, Any]) -> Any:
         problem = f"{len(checked.expect_s)} durations for {len(kinds)} phases ({', '.join(kinds)})"
         raise InputError(f"@egs.task on {function.__qualname__}: expect", problem, "give one a phase")
     function.__dict__["__egs__"] = checked
+    begin_at_def(function)
     return function
 
 

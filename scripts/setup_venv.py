@@ -1,4 +1,4 @@
-"""Makes `.venv` complete: EGS and its Ray adapter, editable, with the pinned development tools.
+"""Makes `.venv` complete: EGS and its adapters, editable, with the pinned development tools.
 
 Standard library only: this runs before anything is installed. It does nothing when `.venv` is up to date, so every
 make target can call it first. Two targets at once are safe: the second waits on a lock that the operating system
@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
-PROJECTS = [".[dev,demo,bench,gpu]", "./plugins/ray[dev]"]
+PROJECTS = [".[dev,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow"]
 INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 

@@ -1,4 +1,5 @@
-"""GPU time by job and by task name: held = used + cold starts + idle, for every row and for the sum of rows.
+"""GPU time by job and by task name: held = used + cold starts + idle, for every row and for the sum of rows. The same
+of CPU time, where no GPU is known.
 
 Started ├─ cold start ─┤═══ used ═══┤─ idle ─┤═ used ═┤─ idle ─┤ Ended
 """
@@ -9,11 +10,12 @@ from collections.abc import Callable
 
 import msgspec
 
+from egs_core.runlog.flow import amount_of
 from egs_core.runlog.intervals import Hold, Timeline
 
 
 class GpuTime(msgspec.Struct):
-    """GPU seconds of the phases under one name. runs: how many phases held a GPU."""
+    """GPU (or CPU) seconds of the phases under one name. runs: how many phases held one."""
 
     name: str
     runs: int = 0
@@ -27,33 +29,33 @@ class GpuTime(msgspec.Struct):
         """Held and not used."""
         return self.cold_s + self.idle_s
 
-    def add(self, hold: Hold) -> None:
-        """Count one phase in."""
-        gpus = hold.demand.gpus
-        held_s, used_s, cold_s = hold.end_s - hold.start_s, _length(hold.useful), _length(hold.cold)
+    def add(self, hold: Hold, kind: str = "gpu") -> None:
+        """Count one phase in. A CPU is at work for as long as it is held, but for cold starts."""
+        amount, held_s, cold_s = amount_of(hold.demand, kind), hold.end_s - hold.start_s, _length(hold.cold)
+        used_s = _length(hold.useful) if kind == "gpu" else held_s - cold_s
         self.runs += 1
-        self.held_s += gpus * held_s
-        self.used_s += gpus * used_s
-        self.cold_s += gpus * cold_s
-        self.idle_s += gpus * max(0.0, held_s - used_s - cold_s)
+        self.held_s += amount * held_s
+        self.used_s += amount * used_s
+        self.cold_s += amount * cold_s
+        self.idle_s += amount * max(0.0, held_s - used_s - cold_s)
 
 
-def gpu_time_by_job(line: Timeline) -> list[GpuTime]:
+def gpu_time_by_job(line: Timeline, kind: str = "gpu") -> list[GpuTime]:
     """One row for each workload that held a GPU, the most wasteful first."""
-    return _accounts(line, lambda hold: hold.workload)
+    return _accounts(line, lambda hold: hold.workload, kind)
 
 
-def gpu_time_by_task(line: Timeline) -> list[GpuTime]:
+def gpu_time_by_task(line: Timeline, kind: str = "gpu") -> list[GpuTime]:
     """One row for each name of tasks that held a GPU, the most wasteful first."""
-    return _accounts(line, lambda hold: name_of(line, hold.workload, hold.task))
+    return _accounts(line, lambda hold: name_of(line, hold.workload, hold.task), kind)
 
 
-def gpu_time(line: Timeline) -> GpuTime:
+def gpu_time(line: Timeline, kind: str = "gpu") -> GpuTime:
     """All of it."""
     total = GpuTime("total")
     for hold in line.holds:
-        if hold.demand.gpus > 0:
-            total.add(hold)
+        if amount_of(hold.demand, kind) > 0:
+            total.add(hold, kind)
     return total
 
 
@@ -63,12 +65,12 @@ def name_of(line: Timeline, workload: str, task: str) -> str:
     return (added.name if added else "") or task
 
 
-def _accounts(line: Timeline, name: Callable[[Hold], str]) -> list[GpuTime]:
+def _accounts(line: Timeline, name: Callable[[Hold], str], kind: str) -> list[GpuTime]:
     rows: dict[str, GpuTime] = {}
     for hold in line.holds:
-        if hold.demand.gpus > 0:
+        if amount_of(hold.demand, kind) > 0:
             key = name(hold)
-            rows.setdefault(key, GpuTime(key)).add(hold)
+            rows.setdefault(key, GpuTime(key)).add(hold, kind)
     return sorted(rows.values(), key=lambda row: (-row.wasted_s, -row.held_s, row.name))
 
 

@@ -19,7 +19,8 @@ from egs_core.runlog.timeline import build_timeline
 class Audit(msgspec.Struct, frozen=True):
     """capacity_gpu_s and idle_blocked_gpu_s: GPU seconds offered, and of them idle while work waited for a GPU.
 
-    costs are in the currency of the price, None without one. unknown: what the history cannot tell.
+    unit: what the accounts are of: GPUs where any is known, else CPUs by the framework's name for them; offered_s: of
+    that. costs are in the currency of the price, None without one. unknown: what the history cannot tell.
     """
 
     source: str
@@ -33,6 +34,8 @@ class Audit(msgspec.Struct, frozen=True):
     wastage_by_time: float | None
     capacity_gpu_s: float
     idle_blocked_gpu_s: float
+    unit: str
+    offered_s: float
     total: GpuTime
     by_job: list[GpuTime]
     by_task: list[GpuTime]
@@ -63,8 +66,11 @@ def audit(
     metrics = metrics_of(line)
     gpu = metrics.kinds["gpu"]
     main = metrics.kinds[metrics.wastage_kind]
-    total, items = gpu_time(line), items_of(line)
-    expected = forecast(line, items, observed.edges_known, seeds, most_tasks) if simulated else None
+    kind = "gpu" if gpu.capacity_s or gpu.held_s else "cpu"
+    total, items = gpu_time(line, kind), items_of(line)
+    expected = None
+    if simulated:
+        expected = forecast(line, items, observed.edges_known, seeds, most_tasks, observed.pinned, observed.may_split)
     return Audit(
         source=observed.header.label or observed.header.run_id,
         jobs=metrics.workloads,
@@ -77,13 +83,15 @@ def audit(
         wastage_by_time=main.effective.by_time,
         capacity_gpu_s=gpu.capacity_s,
         idle_blocked_gpu_s=(gpu.effective.by_volume or 0.0) * gpu.capacity_s,
+        unit="GPU" if kind == "gpu" else observed.cpu_name,
+        offered_s=metrics.kinds[kind].capacity_s,
         total=total,
-        by_job=gpu_time_by_job(line),
-        by_task=gpu_time_by_task(line),
-        waits=longest_waits(line),
+        by_job=gpu_time_by_job(line, kind),
+        by_task=gpu_time_by_task(line, kind),
+        waits=longest_waits(line, cpu_name=observed.cpu_name, pinned=observed.pinned),
         wait_gpu_mean_s=metrics.wait_gpu.mean_s,
-        cost_held=_cost(total.held_s, gpu_hour),
-        cost_wasted=_cost(total.wasted_s, gpu_hour),
+        cost_held=_cost(total.held_s, gpu_hour) if kind == "gpu" else None,
+        cost_wasted=_cost(total.wasted_s, gpu_hour) if kind == "gpu" else None,
         forecast=expected,
         unknown=[*observed.notes, *_unknown(observed, line, gpu, expected)],
     )
@@ -102,7 +110,7 @@ def _unknown(observed: Observed, line: Timeline, gpu: KindMetrics, expected: For
         said.append("what a task waited for is guessed from times: the forecast's band covers both extremes")
     if not line.capacities:
         said.append("what the nodes offer is not known: no wastage ratio and no forecast")
-    elif not gpu.capacity_s:
+    elif not gpu.capacity_s and not observed.pinned:
         said.append("no node offers a GPU")
     if expected is not None:
         said.extend(expected.notes)

@@ -70,10 +70,16 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(
-    line: Timeline, items: Sequence[Item], edges_known: bool, seeds: int = SEEDS, most_tasks: int = MOST_TASKS
+    line: Timeline,
+    items: Sequence[Item],
+    edges_known: bool,
+    seeds: int = SEEDS,
+    most_tasks: int = MOST_TASKS,
+    pinned: bool = False,
+    may_split: bool = True,
 ) -> Forecast | None:
-    """Simulate; None where there is nothing to simulate or nothing is known to run it on."""
-    nodes, notes = _nodes(line), [STARTS]
+    """Simulate; None where there is nothing to simulate or nothing is known to run it on. Options: see `Observed`."""
+    nodes, notes = _nodes(line, pinned), [STARTS]
     chosen = sample([item for item in items if _fits(item, nodes)], most_tasks)
     if not chosen:
         return None
@@ -87,7 +93,7 @@ def forecast(
     runs = [(r, 0) for r in plausible] + [(reading, seed) for seed in range(1, seeds + 1)]
     pairs = [(natively[r], _simulated(chosen, nodes, r, edges_known, seed)) for r, seed in runs]
     hinted = None
-    if any(item.cold_s or item.before_s + item.after_s > 0 for item in chosen):
+    if may_split and any(item.cold_s or item.before_s + item.after_s > 0 for item in chosen):
         hints = _simulated(chosen, nodes, reading, edges_known, hints=True)
         hinted = _applied(observed, natively[reading], hints)
     bands = {name: _band(name, observed, pairs) for name in FIGURES}
@@ -135,7 +141,7 @@ def _simulated(
     native: bool = False,
     hints: bool = False,
 ) -> Figures:
-    rebuilt = rebuild(items, reading, edges_known, seed, hints)
+    rebuilt = rebuild(items, reading, edges_known, seed, hints, pinned=any(node.flavor for node in nodes))
     config = SimConfig(
         nodes=nodes,
         policy="fifo" if native else "egs",
@@ -146,12 +152,14 @@ def _simulated(
     )
     result = simulate(rebuilt.workloads, config, rebuilt.estimate)
     metrics = summarise(result.records)
-    return _without_overheads(rebuilt, result.makespan_s, metrics)
+    return _without_overheads(rebuilt, result.makespan_s, metrics, hints)
 
 
-def _without_overheads(rebuilt: Rebuilt, makespan_s: float, metrics: RunMetrics) -> Figures:
-    """In the simulation all of a task's start-up is held time; the figures count it as its wait."""
-    held_s = metrics.gpu_held_s - sum(gpus * (seconds + cold_s) for gpus, seconds, cold_s in rebuilt.overheads)
+def _without_overheads(rebuilt: Rebuilt, makespan_s: float, metrics: RunMetrics, hints: bool) -> Figures:
+    """In the simulation all of a task's start-up is held time, but with hints, where it lies in a CPU phase; the
+    figures count it as its wait."""
+    starting = [] if hints else rebuilt.overheads
+    held_s = metrics.gpu_held_s - sum(gpus * (seconds + cold_s) for gpus, seconds, cold_s in starting)
     for_gpu = [seconds + cold_s for gpus, seconds, cold_s in rebuilt.overheads if gpus]
     waits = metrics.wait_gpu if for_gpu else metrics.wait
     startup_s = statistics.fmean(for_gpu or [seconds + cold_s for _, seconds, cold_s in rebuilt.overheads])
@@ -175,14 +183,16 @@ def _missed(simulated: float, observed: float) -> float:
     return abs(simulated / observed - 1.0) if observed else 0.0
 
 
-def _nodes(line: Timeline) -> tuple[SimNode, ...]:
-    """Every node at its largest: nodes that come and go are there throughout."""
+def _nodes(line: Timeline, pinned: bool) -> tuple[SimNode, ...]:
+    """Every node at its largest: nodes that come and go are there throughout. Pinned: each is a flavor of its own."""
     largest: dict[str, Capacity] = {}
     for record in line.capacities:
         known = largest.get(record.node)
         if known is None or (record.gpus, record.cpus) > (known.gpus, known.cpus):
             largest[record.node] = record
-    return tuple(SimNode(n.node, n.cpus, n.gpus) for n in largest.values() if n.cpus or n.gpus)
+    return tuple(
+        SimNode(n.node, n.cpus, n.gpus, flavor=n.node if pinned else "") for n in largest.values() if n.cpus or n.gpus
+    )
 
 
 def _fits(item: Item, nodes: Sequence[SimNode]) -> bool:

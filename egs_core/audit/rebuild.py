@@ -66,10 +66,18 @@ class _Placed(msgspec.Struct):
     gap_s: float
 
 
-def rebuild(items: Sequence[Item], reading: Reading, edges_known: bool, seed: int = 0, hints: bool = False) -> Rebuilt:
+def rebuild(
+    items: Sequence[Item],
+    reading: Reading,
+    edges_known: bool,
+    seed: int = 0,
+    hints: bool = False,
+    pinned: bool = False,
+) -> Rebuilt:
     """Graphs of all jobs. seed: 0 takes each task's own duration, else that of a random task of its name.
 
-    hints: as if the tasks said what EGS can load ahead and where they need the GPU: see `_phases`.
+    hints: as if the tasks said what EGS can load ahead and where they need the GPU: see `_phases`. pinned: a task can
+    run on its own node only, which is a flavor.
     """
     if not items:
         return Rebuilt([], {}, [])
@@ -93,7 +101,7 @@ def rebuild(items: Sequence[Item], reading: Reading, edges_known: bool, seed: in
                 builder.add(gap)
                 believed.append((one.gap_s, one.gap_s))
                 parents = (gap.id,)
-            task = _task(one.item, lasted, parents, hints)
+            task = _task(one.item, lasted, parents, hints, (one.item.node,) if pinned and one.item.node else ())
             builder.add(task)
             believed.extend(_belief(task.phases, peers, hints))
             rebuilt.overheads.append((one.item.gpus, lasted.overhead_s, 0.0 if hints else lasted.cold_s))
@@ -147,15 +155,16 @@ def _nothing(seconds: float) -> Phase:
     return Phase(kind="cpu", cpus=0.0, duration_s=seconds)
 
 
-def _task(item: Item, lasted: Item, parents: tuple[str, ...], hints: bool) -> Task:
+def _task(item: Item, lasted: Item, parents: tuple[str, ...], hints: bool, flavors: tuple[str, ...]) -> Task:
     phases = tuple(_phases(item, lasted, hints))
     if not (hints and lasted.cold_s):
-        return Task(id=item.task, name=item.name, parents=parents, phases=phases)
+        return Task(id=item.task, name=item.name, parents=parents, phases=phases, flavors=flavors)
     return Task(
         id=item.task,
         name=item.name,
         parents=parents,
         phases=phases,
+        flavors=flavors,
         warm_key=item.name,
         warmup_s=lasted.cold_s,
         warm_cpus=min(1.0, item.cpus),

@@ -8,7 +8,7 @@ GPU 1 ── Server (idle) ───────────────╡ held
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
@@ -19,6 +19,9 @@ from egs_core.runlog.intervals import Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
 
 SLACK = 1e-6  # amounts of resources are sums of floats
+EXECUTOR = "executor"  # the kind of hold in which a phase has been admitted
+FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
+UNSTARTED = "admitted, but no worker or process of the executor had taken it yet"
 
 
 class ExplainedWait(msgspec.Struct, frozen=True):
@@ -42,17 +45,42 @@ class ExplainedWait(msgspec.Struct, frozen=True):
     blockers: tuple[tuple[str, float, float], ...] = ()
 
 
-def longest_waits(line: Timeline, most: int = 10) -> list[ExplainedWait]:
-    """The longest waits, of phases with a GPU where there are any, the longest first."""
+def longest_waits(line: Timeline, most: int = 10, cpu_name: str = "CPU", pinned: bool = False) -> list[ExplainedWait]:
+    """The longest waits, of phases with a GPU where there are any, the longest first; options as in `Observed`."""
     for_gpu = [wait for wait in line.waits if wait.demand.gpus > 0]
     waits = sorted(for_gpu or line.waits, key=lambda wait: (-wait.wait_s, wait.workload, wait.task))
+    shown = [wait for wait in waits[:most] if wait.wait_s > 0]
     feasible = Feasibility(line.capacities)
-    return [_explained(line, wait, feasible) for wait in waits[:most] if wait.wait_s > 0]
+    return [_explained(_there(line, wait) if pinned else line, wait, feasible, cpu_name) for wait in shown]
 
 
-def _explained(line: Timeline, wait: Wait, feasible: Feasibility) -> ExplainedWait:
+def _admitted(line: Timeline, wait: Wait) -> Iterator[Hold]:
+    """Others that had been admitted, and were yet to be started by their executor: what they need was taken already."""
+    nodes = {(hold.workload, hold.task, hold.phase): hold.node for hold in line.holds}
+    for other in line.waits:
+        place = (other.workload, other.task, other.phase)
+        for start_s, end_s, kind in other.pieces:
+            if kind == EXECUTOR and other is not wait and place in nodes:
+                yield Hold(*place, other.attempt, start_s, end_s, other.demand, node=nodes[place])
+
+
+def _there(line: Timeline, wait: Wait) -> Timeline:
+    """Only the node on which the phase then ran: elsewhere there could be room without any use to it."""
+    place = (wait.workload, wait.task, wait.phase)
+    node = next((hold.node for hold in line.holds if (hold.workload, hold.task, hold.phase) == place), "")
+    if not node:
+        return line
+    return msgspec.structs.replace(
+        line,
+        holds=[hold for hold in line.holds if hold.node == node],
+        capacities=[capacity for capacity in line.capacities if capacity.node == node],
+    )
+
+
+def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str) -> ExplainedWait:
     begin, end = wait.pieces[0][0], wait.pieces[-1][1]
-    held = [h for h in line.holds if h.start_s < end and h.end_s > begin]
+    taken = [*line.holds, *_admitted(line, wait)]
+    held = [h for h in taken if h.start_s < end and h.end_s > begin]
     nobody_has = bool(line.capacities) and not clip(feasible.when(wait.demand), begin, end)
     no_gpu_s, no_cpu_s = (0.0, 0.0) if nobody_has else _short_s(line, held, wait.demand, begin, end)
     blockers = _blockers(line, held, begin, end) if no_gpu_s else ()
@@ -73,7 +101,7 @@ def _explained(line: Timeline, wait: Wait, feasible: Feasibility) -> ExplainedWa
         reason="",
         blockers=blockers,
     )
-    return msgspec.structs.replace(explained, reason=_reason(explained, bool(line.capacities), _told(wait)))
+    return msgspec.structs.replace(explained, reason=_reason(explained, bool(line.capacities), _told(wait), cpu_name))
 
 
 def _short_s(line: Timeline, held: list[Hold], demand: Demand, begin: float, end: float) -> tuple[float, float]:
@@ -129,17 +157,17 @@ def _told(wait: Wait) -> str:
     return "" if kind == "capacity" else kind
 
 
-def _reason(wait: ExplainedWait, known: bool, told: str) -> str:
+def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str) -> str:
     if wait.nobody_has:
-        return f"no node offers {wait.gpus:g} GPUs and {wait.cpus:g} CPUs"
+        return f"no node offers {wait.gpus:g} GPUs and {wait.cpus:g} {cpu}s"
     if told:
-        return f"held back: {told}"
+        return UNSTARTED if told == EXECUTOR else f"held back: {told}"
     if not known:
         return "unknown: the history does not say what the nodes offer"
     causes = {
         "no free GPU" + _while(wait.blockers): wait.no_gpu_s,
-        "no free CPU beside a free GPU" if wait.gpus else "no free CPU": wait.no_cpu_s,
-        "resources were free: process start, environment set-up, or a bundle; the framework does not say": wait.free_s,
+        f"no free {cpu} beside a free GPU" if wait.gpus else f"no free {cpu}": wait.no_cpu_s,
+        FREE: wait.free_s,
     }
     return max(causes, key=lambda cause: causes[cause])
 

@@ -23,7 +23,7 @@ from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.report.build import write_report
 from egs_core.runlog.io import Run, read_run, write_run
-from egs_core.runlog.records import WorkloadSubmitted
+from egs_core.runlog.records import TaskAdded, WorkloadSubmitted
 
 SHOWN = 8
 FIGURE_NAMES = {"makespan_s": "makespan s", "wait_s": "mean wait s", "gpu_held_s": "GPU·s held"}
@@ -33,8 +33,15 @@ def audit(
     runlogs: Annotated[list[Path] | None, typer.Argument(metavar="[RUNLOG]...", help="Run logs of EGS.")] = None,
     ray: Annotated[str, typer.Option(help="Dashboard of a running Ray cluster: http://HOST:8265.")] = "",
     events: Annotated[
-        Path | None, typer.Option(help="Ray's export events, or the folder of egs collect: a file or a folder.")
+        Path | None,
+        typer.Option(help="Ray's export events or the folder of egs collect; of --airflow: what its listener left."),
     ] = None,
+    airflow: Annotated[str, typer.Option(help="Airflow's own address: http://HOST:8080.")] = "",
+    days: Annotated[float, typer.Option(help="Of an Airflow: runs of so many last days.")] = 30.0,
+    gpu_pool: Annotated[
+        list[str] | None, typer.Option(help="Of an Airflow: a pool whose slots are GPUs; may be repeated.")
+    ] = None,
+    user: Annotated[str, typer.Option(help="Who asks Airflow; the password is in EGS_AIRFLOW_PASSWORD.")] = "",
     job: Annotated[str, typer.Option(help="Only this one of the jobs that the audit lists.")] = "",
     gpu_price: Annotated[float, typer.Option(help="Of a GPU for an hour.")] = 0.0,
     seeds: Annotated[int, typer.Option(help="Simulations with other durations, for the band.")] = SEEDS,
@@ -49,14 +56,15 @@ def audit(
 ) -> None:
     """Say what a cluster wasted, why tasks waited, and what EGS would have saved. Read-only.
 
-    Give one source: --ray, --events, or run logs. With --compare, a run log of a run with EGS.
+    Give one source: --ray, --airflow, --events, or run logs. With --compare, a run log of a run with EGS.
     """
-    logs = runlogs or []
+    logs, framework = runlogs or [], "airflow" if airflow else "ray"
     if compare_with is not None:
-        _compare(compare_with, logs, ray, events, as_json)
+        _compare(compare_with, logs, ray or airflow, events, as_json)
         return
-    _check_options(logs, ray, events, gpu_price, seeds, most_tasks)
-    histories = [_of_log(read_run(path)) for path in logs] or [_of_ray(AuditRequest(ray, events))]
+    _check_options(logs, [ray, airflow or events], gpu_price, seeds, most_tasks, days)
+    request = AuditRequest(airflow or ray, events, days, user, tuple(gpu_pool or ()))
+    histories = [_of_log(read_run(path)) for path in logs] or [_of_framework(framework, request)]
     if job:
         histories = [_only(history, job) for history in histories]
     if len(histories) > 1 and (forecast_out or runlog):
@@ -72,13 +80,15 @@ def audit(
 
 
 def _check_options(
-    logs: list[Path], ray: str, events: Path | None, gpu_price: float, seeds: int, most_tasks: int
+    logs: list[Path], sources: list[str | Path | None], gpu_price: float, seeds: int, most_tasks: int, days: float
 ) -> None:
-    if bool(logs) + bool(ray) + (events is not None) != 1:
-        hint = "egs audit --ray http://HOST:8265, --events PATH, or RUNLOG..."
+    if bool(logs) + sum(source not in ("", None) for source in sources) != 1:
+        hint = "egs audit --ray http://HOST:8265, --airflow http://HOST:8080, --events PATH, or RUNLOG..."
         raise InputError("egs audit", "needs one source", hint)
     if not 0 <= gpu_price <= 1e6:
         raise InputError("--gpu-price", f"must be 0 to 1000000, not {gpu_price:g}")
+    if not 0 < days <= 3650:
+        raise InputError("--days", f"must be more than 0 and at most 3650, not {days:g}")
     if not 0 <= seeds <= 100:
         raise InputError("--seeds", f"must be 0 to 100, not {seeds}")
     if not 1 <= most_tasks <= 100_000:
@@ -89,14 +99,18 @@ def _of_log(run: Run) -> Observed:
     header = msgspec.structs.replace(run.header, label=run.header.label or run.path)
     notes = (f"{run.path} was cut off: its last line is left out",) if run.truncated else ()
     # Ray's own history is the one without edges; a log that has any was written by who saw the submissions.
-    edges_known = header.mode != "off" or any(len(getattr(record, "parents", ())) > 1 for record in run.records)
-    return Observed(header, tuple(run.records), edges_known, 0, notes)
+    of_pools = header.driver == "airflow"  # whose history has the edges, and pools for nodes
+    edges_known = of_pools or header.mode != "off" or any(len(getattr(r, "parents", ())) > 1 for r in run.records)
+    observed = Observed(header, tuple(run.records), edges_known, notes=notes)
+    if of_pools:
+        return msgspec.structs.replace(observed, cpu_name="slot", pinned=True, may_split=False)
+    return observed
 
 
-def _of_ray(request: AuditRequest) -> Observed:
-    observed = load_auditor("ray").audit(request)
-    if not any(hasattr(record, "workload") for record in observed.records):
-        raise InputError(request.address or str(request.events), "no task of any job is known there")
+def _of_framework(name: str, request: AuditRequest) -> Observed:
+    observed = load_auditor(name).audit(request)
+    if not any(isinstance(record, TaskAdded) for record in observed.records):
+        raise InputError(observed.header.label or request.address, "no task of any job is known there")
     return observed
 
 
@@ -157,7 +171,7 @@ def _print(audited: Audit) -> None:
     console.print(_summary(audited), highlight=False, markup=False)
     for title, rows in (("by job", audited.by_job), ("by task", audited.by_task)):
         if rows:
-            console.print(_accounts(f"GPU time {title}, most wasteful first", rows))
+            console.print(_accounts(f"{audited.unit} time {title}, most wasteful first", rows))
     if audited.waits:
         console.print(_waits(audited))
     if audited.forecast is not None:
@@ -172,13 +186,16 @@ def _summary(audited: Audit) -> str:
     lines.append(f"{audited.source}: {jobs}, {audited.tasks:,} tasks in {audited.window_s:,.1f} s")
     if audited.unfinished:
         lines.append(f"{audited.unfinished} tasks had not ended")
-    if audited.capacity_gpu_s:
+    if audited.offered_s:
         held, used, wasted = (_hours(seconds) for seconds in (total.held_s, total.used_s, total.wasted_s))
-        lines.append(f"GPU time: {_hours(audited.capacity_gpu_s)} offered, {held} held, {used} used, {wasted} wasted")
+        offered = _hours(audited.offered_s)
+        lines.append(f"{audited.unit} time: {offered} offered, {held} held, {used} used, {wasted} wasted")
+    if audited.capacity_gpu_s:
         lines.append(f"idle or held unused while work waited for a GPU: {_hours(audited.idle_blocked_gpu_s)}")
     if audited.wastage_by_volume is not None:
         shares = f"{audited.wastage_by_volume:.1%} by volume, {audited.wastage_by_time or 0.0:.1%} by time"
-        lines.append(f"wastage ratio of {audited.wastage_kind.upper()}s: {shares}")
+        unit = audited.unit if audited.wastage_kind == "cpu" else "GPU"
+        lines.append(f"wastage ratio of {unit}s: {shares}")
     if audited.cost_held is not None:
         lines.append(f"cost: {audited.cost_held:,.2f} held, {audited.cost_wasted:,.2f} of it wasted")
     return "\n".join(lines)
@@ -204,7 +221,7 @@ def _waits(audited: Audit) -> Table:
 
 
 def _forecast(forecast: Forecast) -> Table:
-    title = "what EGS would have changed, by simulation (EGS_MODE=on, code unchanged)"
+    title = "what EGS would have changed, by simulation (mode on, code unchanged)"
     table = _table(title, "", "observed", "with EGS", "saved", "band", "with hints")
     for name, shown in FIGURE_NAMES.items():
         band = getattr(forecast, name)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from egs_core.adapter import load_source
 from egs_core.errors import InputError
 from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes, topological_order, work_s
 from egs_core.graph.bounds import lower_bound
@@ -25,6 +26,8 @@ def graph(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     to: Annotated[str | None, typer.Option("--to", help=f"Convert: {', '.join(TARGETS)}.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the converted workload here.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Framework whose file it is: airflow.")] = None,
+    select: Annotated[str, typer.Option("--select", help="With --from: which pipeline of the file.")] = "",
     slots: Annotated[int | None, typer.Option("--slots", help="Add the lower bound on this many equal slots.")] = None,
 ) -> None:
     """Read a workload file and show its graph: tasks, edges, critical path; convert it."""
@@ -32,9 +35,11 @@ def graph(
         raise InputError("--to", f"unknown format {to!r}", f"one of {', '.join(TARGETS)}")
     if as_json and to is not None and output is None:
         raise InputError("--json", "prints the summary, --to the workload", "give -o a file, or use one")
+    if select and source is None:
+        raise InputError("--select", "chooses a pipeline of a framework's file", "add --from")
     if slots is not None and slots < 1:
         raise InputError("--slots", f"must be at least 1, not {slots}")
-    loaded = load_workload(file)
+    loaded = load_workload(file) if source is None else load_source(source).load(file, select)
     if output is not None:
         save_workload(loaded, output, to or "egs", str(file))
     if as_json:

@@ -71,7 +71,8 @@ class Ready(Record, frozen=True, tag="ready"):
 
 
 class Held(Record, frozen=True, tag="hold"):
-    """Why a ready phase was not started. kind: capacity, quota, reservation, paused, limit, order."""
+    """Why a ready phase was not started. kind: capacity, quota, reservation, paused, limit, order, executor (admitted,
+    and not started yet by what starts processes)."""
 
     t: float
     workload: str

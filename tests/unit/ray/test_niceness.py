@@ -49,8 +49,8 @@ def test_unprivileged_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) 
         policy[0] = wanted
         tried_by.append(threading.current_thread())
 
-    monkeypatch.setattr(niceness.os, "sched_setscheduler", change)
-    monkeypatch.setattr(niceness.os, "sched_getscheduler", lambda _thread: policy[0])
+    monkeypatch.setattr(os, "sched_setscheduler", change)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _thread: policy[0])
     own = Niceness()
     assert not own.may_lower
     own.lower()
@@ -62,8 +62,8 @@ def test_unprivileged_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_a_policy_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that its user gave another policy is left alone."""
     asked: list[int] = []
-    monkeypatch.setattr(niceness.os, "sched_getscheduler", lambda _thread: os.SCHED_BATCH)
-    monkeypatch.setattr(niceness.os, "sched_setscheduler", lambda _thread, policy, _param: asked.append(policy))
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _thread: os.SCHED_BATCH)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda _thread, policy, _param: asked.append(policy))
     own = Niceness()
     own.lower()
     own.restore()

@@ -1,0 +1,142 @@
+"""What `egs` asks of Airflow: what EGS can do there, and whether this installation can do it.
+
+Importing this module imports no Airflow: `egs --help` and `egs doctor` load it where Airflow is broken or missing.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from egs_airflow import compat, config
+from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.errors import InputError
+from egs_core.graph.load import LoadedWorkload
+
+CAPABILITIES = {
+    "observe": "yes",
+    "order": "yes",
+    "split": "no: a DAG's tasks stay as they were written",
+    "preload": "no: nothing is loaded before a task starts",
+    "gang": "no: Airflow starts tasks one by one",
+    "preempt": "no: running tasks are left alone",
+    "limits": "no: Airflow's own time-outs hold",
+    "abort": "no: use Airflow's own page",
+    "audit": "yes",
+}
+
+HELD_BACK = {
+    "dag_file": "`egs graph` cannot read DAG files",
+    "serialized": "stored DAGs cannot be read",
+}
+"""What a user misses where an API of Airflow is not what EGS knows."""
+
+ENTRY_POINTS = {
+    "airflow.plugins": "egs",
+    "airflow.policy": "egs",
+    "apache_airflow_provider": "provider_info",
+}
+"""The groups in which Airflow looks for us, and our name there."""
+
+
+class AirflowAdapter:
+    """See `egs_core.adapter.Adapter`."""
+
+    name = "airflow"
+
+    def capabilities(self) -> dict[str, str]:
+        """What EGS can do on Airflow, by the names of `egs_core.adapter.CAPABILITIES`."""
+        return dict(CAPABILITIES)
+
+    def doctor(self) -> list[Check]:
+        """Airflow's version, the API that EGS uses, how Airflow finds EGS, and the mode with where it was set."""
+        found = compat.airflow_version()
+        if not found:
+            return [Check("airflow", False, "not installed: pip install airflow-provider-egs")]
+        if not compat.has_home():
+            where = "no Airflow is set up here (AIRFLOW_HOME): run `airflow egs doctor` where it is"
+            return [_version_check(found), _entry_check(), Check("home", True, where)]
+        return [_version_check(found), *_feature_checks(), _entry_check(), mode_check(), *_part_checks()]
+
+    def load(self, path: Path, select: str = "") -> LoadedWorkload:
+        """A DAG of a DAG file or of a stored (serialized) DAG as a workload; InputError for one that cannot be one.
+
+        select: the id of the DAG, where a file has several.
+        """
+        from egs_airflow.convert.source import load
+
+        return load(path, select)
+
+    def audit(self, request: AuditRequest) -> Observed:
+        """What a running Airflow knows of its past, by its REST API; nothing is changed there."""
+        from egs_airflow.audit import audit
+
+        return audit(request)
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:  # noqa: ARG002  # the contract's
+        """Not there yet: raises InputError."""
+        raise InputError("egs replay --on airflow", "cannot replay on Airflow", "use --on sim or --on ray")
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:  # noqa: ARG002  # the contract's
+        """Not there yet: raises InputError."""
+        raise InputError("egs demo --on airflow", "has no demo on Airflow", "use --on ray")
+
+
+def mode_check() -> Check:
+    """The mode, where it was set, and what it is for."""
+    settings = config.read_settings()
+    if settings.problem:
+        return Check("mode", False, settings.problem)
+    if settings.mode != "on":
+        return Check("mode", True, f"{settings.mode} ({settings.source}): nothing is changed")
+    chosen = [*(f"id {pattern}" for pattern in settings.dags), *(f"tag {tag}" for tag in sorted(settings.tags))]
+    return Check("mode", True, f"on ({settings.source}) for DAGs with {' or '.join(chosen) if chosen else 'any id'}")
+
+
+def _version_check(found: str) -> Check:
+    if compat.supported(found):
+        return Check("airflow", True, found)
+    known = ", ".join(compat.KNOWN_VERSIONS)
+    return Check("airflow", False, f"{found} is not a version EGS was tried with ({known}): EGS only observes")
+
+
+def _feature_checks() -> list[Check]:
+    missing = [feature for feature in compat.FEATURES if not compat.available(feature)]
+    if not missing:
+        return [Check("private API", True, f"all {len(compat.FEATURES)} uses found")]
+    return [Check(f"private API: {feature}", False, HELD_BACK[feature]) for feature in missing]
+
+
+def _entry_check() -> Check:
+    """Airflow finds EGS by installed metadata only: a folder on PYTHONPATH is not enough."""
+    missing = [
+        group
+        for group, name in ENTRY_POINTS.items()
+        if not any(entry.name == name and entry.value.startswith("egs_airflow") for entry in entry_points(group=group))
+    ]
+    if missing:
+        return Check("entry points", False, f"Airflow does not find EGS ({', '.join(missing)}): pip install it again")
+    return Check("entry points", True, "Airflow finds EGS")
+
+
+def _part_checks() -> list[Check]:
+    """Whether each part that Airflow calls can be loaded; in mode off none is."""
+    from egs_airflow.plugin import PARTS, import_part
+
+    checks = []
+    for attribute, source in PARTS.items():
+        try:
+            found = ", ".join(describe(thing) for thing in import_part(source))
+            checks.append(Check(attribute, True, found or "none"))
+        except Exception as error:  # said, not raised: the other lines matter too
+            checks.append(Check(attribute, False, f"off: {type(error).__name__}: {error}"))
+    return checks
+
+
+def describe(thing: object) -> str:
+    """A part as a line shows it: its own name, or that of its class."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+ADAPTER = AirflowAdapter()

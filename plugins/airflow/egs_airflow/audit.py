@@ -1,0 +1,72 @@
+"""`egs audit --airflow URL`: what an Airflow's REST API tells of its past. Reads only; needs nothing of EGS in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from egs_airflow.history.read import read_airflow
+from egs_airflow.history.records import HistoryRecords, pool_sizes
+from egs_airflow.history.seen import Seen
+from egs_airflow.observe.lines import Line, read_lines
+from egs_airflow.rest import connect
+from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.errors import InputError
+
+DAY_S = 86_400.0
+POOLS = ("EGS_POOLS", "AIRFLOW__EGS__POOLS")
+INSIDE = "a task counts as using its GPUs from start to end: Airflow does not tell what happens inside a task"
+INSIDE_CODE = "a task counts as using its GPUs while its own code runs: nobody told what happens inside"
+NO_GPUS = "no pool is named as one of GPUs (--gpu-pool): slots of pools are accounted for, GPU time is not known"
+SLOTS = "limits other than pools (parallelism, max_active_tasks) and busy workers are not known: some waits are theirs"
+DEFERRED = (
+    "tasks were deferred or rescheduled: they count as running meanwhile, for Airflow keeps only their first start"
+)
+OLDER = "runs are of an older version of their DAG: what their tasks waited for is read from the newest"
+GONE = "Airflow no longer has these DAGs, so what their tasks waited for is not known"
+
+
+def audit(request: AuditRequest) -> Observed:
+    """The history as run log records. Raises InputError for what cannot be reached or read."""
+    rest = connect(request.address, request.user)
+    lines = read_lines(request.events) if request.events is not None else []
+    seen = read_airflow(rest, time.time() - request.days * DAY_S)
+    return observed(seen, rest.url, gpu_pools(seen, request.gpu_pools), lines)
+
+
+def observed(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Iterable[Line] = ()) -> Observed:
+    """What was seen, and what the listener noted of it, as an audit takes it. InputError for an unknown pool."""
+    known = pool_sizes(seen)
+    for pool in gpu_pools:
+        if pool not in known:
+            raise InputError("--gpu-pool", f"no pool {pool!r} in {label}", f"its pools: {', '.join(known)}")
+    code_s = {line.key: line.code for line in lines}
+    history = HistoryRecords(seen, gpu_pools, full_names=True, code_s=code_s)
+    gone = sorted(dag.dag_id for dag in seen.dags.values() if dag.parents is None)
+    notes = [INSIDE if gpu_pools else NO_GPUS, SLOTS]
+    if gpu_pools and code_s:
+        notes[0] = INSIDE_CODE
+    if deferred := sum(one.was_deferred for one in seen.tries):
+        notes.append(f"{deferred} {DEFERRED}")
+    if older := sum(0 < run.version < seen.dags[run.dag_id].version for run in seen.runs):
+        notes.append(f"{older} {OLDER}")
+    if gone:
+        notes.append(f"{GONE}: {', '.join(gone[:5])}{', …' if len(gone) > 5 else ''}")
+    return Observed(
+        history.header(label, label),
+        tuple(history.records()),
+        edges_known=not gone,
+        notes=tuple(notes),
+        cpu_name="slot",
+        pinned=True,
+        may_split=False,
+    )
+
+
+def gpu_pools(seen: Seen, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The pools whose slots are GPUs: as given, else as `[egs] pools` in the environment, else as EGS made them."""
+    stated = next((value for name in POOLS if (value := os.environ.get(name, ""))), "")
+    named = [part.partition("=")[0] for part in stated.replace(",", " ").split()]
+    made = [pool.name for pool in seen.pools.values() if pool.are_gpus]
+    return tuple(dict.fromkeys(given or named or made))

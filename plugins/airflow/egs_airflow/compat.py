@@ -1,0 +1,200 @@
+"""Every use of private or version-dependent Airflow API, each with its reason, its probe and its fallback.
+
+    feature       API that is not public                              fallback
+    dag_file      airflow.dag_processing.dagbag.DagBag                 none: `egs graph` cannot read DAG files
+    serialized    airflow.serialization: a DAG from its stored JSON    none: only DAG objects convert
+    mutation_hook airflow.settings: policies, their `is_noop`          none: Airflow's own weights hold
+    pool_stats    Pool.slots_stats, airflow.settings.engine            none: no slot is kept
+
+`available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
+EGS_AIRFLOW_WITHOUT (comma separated) makes their probes fail, and `version` there makes this Airflow an unknown one:
+for tests, and for users of a broken build. Importing this module imports no Airflow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats"]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+KNOWN_VERSIONS = ("3.3",)
+WITHOUT = "EGS_AIRFLOW_WITHOUT"
+
+
+@cache
+def airflow_version() -> str:
+    """The installed version of Airflow, without importing it; empty where there is none."""
+    for distribution in ("apache-airflow-core", "apache-airflow"):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
+def supported(found: str) -> bool:
+    """Whether EGS was tried with this minor version of Airflow; elsewhere it only observes."""
+    known = re.match(r"\d+\.\d+(?=\D|$)", found) is not None and ".".join(found.split(".")[:2]) in KNOWN_VERSIONS
+    return known and "version" not in _left_out()
+
+
+def available(feature: Feature) -> bool:
+    """Whether the API behind a feature is there, and not forbidden by EGS_AIRFLOW_WITHOUT."""
+    if feature in _left_out():
+        return False
+    try:
+        return _PROBES[feature]()
+    except Exception:  # a probe looks into modules that may have moved or changed shape
+        return False
+
+
+def has_home() -> bool:
+    """Whether an Airflow is set up here. Where none is, importing Airflow's configuration would write one."""
+    if any(name.startswith("AIRFLOW__") for name in os.environ):
+        return True
+    home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
+    return Path(os.environ.get("AIRFLOW_CONFIG", home / "airflow.cfg")).expanduser().exists()
+
+
+def _left_out() -> list[str]:
+    return os.environ.get(WITHOUT, "").replace(" ", "").split(",")
+
+
+def _callable(module: str, *names: str) -> bool:
+    """Whether a module has that function or class, or one inside it."""
+    found: Any = importlib.import_module(module)
+    for name in names:
+        found = getattr(found, name)
+    return callable(found)
+
+
+# --- dag_file: there is no public way to read a DAG file into DAG objects ---------------------------------------------
+
+
+def read_dag_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The DAG objects of a file or folder by id, and errors by file; runs the files, writes nothing to the database."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(path), safe_mode=False, load_op_links=False)
+    return dict(bag.dags), dict(bag.import_errors)
+
+
+# --- serialized: Airflow's stored DAGs can be read back through its own classes only ----------------------------------
+
+
+def serialize(dag: Any) -> dict[str, Any]:
+    """A DAG as Airflow stores it."""
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    stored: dict[str, Any] = DagSerialization.to_dict(dag)
+    return stored
+
+
+def deserialize(stored: dict[str, Any]) -> Any:
+    """The scheduler's own form of a stored DAG."""
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    return DagSerialization.from_dict(stored)
+
+
+# --- mutation_hook: a policy that changes task instances is not called unless Airflow is told of it -------------------
+
+
+def install_policy(policy: Any) -> None:
+    """Register an object with policies in this process, those for task instances included."""
+    from airflow import settings
+
+    manager = settings.get_policy_plugin_manager()
+    if not manager.is_registered(policy):
+        manager.register(policy)
+    settings.task_instance_mutation_hook.is_noop = False
+
+
+# --- pool_stats: no public hook stands between the scheduler and the open slots it hands out --------------------------
+
+
+def wrap_pool_stats(adjust: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    """Let `adjust` change what the scheduler of this process is told of its pools in each pass; returns the undo.
+
+    The scheduler asks with `lock_rows`, and nobody else does.
+    """
+    from airflow.models.pool import Pool
+
+    original = Pool.slots_stats
+
+    def slots_stats(*args: Any, **kwargs: Any) -> Any:
+        pools = original(*args, **kwargs)
+        if kwargs.get("lock_rows"):
+            adjust(pools)
+        return pools
+
+    def undo() -> None:
+        Pool.slots_stats = staticmethod(original)
+
+    Pool.slots_stats = staticmethod(slots_stats)
+    return undo
+
+
+def connect() -> Any:
+    """A connection of its own to the metadata database: what fails on it cannot spoil the scheduler's transaction."""
+    from airflow import settings
+
+    return settings.engine.connect()
+
+
+def stored_dag(version_id: Any) -> tuple[str, list[str], dict[str, list[str]]]:
+    """Id, tags and successors by task of one stored version of a DAG, without making objects of its tasks."""
+    from airflow import settings
+    from airflow.models.serialized_dag import SerializedDagModel
+    from sqlalchemy import select
+    from sqlalchemy.orm import Session
+
+    with Session(settings.engine) as session:
+        stored = session.scalar(select(SerializedDagModel).where(SerializedDagModel.dag_version_id == version_id))
+        dag = ((stored.data if stored else None) or {}).get("dag", {})
+    tasks = [task["__var"] for task in dag.get("tasks", [])]
+    downstream = {task["task_id"]: list(task.get("downstream_task_ids", ())) for task in tasks}
+    return dag.get("dag_id", ""), list(dag.get("tags", ())), downstream
+
+
+# --- attributes of operators that have no public name -----------------------------------------------------------------
+
+
+def is_sensor(task: Any) -> bool:
+    """Whether a task waits for something outside of Airflow. Sensors have a mark; stored ones that are not mapped have
+    only the dependency that goes with it."""
+    marked = bool(getattr(task, "_is_sensor", False))
+    return marked or any(type(dep).__name__ == "ReadyToRescheduleDep" for dep in getattr(task, "deps", ()))
+
+
+def mapped_over(source: Any) -> Any:
+    """The arguments that a mapped task or group is expanded over; None where this Airflow keeps them elsewhere."""
+    found = getattr(source, "_expand_input", None)  # of a group; that of a task has a name that depends on its class
+    if found is None:
+        specified = getattr(source, "_get_specified_expand_input", None)
+        found = specified() if specified is not None else None
+    return getattr(found, "value", None)
+
+
+def seconds(span: Any) -> float | None:
+    """A limit of Airflow in seconds; None for none, and for one that is not a span of time."""
+    total = getattr(span, "total_seconds", None)
+    return None if total is None else float(total())
+
+
+_PROBES: dict[str, Callable[[], bool]] = {
+    "dag_file": lambda: _callable("airflow.dag_processing.dagbag", "DagBag"),
+    "serialized": lambda: _callable("airflow.serialization.serialized_objects", "DagSerialization", "from_dict"),
+    "mutation_hook": lambda: (
+        _callable("airflow.settings", "get_policy_plugin_manager")
+        and hasattr(importlib.import_module("airflow.settings").task_instance_mutation_hook, "is_noop")
+    ),
+    "pool_stats": lambda: _callable("airflow.models.pool", "Pool", "slots_stats"),
+}

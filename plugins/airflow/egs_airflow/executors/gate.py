@@ -1,0 +1,147 @@
+"""What stands between Airflow's scheduler and its own count of open slots, while an executor of ours is loaded.
+
+Once a pass the scheduler asks how many slots of each pool are open. The gate reads, on a connection of its own, what
+has ended since the scheduler last looked at its run, and answers with what `keeping` leaves. It writes nothing, so an
+executor that dies leaves nothing behind. Whatever fails in it is one warning, and from then on Airflow counts alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from egs_airflow import compat, config
+from egs_airflow.executors import reading
+from egs_airflow.executors.keeping import Claim, Kept, compute_kept
+
+LONGEST_S = 1.0
+"""A slot is kept no longer than this for a successor that the scheduler has not made ready; or for one pass of the
+scheduler, where that takes longer, because slots are handed out in passes only."""
+
+RESERVE_AFTER_S = 30.0
+"""So long a task that needs more slots than are open waits before slots are kept for it; option `reserve_after`."""
+
+EVENT = "egs kept slots"
+MOST_SHAPES = 512
+
+
+@dataclass
+class Started:
+    """A task that this executor was given. ended_s: when the gate first saw that it had ended; 0 until then."""
+
+    key: Any
+    version: Any
+    external_id: str | None
+    ended_s: float = 0.0
+
+
+@dataclass
+class Keeping:
+    """Slots that are being kept: since when (monotonic), and in how many passes of the scheduler."""
+
+    kept: Kept
+    since_s: float
+    passes: int = 0
+
+
+@dataclass
+class Gate:
+    """The state of one executor's gate. log_event: Airflow's own log of what happened to a task instance.
+
+    started: by task instance id; shapes: by DAG version; keeping: by pool and key; awaited: the ended task for whose
+    successor a slot is kept.
+    """
+
+    log_event: Callable[..., None]
+    reserve_after_s: float = RESERVE_AFTER_S
+    clock: Callable[[], float] = time.monotonic
+    started: dict[Any, Started] = field(default_factory=dict)
+    shapes: dict[Any, reading.Shape] = field(default_factory=dict)
+    keeping: dict[tuple[str, Any], Keeping] = field(default_factory=dict)
+    awaited: Started | None = None
+    is_broken: bool = False
+    last_pass_s: float = 0.0
+
+    def guard(self, action: Callable[[], None]) -> None:
+        """Do it, unless something has failed before; what it raises is one warning. Never raises itself."""
+        if self.is_broken:
+            return
+        try:
+            action()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            self.is_broken = True
+            self.awaited = None
+            config.warn(f"slots go to whoever Airflow finds first, as without EGS: {type(error).__name__}: {error}")
+
+    def note(self, workload: Any) -> None:
+        """A workload was given to the executor."""
+        ti = getattr(workload, "ti", None)
+        if ti is not None:
+            self.started[ti.id] = Started(ti.key, ti.dag_version_id, ti.external_executor_id)
+
+    def learn(self) -> None:
+        """Read the DAGs of new tasks, and forget the tasks that nothing waits for. Not inside the scheduler's pass."""
+        for version in {task.version for task in self.started.values()} - self.shapes.keys():
+            if len(self.shapes) >= MOST_SHAPES:
+                self.shapes.pop(next(iter(self.shapes)))
+            dag_id, tags, downstream = compat.stored_dag(version)
+            is_chosen = config.mode_of(dag_id, tags) == "on"
+            self.shapes[version] = reading.Shape(downstream if is_chosen else {})
+        for ti, task in list(self.started.items()):
+            if not self.shapes[task.version].downstream.get(task.key.task_id):
+                del self.started[ti]
+
+    def adjust(self, pools: dict[str, Any]) -> None:
+        """Take what is kept out of the pools' `open`, in the middle of the scheduler's pass."""
+        now_s = self.clock()
+        self.awaited = None
+        kept: dict[str, list[Kept]] = {}
+        contended = [name for name, stats in pools.items() if stats["scheduled"] > 0 and 0 < stats["open"] < 2**31]
+        if contended:
+            with compat.connect() as connection:
+                ready = self._just_ready(connection, now_s)
+                for name in contended:
+                    total, open_slots = pools[name]["total"], int(pools[name]["open"])
+                    claims = reading.waiting(connection, name, total, open_slots, self.reserve_after_s)
+                    kept[name] = compute_kept(open_slots, claims + _claims_of(ready, name))
+        for name, several in kept.items():
+            pools[name]["open"] -= sum(one.slots for one in several)
+        self._record(kept, now_s)
+        self.last_pass_s = now_s
+
+    def _just_ready(self, connection: Any, now_s: float) -> list[reading.Ready]:
+        """What this executor's ended tasks have made ready, for at most LONGEST_S each."""
+        found: list[reading.Ready] = []
+        known = [ti for ti, task in self.started.items() if task.version in self.shapes]
+        for end in reading.ended(connection, known):
+            task = self.started[end.id]
+            gap_s = now_s - self.last_pass_s if task.ended_s else 0.0  # the next pass comes about that much later
+            task.ended_s = task.ended_s or now_s
+            if not end.is_success or end.is_seen or now_s - task.ended_s + gap_s > LONGEST_S:
+                del self.started[end.id]
+            elif ready := reading.just_ready(connection, task.key, self.shapes[task.version]):
+                self.awaited = task
+                found += ready
+        return found
+
+    def _record(self, kept: Mapping[str, list[Kept]], now_s: float) -> None:
+        """Note since when slots are kept; the end of each time is one line in Airflow's own log of events."""
+        current = {(pool, one.key): one for pool, several in kept.items() for one in several}
+        for place in [place for place in self.keeping if place not in current]:
+            over = self.keeping.pop(place)
+            told = {"pool": place[0], "reason": over.kept.reason, "slots": over.kept.slots}
+            told |= {"seconds": round(now_s - over.since_s, 3), "passes": over.passes}
+            self.log_event(event=EVENT, extra=json.dumps(told), ti_key=over.kept.key)
+        for place, one in current.items():
+            self.keeping.setdefault(place, Keeping(one, now_s)).passes += 1
+
+
+def _claims_of(ready: list[reading.Ready], pool: str) -> list[Claim]:
+    """Behind waiting tasks of the same weight, which Airflow would start first too."""
+    here = [one for one in ready if one.pool == pool]
+    return [Claim(one.key, one.slots, (-one.weight, 1, n), "successor") for n, one in enumerate(here)]

@@ -1,0 +1,24 @@
+"""Airflow's LocalExecutor, with slots that are kept for whom they were freed, and with a queue in order.
+
+Airflow 3.3's LocalExecutor never notes what it runs, so it believes that all of its processes are free: everything that
+the scheduler hands over goes into one pipe at once, and leaves it in the order in which it came, whatever its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.executors.local_executor import LocalExecutor
+
+from egs_airflow.executors.mixin import KeepsSlots
+
+
+class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
+    """`[core] executor = egs_airflow.executors.EgsLocalExecutor`."""
+
+    def _process_workloads(self, workload_list: Sequence[Any]) -> None:
+        """Hand workloads to the processes, and note that these are taken: what comes next waits here, by weight."""
+        super()._process_workloads(workload_list)
+        if self.gate is not None:
+            self.running.update(workload.key for workload in workload_list if hasattr(workload, "ti"))

@@ -1,0 +1,104 @@
+"""`KeepsSlots`: what turns an executor of Airflow into one that keeps slots, named before it among the base classes.
+
+    class MyExecutor(KeepsSlots, CeleryExecutor): ...
+
+It has no part in running tasks. With the option `[egs] keep_slots = no`, and in every mode but on, it does nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from egs_airflow import compat, config
+from egs_airflow.executors.gate import RESERVE_AFTER_S, Gate
+
+if TYPE_CHECKING:
+    from airflow.executors.base_executor import BaseExecutor as Base
+else:
+    Base = object  # a mixin: its base is the executor that follows it
+
+NO = ("no", "off", "false", "0")
+MOST_EVENTS = 1000
+
+
+class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
+    """Calls the gate where Airflow calls the executor; each call goes on as without EGS, whatever the gate does."""
+
+    gate: Gate | None = None
+    _close_gate: Callable[[], None] | None = None
+    _events: deque[Any]
+
+    def start(self) -> None:
+        """Start the executor, then open the gate."""
+        super().start()
+        if is_on():
+            self.gate = Gate(self._log_event, reserve_after_s())
+            self._events = deque(maxlen=MOST_EVENTS)
+            self.gate.guard(self._open_gate)
+            _create_missing_pools()
+
+    def _open_gate(self) -> None:
+        gate = self.gate
+        if gate is not None and compat.available("pool_stats"):
+            self._close_gate = compat.wrap_pool_stats(lambda pools: gate.guard(lambda: gate.adjust(pools)))
+
+    def _log_event(self, event: str, extra: str, ti_key: Any) -> None:
+        """One line in Airflow's log of events. Airflow 3.3 loses the record where nobody else refers to it."""
+        self.log_task_event(event=event, extra=extra, ti_key=ti_key)
+        self._events.append(self._task_event_logs[-1])
+
+    def queue_workload(self, workload: Any, session: Any) -> None:
+        """Take a workload from the scheduler."""
+        super().queue_workload(workload, session)
+        gate = self.gate
+        if gate is not None:
+            gate.guard(lambda: gate.note(workload))
+
+    def heartbeat(self) -> None:
+        """Start what fits and hear of what has ended, as ever; while a slot is kept the scheduler is not to sleep."""
+        super().heartbeat()
+        gate = self.gate
+        if gate is not None:
+            gate.guard(gate.learn)
+            gate.guard(self._keep_awake)
+
+    def _keep_awake(self) -> None:
+        """The scheduler sleeps a second when no executor has news: tell it again of the task that has ended."""
+        task = self.gate.awaited if self.gate is not None else None
+        if task is not None and task.key not in self.event_buffer:
+            self.running_state(task.key, task.external_id)
+
+    def end(self) -> None:
+        """Close the gate, then end the executor."""
+        if self._close_gate is not None:
+            self._close_gate()
+            self._close_gate = None
+        super().end()
+
+
+def _create_missing_pools() -> None:
+    from egs_airflow.order.pools import create_pools
+
+    try:
+        create_pools(resize=False)
+    except Exception as error:  # the scheduler goes on: no task is put into a pool that was not created
+        config.warn(f"no pool was created: {error}")
+
+
+def is_on() -> bool:
+    """Whether executors of ours keep slots in this process."""
+    return config.settings().mode == "on" and config.option("keep_slots").strip().lower() not in NO
+
+
+def reserve_after_s() -> float:
+    """The option `reserve_after`; a value that means nothing is one warning."""
+    from egs_core.errors import InputError
+    from egs_core.units import parse_seconds
+
+    try:
+        return parse_seconds(config.option("reserve_after") or RESERVE_AFTER_S, "[egs] reserve_after")
+    except InputError as error:
+        config.warn(str(error))
+        return RESERVE_AFTER_S

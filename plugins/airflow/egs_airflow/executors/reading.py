@@ -1,0 +1,140 @@
+"""What the gate asks the metadata database: reads only, each bounded by what this executor runs or by a few rows.
+
+The statements name columns of Airflow's models, so they are tried with the versions in `compat.KNOWN_VERSIONS` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import and_, func, select
+
+from egs_airflow import config
+from egs_airflow.executors.keeping import Claim
+
+MOST_WAITING = 200
+"""So many of a pool's waiting tasks are looked at, first in the order first."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Who comes after whom in one version of a DAG; empty for a DAG that is not chosen."""
+
+    downstream: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def upstream(self, task_id: str) -> set[str]:
+        """The tasks that the task directly waits for."""
+        return {before for before, after in self.downstream.items() if task_id in after}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A task that nothing stands before any more, and that the scheduler has not made ready yet."""
+
+    key: Any
+    pool: str
+    slots: int
+    weight: int
+
+
+@dataclass(frozen=True)
+class End:
+    """A task of this executor whose process has told Airflow that it is over; seen: the scheduler has looked since."""
+
+    id: Any
+    is_success: bool
+    is_seen: bool
+
+
+def ended(connection: Any, ids: Collection[Any]) -> list[End]:
+    """Those of the tasks that run no more; one whose row is gone counts as seen."""
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as TI
+
+    if not ids:
+        return []
+    join = and_(DagRun.dag_id == TI.dag_id, DagRun.run_id == TI.run_id)
+    columns = (TI.id, TI.state, TI.end_date, DagRun.last_scheduling_decision)
+    rows = connection.execute(select(*columns).join(DagRun, join).where(TI.id.in_(ids))).all()
+    gone = [End(one, False, True) for one in ids if one not in {row.id for row in rows}]
+    return gone + [
+        End(row.id, row.state == "success", _is_seen(row.end_date, row.last_scheduling_decision))
+        for row in rows
+        if row.state not in ("queued", "running", "scheduled")
+    ]
+
+
+def _is_seen(end: datetime | None, decision: datetime | None) -> bool:
+    return end is None or (decision is not None and decision > end)
+
+
+def just_ready(connection: Any, key: Any, shape: Shape) -> list[Ready]:
+    """The successors of a task that has succeeded, of which no other predecessor is still to end."""
+    from airflow.models.taskinstance import TaskInstance as TI
+    from airflow.models.taskinstancekey import TaskInstanceKey
+    from airflow.utils.state import State
+
+    after = set(shape.downstream.get(key.task_id, ()))
+    names = after.union(*(shape.upstream(task) for task in after))
+    columns = (TI.task_id, TI.map_index, TI.state, TI.try_number, TI.pool, TI.pool_slots, TI.priority_weight)
+    family = (TI.dag_id == key.dag_id, TI.run_id == key.run_id, TI.task_id.in_(names))
+    rows = connection.execute(select(*columns).where(*family)).all()
+    open_names = {row.task_id for row in rows if row.state not in State.finished}
+    return [
+        Ready(
+            TaskInstanceKey(key.dag_id, row.task_id, key.run_id, row.try_number + 1, row.map_index),
+            row.pool,
+            row.pool_slots,
+            row.priority_weight or 0,
+        )
+        for row in rows
+        if row.task_id in after and row.state is None and not shape.upstream(row.task_id) & open_names
+    ]
+
+
+def waiting(connection: Any, pool: str, total: float, open_slots: int, reserve_after_s: float) -> list[Claim]:
+    """The tasks that wait for slots of a pool, in the scheduler's order; large ones that have waited are marked."""
+    from airflow.models.dag import DagModel
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance as TI
+    from airflow.models.taskinstancekey import TaskInstanceKey
+
+    limits = (DagModel.max_active_tasks, DagModel.has_task_concurrency_limits)
+    key = (TI.dag_id, TI.task_id, TI.run_id, TI.try_number, TI.map_index)
+    query = (
+        select(*key, TI.pool_slots, TI.priority_weight, TI.scheduled_dttm, *limits)
+        .join(DagRun, and_(DagRun.dag_id == TI.dag_id, DagRun.run_id == TI.run_id))
+        .join(DagModel, DagModel.dag_id == TI.dag_id)
+        .where(TI.pool == pool, TI.state == "scheduled", DagRun.state == "running", ~DagModel.is_paused)
+        .order_by(-TI.priority_weight, DagRun.logical_date, TI.map_index)
+        .limit(MOST_WAITING)
+    )
+    now = datetime.now(UTC)
+    claims = []
+    for number, row in enumerate(connection.execute(query)):
+        is_large = open_slots < row.pool_slots <= total and waited_s(row.scheduled_dttm, now) >= reserve_after_s
+        is_kept_for = is_large and _is_free_to_start(connection, row)
+        place = (-(row.priority_weight or 0), 0, number)
+        claim = Claim(TaskInstanceKey(*row[: len(key)]), row.pool_slots, place, "reservation" if is_kept_for else "")
+        claims.append(claim)
+    return claims
+
+
+def _is_free_to_start(connection: Any, row: Any) -> bool:
+    """Whether nothing but the pool keeps a task of a chosen DAG from starting."""
+    from airflow.models.dag import DagTag
+    from airflow.models.taskinstance import TaskInstance as TI
+
+    tags = connection.scalars(select(DagTag.name).where(DagTag.dag_id == row.dag_id)).all()
+    if row.has_task_concurrency_limits or config.mode_of(row.dag_id, tags) != "on":
+        return False
+    active = (TI.dag_id == row.dag_id, TI.run_id == row.run_id, TI.state.in_(("queued", "running")))
+    return bool(connection.scalar(select(func.count()).select_from(TI).where(*active)) < row.max_active_tasks)
+
+
+def waited_s(since: datetime | None, now: datetime) -> float:
+    """Seconds since then; 0 where nobody knows."""
+    return 0.0 if since is None else (now - since).total_seconds()

@@ -1,0 +1,72 @@
+"""`airflow egs learn`: read what this Airflow has run, and learn how long its tasks take. Run it now and then.
+
+REST API, the listener's lines ─► history of durations ─► durations.json, from which the ordering takes its weights
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from egs_airflow import config
+from egs_airflow.history.keep import DAYS, keep_history, learned
+from egs_airflow.observe.lines import PATTERN, Line, drop_old, read_lines
+from egs_airflow.observe.listener import folder
+from egs_airflow.order.durations import durations_path, write_durations
+from egs_airflow.order.pools import configured_pools
+from egs_airflow.rest import connect
+from egs_core.errors import InputError
+from egs_core.history.sql import SqlHistory
+from egs_core.places import data_folder
+
+STATE = "kept.json"
+
+
+class Learned(NamedTuple):
+    """durations: that are new in the history; dags, tasks: of which it expects how long they take."""
+
+    durations: int
+    dags: int
+    tasks: int
+
+
+def learn(url: str, user: str = "", days: float = DAYS, gpu_pools: tuple[str, ...] = ()) -> Learned:
+    """Read the Airflow at a URL and leave durations where the ordering finds them. Raises InputError."""
+    stated = config.option("history")
+    history = SqlHistory(stated) if stated else SqlHistory.in_folder(data_folder())
+    try:
+        pools = gpu_pools or tuple(pool.name for pool in configured_pools())
+        new = keep_history(connect(url, user), history, data_folder() / "airflow" / STATE, pools, _lines(), days)
+        expected = learned(history)
+        write_durations(durations_path(), expected)
+    except OSError as error:
+        raise InputError(str(error.filename or ""), f"cannot be written: {error.strerror}") from None
+    finally:
+        history.close()
+    return Learned(new, len(expected), sum(map(len, expected.values())))
+
+
+def _lines() -> list[Line]:
+    """What listeners on this host have noted; other hosts' tasks are learned from REST alone."""
+    place = folder()
+    if not any(place.glob(PATTERN)):
+        return []
+    drop_old(place)
+    try:
+        return read_lines(place)
+    except InputError as error:
+        config.warn(str(error))
+        return []
+
+
+def run_learn(args: Any) -> None:
+    """The command: args has url ("" for this Airflow's own), user and days. Exit code 2 where it cannot."""
+    from airflow.configuration import conf
+
+    url = args.url or conf.get("api", "base_url", fallback="") or "http://127.0.0.1:8080"
+    try:
+        told = learn(url, args.user, args.days)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(f"{told.durations} new durations; {told.tasks} tasks of {told.dags} DAGs are known")

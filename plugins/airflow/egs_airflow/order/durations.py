@@ -1,0 +1,75 @@
+"""Learned durations as a small file: written by whoever learns, read where Airflow makes task instances.
+
+    {"format": "egs-airflow-durations", "version": 1, "dags": {"<dag id>": {"<task id>": seconds, …}, …}}
+
+A reader asks only the file's status when nothing has changed, and never a database: a weight is computed in the middle
+of one of the scheduler's transactions. A file that is absent or cannot be read means that nothing was learned yet.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from egs_airflow import config
+
+FORMAT = "egs-airflow-durations"
+VERSION = 1
+
+Durations = Mapping[str, Mapping[str, float]]
+"""Seconds that a task of a DAG is expected to take: by DAG id, by task id. A mapped task has one entry."""
+
+_Stamp = tuple[int, int, int]
+_read: dict[Path, tuple[_Stamp, Durations]] = {}
+
+
+def durations_path() -> Path:
+    """Where the file is: option `durations`, by default in the user's data folder."""
+    from egs_core.places import data_folder
+
+    stated = config.option("durations")
+    return Path(stated) if stated else data_folder() / "airflow" / "durations.json"
+
+
+def write_durations(path: Path, durations: Durations) -> None:
+    """Replace the file as a whole: a reader sees the old one or the new one. What is no duration is left out."""
+    kept = {dag: {task: s for task, s in tasks.items() if _is_duration(s)} for dag, tasks in durations.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps({"format": FORMAT, "version": VERSION, "dags": kept}, sort_keys=True))
+    part.replace(path)
+
+
+def load_durations(path: Path) -> Durations:
+    """What the file says now, the same object until it changes; {} for an absent one and, with a warning, a bad one."""
+    try:
+        status = path.stat()
+    except OSError:
+        return {}
+    stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+    known = _read.get(path)
+    if known is None or known[0] != stamp:
+        known = _read[path] = (stamp, _parse(path))
+    return known[1]
+
+
+def _parse(path: Path) -> Durations:
+    try:
+        stored: Any = json.loads(path.read_text())
+        if (stored["format"], stored["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"format {stored['format']!r}, version {stored['version']!r}")
+        return {
+            str(dag): {str(task): float(s) for task, s in tasks.items() if _is_duration(s)}
+            for dag, tasks in stored["dags"].items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        config.warn(f"{path}: no durations can be read from it: {error}")
+        return {}
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf

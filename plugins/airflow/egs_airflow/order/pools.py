@@ -1,0 +1,116 @@
+"""GPU pools: their sizes come from the configuration and from nowhere else.
+
+    [egs]
+    pools = gpu=8, gpu_large=4
+
+A host without GPUs, where the scheduler usually runs, would say 0, and a pool without slots stops its tasks for ever.
+The first pool is the one for tasks with a GPU hint. Pools are created by `airflow egs pools`, or when EgsLocalExecutor
+starts, in mode on only. A task whose pool does not exist is never started, so a task is put into a pool only where the
+list of pools that were created, in the user's data folder, has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from egs_airflow import config
+from egs_core.errors import InputError
+from egs_core.places import data_folder
+
+OPTION = "[egs] pools"
+EXAMPLE = "name each with its slots: gpu=8, gpu_large=4"
+DESCRIPTION = "GPUs, one slot each; size from [egs] pools"
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """One pool of the configuration; a slot is a GPU."""
+
+    name: str
+    slots: int
+
+
+def configured_pools() -> list[GpuPool]:
+    """The pools that the user wants, in the order of the configuration; InputError for a text that means nothing."""
+    pools = [_parse(part) for part in config.words("pools")]
+    names = [pool.name for pool in pools]
+    if len(set(names)) < len(names):
+        raise InputError(OPTION, "two pools of one name", EXAMPLE)
+    return pools
+
+
+def _parse(part: str) -> GpuPool:
+    name, equals, slots = part.partition("=")
+    if not (name and equals and slots.isascii() and slots.isdigit() and int(slots) > 0):
+        raise InputError(OPTION, f"{part!r} is not a pool with at least one slot", EXAMPLE)
+    return GpuPool(name, int(slots))
+
+
+def create_pools(resize: bool) -> list[str]:
+    """Create the configured pools that are missing; one line for each pool, saying what was done.
+
+    A deferred task keeps its slots, because the GPU work that it waits for goes on. resize: an existing pool gets the
+    configured size too; its description and its team stay.
+    """
+    from airflow.models.pool import Pool
+    from airflow.utils.session import create_session
+
+    wanted, told = configured_pools(), []
+    with create_session() as session:
+        for pool in wanted:
+            found: Any = Pool.get_pool(pool.name, session=session)
+            if found is None:
+                Pool.create_or_update_pool(pool.name, pool.slots, DESCRIPTION, True, session=session)
+                told.append(f"{pool.name}: created with {pool.slots} slots")
+            elif resize and (found.slots, found.include_deferred) != (pool.slots, True):
+                team = found.team_name
+                Pool.create_or_update_pool(
+                    pool.name, pool.slots, found.description, True, team_name=team, session=session
+                )
+                told.append(f"{pool.name}: {pool.slots} slots, deferred tasks included")
+            else:
+                told.append(f"{pool.name}: left as it is, {found.slots} slots")
+    _note_created(wanted)
+    return told
+
+
+def run_pools(_: Any = None) -> None:
+    """`airflow egs pools`: create or resize the configured pools. Bad input: one line on stderr, exit code 2."""
+    try:
+        if config.settings().mode != "on":
+            raise InputError("[egs] mode", f"is {config.settings().mode!r}: pools are made in mode on only")
+        lines = create_pools(resize=True)
+    except InputError as error:
+        print(f"airflow egs pools: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print("\n".join(lines) or f"{OPTION} names no pool")
+
+
+def gpu_pool() -> GpuPool | None:
+    """The pool for tasks with a GPU hint: the first configured one, once it has been created."""
+    pools = configured_pools()
+    return pools[0] if pools and pools[0].name in _created() else None
+
+
+def _list_path() -> Path:
+    return data_folder() / "airflow" / "pools.json"
+
+
+def _note_created(pools: list[GpuPool]) -> None:
+    path = _list_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps([pool.name for pool in pools]))
+    part.replace(path)
+
+
+def _created() -> list[str]:
+    try:
+        return list(json.loads(_list_path().read_text()))
+    except (OSError, ValueError, TypeError):
+        return []

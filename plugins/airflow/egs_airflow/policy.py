@@ -1,0 +1,28 @@
+"""Airflow's cluster policies (entry point `airflow.policy`), called for each DAG and task where DAG files are parsed.
+
+In `off` and `observe` they do nothing: what a policy changes is stored with the DAG and makes a new version of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.policies import hookimpl
+
+from egs_airflow import config
+
+
+@hookimpl  # type: ignore[untyped-decorator]  # Airflow's types are not read, see pyproject.toml
+def task_policy(task: Any) -> None:
+    """Let `egs_airflow.order` see a task of a DAG that mode on is for. What fails there leaves the task as it is."""
+    try:
+        dag = task.dag
+        if config.mode_of(dag.dag_id, dag.tags) != "on":
+            return
+        from egs_airflow.order.policy import apply_to_task
+
+        apply_to_task(task)
+    except BaseException as error:  # anything raised here would keep the DAG file from being parsed
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        config.warn(f"tasks keep what they were written with: {type(error).__name__}: {error}")

@@ -1,0 +1,176 @@
+"""Installed and observing, EGS changes nothing; hints run wherever Airflow runs a function; faults stay EGS's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.airflow.conftest import require_airflow
+from tests.conformance.airflow.live import SOURCES, LiveAirflow, live_airflow
+
+DAG = """
+import egs_core as egs
+from airflow.sdk import DAG, task
+from airflow.providers.standard.operators.bash import BashOperator
+
+with DAG("observed", schedule=None) as dag:
+
+    @task
+    @egs.task(gpus=1, preload=[egs.modules("json")])
+    def train(step: int) -> int:
+        return step * 2
+
+    @task(priority_weight=7, weight_rule="absolute")
+    def weigh() -> None:
+        pass
+
+    made = BashOperator(task_id="made", bash_command="true")
+    made >> weigh() >> train.expand(step=[1, 2])
+"""
+
+PLAIN = """
+from airflow.sdk import DAG, task
+
+with DAG("plain", schedule=None):
+
+    @task
+    def one() -> int:
+        return 1
+
+    @task
+    def two(x: int) -> None:
+        print(x)
+
+    two(one())
+"""
+
+COPIED = """
+import sys
+import egs_core as egs
+from airflow.sdk import DAG, task
+
+with DAG("copied", schedule=None):
+
+    @task.external_python(python=%(python)r, expect_airflow=False)
+    @egs.task(
+        gpus=1,
+        max_runtime="2h",
+    )
+    def elsewhere(step: int) -> int:
+        import sys
+
+        assert "egs_core" not in sys.modules
+        return step * 2
+
+    @task
+    def check(result: int) -> None:
+        assert result == 42
+
+    check(elsewhere(21))
+"""
+
+BROKEN = """
+import sys
+
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("egs_airflow.observe.listener", "egs_airflow.order.strategy", "egs_airflow.order.policy"):
+            raise SystemExit(f"{name} is broken")
+        return None
+
+
+sys.meta_path.insert(0, Refuses())
+"""
+
+
+def rows(airflow: LiveAirflow, query: str) -> list[tuple[Any, ...]]:
+    """What Airflow's own tables have."""
+    with sqlite3.connect(f"file:{airflow.home / 'airflow.db'}?mode=ro", uri=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def state_of(airflow: LiveAirflow, dag_id: str) -> dict[str, Any]:
+    """All that an observer must leave alone: pools, stored DAGs with their versions, weights."""
+    stored = rows(airflow, f"select data from serialized_dag where dag_id = '{dag_id}'")
+    return {
+        "pools": rows(airflow, "select pool, slots, include_deferred, description from slot_pool order by pool"),
+        "versions": rows(airflow, f"select count(*) from dag_version where dag_id = '{dag_id}'"),
+        "dag": [json.loads(data) if isinstance(data, str) else data for (data,) in stored],
+    }
+
+
+def run_facts(airflow: LiveAirflow, dag_id: str) -> list[tuple[Any, ...]]:
+    """What one run gave each task instance."""
+    run_id = airflow.run(dag_id)
+    kept = ("task_id", "map_index", "state", "priority_weight", "pool", "pool_slots", "queue", "try_number")
+    return sorted(tuple(instance[name] for name in kept) for instance in airflow.task_instances(dag_id, run_id))
+
+
+def test_observe_changes_nothing(airflow: LiveAirflow) -> None:
+    """The same file parsed by Airflow with EGS observing and with EGS off: equal stored DAG, one version, no pool; and
+    a run of it has the weights, pools and queues that Airflow gives by itself."""
+    airflow.add_dags(observed=DAG)
+    before = state_of(airflow, "observed")
+    assert before["pools"] == [("default_pool", 128, 0, "Default pool")]
+    assert run_facts(airflow, "observed") == [
+        ("made", -1, "success", 9, "default_pool", 1, "default", 1),
+        ("train", 0, "success", 1, "default_pool", 1, "default", 1),
+        ("train", 1, "success", 1, "default_pool", 1, "default", 1),
+        ("weigh", -1, "success", 7, "default_pool", 1, "default", 1),
+    ]
+    airflow.command("dags", "reserialize", EGS_MODE="off")
+    airflow.reserialize()
+    assert state_of(airflow, "observed") == before
+    assert before["versions"] == [(1,)]
+
+
+def test_hints_run_where_source_is_copied(airflow: LiveAirflow) -> None:
+    """`@egs.task` below `@task.external_python`, which runs a copy of the source in another interpreter without EGS."""
+    airflow.add_dags(copied=COPIED % {"python": _bare_python(airflow.home)})
+    airflow.run("copied")
+
+
+def test_airflow_knows_egs(airflow: LiveAirflow) -> None:
+    """Airflow lists the plugin, `airflow egs doctor` finds all well, and `[egs]` is in the configuration."""
+    plugins = airflow.rest("GET", "/plugins?limit=100")["plugins"]
+    ours = next(plugin for plugin in plugins if plugin["name"] == "egs")
+    assert "airflow-provider-egs" in ours["source"]
+    assert ours["listeners"]
+    told = json.loads(airflow.command("egs", "doctor", "--json").splitlines()[-1])
+    assert {line["name"]: line["ok"] for line in told if not line["ok"]} == {}
+    mode = next(line for line in told if line["name"] == "mode")
+    assert mode["detail"] == "on (EGS_MODE in the environment) for DAGs with tag egs-on"
+    assert "[egs]" in airflow.command("config", "list", "--section", "egs")
+
+
+def test_a_broken_egs_leaves_runs_successful(tmp_path: Path) -> None:
+    """An Airflow that EGS does not know, and each part of EGS ends the process that imports it: the DAG run succeeds,
+    natively, and each fault is one line in the log of a process."""
+    require_airflow()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(BROKEN)
+    environment = {"EGS_MODE": "on", "EGS_AIRFLOW_WITHOUT": "version", "EGS_POOLS": "gpu=1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(broken), *map(str, SOURCES)])
+    with live_airflow(tmp_path / "home", environment, {"plain": PLAIN}) as hit:
+        hit.run("plain")
+        logs = (hit.home / "scheduler.log").read_text()
+        assert rows(hit, "select pool from slot_pool") == [("default_pool",)]
+    for line in (
+        "egs: Airflow 3.3.2 is not a version EGS knows (3.3): observing only",
+        "egs_airflow.observe.listener:listeners is off, Airflow runs without it: SystemExit",
+        "egs_airflow.order.strategy:priority_weight_strategies is off, Airflow runs without it: SystemExit",
+    ):
+        assert line in logs
+
+
+def _bare_python(home: Path) -> str:
+    """An interpreter without any package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home / "bare")], check=True)
+    return str(home / "bare" / "bin" / "python")

@@ -1,0 +1,183 @@
+"""The listener in a task: a line with what happened, little time, and no way to hurt the task."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from egs_airflow import config
+from egs_airflow.observe import listener
+from egs_airflow.observe.lines import drop_old, read_lines
+from egs_core.errors import InputError
+
+START = datetime(2026, 11, 22, 10, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of lines, which does not exist yet."""
+    monkeypatch.setenv("EGS_RUNLOG", str(tmp_path / "runlog"))
+    config.warn.cache_clear()
+    return tmp_path / "runlog"
+
+
+def task_instance(**other: Any) -> Any:
+    """What Airflow hands to a listener, as far as one looks at it."""
+    fields = {
+        "dag_id": "train",
+        "run_id": "manual",
+        "task_id": "fit",
+        "map_index": -1,
+        "try_number": 1,
+        "start_date": START,
+        "end_date": START.replace(second=5),
+        "task": SimpleNamespace(pool="gpus", pool_slots=2),
+    }
+    return SimpleNamespace(**{**fields, **other})
+
+
+def files_of(place: Path) -> Path:
+    """The one file in the folder."""
+    (file,) = place.iterdir()
+    return file
+
+
+def run_task(state: str = "success", **other: Any) -> None:
+    """Call the listener as a task's process does."""
+    called = listener.TaskListener()
+    called.on_task_instance_running()
+    getattr(called, f"on_task_instance_{state}")(task_instance=task_instance(**other))
+
+
+def test_one_line_a_task(place: Path) -> None:
+    """Each end of a task is one line that says which try it was, in which pool, and when."""
+    for state in ("success", "failed", "skipped"):
+        run_task(state, map_index=3)
+    lines = read_lines(place)
+    assert [line.state for line in lines] == ["success", "failed", "skipped"]
+    assert lines[0].key == ("train", "manual", "fit", 3, 1)
+    assert (lines[0].pool, lines[0].slots, lines[0].end - lines[0].start) == ("gpus", 2, 5.0)
+
+
+def test_nothing_where_no_task_runs(place: Path) -> None:
+    """The scheduler and the api-server tell listeners of what they change: then nothing is written, or even read."""
+
+    class Untouchable:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was read")
+
+    listener.TaskListener().on_task_instance_failed(task_instance=Untouchable())
+    assert not place.exists()
+
+
+def test_costs_little(place: Path) -> None:
+    """Of a thousand tasks 99 % spend less than 10 ms in it, by the processor's clock: others may want it too."""
+    took = []
+    for _ in range(1000):
+        begin = time.process_time()
+        run_task()
+        took.append(time.process_time() - begin)
+    assert sorted(took)[990] < 0.010
+    assert len(read_lines(place)) == 1000
+
+
+def test_a_disk_that_hangs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that does not return holds the task up for PATIENCE_S and no longer."""
+    hangs = threading.Event()
+    monkeypatch.setattr(listener, "append", lambda _line: hangs.wait(30))
+    begin = time.perf_counter()
+    run_task()
+    took_s = time.perf_counter() - begin
+    hangs.set()
+    assert listener.PATIENCE_S <= took_s < 1.0
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), SystemExit(3), KeyboardInterrupt(), ValueError("x" * 99)])
+def test_whatever_is_raised_stays_here(
+    error: BaseException, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that raises, also what would end the process, is one warning and nothing else."""
+
+    def fail(_line: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(listener, "append", fail)
+    run_task()
+    run_task()
+    assert len([r for r in caplog.records if "this task is not recorded" in r.getMessage()]) == 1
+    assert not place.exists()
+
+
+def test_no_thread_and_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a thread can be started, and the warning fails too."""
+
+    def none(*_args: Any, **_kwargs: Any) -> Any:
+        raise SystemExit("can't start new thread")
+
+    monkeypatch.setattr(threading, "Thread", none)
+    monkeypatch.setattr(config, "warn", none)
+    run_task()
+
+
+def test_odd_task_instances(place: Path) -> None:
+    """One without an operator or an end is kept with what it has."""
+    run_task(task=None, end_date=None, map_index=None)
+    (line,) = read_lines(place)
+    assert (line.pool, line.slots, line.map_index) == ("", 1, -1)
+    assert line.end == pytest.approx(time.time(), abs=60)
+
+
+def test_full_disk_and_half_a_line(place: Path) -> None:
+    """A disk without room leaves at most half a line, which is left out when lines are read."""
+    run_task()
+    file = files_of(place)
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:40])
+    assert len(read_lines(place)) == 1
+    file.unlink()
+    file.symlink_to("/dev/full")
+    run_task()
+    assert file.is_symlink()
+
+
+def test_a_day_has_an_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file grows to MOST_BYTES; more is lost, not the disk."""
+    run_task()
+    size = files_of(place).stat().st_size
+    monkeypatch.setattr(listener, "MOST_BYTES", size + 1)
+    run_task()
+    run_task()
+    assert len(read_lines(place)) == 2
+
+
+def test_old_files_are_dropped(place: Path) -> None:
+    """Files of earlier than KEPT_DAYS go, those of today stay."""
+    run_task()
+    old = place / "tasks-20200101-host.jsonl"
+    old.write_text("")
+    os.utime(old, (0, 0))
+    assert drop_old(place) == 1
+    assert len(read_lines(place)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"{}\n", "is no line"), (b"\xff\n", "is no line"), (b"[1]\n", "is no line")],
+)
+def test_other_files(content: bytes, said: str, place: Path) -> None:
+    """What is no line is named with its file and number; so is an empty folder."""
+    place.mkdir()
+    with pytest.raises(InputError, match="has no lines"):
+        read_lines(place)
+    (place / "tasks-1-host.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=said) as caught:
+        read_lines(place)
+    assert caught.value.place.endswith("tasks-1-host.jsonl:1")

@@ -1,0 +1,110 @@
+"""Which slots are kept, as a catalogue; and that the gate can stop nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egs_airflow import config
+from egs_airflow.executors.gate import Gate
+from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_kept
+from egs_airflow.executors.mixin import is_on, reserve_after_s
+
+
+def waits(key: str, weight: int, slots: int = 1) -> Claim:
+    """A task that waits in the pool."""
+    return Claim(key, slots, (-weight, 0, 0))
+
+
+def comes(key: str, weight: int, slots: int = 1, reason: Reason = "successor") -> Claim:
+    """A task that slots may be kept for."""
+    return Claim(key, slots, (-weight, 1, 0), reason)
+
+
+@pytest.mark.parametrize(
+    ("open_slots", "claims", "kept"),
+    [
+        pytest.param(1, [waits("leaf", 11), comes("fit", 90)], [("fit", 1)], id="a leaf would take the freed slot"),
+        pytest.param(1, [comes("fit", 90)], [], id="nobody else wants it"),
+        pytest.param(2, [waits("leaf", 11), comes("fit", 90)], [], id="there is room for both"),
+        pytest.param(1, [waits("fit", 90), comes("leaf", 11)], [], id="the one that waits weighs more"),
+        pytest.param(1, [waits("equal", 50), comes("fit", 50)], [], id="equal weights: Airflow's order"),
+        pytest.param(2, [waits("first", 99), waits("leaf", 1), comes("fit", 50)], [("fit", 1)], id="in the middle"),
+        pytest.param(
+            3,
+            [waits("small", 1), waits("other", 1), waits("third", 1), comes("big", 90, 4, "reservation")],
+            [("big", 3)],
+            id="small tasks would take what a large one collects",
+        ),
+        pytest.param(3, [waits("big", 90, 4), waits("small", 1)], [], id="a large one that has not waited long"),
+        pytest.param(1, [waits("leaf", 1), comes("wide", 90, 2)], [], id="a successor that does not fit anyway"),
+        pytest.param(0, [waits("leaf", 1), comes("fit", 90)], [], id="nothing is open"),
+    ],
+)
+def test_what_is_kept(open_slots: int, claims: list[Claim], kept: list[tuple[str, int]]) -> None:
+    """Slots are kept where the wrong task would get them in this pass, and nowhere else."""
+    assert [(one.key, one.slots) for one in compute_kept(open_slots, claims)] == kept
+
+
+claim = st.builds(
+    Claim,
+    key=st.integers(),
+    slots=st.integers(1, 5),
+    place=st.tuples(st.integers(-9, 9), st.integers(0, 1), st.integers(0, 9)),
+    reason=st.sampled_from(("", "", "successor", "reservation")),
+)
+
+
+@given(st.integers(0, 12), st.lists(claim, max_size=12))
+def test_never_more_is_kept_than_is_open(open_slots: int, claims: list[Claim]) -> None:
+    """And only for claims that something may be kept for, each once."""
+    kept: list[Kept] = compute_kept(open_slots, claims)
+    assert sum(one.slots for one in kept) <= open_slots
+    assert all(one.slots > 0 for one in kept)
+    assert len(kept) <= sum(1 for one in claims if one.reason)
+
+
+def test_what_fails_in_the_gate_is_one_warning_and_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The pools stay as Airflow counted them, and later passes do not ask again."""
+    config.warn.cache_clear()
+    calls: list[int] = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise SystemExit("broken")
+
+    gate = Gate(lambda **_: None)
+    pools: dict[str, Any] = {"p": {"scheduled": 1, "open": 1}}  # without a total, which the gate needs
+    gate.guard(lambda: gate.adjust(pools))
+    gate.guard(fail)
+    assert gate.is_broken
+    assert calls == []
+    assert pools == {"p": {"scheduled": 1, "open": 1}}
+    assert len([one for one in caplog.records if one.name == "egs_airflow"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "keep_slots", "expected"),
+    [("on", "", True), ("on", "no", False), ("on", " Off ", False), ("observe", "yes", False), ("off", "", False)],
+)
+def test_the_executor_is_its_parent_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, mode: str, keep_slots: str, expected: bool
+) -> None:
+    """It keeps slots in mode on only, and not with `keep_slots = no`."""
+    monkeypatch.setenv("EGS_MODE", mode)
+    monkeypatch.setenv("EGS_KEEP_SLOTS", keep_slots)
+    config.settings.cache_clear()
+    try:
+        assert is_on() is expected
+    finally:
+        config.settings.cache_clear()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("2m", 120.0), ("5", 5.0), ("soon", 30.0)])
+def test_how_long_a_large_task_waits_first(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
+    """A text that means nothing is one warning, and the default."""
+    monkeypatch.setenv("EGS_RESERVE_AFTER", text)
+    assert reserve_after_s() == seconds

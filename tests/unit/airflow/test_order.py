@@ -1,0 +1,170 @@
+"""Weights, learned durations and pools of the Airflow provider, without a server."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import egs_core as egs
+from egs_airflow import config
+from egs_airflow.order import pools
+from egs_airflow.order.durations import load_durations, write_durations
+from egs_airflow.order.policy import apply_to_task
+from egs_airflow.order.weights import HIGHEST, remaining_path_s, weight, weights
+from egs_core.errors import InputError
+from egs_core.graph.analysis import upward_rank
+from egs_core.graph.columns import Graph
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> tuple[dict[str, set[str]], dict[str, float]]:
+    """A DAG as successors by task, listed in a drawn order, with seconds of each task."""
+    count = draw(st.integers(1, 12))
+    edges = draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=30))
+    order = draw(st.permutations(range(count)))
+    after = {f"t{n}": {f"t{b}" for a, b in edges if a == n and a < b} for n in order}
+    seconds = draw(st.lists(st.floats(0, 1e6), min_size=count, max_size=count))
+    return after, {f"t{n}": s for n, s in enumerate(seconds)}
+
+
+@given(dags())
+def test_the_remaining_path_is_the_core_s_upward_rank(dag: tuple[dict[str, set[str]], dict[str, float]]) -> None:
+    """The small function of the scheduler's hot path gives what egs_core's graph analysis gives."""
+    after, seconds = dag
+    names = list(after)
+    number = {name: n for n, name in enumerate(names)}
+    graph = Graph(ids=names)
+    graph.parents.extend(tuple(number[p] for p in names if name in after[p]) for name in names)
+    expected = upward_rank(graph, [seconds[name] for name in names])
+    assert remaining_path_s(after, seconds) == pytest.approx(dict(zip(names, expected, strict=True)))
+
+
+@given(st.floats(0, 1e12), st.floats(0, 1e12))
+def test_a_longer_path_never_weighs_less(one: float, other: float) -> None:
+    """Weights are whole numbers that the database can keep, in the order of the paths."""
+    low, high = weight(min(one, other), False), weight(max(one, other), False)
+    assert 1 <= low <= high <= HIGHEST
+    assert weight(one, True) == weight(one, False) + 1
+
+
+def test_weights_of_a_worked_example() -> None:
+    """The drawing at the top of weights.py, and a task of which nothing is known."""
+    after = {"a": {"b"}, "b": set[str](), "c": {"d"}, "d": set[str]()}
+    known = {"a": 60.0, "b": 600.0, "c": 600.0, "d": 10.0}
+    assert weights(after, known) == {"a": 96, "b": 93, "c": 95, "d": 36}
+    assert weights(after, {"b": 600.0})["d"] == weight(600.0, False)
+    assert weights(after, {}) == {"a": weight(120.0, True), "b": weight(60.0, False)} | {
+        "c": weight(120.0, True),
+        "d": weight(60.0, False),
+    }
+
+
+def test_durations_are_read_as_written_and_again_when_they_change(tmp_path: Path) -> None:
+    """A reader gets the same object until the file is another; what is no duration is left out."""
+    path = tmp_path / "new" / "durations.json"
+    assert load_durations(path) == {}
+    write_durations(path, {"dag": {"one": 1.5, "never": math.nan, "long": math.inf, "back": -1.0}})
+    first = load_durations(path)
+    assert first == {"dag": {"one": 1.5}}
+    assert load_durations(path) is first
+    write_durations(path, {"dag": {"one": 2.0}})
+    assert load_durations(path) == {"dag": {"one": 2.0}}
+    assert [one.name for one in path.parent.iterdir()] == ["durations.json"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"format": "egs-airflow-durations", "version": 2, "dags": {}}', '{"dags": []}']
+)
+def test_a_bad_file_of_durations_teaches_nothing(tmp_path: Path, text: str) -> None:
+    """A file that cannot be read is one warning, and weights as if nothing had been learned."""
+    path = tmp_path / "durations.json"
+    path.write_text(text)
+    assert load_durations(path) == {}
+
+
+def test_pools_come_from_the_configuration_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option there is no pool; nothing is detected on this host."""
+    monkeypatch.delenv("EGS_POOLS", raising=False)
+    assert pools.configured_pools() == []
+    monkeypatch.setenv("EGS_POOLS", "gpu=8, big=4")
+    assert pools.configured_pools() == [pools.GpuPool("gpu", 8), pools.GpuPool("big", 4)]
+
+
+@pytest.mark.parametrize("text", ["gpu", "gpu=", "gpu=0", "gpu=-1", "=4", "gpu=x", "gpu=1 gpu=2"])
+def test_a_pool_without_slots_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A pool of size 0 would stop its tasks for ever."""
+    monkeypatch.setenv("EGS_POOLS", text)
+    with pytest.raises(InputError, match="pools"):
+        pools.configured_pools()
+
+
+def test_a_pool_that_was_not_created_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Airflow never starts a task whose pool does not exist."""
+    monkeypatch.setenv("EGS_POOLS", "gpu=8")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert pools.gpu_pool() is None
+    created = tmp_path / "egs" / "airflow" / "pools.json"
+    created.parent.mkdir(parents=True)
+    created.write_text(json.dumps(["gpu"]))
+    assert pools.gpu_pool() == pools.GpuPool("gpu", 8)
+
+
+def test_pools_are_made_in_mode_on_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`airflow egs pools` in another mode is one line and exit code 2."""
+    monkeypatch.setenv("EGS_MODE", "observe")
+    config.settings.cache_clear()
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            pools.run_pools()
+    finally:
+        config.settings.cache_clear()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One slot a GPU, a share counts as one; not where more are needed than there are, or the user chose a pool."""
+    from airflow.providers.standard.operators.python import PythonOperator
+    from airflow.sdk import DAG
+
+    @egs.task(gpus=0.5)
+    def share() -> None:
+        """A task's function."""
+
+    @egs.task(gpus=9)
+    def large() -> None:
+        """A task's function."""
+
+    monkeypatch.setenv("EGS_POOLS", "gpu=8")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    created = tmp_path / "egs" / "airflow" / "pools.json"
+    created.parent.mkdir(parents=True)
+    with DAG("gpus", schedule=None):
+        tasks = [
+            PythonOperator(task_id="share", python_callable=share),
+            PythonOperator.partial(task_id="mapped", python_callable=share).expand(op_args=[[], []]),
+            PythonOperator(task_id="large", python_callable=large),
+            PythonOperator(task_id="own", python_callable=share, pool="mine"),
+            PythonOperator(task_id="plain", python_callable=len),
+            PythonOperator(task_id="resources", python_callable=len, resources={"gpus": 2}),
+        ]
+    for task in tasks:
+        apply_to_task(task)
+    assert {task.pool for task in tasks} == {"default_pool", "mine"}  # the pool was not created
+    created.write_text(json.dumps(["gpu"]))
+    for task in tasks:
+        apply_to_task(task)
+    found = {task.task_id: (task.pool, task.pool_slots) for task in tasks}
+    default = ("default_pool", 1)
+    assert found == {"share": ("gpu", 1), "mapped": ("gpu", 1), "resources": ("gpu", 2)} | {
+        "large": default,
+        "own": ("mine", 1),
+        "plain": default,
+    }
