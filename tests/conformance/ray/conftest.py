@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[3]
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-SLOW = {f"test_ray_{name}" for name in ("ahead", "cluster_gate", "control", "hook_workers", "residue")}
+SLOW = {
+    f"test_ray_{name}"
+    for name in ("ahead", "cluster_gate", "control", "control_gate", "control_life", "hook_workers", "residue")
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,6 +66,18 @@ def ray_address() -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A driver that a slow test leaves holds CPUs and GPUs that the tests behind it wait for, far from the cause."""
+    yield
+    if request.path.stem in SLOW:
+        import ray
+
+        from tests.conformance.ray.run_tasks import is_idle, until
+
+        until(lambda: not ray.is_initialized() or is_idle(), f"{request.path.stem} has left something behind")
+
+
 @pytest.fixture
 def run_script(ray_address: str, tmp_path: Path) -> Script:
     """Run Python source as a driver of the session's Ray, by default with the hook; ends within its time-out."""
@@ -78,6 +93,22 @@ def run_script(ray_address: str, tmp_path: Path) -> Script:
         )
 
     return run
+
+
+def end_gate() -> None:
+    """The cluster's gate knows nothing of the tests before, whose workers it may still wait for."""
+    import ray
+
+    from tests.conformance.ray.run_tasks import until
+
+    def is_gone() -> bool:
+        try:
+            ray.kill(ray.get_actor("egs-gate", namespace="egs"))
+        except ValueError:
+            return True
+        return False
+
+    until(is_gone, "the gate has ended")
 
 
 def _python_path() -> str:

@@ -109,6 +109,29 @@ def take_steps(folder: str, name: str, mode: str) -> int:
     return int(done["step"])
 
 
+def _begin(folder: str, name: str) -> tuple[str, str]:
+    note_start(folder, f"{name}.shell")
+    return folder, name
+
+
+def _go_on(given: tuple[str, str]) -> tuple[str, str, int]:
+    return *given, take_steps(*given, "good")
+
+
+def _linger(given: tuple[str, str, int]) -> int:
+    folder, name, done = given
+    note_start(folder, f"{name}.last")
+    while not Path(folder, f"{name}.end").exists():
+        time.sleep(0.02)
+    return done
+
+
+stepped = ray.remote(num_cpus=0.5, num_gpus=1)(
+    egs.task(grace="30s")(egs.phases(_begin, egs.on_gpu(_go_on), _linger, name="stepped"))
+)
+"""The same in a GPU step, with a step before and one behind it."""
+
+
 @ray.remote(num_cpus=0.5, num_gpus=1)
 @egs.task(preload=egs.modules("wave"))
 def doubled(folder: str, name: str, value: int) -> int:
@@ -129,6 +152,13 @@ def plain(folder: str, name: str, *_: Any) -> str:
     while not Path(folder, f"{name}.end").exists():
         time.sleep(0.02)
     return name
+
+
+@ray.remote(num_cpus=0)
+def outer(folder: str) -> list[str]:
+    """Submits two GPU tasks of its own."""
+    note_start(folder, "outer")
+    return list(ray.get([plain.remote(folder, f"nested{i}") for i in range(2)]))
 
 
 def graph(folder: str) -> Any:
@@ -157,6 +187,16 @@ def drive_run(folder: str) -> None:
 def drive_hook(folder: str) -> None:
     refs = [plain.remote(folder, f"plain{i}") for i in range(3)]
     refs.append(plain.remote(folder, "last", refs[2]))
+    print_ends(refs)
+
+
+def drive_gate(folder: str) -> None:
+    """One GPU task of the script's own, then two of a task of it."""
+    own = plain.remote(folder, "own")
+    print_ends([own, outer.remote(folder)])
+
+
+def print_ends(refs: list[Any]) -> None:
     for number, ref in enumerate(refs):
         try:
             print(number, ray.get(ref), flush=True)
@@ -167,7 +207,8 @@ def drive_hook(folder: str) -> None:
 def start(kind: str, folder: Path, address: str, **environment: str) -> subprocess.Popen[str]:
     """This module as a driver of its own."""
     places = {"EGS_RUNLOG": str(folder / "run.jsonl"), "EGS_HISTORY": f"sqlite:///{folder}/history.db"}
-    hook = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"} if kind == "hook" else {}
+    hook = {} if kind == "run" else {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"}
+    hook |= {"EGS_GATE": "cluster"} if kind == "gate" else {}
     path = folder / "train.py"
     path.write_text(f"from tests.conformance.ray import control_tasks as c\nc.main({kind!r}, {str(folder)!r})\n")
     root = Path(__file__).resolve().parents[3]
@@ -180,5 +221,5 @@ def start(kind: str, folder: Path, address: str, **environment: str) -> subproce
 
 def main(kind: str, folder: str) -> None:
     ray.init(log_to_driver=False)
-    (drive_run if kind == "run" else drive_hook)(folder)
+    {"run": drive_run, "hook": drive_hook, "gate": drive_gate}[kind](folder)
     ray.shutdown()

@@ -25,7 +25,8 @@ from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray.conftest import Script
 
 pytestmark = pytest.mark.usefixtures("ray_address")
-WITHIN_S = 1.0
+WITHIN_S = 3.0
+"""For a process to be dead, on a machine with much else to do; it takes 0.1 s on a quiet one."""
 
 
 class Runner:
@@ -340,12 +341,15 @@ def answers() -> bool:
 
 def test_the_session_of_this_process_is_a_driver_too(tmp_path: Path) -> None:
     """A run of this process is listed and can be aborted through the controller; it leaves when its session ends."""
-    with t.session(tmp_path) as session:
+    session = egs_ray.Session(egs_ray.Options(runlog=str(tmp_path / "run.jsonl"), history=f"sqlite:///{tmp_path}/h.db"))
+    try:  # without waiting for all processes that it starts
         made = egs_ray.run(c.graph(str(tmp_path)), name="own", session=session)
         t.until(lambda: answers() and [one.workload for one in control.ps()] == ["own#0"])
         t.until(lambda: c.starts(tmp_path, "load0") and c.starts(tmp_path, "load1"))
         control.abort("own#0", actor="ben")
         with pytest.raises(ray.exceptions.TaskCancelledError, match="aborted by ben"):
             made.get(t.LIMIT_S)
+    finally:
+        session.close()
     t.until(lambda: control.ps() == [])
     t.until(t.is_idle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from tests.conformance.ray import control_tasks as c
 from tests.conformance.ray import run_tasks as t
 
 pytestmark = pytest.mark.usefixtures("ray_address")
+
+GRACE_S = 30.0
+"""Of `c.stepped`: what it would take to wait in vain."""
 
 QUEUES = """
 queues:
@@ -55,6 +59,31 @@ def test_a_preempted_task_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert all(done.count(step) == 1 for step in before)
     assert len(c.starts(folder, "fit")) == 2
     assert ends(tmp_path, "trained-0") == [("preempted", "preempted by ann: room"), ("succeeded", "")]
+    t.until(t.is_idle)
+
+
+def test_a_gpu_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """The same for a GPU step in a process of its own; once that is over, nobody is asked for what it would save."""
+    folder = str(tmp_path)
+    with t.session(tmp_path, gpu_process=True) as session:
+        made = egs_ray.run(c.stepped.bind(folder, "fit"), session=session)
+        t.until(lambda: len(c.steps(folder, "fit")) >= 5)
+        before = c.steps(folder, "fit")
+        preempted(session, made, "stepped-0")
+        t.until(lambda: c.starts(folder, "fit.last"))
+        done = c.steps(folder, "fit")
+        assert sorted(set(done)) == list(range(c.STEPS))
+        assert all(done.count(step) == 1 for step in before)
+        began = time.monotonic()
+        preempted(session, made, "stepped-0")
+        t.until(lambda: len(c.starts(folder, "fit.last")) == 2)
+        assert time.monotonic() - began < GRACE_S
+        t.signal_to(folder, "fit.end")
+        assert made.get(t.LIMIT_S) == c.STEPS
+    assert len(c.starts(folder, "fit")) == len(c.starts(folder, "fit.shell")) == 3
+    assert not set(c.starts(folder, "fit")) & set(c.starts(folder, "fit.shell"))
+    outcomes = [outcome for outcome, _ in ends(tmp_path, "stepped-0")]  # of each phase
+    assert [outcome for outcome in outcomes if outcome != "succeeded"] == ["preempted", "preempted"]
     t.until(t.is_idle)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from egs_core.driver.journal import Journal
 from egs_core.engine import Engine, EngineConfig
+from egs_core.engine.messages import PauseRequested, ResumeRequested
 from egs_ray.gate.books import Books, Job
 from egs_ray.gate.kv_storage import TemporaryFiles
 from egs_ray.gate.room import Room
@@ -251,3 +252,28 @@ def test_renewal_keeps_a_gate_small() -> None:
     assert gate.add(arrival(3001))
     gate.end(3001)
     assert not gate.books.jobs
+
+
+def test_renewal_keeps_pauses() -> None:
+    """What an operator has paused stays so in the new engine, a task under its new number, and is resumed there."""
+    gate = Gate(1)
+    for number in range(1, 11):
+        gate.add(arrival(number))
+        gate.end(number)
+    gate.add(arrival(11), arrival(12), arrival(13))
+    gate.add(arrival(14), workload="B")
+    driver = gate.books.driver
+    paused = next(job for job in gate.books.jobs.values() if job.task_id == task(12))
+    driver.handle(PauseRequested("task", str(paused.number), "ann"))
+    driver.handle(PauseRequested("workload", "B"))
+    gate.books.renew(lambda _: None)
+    driver.engine.validate_state()
+    gate.end(11)
+    assert gate.opened[-2:] == [11, 13]
+    gate.end(13)
+    driver.handle(ResumeRequested("workload", "B"))
+    assert gate.opened[-1] == 14
+    gate.end(14, workload="B")
+    assert driver.engine.state.pauses[f"task:{paused.number}"].actor == "ann"
+    driver.handle(ResumeRequested("task", str(paused.number)))
+    assert gate.opened[-1] == 12

@@ -26,10 +26,13 @@ from egs_ray.events import processes_of
 
 PLACE = "control of Ray"
 REACH_S = 3.0
+REPLACED_S = 3.0
 ANSWER_S = 20.0
 AGAIN_S = 0.2
 EVENTS_S = 2.0
 SHOWN = 8
+Table = list[dict[str, Any]]
+NOTHING = "nothing runs with EGS on this cluster", "drivers with EGS_CONTROL=off cannot be seen"
 
 
 def abort(workload: str, **options: Any) -> ControlOutcome:
@@ -59,20 +62,25 @@ def preempt(workload: str, **options: Any) -> ControlOutcome:
 
 def ps(address: str = "") -> list[RunningWorkload]:
     """The workloads that run with EGS on the cluster, with the tasks that run of each."""
-    return [_workload(driver, row) for driver in _table(_controller(address)) for row in driver["workloads"]]
+    _, table = _table(address)
+    rows = [(driver, row) for driver in table for row in driver["workloads"]]
+    at_gate = _at_gate() if any("job" in row for _, row in rows) else None
+    return [_workload(driver, row, at_gate) for driver, row in rows]
 
 
 def carry_out(request: ControlRequest) -> ControlOutcome:
     """See `abort` and its kind."""
     if request.verb not in CONTROLS:
         raise InputError(PLACE, f"unknown verb {request.verb!r}", f"one of: {', '.join(CONTROLS)}")
-    control = _controller(request.address)
-    key = _driver_of(_table(control), request)
+    control, table = _table(request.address)
+    key = _driver_of(table, request)
     fields = ("verb", "workload", "stage", "task", "grace_s", "reason")
     asked = {name: getattr(request, name) for name in fields}
     asked["actor"] = request.actor or f"{getpass.getuser()}@{socket.gethostname()}"
     patience_s = controller.PATIENCE_S if request.verb == "abort" else controller.PATIENT_S
-    answer = ray.get(control.command.remote(key, asked, patience_s), timeout=ANSWER_S)
+    answer = _answer(control.command.remote(key, asked, patience_s))
+    if answer.get("hangs") and (job := _job_of(table, key, request.workload)):
+        answer = _without_driver(job, asked, answer)
     if "problem" in answer:
         raise InputError(request.workload, answer["problem"], answer.get("known", ""))
     hangs = bool(answer.get("hangs"))
@@ -107,9 +115,8 @@ def _asked(verb: str, workload: str, options: dict[str, Any]) -> ControlOutcome:
 def _controller(address: str) -> Any:
     if not ray.is_initialized():
         _connect(address or os.environ.get("RAY_ADDRESS", ""))
-    found = controller.find()
-    if found is None:
-        raise InputError(PLACE, "nothing runs with EGS on this cluster, or has since it started")
+    if (found := controller.find()) is None:
+        raise InputError(PLACE, *NOTHING)
     return found
 
 
@@ -128,17 +135,67 @@ def _connect(address: str) -> None:
         raise InputError(PLACE, f"no cluster found: {str(error).splitlines()[0]}", hint) from None
 
 
-def _table(control: Any) -> list[dict[str, Any]]:
+def _table(address: str) -> tuple[Any, Table]:
+    """The controller and what it knows. Ray starts one again that has died; one that has ended itself just now is
+    replaced by a driver that reports then."""
+    control = _controller(address)
     until = time.monotonic() + ANSWER_S
     while True:
         try:
-            return list(ray.get(control.table.remote(), timeout=ANSWER_S))
+            return control, list(ray.get(control.table.remote(), timeout=ANSWER_S))
+        except ray.exceptions.ActorDiedError:
+            control = _replaced(min(until, time.monotonic() + REPLACED_S))
         except (ray.exceptions.RayActorError, TimeoutError) as error:
-            is_back_soon = isinstance(error, ray.exceptions.ActorUnavailableError)  # Ray starts it again
-            if not is_back_soon or time.monotonic() > until:
-                problem = f"the controller does not answer: {str(error).splitlines()[0] or type(error).__name__}"
-                raise InputError(PLACE, problem, "it starts again by itself: try once more") from None
+            if time.monotonic() > until:
+                raise _no_answer(error) from None
         time.sleep(AGAIN_S)
+
+
+def _replaced(until: float) -> Any:
+    while (found := controller.find()) is None:
+        if time.monotonic() > until:
+            raise InputError(PLACE, *NOTHING)
+        time.sleep(AGAIN_S)
+    return found
+
+
+def _answer(ref: Any) -> dict[str, Any]:
+    try:
+        return dict(ray.get(ref, timeout=ANSWER_S))
+    except (ray.exceptions.RayActorError, TimeoutError) as error:
+        raise _no_answer(error) from None
+
+
+def _no_answer(error: Exception) -> InputError:
+    problem = f"the controller does not answer: {[*str(error).splitlines(), type(error).__name__][0]}"
+    return InputError(PLACE, problem, "it starts again by itself: try once more")
+
+
+def _job_of(table: Table, key: str, workload: str) -> str:
+    """The Ray job, where the workload's tasks are at the cluster's gate; else ""."""
+    rows = [row for driver in table if driver["driver"] == key for row in driver["workloads"]]
+    return str(next((row["job"] for row in rows if row["workload"] == workload and "job" in row), ""))
+
+
+def _without_driver(job: str, asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """What the cluster's gate can do while the driver hangs, beside what the controller did: all of a pause."""
+    from egs_ray.gate.cluster_operations import at_gate
+
+    done, _ = at_gate(job, asked)
+    if "problem" in done:
+        return answer if answer["tasks"] else done
+    hangs = asked["verb"] == "abort"
+    return {**answer, "tasks": list(dict.fromkeys([*answer["tasks"], *done["tasks"]])), "hangs": hangs}
+
+
+def _at_gate() -> list[Any] | None:
+    """What the cluster's gate has; None where it does not say."""
+    from egs_ray.gate.client import tasks_at_gate
+
+    try:
+        return tasks_at_gate()
+    except Exception:  # whatever it is, what drivers have told is there
+        return None
 
 
 def _driver_of(table: list[dict[str, Any]], request: ControlRequest) -> str:
@@ -160,8 +217,11 @@ def _driver_of(table: list[dict[str, Any]], request: ControlRequest) -> str:
     return str(found[0]["driver"])
 
 
-def _workload(driver: dict[str, Any], row: dict[str, Any]) -> RunningWorkload:
-    tasks = sorted((t for t in driver["tasks"] if t["workload"] == row["workload"]), key=lambda t: t["since"])
+def _workload(driver: dict[str, Any], row: dict[str, Any], at_gate: list[Any] | None) -> RunningWorkload:
+    if "job" in row and at_gate is not None:
+        tasks = [_gate_task(task) for task in at_gate if task.workload == row["job"]]
+    else:
+        tasks = [_task(task) for task in driver["tasks"] if task["workload"] == row["workload"]]
     return RunningWorkload(
         workload=row["workload"],
         driver=driver["driver"],
@@ -171,8 +231,14 @@ def _workload(driver: dict[str, Any], row: dict[str, Any]) -> RunningWorkload:
         tasks=row["tasks"],
         open=row["open"],
         stages=tuple(row["stages"]),
-        running=tuple([_task(task) for task in tasks]),
+        running=tuple(sorted(tasks, key=lambda task: task.since)),
     )
+
+
+def _gate_task(task: Any) -> RunningTask:
+    name = f"{task.name}-{task.task_id[:8]}"
+    state = f"{task.state} (nested)" if task.is_nested else task.state
+    return RunningTask(task=name, name=task.name, state=state, since=task.since, gpus=task.gpus)
 
 
 def _task(row: dict[str, Any]) -> RunningTask:

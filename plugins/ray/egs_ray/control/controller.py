@@ -6,7 +6,8 @@
 A driver that answers carries a command out itself, so that its engine, run log and reasons are right. When one hangs,
 an abort ends its processes by their ids where they run, and leaves their cancellation with the driver for when it goes
 on (Ray asks a reference's owner to cancel it), so that nothing is tried again. Its own state is nothing but what
-drivers have told: when its process dies, Ray starts it again and the drivers tell it again.
+drivers have told: when its process dies, Ray starts it again and the drivers tell it again. It ends itself when there
+has been no driver for a while; one that reports just then finds it dead, makes another one and tells that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ PATIENCE_S = 0.4
 """How long a driver may take to answer an abort before it counts as hanging."""
 PATIENT_S = 5.0
 """The same for what can wait."""
+IDLE_S = 60.0
+"""It ends itself after so long without a driver."""
 
 
 def _controller_class() -> type:
@@ -68,17 +71,18 @@ def _controller_class() -> type:
             return [entry for entry in of_it if not task or task in (entry[0]["task"], entry[0]["name"])]
 
     class EgsControl:
-        def __init__(self) -> None:
+        def __init__(self, idle_s: float) -> None:
+            self.idle_s = idle_s
+            self.heard_s = time.monotonic()
             self.drivers: dict[str, Driver] = {}
             self.lives: dict[str, asyncio.Event] = {}
             self.answers: dict[int, asyncio.Future[Any]] = {}
             self.made = int(time.time() * 1000)  # numbers of commands; above those of a controller before this one
             self.node = ray.get_runtime_context().get_node_id()
-            self.watch: Any = None
+            self.watch = asyncio.ensure_future(self._look_after())  # Ray makes such an actor on its loop
 
         async def ready(self) -> str:
             """Answers when the actor is there, with its node."""
-            self.watch = self.watch or asyncio.ensure_future(self._look_after())
             return str(self.node)
 
         # --- for drivers ---
@@ -93,7 +97,7 @@ def _controller_class() -> type:
 
             new: what a driver tells with everything: `about` itself, and the reference to its sign of life in a list.
             """
-            await self.ready()
+            self.heard_s = time.monotonic()
             if new is not None:
                 self.drivers[key] = Driver(new["about"], new["life"])
             driver = self.drivers.get(key)
@@ -109,6 +113,7 @@ def _controller_class() -> type:
 
         async def leave(self, key: str) -> None:
             """A driver says good-bye."""
+            self.heard_s = time.monotonic()
             self.drivers.pop(key, None)
             if (ended := self.lives.pop(key, None)) is not None:
                 ended.set()
@@ -187,12 +192,13 @@ def _controller_class() -> type:
         # --- now and then ---
 
         async def _look_after(self) -> None:
-            """Forget drivers that are dead: what they own has a value then, to Ray an error."""
-            while True:
-                await asyncio.sleep(look_s)
+            """Forget drivers that are dead: what they own has a value then, to Ray an error. End without any."""
+            while self.drivers or time.monotonic() - self.heard_s < self.idle_s:
+                await asyncio.sleep(min(look_s, self.idle_s))
                 for key, driver in list(self.drivers.items()):
                     if await asyncio.to_thread(is_ready, driver.life):
                         await self.leave(key)
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def is_ready(refs: list[Any]) -> bool:
         return len(ray.wait(refs, timeout=0, fetch_local=False)[0]) > 0
@@ -200,13 +206,13 @@ def _controller_class() -> type:
     return EgsControl
 
 
-def get_or_make() -> Any:
+def get_or_make(idle_s: float = IDLE_S) -> Any:
     """The cluster's controller; made when there is none. Does not wait for it."""
     options: dict[str, Any] = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
     control = ray.remote(_controller_class()).options(
         num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=1000, enable_task_events=False, **options
     )
-    return control.remote()
+    return control.remote(idle_s)
 
 
 def find() -> Any | None:

@@ -2,6 +2,7 @@
 
 Nothing is told at a submission: ten times a second the thread asks its source what runs now, and tells what is new
 since the last time. Whatever fails on the way to the controller is tried again later; the pipeline does not notice.
+EGS_CONTROL=off, or `Options.control` for a session: nothing is told, and no controller is made.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from egs_ray.install import warn
 if TYPE_CHECKING:
     from egs_core.driver.embedded import EmbeddedDriver
 
+CONTROL = "EGS_CONTROL"
 EVERY_S = 0.1
 AGAIN_S = 1.0
 ANSWER_S = 20.0
@@ -47,9 +49,9 @@ class Source(Protocol):
 
 
 class Reporter:
-    """Reports a source until it is closed."""
+    """Reports a source until it is closed; not at all where that is not wanted."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, is_wanted: bool = True) -> None:
         self._source = source
         self._key = uuid.uuid4().hex[:8]
         self._about = {"pid": os.getpid(), "host": socket.gethostname()}
@@ -58,7 +60,7 @@ class Reporter:
         self._seen = 0
         self._last: Told = {"workloads": {}, "tasks": {}}
         self._thread = threading.Thread(target=self._run, name="egs-report", daemon=True)
-        if compat.is_plain_driver():
+        if is_wanted and may_report() and compat.is_plain_driver():
             self._thread.start()
 
     def close(self) -> None:
@@ -126,6 +128,14 @@ class Reporter:
             if time.monotonic() > until:
                 raise TimeoutError("the controller does not answer")
         return ray.get(ref)
+
+
+def may_report() -> bool:
+    """Whether the user lets other processes reach this one."""
+    said = os.environ.get(CONTROL, "").strip().lower()
+    if said not in ("", "on", "off"):
+        warn(f"{CONTROL}={said!r} is none of on, off: on")
+    return said != "off"
 
 
 def answer_of(driver: EmbeddedDriver, carry_out: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from egs_core.predict import Predictor, signature_of
 from egs_ray.control.reporting import Reporter
 from egs_ray.demand import cluster_grows
 from egs_ray.gate.client import ClusterGate
+from egs_ray.gate.cluster_operations import ClusterOperations
 from egs_ray.gate.local import Gate
 from egs_ray.gate.operations import GateOperations
 from egs_ray.gate.ordering import AnyGate, Ordering
@@ -87,18 +88,26 @@ class Orderer(Observer):
             try:
                 if cluster_grows():
                     raise RuntimeError("an autoscaler would not be told of what waits there")
-                gate = ClusterGate(self._estimate, self._told.append, self._switch_off, self._nested.append)
+                gate = self._make_cluster_gate()
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 warn(f"no gate for the whole cluster, this script's tasks are ordered by its own: {reason}")
         self._learn_from_history()
         return gate or self._make_local_gate()
 
+    def _make_cluster_gate(self) -> ClusterGate:
+        gate = ClusterGate(self._estimate, self._told.append, self._switch_off, self._nested.append)
+        self._reporter = Reporter(ClusterOperations(gate, self._name, self.log.reasons))
+        return gate
+
     def _make_local_gate(self) -> Gate:
         gate = Gate(self._estimate, self._told.append, self._switch_off)
-        name = f"{script_name()}-{self._sessions}"
-        self._reporter = Reporter(GateOperations(gate, name, self.log.reasons))
+        self._reporter = Reporter(GateOperations(gate, self._name, self.log.reasons))
         return gate
+
+    @property
+    def _name(self) -> str:
+        return f"{script_name()}-{self._sessions}"
 
     def _switch_off(self, error: BaseException) -> None:
         """From any thread: from here on everything passes, until the next Ray session."""

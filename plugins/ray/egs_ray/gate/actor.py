@@ -36,10 +36,12 @@ from egs_ray.gate.messages import (
     Message,
     Node,
     Noted,
+    asked,
     messages,
     pack,
 )
 from egs_ray.gate.room import Room
+from egs_ray.gate.steering import Steering
 from egs_ray.submission import Ordered, Submission
 
 CLAIM_S = 10.0  # after a restart, for clients to say what they have open
@@ -59,6 +61,7 @@ class Client(msgspec.Struct):
     heard_s: float = 0.0
     granted: deque[Ordered] = msgspec.field(default_factory=deque)
     nested: deque[Submission] = msgspec.field(default_factory=deque)
+    cancelled: deque[str] = msgspec.field(default_factory=deque)
 
 
 class Desk:
@@ -107,6 +110,7 @@ class Desk:
             elif job.key:
                 self._waiting.add(job.key)
         self._unclaimed = {job.client for job in self._books.jobs.values()}
+        self._steering = Steering(self._books, self.clients, self._write_journal)
         self._driver.do(self._books.offer_room)
         self._driver.start()
 
@@ -149,7 +153,8 @@ class Desk:
         client.heard_s = time.monotonic()
         if told := messages(data):
             self._driver.do(partial(self._take, name, client, told))
-        return pack(Answer(True, "", self._nodes, _drained(client.granted), _drained(client.nested)))
+        news = _drained(client.granted), _drained(client.nested), _drained(client.cancelled)
+        return pack(Answer(True, "", self._nodes, *news))
 
     def is_waiting(self, key: str) -> bool:
         """Whether the engine has this ticket to give."""
@@ -158,6 +163,14 @@ class Desk:
     def has_clients(self, also_workers: bool = True) -> bool:
         """Whether somebody is attached; of workers only `pulse` notices that they are gone."""
         return any(also_workers or client.is_driver for client in list(self.clients.values()))
+
+    def ask(self, data: bytes) -> None:
+        """Do what an operator asks; soon."""
+        self._driver.do(partial(self._steering.carry_out, asked(data)))
+
+    def tasks(self) -> bytes:
+        """The GPU tasks that are here, for whoever asks; waits for the driver's thread. Raises TimeoutError."""
+        return pack(self._driver.ask(lambda _: self._steering.described()))
 
     def pulse(self) -> None:
         """What Ray's books say. Raises TimeoutError when the engine gives no sign of life."""
@@ -180,6 +193,7 @@ class Desk:
                 job.is_open = True  # by an engine whose journal is lost
                 self._waiting.discard(job.key)
         self._admit_later(name, client.workload, [told for told in message.open if not told.is_open])
+        self._steering.attached(client.workload, message.is_aborted)
 
     def _take(self, name: str, client: Client, told: list[Message]) -> None:
         arrived: list[Arrived] = []
@@ -208,7 +222,8 @@ class Desk:
     def _admit(self, name: str, workload: str, arrived: list[Arrived]) -> None:
         if arrived:
             self._waiting.update(told.arrival.key for told in arrived if told.arrival.key and not told.is_open)
-            self._books.admit(workload, [told.arrival for told in arrived], name)
+            new = self._books.admit(workload, [told.arrival for told in arrived], name)
+            self._steering.admitted(workload, new)
 
     def _pass_on(self, workload: str, submission: Submission) -> None:
         for client in list(self.clients.values()):
@@ -231,14 +246,17 @@ class Desk:
     def _commit(self) -> None:
         """What was decided is in the GCS before anybody hears of it: it stays decided, whoever dies."""
         decided, self._decided = self._decided, []
-        try:
-            self._journal.flush()
-        except Exception as error:  # a gate without a journal is better than none
-            print(f"egs: the gate's journal cannot be written: {type(error).__name__}: {error}")
+        self._write_journal()
         for job, told in decided:
             self._open_ticket(job.key)
             if (client := self.clients.get(job.client)) is not None:
                 client.granted.append(told)
+
+    def _write_journal(self) -> None:
+        try:
+            self._journal.flush()
+        except Exception as error:  # a gate without a journal is better than none
+            print(f"egs: the gate's journal cannot be written: {type(error).__name__}: {error}")
 
     def _ended(self, job: Job) -> None:
         if job.key:
@@ -298,7 +316,7 @@ def gate_class() -> type:
         async def hello(self, version: int) -> dict[str, Any]:  # noqa: ARG002  # for versions to come
             """Who answers. This call stays as it is in every version."""
             self._begin()
-            return {"version": 1, "off": self._off}
+            return {"version": 2, "off": self._off}
 
         async def watch(self) -> None:
             """Never answers: its reference gets a value when either side dies."""
@@ -323,6 +341,17 @@ def gate_class() -> type:
             """What a client has to say; the answer is what it should know."""
             self._begin()
             return b"" if self._off else bytes(self._desk.tell(name, data))
+
+        async def ask(self, data: bytes) -> None:
+            """What an operator wants."""
+            self._begin()
+            if not self._off:
+                self._desk.ask(data)
+
+        async def tasks(self) -> bytes:
+            """What is here."""
+            self._begin()
+            return b"" if self._off else bytes(await self._loop.run_in_executor(None, self._desk.tasks))
 
         async def why_off(self) -> str:
             """Why nothing is ordered."""

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -27,14 +27,17 @@ from egs_ray.gate.messages import (
     VERSION,
     Answer,
     Arrived,
+    Asked,
     Attached,
     Believed,
     Ended,
+    GateTask,
     GaveBack,
     Message,
     Node,
     Noted,
     answer,
+    gate_tasks,
     pack,
 )
 from egs_ray.submission import Arrival, Needs, Ordered, Submission
@@ -47,6 +50,7 @@ IDLE_S = 60.0
 PATIENCE_S = 20.0  # without an answer for so long a gate is ended
 ENGINE_PATIENCE_S = 20.0  # without a sign of life from its engine for so long a gate opens all tickets
 TICKETS_AT_ONCE = 100_000
+OPERATOR_S = 10.0  # for an answer to an operator
 
 
 class ClusterGate:
@@ -69,12 +73,14 @@ class ClusterGate:
             raise RuntimeError("this kind of connection to Ray (client, local mode) has no tickets")
         self._estimate, self._told, self._on_failure, self._noted = estimate, told, on_failure, noted
         self._is_driver = is_driver
-        self._workload = str(ray.get_runtime_context().get_job_id())
+        self.workload = str(ray.get_runtime_context().get_job_id())
+        self.made = 0
+        self.passed: dict[str, float] = {}  # task id -> Unix time at which it was let go, to its end
+        self.is_aborted = False
         self._name = uuid.uuid4().hex[:16]
         self._actor: Any = None
         self._nodes: list[Node] = []
         self._lock = threading.Lock()
-        self._made = 0
         self._tickets: dict[str, Any] = {}
         self._open: dict[str, Arrived] = {}  # by task id, from its submission to its end
         self._refs: dict[str, Any] = {}  # of these and of what they wait for, by id
@@ -111,8 +117,8 @@ class ClusterGate:
                 self._fail(error)
                 return None
         with self._lock:
-            self._made += 1
-            key = f"{self._name}-{self._made}"
+            self.made += 1
+            key = f"{self._name}-{self.made}"
         self._tickets[key] = ref = self._actor.acquire.remote(key)
         return key, ref
 
@@ -143,6 +149,21 @@ class ClusterGate:
         self._messages.append(Noted(submission))
         if not self._open:  # else the next pulse takes it along
             self._wake.set()
+
+    def open_tasks(self) -> list[str]:
+        """The tasks with tickets that this process has submitted and that have not ended, by their ids."""
+        return [task_id for task_id, told in list(self._open.items()) if told.arrival.key]
+
+    def task(self, task_id: str) -> tuple[Needs, Any] | None:
+        """What a task of this process needs, and the reference to its result; None when it has ended."""
+        told, ref = self._open.get(task_id), self._refs.get(task_id)
+        return (told.arrival.needs, ref) if told is not None and ref is not None else None
+
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """End these tasks of this process, whether they wait or run, and their own; nothing is tried again."""
+        for found in [self.task(task_id) for task_id in task_ids]:
+            if found is not None:
+                ray.cancel(found[1], force=True, recursive=True)
 
     def learned(self) -> None:
         """`estimate` knows more now."""
@@ -225,7 +246,7 @@ class ClusterGate:
             told.is_open = bool(told.arrival.key) and self._tickets.get(told.arrival.key) not in waiting
         outside = [name for name in list(self._refs) if name not in self._open]
         listed = [] if self._is_off else opened
-        data = pack([Attached(self._workload, self._is_driver, listed, outside)])
+        data = pack([Attached(self.workload, self._is_driver, listed, outside, self.is_aborted)])
         boxed = []
         if self._is_driver:
             boxed.append(self._actor.watch.options(max_task_retries=0).remote())
@@ -246,6 +267,7 @@ class ClusterGate:
 
     def _forget(self, name: str) -> None:
         self._refs.pop(name, None)
+        self.passed.pop(name, None)
         if (told := self._open.pop(name, None)) is not None:
             self._tickets.pop(told.arrival.key, None)
 
@@ -272,7 +294,10 @@ class ClusterGate:
     def _take_in(self, found: Answer) -> None:
         self._nodes = found.nodes
         for told in found.granted:
+            if told.task_id in self._open:
+                self.passed[told.task_id] = told.granted_s
             self._told(told)
+        self.cancel(found.cancelled)
         for submission in found.nested:
             self._noted(submission)
         with self._answered:
@@ -303,6 +328,20 @@ def connect(may_make: bool) -> Any:
             raise RuntimeError(f"the cluster's gate orders nothing: {said['off']}")
         return actor
     raise RuntimeError("the cluster's gate has ended again and again")
+
+
+def tasks_at_gate() -> list[GateTask]:
+    """All GPU tasks of the cluster that wait at the gate, or have passed it and not ended. Raises ValueError where
+    there is no gate, RuntimeError where it orders nothing, TimeoutError or RayActorError when it does not answer."""
+    data = ray.get(ray.get_actor(NAME, namespace=NAMESPACE).tasks.remote(), timeout=OPERATOR_S)
+    if not data:
+        raise RuntimeError("the cluster's gate orders nothing")
+    return gate_tasks(data)
+
+
+def ask_gate(asked: Asked) -> None:
+    """Let the gate do what an operator asks. Raises ValueError, TimeoutError or RayActorError."""
+    ray.get(ray.get_actor(NAME, namespace=NAMESPACE).ask.remote(pack(asked)), timeout=OPERATOR_S)
 
 
 def make_gate(patience_s: float = ENGINE_PATIENCE_S, idle_s: float = IDLE_S, **options: Any) -> Any:

@@ -77,15 +77,12 @@ class GateOperations:
 
     def _carry_out(self, request: Request) -> dict[str, Any]:
         jobs, task, verb = self._waiting_or_running(), request["task"], request["verb"]
-        if request["stage"]:
-            return {"problem": "the tasks of a script have no stages", "known": "name a task, or the workload"}
-        if verb == "preempt":
-            return {"problem": "the tasks of a script cannot be started again for it", "known": "use egs_ray.run"}
+        if found := refused(request):
+            return found
         if task:
             jobs = [job for job in jobs if task in (_id(job), job.needs and job.needs.name)]
             if not jobs:
-                ids = [_id(job) for job in self._waiting_or_running()]
-                return {"problem": f"has no task {task!r}", "known": f"its tasks: {', '.join(ids[:SHOWN]) or 'none'}"}
+                return unknown_task(task, [_id(job) for job in self._waiting_or_running()])
         if verb == "abort":
             self._abort(jobs, request)
         else:
@@ -93,7 +90,7 @@ class GateOperations:
         return {"tasks": [_id(job) for job in jobs]}
 
     def _abort(self, jobs: list[Job], request: Request) -> None:
-        reason = f"aborted by {request['actor']}" + (f": {request['reason']}" if request["reason"] else "")
+        reason = reason_of(request)
         if not request["task"]:
             self._aborted = reason
             self._gate.driver.handle(m.PauseRequested("workload", WORKLOAD, request["actor"], request["reason"]))
@@ -115,3 +112,23 @@ class GateOperations:
 
 def _id(job: Job) -> str:
     return f"{job.needs.name if job.needs else ''}-{job.task_id[:8]}"
+
+
+def refused(request: Request) -> dict[str, Any]:
+    """The answer to what nobody can do to a script's tasks; empty for the rest."""
+    if request["stage"]:
+        return {"problem": "the tasks of a script have no stages", "known": "name a task, or the workload"}
+    if request["verb"] == "preempt":
+        return {"problem": "the tasks of a script cannot be started again for it", "known": "use egs_ray.run"}
+    return {}
+
+
+def unknown_task(task: str, there: list[str]) -> dict[str, Any]:
+    """The answer that names what there is."""
+    more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
+    return {"problem": f"has no task {task!r}", "known": f"its tasks: {', '.join(there[:SHOWN]) or 'none'}{more}"}
+
+
+def reason_of(request: Request) -> str:
+    """Why a task was aborted, for the run log."""
+    return f"aborted by {request['actor']}" + (f": {request['reason']}" if request["reason"] else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import HOLDS_LEASE, READY
+from egs_core.engine.lifecycle import HELD, HOLDS_LEASE, READY
 from egs_core.engine.state import State
 from egs_core.graph.columns import Graph
 
@@ -24,9 +24,12 @@ def renewed(state: State, labels: Mapping[int, str]) -> tuple[State, dict[int, i
     for workload in state.workloads:
         _add_tasks(new, state, workload.id, [task for task in workload.numbers if task in labels], labels, numbers)
     nodes = _add_nodes(new, state)
-    waiting = [task for task in numbers if state.status[state.cursor[task]] in (READY, *HOLDS_LEASE)]
+    waiting = [task for task in numbers if state.status[state.cursor[task]] in (READY, HELD, *HOLDS_LEASE)]
     for task in sorted(waiting, key=lambda task: state.order[state.cursor[task]]):
         new.ready(new.cursor[numbers[task]], state.ready_at[state.cursor[task]])
+        if state.cursor[task] in state.paused:
+            new.hold_paused(new.cursor[numbers[task]])
+    _keep_pauses(new, state, numbers)
     for phase, lease in sorted(state.leases.items(), key=lambda item: item[1].decision):
         task = state.task_of[phase]
         if task in numbers:
@@ -51,6 +54,16 @@ def _add_tasks(
         numbers[task] = first + index[task]
     new.absorb_workload(m.WorkloadSubmitted(workload), state.now)
     new.absorb_tasks(m.TasksAdded(workload, block))
+
+
+def _keep_pauses(new: State, state: State, numbers: Mapping[int, int]) -> None:
+    """Those of what is still there."""
+    for key, pause in state.pauses.items():
+        scope, _, target = key.partition(":")
+        if scope == "task" and int(target) in numbers:
+            new.pause(f"task:{numbers[int(target)]}", pause.actor, pause.reason, pause.at)
+        elif scope == "workload" and target in new.workload_numbers:
+            new.pause(key, pause.actor, pause.reason, pause.at)
 
 
 def _add_nodes(new: State, state: State) -> dict[int, int]:

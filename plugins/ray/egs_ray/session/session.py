@@ -83,7 +83,7 @@ class Session:
         if queues:
             self.driver.post(m.QueuesChanged(queues))
         self._prepared = self._describe_cluster()
-        self._reporter = Reporter(self._operations)
+        self._reporter = Reporter(self._operations, self.options.control)
 
     def _make_parts(self) -> None:
         self._shared = shared = Shared(

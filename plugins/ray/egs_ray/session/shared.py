@@ -33,7 +33,9 @@ class Options(msgspec.Struct, frozen=True):
 
     queues: a file of queues and quotas (see `egs_core.queues`), which runs name when they are submitted. preempt: stop
     running tasks for lent quota that is wanted back, for higher priorities and at limits with `on_limit: requeue`, and
-    start them again later; min_gain_s: nobody is stopped for who would start so soon anyway."""
+    start them again later; min_gain_s: nobody is stopped for who would start so soon anyway. control: let other
+    processes list, abort, pause and preempt these runs (`egs ps`, …), for which the cluster gets a small actor;
+    EGS_CONTROL=off in the environment says no for all."""
 
     policy: str = "egs"
     preload: bool = True
@@ -48,6 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     queues: str | None = None
     preempt: bool = False
     min_gain_s: float = 60.0
+    control: bool = True
 
 
 class Shared:

@@ -57,6 +57,9 @@ class Workers:
         lease = self._shared.leases.of(peer)
         if lease is not None:
             self._phases.lease_over(lease)
+        for job in self._shared.submitted.values():
+            if job.saver is peer:
+                job.saver = None  # a step in a process of its own is over: nobody is left to ask
         for job in [job for job in self._shared.submitted.values() if job.peer is peer and not job.succeeded]:
             job.stays = job.stays or self._shared.real_gpus  # its memory goes with the process, just after its line
             if job.requeues:

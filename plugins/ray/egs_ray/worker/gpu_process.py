@@ -5,7 +5,8 @@
 
 It is a Ray worker on the shell's node, so Ray's own calls work in it, and it ends with the shell. Load functions of a
 task run here, where their values are used. Steps hand on values, pickled: what one of them changes elsewhere in its
-process (a global variable, say) the next one does not see.
+process (a global variable, say) the next one does not see. A step's checkpoint callback is called here, too, and goes
+with the process: no later step is asked for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import cloudpickle
@@ -23,6 +24,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from egs_core import hints
 from egs_core.preload import PreloadItem
 from egs_ray.worker.device_memory import wait_until_gone
+from egs_ray.worker.saving import saving
+
+if TYPE_CHECKING:
+    from egs_ray.worker.shell import Spec
 
 END_S = 10.0
 
@@ -37,18 +42,19 @@ class GpuActor:
         hints.warm(cloudpickle.loads(preload), errors)
         return os.getpid(), [(str(item), f"{type(error).__name__}: {error}") for item, error in errors]
 
-    def call(self, step: bytes, devices: str) -> bytes:
-        """One step with these devices in sight."""
+    def call(self, step: bytes, devices: str, spec: Spec) -> bytes:
+        """One step with these devices in sight, whose checkpoints are its task's."""
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
         function, args, kwargs = cloudpickle.loads(step)
-        return bytes(cloudpickle.dumps(function(*args, **kwargs)))
+        with saving(spec):
+            return bytes(cloudpickle.dumps(function(*args, **kwargs)))
 
 
 class GpuProcess:
     """The shell's side. A process is started by `start` or, where there is none, by `call`; `end` ends it."""
 
-    def __init__(self, preload: tuple[PreloadItem, ...], node: str) -> None:
-        self._preload, self._node = preload, node
+    def __init__(self, preload: tuple[PreloadItem, ...], node: str, spec: Spec) -> None:
+        self._preload, self._node, self._spec = preload, node, spec
         self._actor: Any = None
         self._warmed: Any = None
 
@@ -76,7 +82,7 @@ class GpuProcess:
             self.end()
             return function(*args, **kwargs)
         try:
-            return cloudpickle.loads(ray.get(self._actor.call.remote(step, devices)))
+            return cloudpickle.loads(ray.get(self._actor.call.remote(step, devices, self._spec)))
         except ray.exceptions.RayTaskError:
             raise  # the step's own, which may be of any type
         except ray.exceptions.RayActorError:

@@ -3,7 +3,8 @@
     task ── egs.checkpoint(save) ─► a line of its own to the driver: saves ─► (waits) ─► save ─► saved
 
 Only a task that registers a callback gets that line and the thread behind it. What the callback returns is kept by the
-session's board, an actor: it outlives this process, and the driver passes a reference to it to the next try.
+session's board, an actor: it outlives this process, and the driver passes a reference to it to the next try. A GPU step
+in a process of its own has a line of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LOST = (OSError, EOFError, ValueError)
 
 @contextlib.contextmanager
 def saving(spec: Spec) -> Iterator[None]:
-    """Let the task that runs inside keep checkpoints."""
+    """Let the task, or step of one, that runs inside keep checkpoints."""
     keeper = _Keeper(spec)
     with checkpoint_keeper(keeper):
         try:

@@ -134,7 +134,7 @@ class Shell:
         self.preload = found.preload if found is not None and spec.preload else ()
         self.loaded = threading.Event()
         self.niceness = Niceness() if spec.gentle and self.preload else None
-        self.apart = GpuProcess(self.preload, node_id()) if spec.apart else None
+        self.apart = GpuProcess(self.preload, node_id(), spec) if spec.apart else None
         self.life = os.urandom(8).hex()  # tells this try of the task from an earlier one in the same process
         self.peer = self._connect()
         self.open = self.peer is None  # no engine at the other end: start at once, take GPUs from Ray directly
