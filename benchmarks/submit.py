@@ -1,12 +1,15 @@
 """What a submission costs on Ray: natively, with the hook observing, and with the hook on.
 
     python -m benchmarks.submit --tasks 2000 --rounds 5
+    python -m benchmarks.submit --only 'native gpu' 'local gate' --lengths-ms 0 5 20 100
 
 Each run is a driver process of its own, all on one local Ray, interleaved: every round runs every variant once, in the
 other direction than the round before. `cpu` tasks are known to be short, so the hook lets them pass; `gpu` tasks (of
-logical GPUs) go through a gate. Tasks do nothing. `tasks_per_s` runs from the first submission to the last result; the
-latency is that of the call of `.remote()`. Shares and differences are to native in the same round: their median, and
-the lowest and highest. `said` is what EGS told the user where it could not act.
+logical GPUs) go through a gate. Tasks do nothing, or sleep for each of `--lengths-ms` in turn (GPU tasks only, as many
+as take some seconds): a gate costs about the same for each, so its share falls with their length. The warm-up is 500
+tasks; by then the gate has seen how long they take. `tasks_per_s` runs from the first submission to the last result;
+the latency is that of the call of `.remote()`. Shares and differences are to native in the same round: their median,
+and the lowest and highest. `said` is what EGS told the user where it could not act.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -22,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -30,10 +34,13 @@ import msgspec
 CPUS = 2
 GPUS = 4
 WARM_UP_TASKS = 500
+MOST_S = 4.0  # of work for each GPU in one run of tasks that sleep
 TIMEOUT_S = 300
 HOOK = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook"}
 
 Kind = Literal["cpu", "gpu"]
+Runs = dict[tuple[str, float], list[dict[str, Any]]]
+"""What was found, by variant and the length of its tasks in seconds."""
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -55,7 +62,7 @@ if find_spec("egs_ray.gate.nested"):  # an installation without a cluster's gate
 NATIVE: dict[Kind, str] = {"cpu": "native", "gpu": "native gpu"}
 
 
-def measure(kind: Kind, tasks: int) -> dict[str, float]:
+def measure(kind: Kind, tasks: int, length_s: float) -> dict[str, float]:
     """Submit the tasks in this process, which must be a fresh one: a hook stays in place."""
     import numpy as np
     import ray
@@ -69,11 +76,14 @@ def measure(kind: Kind, tasks: int) -> dict[str, float]:
 
     @ray.remote(num_gpus=1, num_cpus=CPUS / GPUS, max_calls=0)
     def on_gpu() -> None:
-        return None
+        if length_s:
+            time.sleep(length_s)
 
     task = short if kind == "cpu" else on_gpu
     ray.init(logging_level="ERROR", log_to_driver=False)
-    ray.get([task.remote() for _ in range(WARM_UP_TASKS)])  # processes started, function exported, hook's parts made
+    ray.get(
+        [task.remote() for _ in range(_at_most(WARM_UP_TASKS, length_s))]
+    )  # processes started, function exported, hook's parts made
     latencies, refs, began = [], [], time.perf_counter()
     for _ in range(tasks):
         before = time.perf_counter()
@@ -85,10 +95,15 @@ def measure(kind: Kind, tasks: int) -> dict[str, float]:
     return {"tasks_per_s": tasks / took, "submit_p50_ms": float(p50) * 1000, "submit_p99_ms": float(p99) * 1000}
 
 
-def run_variant(name: str, tasks: int, address: str) -> dict[str, Any]:
+def _at_most(tasks: int, length_s: float) -> int:
+    return min(tasks, int(MOST_S * GPUS / length_s)) if length_s else tasks
+
+
+def run_variant(name: str, tasks: int, length_s: float, address: str) -> dict[str, Any]:
     """`measure` in a process of its own, and what EGS said."""
     variant = VARIANTS[name]
-    command = [sys.executable, "-m", "benchmarks.submit", "--kind", variant.kind, "--tasks", str(tasks)]
+    command = [sys.executable, "-m", "benchmarks.submit", "--kind", variant.kind]
+    command += ["--tasks", str(_at_most(tasks, length_s)), "--lengths-ms", str(length_s * 1000)]
     with tempfile.TemporaryDirectory(prefix="egs-submit-") as folder:
         own = {"EGS_RUNLOG": f"{folder}/log.jsonl", "EGS_HISTORY": f"sqlite:///{folder}/history.sqlite"}
         environment = {**os.environ, "RAY_ADDRESS": address, **own, **variant.environment}
@@ -100,25 +115,26 @@ def run_variant(name: str, tasks: int, address: str) -> dict[str, Any]:
     return found | {"said": said}
 
 
-def run_all(tasks: int, rounds: int) -> dict[str, Any]:
-    """One row a variant."""
+def run_all(tasks: int, rounds: int, names: Sequence[str], lengths_s: Sequence[float]) -> dict[str, Any]:
+    """One row for each variant and length of its tasks."""
     import ray
 
     from egs_ray.local import local_ray
 
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+    cases = [(name, s) for s in lengths_s for name in names if not s or VARIANTS[name].kind == "gpu"]
+    runs: Runs = {case: [] for case in cases}
     with local_ray(CPUS, GPUS):
         address = ray.get_runtime_context().gcs_address
         for number in range(rounds):
-            for name in list(VARIANTS)[:: 1 if number % 2 == 0 else -1]:
-                runs[name].append(run_variant(name, tasks, address))
-    return {"tasks": tasks, "rounds": rounds, "rows": [row_of(name, runs) for name in VARIANTS]}
+            for name, length_s in cases[:: 1 if number % 2 == 0 else -1]:
+                runs[name, length_s].append(run_variant(name, tasks, length_s, address))
+    return {"tasks": tasks, "rounds": rounds, "rows": [row_of(name, length_s, runs) for name, length_s in cases]}
 
 
-def row_of(name: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def row_of(name: str, length_s: float, runs: Runs) -> dict[str, Any]:
     """Medians over the rounds, and the comparison with native in the same round."""
-    found, native = runs[name], runs[NATIVE[VARIANTS[name].kind]]
-    row: dict[str, Any] = {"variant": name}
+    found, native = runs[name, length_s], runs[NATIVE[VARIANTS[name].kind], length_s]
+    row: dict[str, Any] = {"variant": name, "length_ms": length_s * 1000}
     for figure in ("tasks_per_s", "submit_p50_ms", "submit_p99_ms"):
         row[figure] = round(statistics.median(run[figure] for run in found), 3)
     pairs = list(zip(found, native, strict=True))
@@ -137,14 +153,23 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help="with native of their kind"
+    )
+    parser.add_argument("--lengths-ms", nargs="+", type=float, default=[0.0], metavar="MS", help="of GPU tasks")
     parser.add_argument("--kind", choices=list(NATIVE), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.tasks < 1 or arguments.rounds < 1:
-        parser.error("at least one task and one round")
+    lengths_s = [length_ms / 1000 for length_ms in arguments.lengths_ms]
+    if arguments.tasks < 1 or arguments.rounds < 1 or min(lengths_s) < 0:
+        parser.error("at least one task and one round, and no negative length")
     if arguments.kind:
-        print(json.dumps(measure(arguments.kind, arguments.tasks)))
+        print(json.dumps(measure(arguments.kind, arguments.tasks, lengths_s[0])))
         return 0
-    print(json.dumps(run_all(arguments.tasks, arguments.rounds), indent=None if arguments.json else 2))
+    wanted = arguments.only or list(VARIANTS)
+    compared = {NATIVE[VARIANTS[name].kind] for name in wanted}
+    names = [name for name in VARIANTS if name in compared or name in wanted]
+    found = run_all(arguments.tasks, arguments.rounds, names, lengths_s)
+    print(json.dumps(found, indent=None if arguments.json else 2))
     return 0
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 RUNLOG_OWNER = "EGS_RUNLOG_OWNER"
 WRITE_EVERY_S = 1.0
+AT_ONCE, REST_S = 20, 0.002  # submissions; so that a thread that submits waits for this one half a millisecond at most
 POLL_EVERY_S = 10.0
 POLL_SHARE = 0.02  # of the time, at most, goes into asking Ray: its answer grows with the number of tasks
 FLUSH_S = 1.5  # Ray's processes report once a second
@@ -169,6 +170,10 @@ class Observer:
         compat.never_start_ray()
         next_poll_s = time.monotonic()
         while not self._stop.wait(WRITE_EVERY_S):
+            while len(self._noted) > AT_ONCE and not self._broken:
+                with self._lock:
+                    self._guarded(lambda: self._write_noted(AT_ONCE))
+                time.sleep(REST_S)
             with self._lock:
                 self._guarded(self._write_noted)
                 if self._connected and ray.is_initialized() and time.monotonic() >= next_poll_s:
@@ -177,8 +182,8 @@ class Observer:
                     took_s = time.monotonic() - began_s
                     next_poll_s = time.monotonic() + max(POLL_EVERY_S, took_s / POLL_SHARE)
 
-    def _write_noted(self) -> None:
-        while self._noted:
+    def _write_noted(self, most: int = sys.maxsize) -> None:
+        for _ in range(min(most, len(self._noted))):
             self.log.submitted(self._noted.popleft())
 
     def _ask(self) -> None:

@@ -30,6 +30,7 @@ def _board_class() -> type:
             self._values: dict[str, asyncio.Future[Any]] = {}
             self._patience_s = patience_s
             self._heard_s = time.monotonic()
+            self._watch: asyncio.Task[None] | None = None
 
         def _future(self, key: str) -> asyncio.Future[Any]:
             if key not in self._values:
@@ -47,18 +48,22 @@ def _board_class() -> type:
             """The driver lives."""
             self._heard_s = time.monotonic()
 
-        async def wait(self, key: str) -> Any:
-            future = self._future(key)
-            while not future.done() and self._is_patient():
-                await asyncio.wait([future], timeout=self._patience_s)
+        async def wait(self, key: str, copies: int = 1) -> Any:
+            if self._patience_s is not None and self._watch is None:
+                self._watch = asyncio.get_running_loop().create_task(self._lose_patience(self._patience_s))
+            value = await self._future(key)
             self._values.pop(key, None)
-            return future.result() if future.done() else None
+            return value if copies == 1 else [value] * copies
 
-        def _is_patient(self) -> bool:
-            return self._patience_s is None or time.monotonic() - self._heard_s < self._patience_s
+        async def _lose_patience(self, patience_s: float) -> None:
+            while True:
+                await asyncio.sleep(patience_s)
+                if time.monotonic() - self._heard_s >= patience_s:
+                    await self.keep(dict.fromkeys(self._values), is_heard=False)
 
-        async def keep(self, values: dict[str, Any]) -> None:
-            self._heard_s = time.monotonic()
+        async def keep(self, values: dict[str, Any], is_heard: bool = True) -> None:
+            if is_heard:
+                self._heard_s = time.monotonic()
             for key, value in values.items():
                 future = self._future(key)
                 if not future.done():
@@ -94,6 +99,13 @@ class Promises:
     def new(self, key: str) -> Any:
         """A reference to what will be kept under the key."""
         return self._board.wait.remote(key)
+
+    def new_copies(self, key: str, copies: int) -> list[Any]:
+        """As many references to it, for as many tasks: a driver's Ray fails a check when of several tasks that wait for
+        one reference one is cancelled."""
+        if copies == 1:
+            return [self.new(key)]
+        return list(self._board.wait.options(num_returns=copies).remote(key, copies))
 
     def keep(self, key: str, value: Any) -> None:
         self._board.keep.remote({key: value})

@@ -194,6 +194,27 @@ def test_what_was_let_go_a_moment_ago_is_starting() -> None:
     assert gate.opened == [1, 2]
 
 
+def test_who_goes_with_another_is_let_go_once() -> None:
+    """A task that goes before its turn is told of once, is no more waiting, and its turn passes to the next when it
+    ends, in whichever order they end."""
+    gate = Gate(1)
+    jobs = gate.add(arrival(1), arrival(2), arrival(3), arrival(4))
+    gate.books.let_go(jobs[1], 0, "together")
+    gate.books.let_go(jobs[1], 0, "together")
+    gate.books.let_go(jobs[0], 0, "together")
+    assert gate.opened == [1, 2]
+    assert [job.line_gpus for job in jobs] == [1.0, 2.0, 0.0, 0.0]
+    gate.books.review(gate.rows, 1.0)
+    gate.end(2)
+    assert gate.opened == [1, 2]
+    gate.end(1)
+    assert gate.opened == [1, 2, 3]
+    gate.end(3, 4)
+    gate.books.let_go(jobs[3], 0, "too late")
+    assert gate.opened == [1, 2, 3, 4]
+    assert gate.books.line_gpus == 0.0
+
+
 def journal_of(path: Path) -> Journal:
     """A new one, as a cluster's gate has it."""
     engine = Engine(EngineConfig(preload=False, record=True))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from egs_ray.gate.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, Room
+from egs_ray.gate.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, MOST_TOGETHER, Room
+from egs_ray.submission import Needs
+
+FIT = Needs("fit", 1.0, 1.0, 0)
 
 
 def row(node: str, gpus: float, *, cpus: float = 4.0, alive: bool = True) -> dict[str, Any]:
@@ -35,16 +38,38 @@ def test_fits_on_one_node() -> None:
 def test_short_tasks_queue_ahead_long_ones_do_not() -> None:
     """Tasks of milliseconds get tickets ahead so that Ray's queue never runs dry; a long one takes that back."""
     room = Room([row("a", 2.0)])
-    assert not room.learn(1.0)
+    assert not room.learn(FIT, 1.0, 2.0)
     assert room.ahead == 0
-    while not room.learn(0.002 * (1 + room.ahead)):
+    while not room.learn(FIT, 0.002 * (1 + room.ahead), room.tickets):
         assert room.ahead == 0
     assert list(room.changes()) == [("a", 2 * (1 + room.ahead))]
     for _ in range(100):
-        room.learn(0.002 * (1 + room.ahead))
+        room.learn(FIT, 0.002 * (1 + room.ahead), room.tickets)
     assert room.ahead == MOST_AHEAD
-    room.learn(60.0)
+    room.learn(FIT, 60.0, 1.0)
     assert room.ahead == 0
+
+
+def test_only_short_tasks_share_a_ticket() -> None:
+    """As many as all GPUs do in 0.1 s, by what was measured of such tasks, else believed; unknown ones do not."""
+    room = Room([row("a", 2.0), row("b", 2.0)])
+    assert room.together(FIT, None) == 1
+    assert room.together(FIT, 0.02) == 4 * 5
+    assert room.together(FIT, 0.0) == 4 * MOST_TOGETHER
+    assert room.together(Needs("wide", 1.0, 2.0, 0), 0.02) == 2 * 5
+    assert room.together(FIT, 0.15) == 1
+    room.learn(FIT, 0.05, 8.0)  # in line behind as many as run
+    assert room.together(FIT, 9.0) == 4 * 4
+    assert room.together(Needs("other", 1.0, 1.0, 0), None) == 1
+
+
+def test_how_long_the_queue_of_ray_lasts() -> None:
+    """Beside what runs, by the mean of all tasks; nothing when no more is let go than there are GPUs."""
+    room = Room([row("a", 2.0)])
+    assert room.ahead_s(8.0) == 0.0
+    room.learn(FIT, 0.02, 1.0)
+    assert room.ahead_s(2.0) == 0.0
+    assert math.isclose(room.ahead_s(8.0), 3 * 0.02)
 
 
 def test_an_idle_gpu_lets_the_next_try() -> None:

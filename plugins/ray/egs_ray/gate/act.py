@@ -14,6 +14,7 @@ EGS_GATE=cluster: one gate orders the GPU tasks of all drivers, and those that t
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -144,8 +145,10 @@ class Orderer(Observer):
 
     # --- the run log ---
 
-    def _write_noted(self) -> None:
-        super()._write_noted()
+    def _write_noted(self, most: int = sys.maxsize) -> None:
+        super()._write_noted(most)
+        if len(self._noted) and most < sys.maxsize:
+            return  # what was let go has been submitted before
         while self._told:
             self.log.ordered(self._told.popleft())
         while self._nested:

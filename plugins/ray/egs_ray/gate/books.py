@@ -38,7 +38,7 @@ Estimate = Callable[[Needs], float | None]
 
 class Job(msgspec.Struct):
     """A task in the engine until it has ended. needs: None for what is outside of the gate; client: who tells of its
-    end; also: engine numbers that end with it."""
+    end; line_gpus: of all tasks let go when it was, itself among them; also: engine numbers that end with it."""
 
     number: int
     workload: str
@@ -48,6 +48,7 @@ class Job(msgspec.Struct):
     needs: Needs | None = None
     is_open: bool = False
     opened_s: float | None = None
+    line_gpus: float = 0.0
     also: tuple[int, ...] = ()
 
 
@@ -76,6 +77,7 @@ class Books:
             tuple[str, str], int
         ] = {}  # workload, task id or an outside reference's, until it has ended
         self._index: dict[int, int] = {}  # engine's number -> number within its workload
+        self.line_gpus = 0.0  # of tasks let go that have not ended
         self.wall_s = time.time() - self.driver.now()
 
     # --- arrivals ---
@@ -155,11 +157,21 @@ class Books:
         job = self.jobs.get(decision.task) if isinstance(decision, m.Grant) else None
         if job is None or not job.key or job.is_open or not isinstance(decision, m.Grant):
             return
-        job.is_open, job.opened_s = True, now
-        state, phase = self.driver.engine.state, decision.phase
+        self._let_go(job, now, decision.id, decision.reason)
+
+    def let_go(self, job: Job, decision: int, reason: str) -> None:
+        """The task goes to Ray without a turn of its own: with others, or since nothing waited."""
+        if not job.is_open and job.number in self.jobs:
+            self._let_go(job, self.driver.now(), decision, reason)
+
+    def _let_go(self, job: Job, now: float, decision: int, reason: str) -> None:
+        self.line_gpus += job.needs.gpus if job.needs else 0.0
+        job.is_open, job.opened_s, job.line_gpus = True, now, self.line_gpus
+        state = self.driver.engine.state
+        phase = state.cursor[job.number]
         p50_s, p95_s = state.estimate_s[phase], state.estimate_p95_s[phase]
-        times = self.wall_s + state.ready_at[phase], self.wall_s + now
-        self._granted(job, Ordered(job.task_id, *times, decision.id, decision.reason, p50_s, p95_s))
+        times = self.wall_s + (state.ready_at[phase] or now), self.wall_s + now
+        self._granted(job, Ordered(job.task_id, *times, decision, reason, p50_s, p95_s))
 
     # --- ends ---
 
@@ -178,8 +190,11 @@ class Books:
         job = self.jobs.pop(number)
         del self._numbers[job.workload, job.task_id]
         self._ended(job)
-        if is_known and job.opened_s is not None and self.room.learn(self.driver.now() - job.opened_s):
-            self.offer_room()
+        if job.opened_s is not None and job.needs is not None:
+            self.line_gpus -= job.needs.gpus
+            took_s = self.driver.now() - job.opened_s
+            if is_known and self.room.learn(job.needs, took_s, job.line_gpus):
+                self.offer_room()
         # The task itself last: what follows it must be ready when its turn is free, or a lower one slips in.
         for ended in (*job.also, number):
             del self._index[ended]
@@ -232,8 +247,9 @@ class Books:
         return [*open_, *(job.needs for job in self._ready() if job.needs)], others
 
     def _ready(self) -> list[Job]:
-        state = self.driver.engine.state
-        return [job for job in self.jobs.values() if job.key and state.status[state.cursor[job.number]] == READY]
+        """Those that wait for their turn and for nothing else."""
+        state, waiting = self.driver.engine.state, [job for job in self.jobs.values() if job.key and not job.is_open]
+        return [job for job in waiting if state.status[state.cursor[job.number]] == READY]
 
     # --- after a restart, and as the engine grows ---
 

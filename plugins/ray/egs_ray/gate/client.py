@@ -106,7 +106,7 @@ class ClusterGate:
             for node in self._nodes
         )
 
-    def ticket(self) -> tuple[str, Any] | None:
+    def ticket(self, needs: Needs, is_bare: bool) -> tuple[str, Any] | None:  # noqa: ARG002  # each has its own
         """A key and the reference to hand to the task; None when all may pass."""
         if self._is_off:
             return None

@@ -7,15 +7,21 @@
 Each task waits in Ray for a *ticket*, a reference without a value so far. The engine decides whose ticket comes next,
 as many at a time as there are GPUs: who runs where is Ray's decision, and so is everything when the gate fails. What
 the gate knows is in its books (`books`), which the cluster's gate (`actor`) has too.
+
+A ticket costs some milliseconds of processor time in all, so the gate makes few. While there is room for all that has
+not ended, a task that takes no result passes without one. Short tasks that are alike and come one after the other share
+one, as many as the GPUs do in a tenth of a second (`room`): the first whose turn it is opens it for all of them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import ray
 
 from egs_core.engine import Engine, EngineConfig
@@ -29,7 +35,22 @@ from egs_ray.submission import Arrival, Needs, Ordered
 WORKLOAD = "script"
 PULSE_S = 1.0
 HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
+REST_S = 0.01  # between two turns while Ray has enough to do: one for all that comes meanwhile
+NO_TURN = "nothing_to_wait_for"
 PATIENCE_S = 20.0  # without a sign of life from this process for so long, the tickets open by themselves
+
+
+class Ticket(msgspec.Struct):
+    """What lets tasks go that share it. refs: for those to come, one each; users: those that have it and have not
+    ended; jobs: those of them in the books while it is not open; then opened: the decision and why."""
+
+    name: str
+    needs: Needs
+    users: int = 1
+    is_open: bool = False
+    opened: tuple[int, str] = (0, NO_TURN)
+    refs: list[Any] = []
+    jobs: list[Job] = []
 
 
 class Gate:
@@ -52,12 +73,18 @@ class Gate:
         self._demand: list[dict[str, float]] = []  # what the autoscaler is told
         self._promises = Promises(PATIENCE_S, self._board_lost)
         self._lock = threading.Lock()
-        self._unopened: set[str] = set()
         self._is_open = False
+        self._lets_pass = True
         self.made = 0
+        self._tickets: dict[str, Ticket] = {}  # by the keys of tasks that have not ended
+        self._held_gpus = 0.0  # what these need
+        self._last = Ticket("", Needs("", 0.0, 0.0, 0))  # that others may share
+        self._opened: list[str] = []  # and not yet said so to whom it concerns
         self._awaited: set[str] = set()  # ids of tasks in the engine, from their submission on
         self.refs: dict[str, Any] = {}  # of what is in the books, by id
         self._arrivals: deque[tuple[Arrival, dict[str, Any]]] = deque()
+        self._ends: deque[str] = deque()
+        self._is_woken = False
         self._closing = threading.Event()
         engine = Engine(EngineConfig(preload=False))
         self.books = Books(engine, self._room, self._granted, self._fail, ended=self._ended)
@@ -74,19 +101,41 @@ class Gate:
         for ever with a GPU counted as its, and Ray could not tell the autoscaler or the user."""
         return not self._is_open and self._room.fits(needs.cpus, needs.gpus, needs.memory_bytes)
 
-    def ticket(self) -> tuple[str, Any] | None:
-        """A key and the reference to hand to the task; None when all may pass."""
+    def ticket(self, needs: Needs, is_bare: bool) -> tuple[str, Any] | None:
+        """A key and the reference to hand to the task, None where it needs none; None when all may pass.
+
+        is_bare: the task takes no other's result.
+        """
         with self._lock:
             if self._is_open:
                 return None
             self.made += 1
             key = str(self.made)
-            self._unopened.add(key)
-        return key, self._promises.new(key)
+            has_room = self._held_gpus + needs.gpus <= self._room.tickets
+            self._held_gpus += needs.gpus
+            last = self._last
+            if is_bare and has_room and self._lets_pass:
+                self._tickets[key] = Ticket("", needs, is_open=True)
+                return key, None
+            if is_bare and last.refs and not last.is_open and last.needs == needs:
+                last.users += 1
+                self._tickets[key] = last
+                return key, last.refs.pop()
+            ticket = self._tickets[key] = Ticket(key, needs)
+        refs = self._promises.new_copies(key, self._room.together(needs, self._estimate(needs)) if is_bare else 1)
+        ref = refs.pop()
+        if refs:
+            ticket.refs, self._last = refs, ticket
+        return key, ref
 
     def give_back(self, key: str) -> None:
-        """The ticket was not used."""
-        self.driver.do(lambda: self._open(key))
+        """The ticket was not used, or nobody will hear of the end of who did."""
+        self.driver.do(lambda: self._return(key))
+
+    def hold_back(self, holds: bool) -> None:
+        """Whether from now on no task passes or shares a ticket: each must be asked for by the engine."""
+        self._lets_pass = not holds
+        self._last = Ticket("", self._last.needs)
 
     def waits_for(self, task_ids: list[str]) -> bool:
         """Whether one of these is a task whose end the gate waits for."""
@@ -96,7 +145,7 @@ class Gate:
         """refs: the result and what Ray waits for, by id; kept until they have values, else nobody would hear of it."""
         self._awaited.add(arrival.task_id)
         self._arrivals.append((arrival, refs))
-        self.driver.do(self._admit)
+        self._wake()
 
     def settle(self) -> None:
         """What it has to tell was told at once."""
@@ -113,6 +162,23 @@ class Gate:
 
     # --- arrivals, decisions and ends ---
 
+    def _wake(self) -> None:
+        """From any thread."""
+        if not self._is_woken:
+            self._is_woken = True
+            self.driver.do(self._turn)
+
+    def _turn(self) -> None:
+        """All that has come by now; what was submitted is known before what follows from its end."""
+        if self._room.ahead_s(self.books.line_gpus) > 2 * REST_S:
+            time.sleep(REST_S)
+        self._is_woken = False
+        ends = len(self._ends)
+        if self._arrivals:
+            self._admit()
+        for _ in range(ends):
+            self.books.end(WORKLOAD, self._ends.popleft())
+
     def _admit(self) -> None:
         arrivals, refs = list[Arrival](), dict[str, Any]()
         while self._arrivals:
@@ -123,25 +189,68 @@ class Gate:
         self._awaited.difference_update({arrival.task_id for arrival in arrivals} - {job.task_id for job in jobs})
         for job in jobs:
             self.refs[job.task_id] = refs[job.task_id]
+            self._join(job)
             self._await_end(job.task_id)
 
+    def _join(self, job: Job) -> None:
+        """Those that passed, or whose ticket is open by now, need no turn."""
+        if (ticket := self._tickets.get(job.key)) is not None and not job.is_open:
+            if ticket.is_open:
+                self.books.let_go(job, *ticket.opened)
+            else:
+                ticket.jobs.append(job)
+
     def _await_end(self, task_id: str) -> None:
-        compat.on_ready(self.refs[task_id], lambda: self.driver.do(lambda: self.books.end(WORKLOAD, task_id)))
+        def ended() -> None:
+            self._ends.append(task_id)
+            self._wake()
+
+        compat.on_ready(self.refs[task_id], ended)
 
     def _granted(self, job: Job, told: Ordered) -> None:
-        self._open(job.key)
         self._told(told)
+        if (ticket := self._tickets.get(job.key)) is not None:
+            ticket.opened = told.decision, told.reason
+            self._open(ticket)
 
-    def _open(self, key: str) -> None:
+    def _open(self, ticket: Ticket) -> None:
         with self._lock:
-            self._unopened.discard(key)
-        self._promises.keep(key, None)
+            if ticket.is_open:
+                return
+            ticket.is_open = True
+        self._opened.append(ticket.name)
+        if len(self._opened) == 1:
+            self.driver.do(self._keep)  # behind all that is queued by now: one call for all of it
+        jobs, ticket.jobs = ticket.jobs, []
+        for job in jobs:
+            self.books.let_go(job, *ticket.opened)
+
+    def _keep(self) -> None:
+        opened, self._opened = self._opened, []
+        self._promises.keep_all(opened)
+
+    def _return(self, key: str) -> None:
+        """Nobody has this ticket any more; who shares it goes."""
+        if (ticket := self._forget(key)) is not None:
+            self._open(ticket)
+
+    def _forget(self, key: str) -> Ticket | None:
+        """The ticket of who has ended."""
+        with self._lock:
+            ticket = self._tickets.pop(key, None)
+            if ticket is not None:
+                self._held_gpus -= ticket.needs.gpus
+                ticket.users -= 1
+                if not ticket.users:
+                    ticket.refs = []
+        return ticket
 
     def _ended(self, job: Job) -> None:
         self._awaited.discard(job.task_id)
         self.refs.pop(job.task_id, None)
-        if job.key and not job.is_open:
-            self._open(job.key)  # cancelled at the gate: nobody is left to take the ticket
+        ticket = self._forget(job.key)
+        if ticket is not None and not ticket.users:
+            self._open(ticket)  # cancelled at the gate: nobody is left to take the ticket
 
     def _estimate_again(self) -> None:
         jobs = [(job.task_id, job.needs) for job in self.books.jobs.values() if job.needs is not None]
@@ -154,7 +263,8 @@ class Gate:
         self.books.review(nodes, free_gpus)
         if self._room.grows:
             for job in self.books.hopeless(HOPE_S):
-                self._open(job.key)  # Ray says why no node can run it
+                if (ticket := self._tickets.get(job.key)) is not None:
+                    self._open(ticket)  # Ray says why no node can run it
             self._demand = bundles_of_tasks(*self.books.demand(nodes, free_gpus))
 
     def _pulse(self) -> None:
@@ -189,7 +299,9 @@ class Gate:
         self.driver.do(self._open_again)
 
     def _open_again(self) -> None:
-        self._promises.keep_all([job.key for job in self.books.jobs.values() if job.is_open])
+        with self._lock:
+            names = {ticket.name for ticket in self._tickets.values() if ticket.is_open and ticket.name}
+        self._promises.keep_all(names)
 
     def _fail(self, error: BaseException) -> None:
         """From any thread. The engine decides no more: every ticket opens, and what comes passes."""
@@ -197,9 +309,9 @@ class Gate:
             return
         with self._lock:
             was_open, self._is_open = self._is_open, True
-            keys = list(self._unopened)
+            names = {ticket.name for ticket in self._tickets.values() if not ticket.is_open}
         if not was_open:
-            self._promises.keep_all(keys)
+            self._promises.keep_all(names)
             self._on_failure(error)
         if not self.driver.is_alive:  # nobody is left to hear of ends: let go of the references
             self.refs.clear()

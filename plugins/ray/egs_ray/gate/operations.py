@@ -21,6 +21,7 @@ from egs_ray.gate.local import WORKLOAD, Gate
 Request = dict[str, Any]
 ANSWER_S = 10.0
 SHOWN = 12
+LEAST_S = 0.3  # shorter tasks have ended before anybody could stop them: each one told of costs Ray two messages
 
 
 class GateOperations:
@@ -44,7 +45,7 @@ class GateOperations:
     # --- on the gate's thread ---
 
     def _snapshot(self) -> Told:
-        jobs = self._waiting_or_running()
+        jobs, now_s = self._waiting_or_running(), self._gate.driver.now()
         if self._aborted:
             self._cancel(jobs, self._aborted)
         state = "aborted" if self._aborted else "paused" if WORKLOAD in self._paused else "running"
@@ -52,7 +53,9 @@ class GateOperations:
         return {
             "workloads": {self._workload: {**row, "tasks": self._gate.made, "open": len(jobs)}},
             "tasks": {
-                job.key: (self._row(job), [self._gate.refs[job.task_id]]) for job in jobs if job.opened_s is not None
+                job.key: (self._row(job), [self._gate.refs[job.task_id]])
+                for job in jobs
+                if job.opened_s is not None and now_s - job.opened_s > LEAST_S
             },
         }
 
@@ -93,6 +96,7 @@ class GateOperations:
         reason = reason_of(request)
         if not request["task"]:
             self._aborted = reason
+            self._gate.hold_back(True)
             self._gate.driver.handle(m.PauseRequested("workload", WORKLOAD, request["actor"], request["reason"]))
         self._cancel(jobs, reason)
 
@@ -108,6 +112,7 @@ class GateOperations:
             self._gate.driver.handle(event(scope, target, request["actor"], request["reason"]))
         if not request["task"]:
             (self._paused.add if request["verb"] == "pause" else self._paused.discard)(WORKLOAD)
+        self._gate.hold_back(bool(self._aborted or self._paused))
 
 
 def _id(job: Job) -> str:

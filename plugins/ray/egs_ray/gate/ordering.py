@@ -6,8 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from egs_ray.gate.preferences import preferred_options
-from egs_ray.gate.ticketing import Twins, arrival_of, is_free_to_order, needs_of, result_of
+from egs_ray.gate.ticketing import (
+    Twins,
+    arrival_of,
+    is_bare,
+    is_free_to_order,
+    needs_of,
+    references_in,
+    result_of,
+)
 from egs_ray.submission import Arrival, Needs
 
 
@@ -15,13 +25,23 @@ class AnyGate(Protocol):
     """What a submitting thread needs of a gate; nothing here blocks for long or raises for the user."""
 
     def admits(self, needs: Needs) -> bool: ...
-    def ticket(self) -> tuple[str, Any] | None: ...
+    def ticket(self, needs: Needs, is_bare: bool) -> tuple[str, Any] | None: ...
     def give_back(self, key: str) -> None: ...
     def waits_for(self, task_ids: list[str]) -> bool: ...
     def add(self, arrival: Arrival, refs: dict[str, Any]) -> None: ...
     def learned(self) -> None: ...
     def settle(self) -> None: ...
     def close(self) -> None: ...
+
+
+class Turn(msgspec.Struct):
+    """What a task got from the gate; ref: None where it need not wait; twin: the function that takes it."""
+
+    gate: Any
+    needs: Needs
+    key: str
+    ref: Any
+    twin: Any
 
 
 class Ordering:
@@ -52,13 +72,12 @@ class Ordering:
         if hints is not None and hints.flavors:
             options = {**options, **preferred_options(hints, options)}
         if is_ordered:
-            gate, twin = self._gate_and_twin(target, args, kwargs, options)
-            ticket = gate.ticket() if gate is not None else None
-            if gate is not None and ticket is not None:
-                return self._submit_with(gate, ticket, original, (target, twin), args, kwargs, options)
+            turn = self._turn(target, args, kwargs, options)
+            if turn is not None:
+                return self._submit_with(turn, original, target, args, kwargs, options)
         result = original(target, args, kwargs, **options)
         if (gate := self.gate) is not None and not self._is_off:
-            self._tell(gate, "", target, args, kwargs, options, result)
+            self._tell_of_ungated(gate, target, args, kwargs, options, result)
         return result
 
     def switch_off(self) -> bool:
@@ -73,64 +92,66 @@ class Ordering:
         if gate is not None:
             gate.close()
 
-    def _gate_and_twin(
-        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any]
-    ) -> tuple[AnyGate | None, Any]:
-        """The gate, if this is a task for it, and the function that takes a ticket."""
+    def _turn(self, target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Turn | None:
+        """How the task goes to Ray, if it is one for the gate."""
         try:
             twin = self._twins.of(target, args, kwargs)
             if twin is None:
-                return None, None
+                return None
             with self._lock:
                 if self.gate is None:
                     self.gate = self._make_gate()
                 gate = self.gate
-            return (gate if gate.admits(needs_of(target, options)) else None), twin
+            needs = needs_of(target, options)
+            ticket = gate.ticket(needs, is_bare(args, kwargs)) if gate.admits(needs) else None
+            return None if ticket is None else Turn(gate, needs, *ticket, twin)
         except Exception as error:
             self._on_failure(error)
-            return None, None
+            return None
 
     def _submit_with(
         self,
-        gate: AnyGate,
-        ticket: tuple[str, Any],
+        turn: Turn,
         original: Callable[..., Any],
-        targets: tuple[Any, Any],
-        args: Any,
-        kwargs: Any,
-        options: dict[str, Any],
-    ) -> Any:
-        (key, ref), (target, twin) = ticket, targets
-        try:
-            result = original(twin, (ref, *args), kwargs, **options)
-        except Exception:
-            gate.give_back(key)
-            return original(target, args, kwargs, **options)  # what is wrong with it is for the user to see
-        self.ordered += 1
-        self._tell(gate, key, target, args, kwargs, options, result)
-        return result
-
-    def _tell(
-        self,
-        gate: AnyGate,
-        key: str,
         target: Any,
         args: Any,
         kwargs: Any,
         options: dict[str, Any],
-        result: Any,
+    ) -> Any:
+        try:
+            if turn.ref is None:
+                result = original(target, args, kwargs, **options)
+            else:
+                result = original(turn.twin, (turn.ref, *args), kwargs, **options)
+        except Exception:
+            turn.gate.give_back(turn.key)
+            return original(target, args, kwargs, **options)  # what is wrong with it is for the user to see
+        self.ordered += 1
+        try:
+            ref = result_of(result)
+            if ref is None:
+                turn.gate.give_back(turn.key)
+            else:
+                self._add(turn.gate, *arrival_of(turn.key, ref, turn.needs, args, kwargs))
+        except Exception as error:
+            turn.gate.give_back(turn.key)
+            self._on_failure(error)
+        return result
+
+    def _tell_of_ungated(
+        self, gate: AnyGate, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any
     ) -> None:
         """What passes without a ticket matters to the gate when it waits for a task there: something may wait for it
         in turn."""
         try:
-            ref = result_of(result)
-            if ref is None:
+            if next(references_in([args, kwargs]), None) is None or (ref := result_of(result)) is None:
                 return
-            arrival, refs = arrival_of(key, ref, needs_of(target, options), args, kwargs)
-            if key or gate.waits_for([*(task for _, task in arrival.direct), *arrival.nested]):
-                arrival.seconds, arrival.parent = self._estimate(arrival.needs), self._parent()
-                gate.add(arrival, refs)
+            arrival, refs = arrival_of("", ref, needs_of(target, options), args, kwargs)
+            if gate.waits_for([*(task for _, task in arrival.direct), *arrival.nested]):
+                self._add(gate, arrival, refs)
         except Exception as error:
-            if key:
-                gate.give_back(key)
             self._on_failure(error)
+
+    def _add(self, gate: AnyGate, arrival: Arrival, refs: dict[str, Any]) -> None:
+        arrival.seconds, arrival.parent = self._estimate(arrival.needs), self._parent()
+        gate.add(arrival, refs)

@@ -2,11 +2,13 @@
 
     tickets on a node = its GPUs x (1 + ahead) + extra
 
-ahead    of tasks so short that the way of a ticket (some milliseconds) counts, that many more wait in Ray's own queue.
-         Of longer ones none does: what is in that queue keeps its place there.
-extra    Ray's books show an idle GPU while tasks wait at the gate: those let through wait for something else (CPUs, a
-         value, a foreign task), so the next may try. This also ends any wait of one task for another that the gate
-         knows nothing of.
+ahead     of tasks so short that the way of a ticket (some milliseconds) counts, that many more wait in Ray's own queue.
+          Of longer ones none does: what is in that queue keeps its place there.
+extra     Ray's books show an idle GPU while tasks wait at the gate: those let through wait for something else (CPUs, a
+          value, a foreign task), so the next may try. This also ends any wait of one task for another that the gate
+          knows nothing of.
+together  of such short tasks as many go with one ticket as the GPUs do in TOGETHER_S: a ticket costs more than they
+          take. How long they take is measured with what the gate adds, so these are rather fewer.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from typing import Any
 
 import msgspec
 
+from egs_ray.submission import Needs
+
 SHORT_S = 0.25  # a ticket's way is about a fiftieth of this
 LEAD_S = 0.05  # work to have in Ray's queue
 MOST_AHEAD = 16
+TOGETHER_S = 0.1
+MOST_TOGETHER = 32  # for each GPU
 LEARNING = 0.2  # weight of the newest task in the mean
 IDLE_REVIEWS = 2  # in a row, so that no change between two tasks counts
 CALM_REVIEWS = 5
@@ -42,10 +48,21 @@ class Room:
         self.ahead = 0
         self.extra = 0
         self._mean_s: float | None = None
+        self._means_s: dict[Needs, float] = {}
         self._idle = 0
         self._calm = 0
         self._offered = dict(offered or {})
         self._nodes = _nodes(rows)
+
+    @property
+    def gpus(self) -> int:
+        """Of all nodes."""
+        return sum(node.gpus for node in self._nodes.values())
+
+    @property
+    def tickets(self) -> int:
+        """How many may be open, on all nodes."""
+        return self.gpus * (1 + self.ahead) + self.extra
 
     def fits(self, cpus: float, gpus: float, memory_bytes: int) -> bool:
         """Whether a node is there, or may come, that could run such a task if nothing else ran."""
@@ -68,14 +85,28 @@ class Room:
                 self._offered[name] = devices
                 yield name, devices
 
-    def learn(self, seconds: float) -> bool:
-        """A task took so long from its ticket on, in Ray's queue behind those ahead; whether `ahead` has changed."""
-        own_s = seconds / (1 + self.ahead)
-        self._mean_s = own_s if self._mean_s is None else self._mean_s + LEARNING * (own_s - self._mean_s)
+    def learn(self, needs: Needs, seconds: float, line_gpus: float) -> bool:
+        """A task took so long from its ticket on, with tickets open for so many GPUs by then, its own among them;
+        whether `ahead` has changed."""
+        own_s = seconds / max(1.0, line_gpus / max(1, self.gpus))
+        self._mean_s = _mean(self._mean_s, own_s)
+        self._means_s[needs] = _mean(self._means_s.get(needs), own_s)
         before = self.ahead
         short = self._mean_s < SHORT_S
         self.ahead = min(MOST_AHEAD, math.ceil(LEAD_S / max(self._mean_s, 1e-6))) if short else 0
         return self.ahead != before
+
+    def ahead_s(self, line_gpus: float) -> float:
+        """How long Ray has something to do when tickets are open for so many GPUs, beside what runs."""
+        return (line_gpus / max(1, self.gpus) - 1.0) * (self._mean_s or 0.0)
+
+    def together(self, needs: Needs, believed_s: float | None) -> int:
+        """How many tasks like this may go with one ticket; one where nothing tells how long they take."""
+        seconds = self._means_s.get(needs, believed_s)
+        if seconds is None:
+            return 1
+        of_each_gpu = min(MOST_TOGETHER, TOGETHER_S / max(seconds, 1e-6))
+        return max(1, int(of_each_gpu * self.gpus / needs.gpus)) if of_each_gpu > 1.0 else 1
 
     def review(self, rows: list[dict[str, Any]], free_gpus: float, wanted_gpus: float) -> None:
         """What Ray's books say. wanted_gpus: the least that a ready task at the gate needs; infinite: none waits."""
@@ -90,6 +121,10 @@ class Room:
         elif self.extra and self._calm >= CALM_REVIEWS:
             self.extra -= 1
             self._calm = 0
+
+
+def _mean(before: float | None, seconds: float) -> float:
+    return seconds if before is None else before + LEARNING * (seconds - before)
 
 
 def _nodes(rows: list[dict[str, Any]]) -> dict[str, _Node]:

@@ -19,7 +19,7 @@ import ray
 from egs_core.hints import TaskHints, hints_of
 from egs_ray import compat
 from egs_ray.conflicts import check_agreement
-from egs_ray.submission import Arrival, Needs, Submission
+from egs_ray.submission import Arrival, Needs, Submission, is_driver
 
 _BY_HAND = ("resources", "accelerator_type", "label_selector", "fallback_strategy")  # where a task may run
 _ANYWHERE = (None, "DEFAULT", "SPREAD")
@@ -101,6 +101,12 @@ def needs_of(target: Any, options: dict[str, Any]) -> Needs:
     """What the task asks Ray for."""
     cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
     return Needs(compat.name_of(target), 1.0 if cpus is None else float(cpus), float(gpus or 0.0), int(memory or 0))
+
+
+def is_bare(args: Any, kwargs: Any) -> bool:
+    """Whether Ray waits for no task before it."""
+    direct = [value for value in (*args, *kwargs.values()) if isinstance(value, ray.ObjectRef)]
+    return all(is_driver(task_of(ref)) for ref in direct)
 
 
 def result_of(returned: Any) -> Any:
