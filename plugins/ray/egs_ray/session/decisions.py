@@ -70,7 +70,9 @@ class Decisions:
         self._shared.records.grant(grant, self._shared.driver.now())
         if job.way is not Way.NATIVE and not job.submission and job.env in self._shared.native_envs:
             job.way = Way.NATIVE
-        if job.way is Way.NATIVE:
+        if job.succeeded or (job.submission and job.way is not Way.SHELL):
+            self._endings.known_by_engine(job, grant)
+        elif job.way is Way.NATIVE:
             self._submissions.submit_native(job)
         elif job.way is Way.OBSERVED:
             self._submissions.submit_observed(job)
@@ -81,6 +83,8 @@ class Decisions:
             self._submissions.submit_shell(job, grant.node)
             self._submissions.keep_promise(job)
             job.waits_since = 0.0
+            if self._submissions.is_misplaced(job) and not job.is_open:
+                self._endings.move(job)
             if self._phases.gets_warm_first(job, grant):
                 job.waits_since = self._shared.driver.now()
             elif not self._phases.gets_place_first(job):

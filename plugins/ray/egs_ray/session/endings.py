@@ -13,6 +13,8 @@ from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, RunBooks, Way, first_of
 from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
 
+MOST_MOVES = 3  # of a process that Ray puts elsewhere than it was asked to
+
 
 class Endings:
     """The ends of a session's jobs."""
@@ -63,27 +65,59 @@ class Endings:
         if job.aborted and outcome == "preempted":  # its process died of that, and was heard of before its error
             outcome = "aborted"
         was_there = bool(job.life)
-        job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
-        self._submissions.loaded(job.submission)
-        self._phases.give_back(job)
+        self._forget_try(job)
         if self._shared.broken:
             return
         state, grant, job.grant = self._shared.engine.state, job.grant, None
         phase = state.cursor[job.number]
         if grant is not None:
-            self._phases.started(job, grant)
-            self._phases.record_start(job)
-            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
+            self._record_lost(job, grant, outcome)
             self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         elif was_there and not state.is_first_phase(phase):
             self._shared.handle(m.PhaseEnded(phase, state.attempt[job.number], outcome))
         else:
             self._shared.handle(m.PreloadFailed(job.number))
 
+    def node_lost(self, node: str) -> None:
+        """Call before the engine hears of it, which then takes back by itself all that it has granted there. Ray starts
+        the processes that were there again, elsewhere; those that are elsewhere already stay, and wait."""
+        for job in [job for books in self._shared.runs.values() if not books.over.is_set() for job in books.jobs]:
+            grant = job.grant
+            if job.node == node and job.peer is not None and not job.succeeded:
+                self._forget_try(job)
+            if grant is not None and grant.node == node:
+                self._phases.give_back(job)
+                self._record_lost(job, grant, "preempted")
+                job.grant = None
+
+    def _forget_try(self, job: Job) -> None:
+        """The process is gone, and with it all that was known of it."""
+        job.lost_tries += job.began and not job.requeues
+        job.peer, job.is_warm, job.went_at, job.life, job.began, job.ended = None, False, 0.0, "", False, False
+        job.is_open, job.node = False, ""
+        self._submissions.loaded(job.submission)
+        self._phases.give_back(job)
+
+    def _record_lost(self, job: Job, grant: m.Grant, outcome: str) -> None:
+        self._phases.started(job, grant)
+        self._phases.record_start(job)
+        self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
+
+    def known_by_engine(self, job: Job, grant: m.Grant) -> None:
+        """The engine grants a task again that it has lost with a node, but Ray has not: it has ended, or goes on."""
+        self._phases.started(job, grant)
+        if job.succeeded:
+            self._phases.record_start(job)
+            job.grant = None
+            self._shared.records.ended(grant.phase, grant.attempt, "succeeded", self._shared.driver.now())
+            self._shared.handle(m.TaskFinished(job.number, grant.attempt))
+            self.check_over(job.run)
+
     def requeued(self, job: Job) -> None:
         """The try that was stopped to start again is over: the task is as if it had not been submitted yet. Whatever
         Ray still tells of that submission finds nobody."""
         self._shared.submitted.pop(job.submission, None)
+        self._shared.left.add(job.submission)
         self._submissions.forget(job)
         self._drop_children(job)
         job.run.results.pop(job.index, None)
@@ -141,6 +175,19 @@ class Endings:
         else:
             job.run.results.pop(job.index, None)
             self._shared.handle(m.PreloadFailed(job.number))
+
+    def submit_again(self, job: Job, node: str) -> None:
+        """In another process, there; what waits for its value waits for the new one's."""
+        self._submissions.submit_again(job, node)
+        self._drop_children(job)
+
+    def move(self, job: Job) -> bool:
+        """Start the task's process where it was granted its resources; False: Ray has put it elsewhere too often."""
+        job.moves += 1
+        if job.grant is None or job.moves > MOST_MOVES:
+            return False
+        self.submit_again(job, job.grant.node)
+        return True
 
     def _stay_native(self, job: Job, reason: str) -> None:
         """Workers of this runtime environment cannot work with EGS: tasks to come do not try."""

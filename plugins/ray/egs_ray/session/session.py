@@ -94,7 +94,7 @@ class Session:
         self._endings = Endings(shared, phases, submissions)
         self._stops = stops = Stops(shared, self._endings)
         self._decisions = Decisions(shared, phases, submissions, self._endings, stops)
-        self._workers = Workers(shared, phases, submissions, self._endings, stops)
+        self._workers = Workers(shared, phases, submissions, self._endings, stops, self._look_at_nodes)
         self._operations = Operations(shared, stops, self._endings)
         self._failopen = FailOpen(shared, phases, submissions)
 
@@ -162,15 +162,19 @@ class Session:
 
     def _describe_cluster(self) -> list[Any]:
         """Tell the engine what Ray's nodes offer, and let Ray start processes; returns references ready when it has."""
-        self._watch_nodes()
+        for event in self._cluster.news():
+            self.driver.post(event)
         return [
             self._promises.ready(),
             *self._submissions.prepare_processes(min(self._cluster.process_slots, MOST_PREPARED)),
         ]
 
-    def _watch_nodes(self) -> None:
+    def _look_at_nodes(self) -> None:
+        """On the driver's thread: what has become of Ray's nodes since the last look."""
         for event in self._cluster.news():
-            self.driver.post(event)
+            if isinstance(event, m.NodeLost):
+                self._endings.node_lost(event.node)
+            self._shared.handle(event)
 
     def _begin(self, books: RunBooks) -> None:
         """Give the graph to the engine, with what is known about its durations."""
@@ -237,7 +241,7 @@ class Session:
                 self._stop_warming(job, now)
         if now - self._watched_at > WATCH_S:
             self._watched_at = now
-            self._watch_nodes()
+            self._look_at_nodes()
             self._submissions.wait_no_longer()
         for group in self._phases.gangs.overdue(now):
             self._decisions.refuse(group)

@@ -71,6 +71,7 @@ class Shared:
         self.leases, self.promises = leases, promises
         self.jobs: dict[int, Job] = {}  # engine's task number -> job
         self.submitted: dict[int, Job] = {}  # submission -> job
+        self.left: set[int] = set()  # submissions whose values nobody will ask for
         self.runs: dict[str, RunBooks] = {}
         self.awaited: set[Any] = set()  # references whose end something waits for
         self.native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS

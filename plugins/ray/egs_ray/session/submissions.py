@@ -11,17 +11,20 @@ from typing import Any
 import ray
 
 from egs_core.engine.lifecycle import PENDING
+from egs_core.engine.placement import fits_ever
 from egs_core.graph.columns import GPU
 from egs_core.hints import phase_steps
 from egs_ray.cluster import preload_slots
 from egs_ray.payload import submit
+from egs_ray.session.gangs import NODE_LABEL
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import Job, RemoteFunctions, first_of, reserving
+from egs_ray.session.tasks import Job, RemoteFunctions, first_of, is_placed_by_ray, reserving
 from egs_ray.worker.shell import Spec, make_observed, make_shell, touch
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
 TOGETHER_S = 0.3  # long enough that several tasks need several processes
+RAYS_RETRIES = 3  # of a task that does not say how many
 
 
 class Submissions:
@@ -124,6 +127,7 @@ class Submissions:
         submission, key = job.submission, job.warm_key
         self._shared.send(job, {"m": "drop"})
         self._shared.submitted.pop(submission, None)
+        self._shared.left.add(submission)
         if job.peer is not None and not job.once:
             self.about_to_leave(job)
         if job.promised:
@@ -166,15 +170,32 @@ class Submissions:
         for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
             options.pop(taken_by_leases, None)
         options["runtime_env"] = self._process_env(options.get("runtime_env"))
-        if "scheduling_strategy" not in options and len(self._shared.engine.state.nodes) > 1:
-            strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
-            options["scheduling_strategy"] = strategy
+        if not is_placed_by_ray(options, len(self._shared.engine.state.nodes)):
+            options |= self._place(job, node)
+        if job.lost_tries and options.get("max_retries", RAYS_RETRIES) > 0:
+            options["max_retries"] = max(0, options.get("max_retries", RAYS_RETRIES) - job.lost_tries)
         job.apart, job.once = self._is_apart(job), self._is_once(job)
         remote = self._remotes.get(make_shell, payload.function, max_calls=int(job.once))
         gpus = max(graph.shapes[graph.phase_shape[p]].gpu_milli for p in graph.phases_of(job.index)) / 1000
         spec = self._spec(job, gpus, on_gpu)
         self._loading[job.submission] = node
         self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
+
+    def _place(self, job: Job, node: str) -> dict[str, Any]:
+        """On this node; when that is lost, Ray may start the process again, or make its value again, on any other that
+        could give its phases what they need."""
+        graph = job.run.converted.graph
+        shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(job.index)]
+        if len(self._shared.engine.state.nodes) < 2:
+            return {}
+        alive = [other for other in self._shared.engine.state.nodes if other.alive]
+        unfit = sorted(other.name for other in alive if not all(fits_ever(other, shape) for shape in shapes))
+        place: dict[str, Any] = {
+            "scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+        }
+        if unfit and len(unfit) < len(alive):
+            place["label_selector"] = {NODE_LABEL: f"!in({','.join(unfit)})"}
+        return place
 
     def _process_env(self, given: Any) -> Any:
         """Shells have worker processes of their own: neither a plain task nor a holder gets one that was warmed."""
@@ -186,6 +207,8 @@ class Submissions:
             job.promised, arguments = False, list(job.run.arguments(job.index))
         else:
             job.promised, arguments = True, [self._shared.promises.new(str(job.submission))]
+            if len(self._shared.engine.state.nodes) > 1:
+                job.run.promises[job.index] = arguments[0]
         job.ref = remote.remote(spec, arguments)
         self._watch(job)
 
@@ -213,9 +236,13 @@ class Submissions:
         """Whether its process is what it would be given now, with all that is known of devices."""
         return (job.apart, job.once) == (self._is_apart(job), self._is_once(job))
 
-    def submit_again(self, job: Job) -> None:
+    def is_misplaced(self, job: Job) -> bool:
+        """Whether its process is on another node than the one whose resources it was granted."""
+        return job.peer is not None and job.grant is not None and job.node != job.grant.node
+
+    def submit_again(self, job: Job, node: str) -> None:
         """In another process; what the task was granted or kept for stays."""
-        node, parked_since = job.node, job.parked_since
+        parked_since = job.parked_since
         self.leave_shell(job)
         job.parked_since = parked_since
         self._submit_shell_now(job, node)

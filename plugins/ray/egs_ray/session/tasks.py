@@ -76,6 +76,8 @@ class Job(msgspec.Struct, eq=False):
     checkpoint: Any = None  # a reference to what its last stopped try has kept
     is_open: bool = False  # it is on its own: EGS could not get its resources for it
     lost_leases: int = 0
+    lost_tries: int = 0  # that reached the user's code and died: Ray has counted them
+    moves: int = 0  # how often its process was not where it was granted, one after the other
     submitted_at: float = 0.0
     started: bool = False  # the engine knows that the current phase has started
     to_record: tuple[m.Grant, float] | None = None  # a start that is not yet in the run log, and its time
@@ -104,12 +106,14 @@ class RunBooks:
     """One call of `run`: the converted graph, the tasks' references, and whether all is over.
 
     results[i] is the reference that stands for task i's value; it is dropped when no task or output needs it.
+    promises[i]: of its arguments, with several nodes; without it Ray could not make a value again that is lost.
     """
 
     def __init__(self, workload: str, converted: Converted, given: Any) -> None:
         self.workload, self.converted, self.given = workload, converted, given
         self.jobs: list[Job] = []
         self.results: dict[int, Any] = {}
+        self.promises: dict[int, Any] = {}
         self.failure: Any = None  # the reference of the first task that failed
         self.error: BaseException | None = None
         self.over = threading.Event()
@@ -147,6 +151,7 @@ class RunBooks:
             self._needed[parent] -= 1
             if not self._needed[parent] and parent not in self._output:
                 self.results.pop(parent, None)
+                self.promises.pop(parent, None)
 
 
 class _Noting(dict[int, Any]):

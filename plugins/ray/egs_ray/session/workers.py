@@ -1,4 +1,5 @@
-"""What worker processes say: hello, warm, began, want, free, left, stays, again and end, and that they are gone."""
+"""What worker processes say (hello, warm, late, here, began, want, free, left, stays, again, end) and that they are
+gone."""
 
 from __future__ import annotations
 
@@ -18,10 +19,16 @@ class Workers:
     """The worker processes of a session."""
 
     def __init__(
-        self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings, stops: Stops
+        self,
+        shared: Shared,
+        phases: Phases,
+        submissions: Submissions,
+        endings: Endings,
+        stops: Stops,
+        look_at_nodes: Callable[[], None],
     ) -> None:
         self._shared, self._phases, self._submissions, self._endings = shared, phases, submissions, endings
-        self._stops = stops
+        self._stops, self._look_at_nodes = stops, look_at_nodes
 
     def take_message(self, peer: Peer, message: Message) -> None:
         if message.get("m") == "lease":
@@ -34,14 +41,18 @@ class Workers:
             self._stops.said(job, peer, message)
             return
         if job is None:
-            if message.get("m") == "hello":
-                tell(peer, {"m": "drop", "task": message["task"], "life": message["life"]})
+            if message.get("m") == "hello":  # else it has ended, and Ray makes again a value that was lost with a node
+                left = message["task"] in self._shared.left
+                word = {"m": "drop"} if left else {"m": "go", "open": True}
+                tell(peer, {**word, "task": message["task"], "life": message["life"]})
             return
         if job.way is Way.SHELL and message["m"] != "hello" and (peer is not job.peer or message["life"] != job.life):
             return  # from a try before this one
         said: dict[str, Callable[[Job, Peer, Message], None]] = {
             "hello": self._hello,
             "warm": self._warm,
+            "late": self._late,
+            "here": self._here,
             "began": self._began,
             "want": self._want,
             "free": self._free,
@@ -74,13 +85,45 @@ class Workers:
         job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
         job.stays = job.outside = False
         self._shared.real_gpus = self._shared.real_gpus or message.get("real", False)
-        if not (self._submissions.suits(job) or job.succeeded or self._shared.broken):
-            self._submissions.submit_again(job)  # nobody knew of its machine's devices when it was submitted
+        if job.succeeded or self._shared.broken:
+            pass
+        elif self._is_moved(job):
+            return
+        elif not self._submissions.suits(job):
+            self._endings.submit_again(job, job.node)  # nobody knew of its machine's devices when it was submitted
             return
         if job.succeeded or self._shared.broken:
             self._phases.on_its_own(job)  # Ray lost the result, or EGS its engine
         elif job.grant is not None and job.lease is None and not self._phases.gets_warm_first(job, job.grant):
             self._phases.take_lease(job, job.grant)
+        self._phases.let_go(job)
+
+    def _is_moved(self, job: Job) -> bool:
+        """Whether the process, which Ray has put elsewhere than asked, is replaced by one where the task was granted
+        its resources. Where that node is gone, the grant is: the process waits for another."""
+        if self._submissions.is_misplaced(job):
+            self._look_at_nodes()
+        if not self._submissions.is_misplaced(job):
+            job.moves = 0
+        elif self._endings.move(job):
+            return True
+        else:
+            self._phases.on_its_own(job)
+        return False
+
+    def _late(self, job: Job, _peer: Peer, _message: Message) -> None:
+        """Its arguments have to come from afar, or be made again, for which Ray may need what it holds."""
+        if not self._phases.gangs.is_member(job):
+            self._phases.give_back(job)
+            job.went_at = 0.0
+
+    def _here(self, job: Job, _peer: Peer, _message: Message) -> None:
+        """Its arguments are there: it waits for its resources again."""
+        if self._shared.broken:
+            self._phases.on_its_own(job)
+        elif job.grant is not None and job.lease is None:
+            self._phases.take_lease(job, job.grant)
+        job.went_at = 0.0
         self._phases.let_go(job)
 
     def _warm(self, job: Job, _peer: Peer, message: Message) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import Any
 
 import ray
@@ -29,6 +30,20 @@ def _fetch(arguments: list[Any]) -> None:
         coming = _references(args, kwargs)
         while coming:  # one by one: a wait for several fetches none before all of them exist
             _, coming = ray.wait(coming, num_returns=1, fetch_local=True)
+
+
+def arrived(arguments: list[Any], timeout_s: float | None = None) -> bool:
+    """Whether all that the task takes is on this node, within that time; True also when something of it is lost for
+    good, which `resolved` tells."""
+    try:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        args, kwargs = ray.get(arguments[0], timeout=timeout_s) if len(arguments) == 1 else arguments
+        refs, left_s = _references(args, kwargs), None if until is None else max(0.0, until - time.monotonic())
+        return not refs or not ray.wait(refs, num_returns=len(refs), timeout=left_s)[1]
+    except ray.exceptions.GetTimeoutError:
+        return False
+    except Exception:
+        return True
 
 
 def _references(args: Any, kwargs: Any) -> list[Any]:

@@ -27,7 +27,7 @@ from egs_core import hints
 from egs_ray.link import Message, Peer, connect, forget
 from egs_ray.worker import device_memory
 from egs_ray.worker.arguments import ArgumentsLostError as ArgumentsLostError
-from egs_ray.worker.arguments import fetch, resolved
+from egs_ray.worker.arguments import arrived, fetch, resolved
 from egs_ray.worker.gpu_process import GpuProcess
 from egs_ray.worker.gpu_provider import Provider, hide_gpus, node_id, show_gpus
 from egs_ray.worker.niceness import Niceness
@@ -37,6 +37,7 @@ Address = tuple[str, int, str]
 DROPPED = "egs: dropped"
 HASTEN_EVERY_S = 0.05
 CONNECT_ERRORS = (OSError, EOFError, ValueError)
+LATE_S = 1.0  # for arguments; from then on they are waited for without resources, as Ray does
 GONE_S = 60.0  # in a container of its own a process goes by another number, and that may be anybody's here
 
 
@@ -153,6 +154,11 @@ class Shell:
         fetch(arguments)
         self._warm(started_warm)
         answer = self.await_go()
+        if answer.get("m") == "go" and not self.open and not arrived(arguments, LATE_S):
+            self.tell({"m": "late"})
+            arrived(arguments)
+            self.tell({"m": "here"})
+            answer = self.await_go()
         if answer.get("m") == "drop":
             return DROPPED if self.spec.returns == 1 else (DROPPED,) * self.spec.returns
         if self.niceness is not None:
