@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from egs_ray.worker import niceness
 from egs_ray.worker.niceness import Niceness
 
 
