@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from egs_airflow.history.keep import keep_history, learned
 from egs_airflow.observe.lines import read_lines
+from egs_airflow.order.pools import DESCRIPTION
 from egs_airflow.rest import connect
 from egs_core.cli.app import run
 from egs_core.history.sql import SqlHistory
@@ -172,10 +175,22 @@ def test_audit(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert egs(capsys, "report", log)["runs"][0]["gpu_held_s"] == pytest.approx(held_s, abs=1e-3)
 
 
+@contextmanager
+def _no_pool_of_egs(airflow: LiveAirflow) -> Iterator[None]:
+    """Pools that EGS has made are known to be of GPUs, by their description: for a while there are none."""
+    made = [pool for pool in airflow.rest("GET", "/pools")["pools"] if pool["description"] == DESCRIPTION]
+    for pool in made:
+        airflow.rest("PATCH", f"/pools/{pool['name']}?update_mask=description", {**pool, "description": "another"})
+    yield
+    for pool in made:
+        airflow.rest("PATCH", f"/pools/{pool['name']}?update_mask=description", pool)
+
+
 def test_audit_without_gpus(ran: Ran, capsys: Out) -> None:
     """Where no pool is named, slots are accounted for, and it is said that GPU time is not known."""
     airflow, run_id, _ = ran
-    audited = egs(capsys, "audit", "--airflow", airflow.url, "--job", f"history_contended/{run_id}")
+    with _no_pool_of_egs(airflow):
+        audited = egs(capsys, "audit", "--airflow", airflow.url, "--job", f"history_contended/{run_id}")
     tries = tries_of(airflow, "history_contended", run_id)
     held_s = sum(seconds_of(row) * row["pool_slots"] for row in tries)
     assert (audited["unit"], audited["capacity_gpu_s"]) == ("slot", 0.0)

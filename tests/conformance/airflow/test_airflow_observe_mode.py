@@ -115,9 +115,10 @@ def run_facts(airflow: LiveAirflow, dag_id: str) -> list[tuple[Any, ...]]:
 def test_observe_changes_nothing(airflow: LiveAirflow) -> None:
     """The same file parsed by Airflow with EGS observing and with EGS off: equal stored DAG, one version, no pool; and
     a run of it has the weights, pools and queues that Airflow gives by itself."""
+    pools = state_of(airflow, "observed")["pools"]
     airflow.add_dags(observed=DAG)
     before = state_of(airflow, "observed")
-    assert before["pools"] == [("default_pool", 128, 0, "Default pool")]
+    assert before["pools"] == pools
     assert run_facts(airflow, "observed") == [
         ("made", -1, "success", 9, "default_pool", 1, "default", 1),
         ("train", 0, "success", 1, "default_pool", 1, "default", 1),

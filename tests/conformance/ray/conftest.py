@@ -23,6 +23,7 @@ SLOW = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here starts or uses Ray; where several processes share the tests, one of them has all of these."""
     for item in items:

@@ -159,10 +159,10 @@ class Books:
             return
         self._let_go(job, now, decision.id, decision.reason)
 
-    def let_go(self, job: Job, decision: int, reason: str) -> None:
-        """The task goes to Ray without a turn of its own: with others, or since nothing waited."""
+    def let_go(self, job: Job, at_s: float, decision: int, reason: str) -> None:
+        """The task went to Ray at that time without a turn of its own: with others, or since nothing waited."""
         if not job.is_open and job.number in self.jobs:
-            self._let_go(job, self.driver.now(), decision, reason)
+            self._let_go(job, at_s, decision, reason)
 
     def _let_go(self, job: Job, now: float, decision: int, reason: str) -> None:
         self.line_gpus += job.needs.gpus if job.needs else 0.0
@@ -170,7 +170,7 @@ class Books:
         state = self.driver.engine.state
         phase = state.cursor[job.number]
         p50_s, p95_s = state.estimate_s[phase], state.estimate_p95_s[phase]
-        times = self.wall_s + (state.ready_at[phase] or now), self.wall_s + now
+        times = self.wall_s + min(now, state.ready_at[phase] or now), self.wall_s + now
         self._granted(job, Ordered(job.task_id, *times, decision, reason, p50_s, p95_s))
 
     # --- ends ---

@@ -42,13 +42,13 @@ PATIENCE_S = 20.0  # without a sign of life from this process for so long, the t
 
 class Ticket(msgspec.Struct):
     """What lets tasks go that share it. refs: for those to come, one each; users: those that have it and have not
-    ended; jobs: those of them in the books while it is not open; then opened: the decision and why."""
+    ended; jobs: those of them in the books while it is not open; then opened: when, the decision and why."""
 
     name: str
     needs: Needs
     users: int = 1
     is_open: bool = False
-    opened: tuple[int, str] = (0, NO_TURN)
+    opened: tuple[float, int, str] = (0.0, 0, NO_TURN)
     refs: list[Any] = []
     jobs: list[Job] = []
 
@@ -115,7 +115,7 @@ class Gate:
             self._held_gpus += needs.gpus
             last = self._last
             if is_bare and has_room and self._lets_pass:
-                self._tickets[key] = Ticket("", needs, is_open=True)
+                self._tickets[key] = Ticket("", needs, is_open=True, opened=(self.driver.now(), 0, NO_TURN))
                 return key, None
             if is_bare and last.refs and not last.is_open and last.needs == needs:
                 last.users += 1
@@ -210,14 +210,13 @@ class Gate:
     def _granted(self, job: Job, told: Ordered) -> None:
         self._told(told)
         if (ticket := self._tickets.get(job.key)) is not None:
-            ticket.opened = told.decision, told.reason
-            self._open(ticket)
+            self._open(ticket, told.decision, told.reason)
 
-    def _open(self, ticket: Ticket) -> None:
+    def _open(self, ticket: Ticket, decision: int = 0, reason: str = NO_TURN) -> None:
         with self._lock:
             if ticket.is_open:
                 return
-            ticket.is_open = True
+            ticket.is_open, ticket.opened = True, (self.driver.now(), decision, reason)
         self._opened.append(ticket.name)
         if len(self._opened) == 1:
             self.driver.do(self._keep)  # behind all that is queued by now: one call for all of it
