@@ -3,7 +3,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 OTHER_RAYS = 2.59.0
-BESIDE = -n 2 --dist loadgroup # two processes; the tests of one framework share one of them (BESIDE= for a debugger)
+BESIDE = -n 2 # two processes; the tests of one framework are all in one of them (BESIDE= for a debugger)
 VERSIONS_RUN = $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
 .PHONY: help setup demo test test-slow test-long test-versions bench lint format clean
 

@@ -1,10 +1,32 @@
-"""What all tests share: nothing is read from or left in the user's own folders, and no usage report is sent."""
+"""What all tests share: nothing is read from or left in the user's own folders, and no usage report is sent.
+
+Where several processes share the tests (`pytest -n 2`), one of them has all those of a framework, which start it once.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+FRAMEWORKS = ("tests/conformance/ray/", "tests/conformance/airflow/")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Hands out a framework's tests as one piece, the largest first, and all others one by one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFramework(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in FRAMEWORKS if nodeid.startswith(folder)), nodeid)
+
+    return ByFramework(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,11 @@ from tests.conformance.airflow.live import LiveAirflow, live_airflow
 ENVIRONMENT = {"EGS_MODE": "on", "EGS_TAGS": "egs-on"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here starts or uses Airflow; where several processes share the tests, one of them has all of these."""
+    """Every test here starts or uses Airflow."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.airflow)
-            item.add_marker(pytest.mark.xdist_group("airflow"))
 
 
 @pytest.fixture(scope="session")

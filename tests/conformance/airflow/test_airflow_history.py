@@ -178,12 +178,13 @@ def test_audit(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 @contextmanager
 def _no_pool_of_egs(airflow: LiveAirflow) -> Iterator[None]:
     """Pools that EGS has made are known to be of GPUs, by their description: for a while there are none."""
-    made = [pool for pool in airflow.rest("GET", "/pools")["pools"] if pool["description"] == DESCRIPTION]
-    for pool in made:
-        airflow.rest("PATCH", f"/pools/{pool['name']}?update_mask=description", {**pool, "description": "another"})
+    pools = airflow.rest("GET", "/pools")["pools"]
+    paths = [f"/pools/{pool['name']}?update_mask=description" for pool in pools if pool["description"] == DESCRIPTION]
+    for path in paths:
+        airflow.rest("PATCH", path, {"description": "another"})
     yield
-    for pool in made:
-        airflow.rest("PATCH", f"/pools/{pool['name']}?update_mask=description", pool)
+    for path in paths:
+        airflow.rest("PATCH", path, {"description": DESCRIPTION})
 
 
 def test_audit_without_gpus(ran: Ran, capsys: Out) -> None:

@@ -23,13 +23,11 @@ SLOW = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here starts or uses Ray; where several processes share the tests, one of them has all of these."""
+    """Every test here starts or uses Ray."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.xdist_group("ray"))
             if item.path.stem in SLOW:
                 item.add_marker(pytest.mark.slow)
 
