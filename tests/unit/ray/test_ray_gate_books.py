@@ -199,9 +199,9 @@ def test_who_goes_with_another_is_let_go_once() -> None:
     ends, in whichever order they end."""
     gate = Gate(1)
     jobs = gate.add(arrival(1), arrival(2), arrival(3), arrival(4))
-    gate.books.let_go(jobs[1], 0, "together")
-    gate.books.let_go(jobs[1], 0, "together")
-    gate.books.let_go(jobs[0], 0, "together")
+    gate.books.let_go(jobs[1], gate.now_s, 0, "together")
+    gate.books.let_go(jobs[1], gate.now_s, 0, "together")
+    gate.books.let_go(jobs[0], gate.now_s, 0, "together")
     assert gate.opened == [1, 2]
     assert [job.line_gpus for job in jobs] == [1.0, 2.0, 0.0, 0.0]
     gate.books.review(gate.rows, 1.0)
@@ -210,7 +210,7 @@ def test_who_goes_with_another_is_let_go_once() -> None:
     gate.end(1)
     assert gate.opened == [1, 2, 3]
     gate.end(3, 4)
-    gate.books.let_go(jobs[3], 0, "too late")
+    gate.books.let_go(jobs[3], gate.now_s, 0, "too late")
     assert gate.opened == [1, 2, 3, 4]
     assert gate.books.line_gpus == 0.0
 
