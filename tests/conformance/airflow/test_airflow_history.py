@@ -178,13 +178,13 @@ def test_audit(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 @contextmanager
 def _no_pool_of_egs(airflow: LiveAirflow) -> Iterator[None]:
     """Pools that EGS has made are known to be of GPUs, by their description: for a while there are none."""
-    pools = airflow.rest("GET", "/pools")["pools"]
-    paths = [f"/pools/{pool['name']}?update_mask=description" for pool in pools if pool["description"] == DESCRIPTION]
-    for path in paths:
-        airflow.rest("PATCH", path, {"description": "another"})
-    yield
-    for path in paths:
-        airflow.rest("PATCH", path, {"description": DESCRIPTION})
+    made = [pool for pool in airflow.rest("GET", "/pools")["pools"] if pool["description"] == DESCRIPTION]
+    for description in ("another", DESCRIPTION):
+        for pool in made:
+            body = {"pool": pool["name"], "slots": pool["slots"], "include_deferred": pool["include_deferred"]}
+            airflow.rest("PATCH", f"/pools/{pool['name']}", {**body, "description": description})
+        if description != DESCRIPTION:
+            yield
 
 
 def test_audit_without_gpus(ran: Ran, capsys: Out) -> None:

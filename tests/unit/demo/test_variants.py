@@ -59,7 +59,7 @@ def test_gpus_are_used_equally_and_held_differently(runs: tuple[list[Any], Path]
     _, folder = runs
     native, tuned = (figures_of(read_run(folder / f"{name}.jsonl").records) for name in ("native", "tuned"))
     for figures in (native, tuned):
-        assert 6.7 <= figures["gpu_used_s"] < 8.0
+        assert 6.7 <= figures["gpu_used_s"] < 2 * 6.7  # a busy machine computes for longer
     assert native["gpu_held_s"] >= native["gpu_used_s"] + 4 * 1.3 + 5 * 1.0
     held_cold = {name: _gpu_cold_starts(folder / f"{name}.jsonl") for name in ("native", "tuned")}
     assert held_cold == {"native": 5, "tuned": 2}
