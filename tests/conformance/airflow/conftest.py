@@ -7,6 +7,7 @@ ask for different values. `live.live_airflow` starts another one for what cannot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import pytest
 from tests.conformance.airflow.live import LiveAirflow, live_airflow
 
 ENVIRONMENT = {"EGS_MODE": "on", "EGS_TAGS": "egs-on"}
+FOLDER = Path(__file__).parent
+RUNNING = ExitStack()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here starts or uses Airflow."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.airflow)
 
 
@@ -31,8 +34,15 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     home = tmp_path_factory.mktemp("airflow")
     environment = _environment(request.session.items)
     folders = {"EGS_HISTORY": f"sqlite:///{home / 'history.sqlite'}", "EGS_RUNLOG": str(home / "runlog")}
-    with live_airflow(home, {**folders, **environment}) as running:
-        yield running
+    with RUNNING:
+        yield RUNNING.enter_context(live_airflow(home, {**folders, **environment}))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """After the last test of this folder: an Airflow that idles takes processor time from tests of other things."""
+    if nextitem is None or FOLDER not in nextitem.path.parents:
+        RUNNING.close()
 
 
 def _environment(items: list[pytest.Item]) -> dict[str, str]:
