@@ -106,6 +106,22 @@ def test_hints_free_the_gpu() -> None:
     assert found.hinted.gpu_held_s < 0.75 * found.gpu_held_s.expected
 
 
+def test_hinted_tasks_start_up_without_a_gpu() -> None:
+    """With hints the start-up of a process lies in a CPU phase, so it is no GPU time to take off again."""
+    observed = ran()
+    used = [
+        Used(h.start_s + 0.3, h.start_s + 0.8, h.workload, h.task)
+        for h in build_timeline(observed.records).holds
+        if h.demand.gpus
+    ]
+    line = build_timeline([*observed.records, *used])
+    late = [msgspec.structs.replace(item, overhead_s=0.2) for item in items_of(line)]
+    found = [forecast(line, items, True, seeds=0) for items in (items_of(line), late)]
+    held_s = [one.hinted.gpu_held_s for one in found if one is not None and one.hinted is not None]
+    assert held_s[1] == pytest.approx(held_s[0], abs=0.01)
+    assert held_s[0] > 0.5 * sum(item.gpus * item.gpu_s for item in late)
+
+
 def test_nothing_to_simulate() -> None:
     """Without capacity, or without a task that ended, there is no forecast; the audit says what is not known."""
     observed = ran()
