@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from egs_core.history import history_from_runlog
+from egs_core.places import data_folder
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Header
 from egs_ray import compat
@@ -55,11 +56,6 @@ def runlog_path() -> Path:
         os.environ[RUNLOG_OWNER] = f"{own} {given}"
         return path
     return data_folder() / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name()}-{os.getpid()}.jsonl"
-
-
-def data_folder() -> Path:
-    """The user's data folder for EGS, as the XDG rules have it."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "egs"
 
 
 def keep_history(path: Path) -> None:

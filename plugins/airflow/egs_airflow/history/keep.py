@@ -6,7 +6,6 @@ their worker has. Up to when each Airflow was read is in a small file, so no dur
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from egs_airflow.observe.lines import Line
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
 from egs_core.history import History, HistoryRow, history_from_runlog
+from egs_core.places import replace_file
 from egs_core.predict import Predictor
 
 FORMAT = "egs-airflow-kept"
@@ -97,10 +97,7 @@ def _read_state(path: Path) -> Kept:
 
 
 def _write_state(path: Path, kept: Kept) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.encode(kept))
-        part.replace(path)
+        replace_file(path, msgspec.json.encode(kept))
     except OSError as error:
         raise InputError(str(path), f"cannot be written: {error.strerror}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ _read: dict[Path, tuple[_Stamp, Durations]] = {}
 
 def durations_path() -> Path:
     """Where the file is: option `durations`, by default in the user's data folder."""
-    from egs_core.places import data_folder
+    from egs_core.places import data_folder  # not in every process of Airflow
 
     stated = config.option("durations")
     return Path(stated) if stated else data_folder() / "airflow" / "durations.json"
@@ -37,11 +36,11 @@ def durations_path() -> Path:
 
 def write_durations(path: Path, durations: Durations) -> None:
     """Replace the file as a whole: a reader sees the old one or the new one. What is no duration is left out."""
+    from egs_core.places import replace_file
+
     kept = {dag: {task: s for task, s in tasks.items() if _is_duration(s)} for dag, tasks in durations.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps({"format": FORMAT, "version": VERSION, "dags": kept}, sort_keys=True))
-    part.replace(path)
+    stored = {"format": FORMAT, "version": VERSION, "dags": kept}
+    replace_file(path, json.dumps(stored, sort_keys=True).encode())
 
 
 def load_durations(path: Path) -> Durations:

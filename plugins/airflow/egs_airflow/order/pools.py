@@ -12,7 +12,6 @@ list of pools that were created, in the user's data folder, has it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from egs_airflow import config
 from egs_core.errors import InputError
-from egs_core.places import data_folder
+from egs_core.places import data_folder, replace_file
 
 OPTION = "[egs] pools"
 EXAMPLE = "name each with its slots: gpu=8, gpu_large=4"
@@ -102,11 +101,7 @@ def _list_path() -> Path:
 
 
 def _note_created(pools: list[GpuPool]) -> None:
-    path = _list_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps([pool.name for pool in pools]))
-    part.replace(path)
+    replace_file(_list_path(), json.dumps([pool.name for pool in pools]).encode())
 
 
 def _created() -> list[str]:

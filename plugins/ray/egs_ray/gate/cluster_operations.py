@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 
 from egs_ray.control.reporting import Told
 from egs_ray.gate.client import ClusterGate, ask_gate, tasks_at_gate
-from egs_ray.gate.messages import PASSED, Asked, GateTask
-from egs_ray.gate.operations import reason_of, refused, unknown_task
+from egs_ray.gate.messages import Asked, GateTask
+from egs_ray.gate.operations import label, reason_of, refused, row_of, unknown_task
 
 Request = dict[str, Any]
 AWAY = (ValueError, RuntimeError, TimeoutError, RayError)
@@ -45,7 +45,11 @@ class ClusterOperations:
         passed = [(task_id, since, gate.task(task_id)) for task_id, since in list(gate.passed.items())]
         return {
             "workloads": {self._workload: {**row, "tasks": gate.made, "open": len(waiting), "job": gate.workload}},
-            "tasks": {task: (self._row(task, since, found[0]), [found[1]]) for task, since, found in passed if found},
+            "tasks": {
+                task_id: (row_of(self._workload, task_id, found[0], since), [found[1]])
+                for task_id, since, found in passed
+                if found
+            },
         }
 
     def carry_out(self, request: Request) -> dict[str, Any]:
@@ -65,21 +69,6 @@ class ClusterOperations:
     def _cancel(self, task_ids: Iterable[str], reason: str) -> None:
         self._reasons.update(dict.fromkeys(task_ids, reason))
         self._gate.cancel(task_ids)
-
-    def _row(self, task_id: str, since: float, needs: Any) -> dict[str, Any]:
-        return {
-            "workload": self._workload,
-            "stage": "",
-            "task": label(needs.name, task_id),
-            "name": needs.name,
-            "state": PASSED,
-            "since": round(since, 3),
-            "gpus": needs.gpus,
-            "node": "",
-            "pid": 0,
-            "pids": [],
-            "framework_id": task_id,
-        }
 
 
 def at_gate(job: str, request: Request) -> tuple[dict[str, Any], list[str]]:
@@ -101,8 +90,3 @@ def at_gate(job: str, request: Request) -> tuple[dict[str, Any], list[str]]:
 def named(tasks: Iterable[GateTask], wanted: str) -> list[GateTask]:
     """The task of that label, all of that name, or all."""
     return [task for task in tasks if not wanted or wanted in (task.name, label(task.name, task.task_id))]
-
-
-def label(name: str, task_id: str) -> str:
-    """A task as `egs ps` lists it."""
-    return f"{name}-{task_id[:8]}"

@@ -17,6 +17,8 @@ from egs_core.engine import messages as m
 from egs_ray.control.reporting import Told, answer_of
 from egs_ray.gate.books import Job
 from egs_ray.gate.local import WORKLOAD, Gate
+from egs_ray.gate.messages import PASSED
+from egs_ray.submission import Needs
 
 Request = dict[str, Any]
 ANSWER_S = 10.0
@@ -53,30 +55,17 @@ class GateOperations:
         return {
             "workloads": {self._workload: {**row, "tasks": self._gate.made, "open": len(jobs)}},
             "tasks": {
-                job.key: (self._row(job), [self._gate.refs[job.task_id]])
+                job.key: (
+                    row_of(self._workload, job.task_id, job.needs, self._gate.books.wall_s + job.opened_s),
+                    [self._gate.refs[job.task_id]],
+                )
                 for job in jobs
-                if job.opened_s is not None and now_s - job.opened_s > LEAST_S
+                if job.needs is not None and job.opened_s is not None and now_s - job.opened_s > LEAST_S
             },
         }
 
     def _waiting_or_running(self) -> list[Job]:
         return [job for job in self._gate.books.jobs.values() if job.key]
-
-    def _row(self, job: Job) -> dict[str, Any]:
-        assert job.needs is not None  # all that have a ticket have
-        return {
-            "workload": self._workload,
-            "stage": "",
-            "task": _id(job),
-            "name": job.needs.name,
-            "state": "passed the gate",
-            "since": round(self._gate.books.wall_s + (job.opened_s or 0.0), 3),
-            "gpus": job.needs.gpus,
-            "node": "",
-            "pid": 0,
-            "pids": [],
-            "framework_id": job.task_id,
-        }
 
     def _carry_out(self, request: Request) -> dict[str, Any]:
         jobs, task, verb = self._waiting_or_running(), request["task"], request["verb"]
@@ -116,7 +105,29 @@ class GateOperations:
 
 
 def _id(job: Job) -> str:
-    return f"{job.needs.name if job.needs else ''}-{job.task_id[:8]}"
+    return label(job.needs.name if job.needs else "", job.task_id)
+
+
+def label(name: str, task_id: str) -> str:
+    """A task as `egs ps` lists it."""
+    return f"{name}-{task_id[:8]}"
+
+
+def row_of(workload: str, task_id: str, needs: Needs, since: float) -> dict[str, Any]:
+    """A script's task that a gate has let go, as the controller is told of it. since: Unix time."""
+    return {
+        "workload": workload,
+        "stage": "",
+        "task": label(needs.name, task_id),
+        "name": needs.name,
+        "state": PASSED,
+        "since": round(since, 3),
+        "gpus": needs.gpus,
+        "node": "",
+        "pid": 0,
+        "pids": [],
+        "framework_id": task_id,
+    }
 
 
 def refused(request: Request) -> dict[str, Any]:

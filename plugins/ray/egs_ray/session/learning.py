@@ -14,12 +14,13 @@ import msgspec
 from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
 from egs_core.history.sql import SqlHistory
+from egs_core.places import data_folder
 from egs_core.predict import Predictor, signature_of
 from egs_core.runlog import records as r
 from egs_core.runlog.io import RunLogWriter
 from egs_ray.convert import Converted
 from egs_ray.install import warn
-from egs_ray.observe import data_folder, runlog_path
+from egs_ray.observe import runlog_path
 
 _used_paths: set[Path] = set()
 
