@@ -183,10 +183,11 @@ class Observer:
             self.log.submitted(self._noted.popleft())
 
     def _ask(self) -> None:
-        self._write_noted()
         self.log.nodes(ray.nodes(), time.time())
         # In the order of their ends: an actor's creation comes before its methods.
-        for event in sorted(task_events(self.log.ended), key=lambda event: event.ended_s or math.inf):
+        events = sorted(task_events(self.log.ended), key=lambda event: event.ended_s or math.inf)
+        self._write_noted()  # what has started by now was noted before
+        for event in events:
             self.log.seen(event)
         self.log.actors_died(actor_deaths())
 

@@ -92,9 +92,13 @@ class SessionLog:
             self._add(task)
 
     def ordered(self, told: Ordered) -> None:
-        """A task that waited at the gate may go to Ray."""
-        self._gated_ready[told.task_id] = told.ready_s
-        self._write(*ordering_of(told, self._workload, self._t(told.ready_s), self._t(told.granted_s)))
+        """A task that waited at the gate may go to Ray, or one that had not to wait went: that may be told late."""
+        if (started := self._started.get((told.task_id, 1))) is None:
+            ready_s = self._gated_ready[told.task_id] = told.ready_s
+            granted_s = told.granted_s
+        else:
+            ready_s = granted_s = min(started.started_s or told.granted_s, self._ready_s(started))
+        self._write(*ordering_of(told, self._workload, self._t(ready_s), self._t(granted_s)))
 
     def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
         """What `ray.nodes()` says; only changes are written. The first ones were there when the session began."""
@@ -211,8 +215,7 @@ class SessionLog:
 
     def _write_start(self, event: TaskEvent, at_s: float) -> None:
         task, process = self._tasks[event.task_id], (event.pid, event.name)
-        ready_s = self._gated_ready.pop(event.task_id, event.ready_s)
-        ready_s = min(at_s, ready_s if ready_s is not None else self._ready_s(task))
+        ready_s = min(at_s, self._gated_ready.pop(event.task_id, self._ready_s(event)))
         self._write(
             Ready(t=self._t(ready_s), workload=self._workload, task=event.task_id, attempt=event.attempt),
             Started(
@@ -231,8 +234,11 @@ class SessionLog:
         )
         self._warm.add(process)
 
-    def _ready_s(self, task: Submission) -> float:
+    def _ready_s(self, event: TaskEvent) -> float:
         """Where Ray does not tell: when it was submitted and the producers seen to end had ended."""
+        if event.ready_s is not None:
+            return event.ready_s
+        task = self._tasks[event.task_id]
         producers = (self._by_tail.get(producer[2:], "") for producer in task.producers)
         return max([task.at_s, *(self.ended.get((producer, 1), 0.0) for producer in producers)])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from egs_core.runlog.io import read_run
-from egs_core.runlog.records import Capacity, ColdStart, Ended, Header, Ready, Record, Started, TaskAdded, Used
+from egs_core.runlog.records import Capacity, ColdStart, Ended, Granted, Header, Ready, Record, Started, TaskAdded, Used
 from egs_ray.events import TaskEvent
 from egs_ray.sessionlog import SessionLog
-from egs_ray.submission import Submission
+from egs_ray.submission import Ordered, Submission
 
 JOB = "01000000"
 NO_ACTOR = "f" * 24 + JOB
@@ -135,6 +136,21 @@ def test_ready_without_rays_word(log: SessionLog) -> None:
     log.seen(event(task_id("a"), 1.5, 4.0))
     log.seen(event(task_id("b"), 5.0, 6.0))
     assert [record.t for record in written(log) if isinstance(record, Ready)] == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("told_late", [False, True])
+def test_gates_word_before_and_after_rays(log: SessionLog, told_late: bool) -> None:
+    """Whether the gate tells of a task before or after Ray told of its start: ready, granted, started, in order."""
+    log.submitted(submission("a", gpus=1.0))
+    told = Ordered(task_id("a"), ready_s=1.0, granted_s=2.0, decision=1, reason="capacity", p50_s=1.0, p95_s=2.0)
+    start = msgspec.structs.replace(event(task_id("a"), 2.5, 3.0), ready_s=2.25)
+    if not told_late:
+        log.ordered(told)
+    log.seen(start)
+    if told_late:
+        log.ordered(told)
+    times = [record.t for record in written(log) if isinstance(record, Ready | Granted | Started)]
+    assert times == ([2.25, 2.25, 2.5] if told_late else [1.0, 2.0, 2.5])
 
 
 @pytest.mark.parametrize("death_told_first", [False, True])
