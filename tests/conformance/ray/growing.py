@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+HEAD_TYPE = "ray.head.default"  # what the provider says its head is, whatever is configured
 UNUSED_LISTS = (
     "cluster_synced_files",
     "rsync_exclude",
@@ -61,7 +62,7 @@ def growing_cluster(most_gpu_nodes: int, environment: dict[str, str]) -> Iterato
 def _config(address: str, most_gpu_nodes: int) -> dict[str, Any]:
     gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 80_000_000}
     types = {
-        "head": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+        HEAD_TYPE: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
         "gpu": {"resources": gpu, "node_config": {}, "min_workers": 0, "max_workers": most_gpu_nodes},
     }
     provider = {
@@ -76,7 +77,7 @@ def _config(address: str, most_gpu_nodes: int) -> dict[str, Any]:
         "upscaling_speed": 1.0,
         "provider": provider,
         "available_node_types": types,
-        "head_node_type": "head",
+        "head_node_type": HEAD_TYPE,
         "file_mounts": {},
         "file_mounts_sync_continuously": False,
         "auth": {},
