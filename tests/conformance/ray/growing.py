@@ -35,20 +35,28 @@ UNUSED_LISTS = (
 
 
 @contextlib.contextmanager
-def growing_cluster(most_gpu_nodes: int, environment: dict[str, str]) -> Iterator[str]:
+def growing_cluster(most_gpu_nodes: int, environment: dict[str, str], *, is_v2: bool) -> Iterator[str]:
     """The cluster's address. Nodes of one CPU and one GPU come when they are wanted, and go when idle for six
-    seconds."""
+    seconds. is_v2: by the autoscaler that KubeRay uses, which has to know the head as the provider does."""
     import ray
+    from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
     folder = tempfile.mkdtemp(prefix="egs-")
     address = f"{ray.util.get_node_ip_address()}:{_free_port()}"
     config = Path(folder, "cluster.yaml")
-    config.write_text(json.dumps(_config(address, most_gpu_nodes)))
+    config.write_text(json.dumps(_config(address, most_gpu_nodes, is_v2)))
     host, port = address.split(":")
     head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     limits = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--include-dashboard=false"]
     places = [f"--temp-dir={folder}", f"--autoscaling-config={config}", "--disable-usage-stats"]
-    variables = {**os.environ, **environment, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
+    v2 = {
+        "RAY_NODE_TYPE_NAME": HEAD_TYPE,  # as KubeRay and `ray up` set it on every node
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+    }
+    fake = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", **(v2 if is_v2 else {})}
+    variables = {**os.environ, **environment, **fake}
     with Path(folder, "head.out").open("w") as out:
         started = subprocess.Popen([*head, *limits, *places], env=variables, stdout=out, stderr=out)
     try:
@@ -59,15 +67,19 @@ def growing_cluster(most_gpu_nodes: int, environment: dict[str, str]) -> Iterato
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _config(address: str, most_gpu_nodes: int) -> dict[str, Any]:
+def _config(address: str, most_gpu_nodes: int, is_v2: bool) -> dict[str, Any]:
     gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 80_000_000}
     types = {
         HEAD_TYPE: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
         "gpu": {"resources": gpu, "node_config": {}, "min_workers": 0, "max_workers": most_gpu_nodes},
     }
+    # The second autoscaler reads defaults for its own providers, which the wheel has not; for another it needs none.
+    fake = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
+    kind = {"type": "external", "module": fake} if is_v2 else {"type": "fake_multinode"}
     provider = {
-        "type": "fake_multinode",
+        **kind,
         "gcs_address": address,
+        "launch_multiple": is_v2,
         **dict.fromkeys(("use_node_id_as_ip", "disable_node_updaters", "disable_launch_config_check"), True),
     }
     return {

@@ -207,8 +207,10 @@ def test_ray_client(head: Head, mode: str) -> None:
     """Ray does not call the hook for `ray://`: the script runs natively, and EGS says nothing."""
     address = f"ray://127.0.0.1:{head.client}"
     native = head.run(sys.executable, "pipeline.py", address)
-    if native.returncode:
-        pytest.skip("without EGS, too, Ray Client's server does not start on this machine")
+    for _ in range(2):  # its server has to start a process for each client, and gives up when that takes long
+        if native.returncode:
+            native = head.run(sys.executable, "pipeline.py", address)
+    assert native.returncode == 0, native.stderr
     variables = hooked(head, f"client-{mode}", **MODES[mode])
     done = head.run(sys.executable, "pipeline.py", address, **variables)
     assert done.returncode == 0, done.stderr
