@@ -467,6 +467,8 @@ try:
     second = cluster.add_node(**some)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
+    here = NodeAffinitySchedulingStrategy(second.node_id, soft=False)
+    ray.get(ray.remote(lambda: None).options(scheduling_strategy=here).remote())  # by now Ray places things there
     there = NodeAffinitySchedulingStrategy(second.node_id, soft=True)
     gate_client.make_gate = functools.partial(gate_client.make_gate, scheduling_strategy=there)
 
