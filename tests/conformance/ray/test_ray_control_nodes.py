@@ -23,7 +23,8 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A cluster whose second node alone has GPUs; this process is connected to it. Its address."""
+    """A cluster with the controller on its first node and all GPUs on its second; this process is connected to it. Its
+    address."""
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -33,8 +34,9 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     small: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**small, "temp_dir": folder})
     try:
-        cluster.add_node(**small, num_gpus=2)
         ray.init(address=cluster.address, log_to_driver=False)
+        ray.get(controller.get_or_make().ready.remote())  # while there is no other node for it
+        cluster.add_node(**small, num_gpus=2)
         yield str(cluster.address)
     finally:
         ray.shutdown()
