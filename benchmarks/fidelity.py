@@ -41,12 +41,13 @@ from egs_core.adapter import ReplayRequest, ReplayWorkload
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
+from egs_core.replayed import check, seconds_of
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
 from egs_core.sim import Durations, SimConfig, SimNode, simulate
 from egs_ray.cluster import preload_slots
-from egs_ray.replay.run import check, replay
-from egs_ray.replay.tasks import codes_of, expected, seconds_of
+from egs_ray.replay.run import replay
+from egs_ray.replay.tasks import codes_of, expected
 
 CPUS, GPUS = 4, 2
 AIM_S, LEAST_S = 20.0, 0.3

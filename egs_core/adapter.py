@@ -141,11 +141,12 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class DemoOutcome(msgspec.Struct, frozen=True):
-    """The demo's runs by variant, beside the bound that no schedule can beat."""
+    """The demo's runs by variant, beside the bound that no schedule can beat. title: what ran, over the table."""
 
     ideal_bound_s: float
     emulated_gpus: bool
     runs: dict[str, RunOutcome]
+    title: str = "six pipelines, the same code and results"
 
 
 @runtime_checkable
@@ -167,7 +168,8 @@ class Adapter(Protocol):
         ...
 
     def demo(self, request: DemoRequest) -> DemoOutcome:
-        """Run the demo's pipelines on the real framework."""
+        """Run the demo's pipelines on the real framework. More variants than `native` and `egs`, where there are any,
+        are all named in an attribute `demo_variants`, in the order in which they run."""
         ...
 
 

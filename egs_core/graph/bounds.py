@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from egs_core.errors import InputError
 from egs_core.graph.analysis import heads, tails, task_durations, topological_order
-from egs_core.graph.columns import Graph
+from egs_core.graph.columns import GPU, Graph
 
 MAX_CUTS = 1024
 PIGEONHOLE_CUTS = 48
@@ -163,3 +163,18 @@ def _fullest_slot(falling: _Floats, slots: int) -> float:
     k = np.arange((len(falling) - 1) // slots + 1)
     sums = np.concatenate(([0.0], falling.cumsum()))
     return float((sums[k * slots + 1] - sums[k * slots - k]).max())
+
+
+def gpu_phases(graph: Graph) -> tuple[list[float], list[float], list[float]]:
+    """Of each GPU phase of a graph: the least time before it since submission, its length, the least time after it."""
+    task_heads, task_tails = heads(graph), tails(graph)
+    rows = []
+    for task in range(graph.n_tasks):
+        phases = graph.phases_of(task)
+        seconds = [graph.phase_duration_s[phase] or 0.0 for phase in phases]
+        for at, phase in enumerate(phases):
+            if graph.phase_kind[phase] == GPU:
+                before, after = sum(seconds[:at]), sum(seconds[at + 1 :])
+                rows.append((task_heads[task] + before, seconds[at], after + task_tails[task]))
+    head, work, tail = (list(column) for column in zip(*rows, strict=True))
+    return head, work, tail

@@ -9,20 +9,28 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from egs_airflow import compat, config
-from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.adapter import (
+    Check,
+    ControlOutcome,
+    ControlRequest,
+    DemoOutcome,
+    DemoRequest,
+    ReplayRequest,
+    RunningWorkload,
+    RunOutcome,
+)
 from egs_core.audit.observed import AuditRequest, Observed
-from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 
 CAPABILITIES = {
     "observe": "yes",
     "order": "yes",
-    "split": "no: a DAG's tasks stay as they were written",
-    "preload": "no: nothing is loaded before a task starts",
+    "split": "yes",
+    "preload": "yes",
     "gang": "no: Airflow starts tasks one by one",
     "preempt": "no: running tasks are left alone",
-    "limits": "no: Airflow's own time-outs hold",
-    "abort": "no: use Airflow's own page",
+    "limits": "yes",
+    "abort": "yes",
     "audit": "yes",
 }
 
@@ -44,6 +52,7 @@ class AirflowAdapter:
     """See `egs_core.adapter.Adapter`."""
 
     name = "airflow"
+    demo_variants = ("native", "tuned", "egs", "egs-no-hints")
 
     def capabilities(self) -> dict[str, str]:
         """What EGS can do on Airflow, by the names of `egs_core.adapter.CAPABILITIES`."""
@@ -57,7 +66,8 @@ class AirflowAdapter:
         if not compat.has_home():
             where = "no Airflow is set up here (AIRFLOW_HOME): run `airflow egs doctor` where it is"
             return [_version_check(found), _entry_check(), Check("home", True, where)]
-        return [_version_check(found), *_feature_checks(), _entry_check(), mode_check(), *_part_checks()]
+        mode = (mode_check(), *_preload_check())
+        return [_version_check(found), *_feature_checks(), _entry_check(), *mode, *_part_checks()]
 
     def load(self, path: Path, select: str = "") -> LoadedWorkload:
         """A DAG of a DAG file or of a stored (serialized) DAG as a workload; InputError for one that cannot be one.
@@ -74,13 +84,29 @@ class AirflowAdapter:
 
         return audit(request)
 
-    def replay(self, request: ReplayRequest) -> RunOutcome:  # noqa: ARG002  # the contract's
-        """Not there yet: raises InputError."""
-        raise InputError("egs replay --on airflow", "cannot replay on Airflow", "use --on sim or --on ray")
+    def control(self, request: ControlRequest) -> ControlOutcome:
+        """Abort a DAG run, a task group of it or a task. InputError for what is unknown, or another verb."""
+        from egs_airflow.agent.control import control
 
-    def demo(self, request: DemoRequest) -> DemoOutcome:  # noqa: ARG002  # the contract's
-        """Not there yet: raises InputError."""
-        raise InputError("egs demo --on airflow", "has no demo on Airflow", "use --on ray")
+        return control(request)
+
+    def running(self, address: str) -> list[RunningWorkload]:
+        """The DAG runs that are under way."""
+        from egs_airflow.agent.control import running
+
+        return running(address)
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        """Run workload files on a real local Airflow."""
+        from egs_airflow.replay.run import replay
+
+        return replay(request)
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        """Run the demo's pipelines on a real local Airflow, once per variant."""
+        from egs_airflow.demo.run import demo
+
+        return demo(request)
 
 
 def mode_check() -> Check:
@@ -92,6 +118,16 @@ def mode_check() -> Check:
         return Check("mode", True, f"{settings.mode} ({settings.source}): nothing is changed")
     chosen = [*(f"id {pattern}" for pattern in settings.dags), *(f"tag {tag}" for tag in sorted(settings.tags))]
     return Check("mode", True, f"on ({settings.source}) for DAGs with {' or '.join(chosen) if chosen else 'any id'}")
+
+
+def _preload_check() -> list[Check]:
+    """Which modules tasks find imported; nothing where none is configured."""
+    names = ", ".join(config.words("preload_modules"))
+    if not names:
+        return []
+    mode = config.read_settings().mode
+    where = "imported before EgsLocalExecutor starts its processes" if mode == "on" else f"not imported in mode {mode}"
+    return [Check("preload", True, f"{names}: {where}")]
 
 
 def _version_check(found: str) -> Check:

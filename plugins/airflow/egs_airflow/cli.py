@@ -7,9 +7,14 @@ from typing import Any
 from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand, lazy_load_command
 
 ARG_JSON = Arg(("--json",), help="Print one JSON object", action="store_true")
-ARG_URL = Arg(("--url",), help="Airflow to learn from; by default this one's own [api] base_url", default="")
+ARG_URL = Arg(("--url",), help="Address of the Airflow; by default this one's own [api] base_url", default="")
 ARG_USER = Arg(("--user",), help="Who logs in, with the password of EGS_AIRFLOW_PASSWORD", default="")
 ARG_DAYS = Arg(("--days",), help="How far back, where nothing was read yet", type=float, default=30.0)
+ARG_WORKLOAD = Arg(("workload",), help="DAG/RUN, as `airflow egs ps` lists it")
+ARG_TASK = Arg(("--task",), help="Only this task of it, `fit` or `fit[3]`", default="")
+ARG_GROUP = Arg(("--group",), help="Only this task group of it", default="")
+ARG_REASON = Arg(("--reason",), help="For the note that users see", default="")
+ARG_GRACE = Arg(("--grace",), help="How long tasks may take to end what they have started elsewhere", default="0s")
 
 
 def get_cli_commands() -> list[CLICommand]:
@@ -32,7 +37,26 @@ def get_cli_commands() -> list[CLICommand]:
         func=lazy_load_command("egs_airflow.history.learn.run_learn"),
         args=(ARG_URL, ARG_USER, ARG_DAYS),
     )
-    return [GroupCommand(name="egs", help="EGS: stop wasting GPUs", subcommands=[doctor, learn, pools])]
+    agent = ActionCommand(
+        name="agent",
+        help="Run this host's agent: ends aborted tasks at once, keeps limits, learns now and then",
+        func=lazy_load_command("egs_airflow.agent.commands.run_agent"),
+        args=(ARG_URL, ARG_USER),
+    )
+    abort = ActionCommand(
+        name="abort",
+        help="End a DAG run, a task group or a task of it for good; its processes on this host at once",
+        func=lazy_load_command("egs_airflow.agent.commands.run_abort"),
+        args=(ARG_WORKLOAD, ARG_GROUP, ARG_TASK, ARG_REASON, ARG_GRACE, ARG_URL, ARG_USER),
+    )
+    ps = ActionCommand(
+        name="ps",
+        help="List the DAG runs that are under way, with what runs of each",
+        func=lazy_load_command("egs_airflow.agent.commands.run_ps"),
+        args=(ARG_URL,),
+    )
+    commands = [abort, agent, doctor, learn, pools, ps]
+    return [GroupCommand(name="egs", help="EGS: stop wasting GPUs", subcommands=commands)]
 
 
 def run_doctor(args: Any) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
@@ -198,3 +198,75 @@ _PROBES: dict[str, Callable[[], bool]] = {
     ),
     "pool_stats": lambda: _callable("airflow.models.pool", "Pool", "slots_stats"),
 }
+
+
+# --- what a split task gives: Airflow's reference to a task's value takes that task for its first one too -------------
+
+
+def output_of_split(first: Any, last: Any) -> Any:
+    """The value of the task that `last` refers to; what is put before it comes before the task of `first`.
+
+    `start >> train(x)` must wait with the first phase, not with the last one only. Probe: the class is there and can be
+    extended. Fallback: Airflow's own reference, with one warning.
+    """
+    try:
+        return _split_output()(last.operator, first=first.operator)
+    except Exception as error:  # the class was never public
+        from egs_airflow import config
+
+        problem = f"{type(error).__name__}: {error}"
+        config.warn(f"`start >> split_task(x)` makes only the last phase wait; give `start` as an argument: {problem}")
+        return last
+
+
+@cache
+def _split_output() -> Any:
+    import attrs
+    from airflow.sdk.definitions.xcom_arg import PlainXComArg
+
+    @attrs.define
+    class SplitOutput(PlainXComArg):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
+        """Airflow's reference to the value of one task, with another task to start with."""
+
+        first: Any = attrs.field(default=None, eq=False, repr=False)
+
+        @property
+        def roots(self) -> list[Any]:
+            """What waits for whatever is put before."""
+            return [self.first]
+
+        def set_upstream(self, task_or_task_list: Any, edge_modifier: Any = None) -> None:
+            """Put tasks before the first one."""
+            self.first.set_upstream(task_or_task_list, edge_modifier)
+
+    return SplitOutput
+
+
+# --- view: Airflow lets nobody into a plugin's pages by itself, and its own rules for that are not public -------------
+
+
+class ViewAccess(NamedTuple):
+    """FastAPI dependencies that refuse (401, 403) who may not see the runs of the DAG `dag_id`, or DAGs at all."""
+
+    dag: Callable[..., Any]
+    dags: Callable[..., Any]
+
+
+def view_access() -> ViewAccess | None:
+    """Airflow's own access rules. Probe: they are there and make dependencies. Fallback: None, so there is no page."""
+    if "view" in _left_out():
+        return None
+    try:
+        from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+        from airflow.api_fastapi.core_api.security import requires_access_dag
+
+        return ViewAccess(requires_access_dag("GET", DagAccessEntity.TASK_INSTANCE), requires_access_dag("GET"))
+    except Exception:  # moved or changed: an open page would be worse than none
+        return None
+
+
+# --- titles of task processes: nothing public says which process on a host runs which try -----------------------------
+
+TASK_TITLE = re.compile(rb"airflow worker -- ([0-9a-f-]{36})[\0 ]*")
+"""What Airflow's task runner calls its process, with the id of the try. Fallback: none is found, and Airflow's own
+heartbeat ends what was aborted."""

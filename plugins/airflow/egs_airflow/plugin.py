@@ -16,6 +16,8 @@ from egs_airflow import config
 PARTS = {
     "priority_weight_strategies": "egs_airflow.order.strategy:priority_weight_strategies",
     "listeners": "egs_airflow.observe.listener:listeners",
+    "fastapi_apps": "egs_airflow.view.app:fastapi_apps",
+    "external_views": "egs_airflow.view.app:external_views",
 }
 """Attribute of AirflowPlugin -> `module:function`, which takes nothing and returns a list."""
 
@@ -43,3 +45,5 @@ class EgsPlugin(AirflowPlugin):  # type: ignore[misc]  # Airflow's types are not
     name = "egs"
     priority_weight_strategies: ClassVar[list[Any]] = load_part("priority_weight_strategies")
     listeners: ClassVar[list[Any]] = load_part("listeners")
+    fastapi_apps: ClassVar[list[Any]] = load_part("fastapi_apps")
+    external_views: ClassVar[list[Any]] = load_part("external_views")

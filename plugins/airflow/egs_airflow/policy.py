@@ -14,14 +14,16 @@ from egs_airflow import config
 
 @hookimpl  # type: ignore[untyped-decorator]  # Airflow's types are not read, see pyproject.toml
 def task_policy(task: Any) -> None:
-    """Let `egs_airflow.order` see a task of a DAG that mode on is for. What fails there leaves the task as it is."""
+    """Put a task of a DAG that mode on is for into its pool, and note its limits. What fails leaves it as it is."""
     try:
         dag = task.dag
         if config.mode_of(dag.dag_id, dag.tags) != "on":
             return
+        from egs_airflow.agent.declare import declare
         from egs_airflow.order.policy import apply_to_task
 
         apply_to_task(task)
+        declare(task)
     except BaseException as error:  # anything raised here would keep the DAG file from being parsed
         if isinstance(error, KeyboardInterrupt):
             raise

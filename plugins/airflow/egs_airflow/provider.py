@@ -32,8 +32,15 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "/var/lib/egs/durations.json",
         "File of learned durations that weights are computed from; by default in the user's data folder.",
     ),
+    "learn_every": ("1h", "never", "How often the agent of a host learns how long tasks take."),
+    "limits": ("", "/etc/egs/limits.yaml", "File of limits of tasks and DAG runs, which agents keep in mode on."),
     "pools": ("", "gpu=8, gpu_large=4", "GPU pools with their slots, a slot a GPU; made in mode on, never guessed."),
     "keep_slots": ("yes", "no", "Whether EgsLocalExecutor keeps a freed slot for the successor of the task before."),
+    "preload_modules": (
+        "",
+        "pandas, torch",
+        "Modules that EgsLocalExecutor imports in mode on before it starts its processes, so that no task has to.",
+    ),
     "reserve_after": ("", "2min", "How long a task of several slots waits before slots are kept for it."),
 }
 """Option -> default, example, description. Each can also be set as EGS_<OPTION> in the environment, which wins."""

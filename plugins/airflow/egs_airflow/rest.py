@@ -1,10 +1,11 @@
-"""Airflow's public REST API, read: GET requests only, and the login that a token takes. Standard library only.
+"""Airflow's public REST API, and the login that a token takes; a read is a GET request. Standard library only.
 
 Imports no Airflow, so it works from a machine without one, and before anything of EGS is installed in that Airflow.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -24,26 +25,37 @@ HOW = f"set {TOKEN}, or {USER} and {PASSWORD}"
 _SECRET = re.compile(r"//[^/@]*@")
 
 
+class Unreachable(InputError):
+    """Nobody answers, or the server says that it cannot (5xx): it may be another moment's answer."""
+
+
 class Rest:
     """One Airflow. `token` where given; else `user` and `password`, else nothing until Airflow asks for it."""
 
     def __init__(self, url: str, token: str = "", user: str = "", password: str = "") -> None:
         self.url, self._token = url, token
+        self._may_log_in = not token
+        self._credentials = {"username": user, "password": password} if user else None
         if not token and user:
-            self._token = self._login({"username": user, "password": password})
+            self._token = self._login(self._credentials)
 
     def get(self, path: str, **query: object) -> Any:
-        """The answer to GET /api/v2/PATH. Raises InputError that names the place; None for what is not there (404)."""
+        """The answer to GET /api/v2/PATH; a list in the query is said once for each of its values. See `send`."""
+        return self.send("GET", path + (f"?{urllib.parse.urlencode(query, doseq=True)}" if query else ""))
+
+    def send(self, method: str, path: str, body: object = None, *, may_log_in: bool = True) -> Any:
+        """The answer to a request for /api/v2/PATH. None for what is not there (404). Raises InputError that names the
+        place, of the kind Unreachable where asking again may help. A token that has expired is asked for again."""
         try:
-            return self._send(f"/api/v2/{path}" + (f"?{urllib.parse.urlencode(query)}" if query else ""))
+            return self._send(f"/api/v2/{path}", body, method)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 401 and not self._token:
-                self._token = self._login(None)
-                return self.get(path, **query)
             if error.code == 404:
                 return None
-            raise self._refused(path, error) from None
+            if error.code != 401 or not (may_log_in and self._may_log_in):
+                raise self._refused(path.partition("?")[0], error) from None
+        self._token = self._login(self._credentials)
+        return self.send(method, path, body, may_log_in=False)
 
     def rows(self, path: str, key: str, **query: object) -> Iterator[dict[str, Any]]:
         """All rows of a collection, page by page: by cursor where this Airflow has one, else by offset."""
@@ -72,10 +84,10 @@ class Rest:
         except (KeyError, TypeError):
             raise InputError(f"{self.url}/auth/token", "gives no token", f"set {TOKEN}") from None
 
-    def _send(self, path: str, body: dict[str, str] | None = None) -> Any:
+    def _send(self, path: str, body: object = None, method: str | None = None) -> Any:
         """One request. Raises HTTPError as it comes, and InputError where nobody, or no Airflow, answers."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Accept": "application/json"})
+        request = urllib.request.Request(self.url + path, data, {"Accept": "application/json"}, method=method)
         if data is not None:
             request.add_header("Content-Type", "application/json")
         if self._token:
@@ -85,15 +97,17 @@ class Rest:
                 return json.load(answer)
         except urllib.error.HTTPError:
             raise
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            kind = InputError if isinstance(error, ValueError) else Unreachable
             reason = getattr(error, "reason", None) or error
             hint = f"the address of Airflow's own pages, for example http://127.0.0.1:{PORT}"
-            raise InputError(self.url, f"no answer from an Airflow 3: {reason}", hint) from None
+            raise kind(self.url, f"no answer from an Airflow 3: {reason}", hint) from None
 
     def _refused(self, path: str, error: urllib.error.HTTPError) -> InputError:
         if error.code in (401, 403):
             return InputError(self.url, f"refuses the request for {path} ({_said(error)})", HOW)
-        return InputError(f"{self.url}/api/v2/{path}", f"answers {_said(error)}")
+        kind = Unreachable if error.code >= 500 else InputError
+        return kind(f"{self.url}/api/v2/{path}", f"answers {_said(error)}")
 
 
 def connect(address: str, user: str = "") -> Rest:

@@ -93,12 +93,13 @@ class RayAdapter:
 
     def demo(self, request: DemoRequest) -> DemoOutcome:
         """Run the demo's pipelines once per variant, each on a Ray of its own, and leave a run log of each."""
+        from egs_core.digits import require_packages
         from egs_ray.demo.bound import ideal_bound_s
         from egs_ray.demo.measure import measure_variant
         from egs_ray.demo.pipelines import EMULATED_GPUS
         from egs_ray.demo.variants import find_variant
 
-        _require_demo_packages()
+        require_packages()
         for name in request.variants:
             find_variant(name)
         runs = {name: _leave(measure_variant(name, request.progress), request.out_dir) for name in request.variants}
@@ -146,15 +147,6 @@ def _leave(measured: Measured, folder: Path) -> RunOutcome:
     if own.exists():
         shutil.copyfile(own, folder / f"{measured.variant}-session.jsonl")
     return RunOutcome(figures_of(measured.records), path, measured.digest)
-
-
-def _require_demo_packages() -> None:
-    for module, package in (("pandas", "pandas"), ("sklearn", "scikit-learn")):
-        try:
-            version(package)
-        except PackageNotFoundError:
-            problem = f"the demo's pipelines import {module}, which is not installed"
-            raise InputError("egs demo", problem, f"pip install {package}, or 'egs-core[demo]'") from None
 
 
 def _version_check(compat: ModuleType, found: str) -> Check:

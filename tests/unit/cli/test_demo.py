@@ -11,7 +11,7 @@ import pytest
 from egs_core import adapter as adapters
 from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
 from egs_core.cli import app
-from egs_core.cli.demo import difference
+from egs_core.cli.demo import conclusions, difference
 from egs_core.runlog.figures import figures_of
 from egs_core.runlog.io import write_run
 from egs_core.runlog.records import Capacity, Ended, Header, Ready, Record, Started, Used, WorkloadSubmitted
@@ -41,7 +41,7 @@ class Framework:
         return DemoOutcome(1.25, True, runs)
 
     def _run(self, name: str, folder: Path) -> RunOutcome:
-        held_s = {"native": 4.0, "egs": 1.0}[name]
+        held_s = {"native": 4.0, "tuned": 2.0, "egs": 1.0, "egs-no-hints": 3.0}[name]
         records: list[Record] = [
             Capacity(0.0, "n", 4.0, 1),
             WorkloadSubmitted(0.0, "w"),
@@ -55,7 +55,14 @@ class Framework:
         return RunOutcome(figures_of(records), path, self.digests[name])
 
 
+class FourWays(Framework):
+    """One that has more variants, and says so."""
+
+    demo_variants = ("native", "tuned", "egs", "egs-no-hints")
+
+
 WORKS = Framework(RESULTS)
+FOUR = FourWays(dict.fromkeys(FourWays.demo_variants, "same"))
 DIFFERS = Framework({"native": "one", "egs": "other"})
 SILENT = Framework({"native": "same", "egs": ""})
 
@@ -137,3 +144,29 @@ def test_out_that_is_a_file_and_unknown_framework(
     err = capsys.readouterr().err.splitlines()
     assert "is a file" in err[0]
     assert "--on: unknown 'slurm' (one of framework)" in err[1]
+
+
+def test_what_four_variants_say() -> None:
+    """Gains are quoted against the pipelines as written and as tuned by hand, and without hints apart."""
+    makespans = {"native": 60.0, "tuned": 44.0, "egs": 40.0, "egs-no-hints": 57.0}
+    assert conclusions(32.0, makespans) == [
+        "1.5 times as fast with EGS, 25% above what no scheduler can beat.",
+        "1.1 times as fast as tuned by hand.",
+        "1.05 times as fast with EGS on pipelines as they are, no hints.",
+    ]
+    assert len(conclusions(32.0, {"native": 60.0, "egs": 40.0})) == 1
+
+
+def test_all_variants_of_an_adapter_are_run_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A column for each, in the adapter's order, and a line for each comparison."""
+    monkeypatch.setenv("COLUMNS", "140")
+    assert run_demo(monkeypatch, "FOUR", "--on", "framework", "--out", tmp_path) == 0
+    shown = capsys.readouterr().out
+    headings = next(line for line in shown.splitlines() if "alone" in line)
+    places = [headings.index(heading) for heading in ("alone", "tuned by hand", "with EGS", "EGS, no hints", "ideal")]
+    assert places == sorted(places)
+    assert "2.0 times as fast as tuned by hand" in shown
+    assert "1.33 times as fast with EGS on pipelines as they are" in shown
+    assert len(list(tmp_path.glob("*.jsonl"))) == 4

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from egs_core.graph.bounds import gpu_phases
 from egs_core.graph.columns import CPU, GPU
-from egs_ray.demo.bound import gpu_phases, ideal_bound_s
+from egs_ray.demo.bound import ideal_bound_s
 from egs_ray.demo.graph import demo_graph
 
 

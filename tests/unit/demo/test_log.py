@@ -10,6 +10,7 @@ import pytest
 
 from egs_core.graph.columns import Graph
 from egs_core.runlog.io import Run
+from egs_core.runlog.marks import MARKS_FILE, append
 from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import (
     ColdStart,
@@ -30,7 +31,6 @@ from egs_ray.demo.log import preloads_of
 from egs_ray.demo.marks import task_id
 from egs_ray.demo.measure import gpu_time_of
 from egs_ray.replay.marked import Mark, MarkedWorkload, held_start, read_marks, records_of
-from egs_ray.replay.marks import MARKS_FILE, append
 
 ORIGIN = 1_000.0
 R = TypeVar("R", bound=Record)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egs_ray.replay.marks import Marking, append, process_start
+from egs_core.runlog.marks import Marking, append, process_start
 
 LINES = 200
 

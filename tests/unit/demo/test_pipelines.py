@@ -10,6 +10,7 @@ import pytest
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import accuracy_score
 
+from egs_core import digits
 from egs_core.errors import InputError
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.variants import find_variant
@@ -17,15 +18,15 @@ from egs_ray.local import variables
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> demo.Array:
+def model(monkeypatch: pytest.MonkeyPatch) -> digits.Array:
     """The pretrained model, loaded without the wait."""
     monkeypatch.setattr(demo, "MODEL_LOAD_S", 0.0)
     return demo.load_model()
 
 
 @pytest.fixture
-def images() -> demo.Array:
-    return np.random.default_rng(0).permutation(demo.read_digits()[demo.PRETRAINING_IMAGES :])
+def images() -> digits.Array:
+    return np.random.default_rng(0).permutation(digits.read_digits()[digits.PRETRAINING_IMAGES :])
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
@@ -33,34 +34,36 @@ def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     expected = load_digits()
-    digits = demo.read_digits()
-    assert np.array_equal(digits[:, :-1], expected.data)
-    assert np.array_equal(digits[:, -1], expected.target)
+    found = digits.read_digits()
+    assert np.array_equal(found[:, :-1], expected.data)
+    assert np.array_equal(found[:, -1], expected.target)
 
 
-def test_packing_loses_nothing(images: demo.Array) -> None:
+def test_packing_loses_nothing(images: digits.Array) -> None:
     """What is decoded are the images that were packed, scaled to 0..1, with their labels."""
-    unpacked = demo.unpack(demo.pack(images))
-    assert np.array_equal(unpacked[:, :-1] * demo.PIXEL_MAX, images[:, :-1])
+    unpacked = digits.unpack(digits.pack(images))
+    assert np.array_equal(unpacked[:, :-1] * digits.PIXEL_MAX, images[:, :-1])
     assert np.array_equal(unpacked[:, -1], images[:, -1])
 
 
-def test_training_learns_and_repeats(images: demo.Array, model: demo.Array, tmp_path: Path) -> None:
+def test_training_learns_and_repeats(images: digits.Array, model: digits.Array, tmp_path: Path) -> None:
     """A fit gives the same weights twice, survives its file, and beats the model that it started from."""
-    train = pd.DataFrame(demo.unpack(demo.pack(images[demo.TEST_IMAGES :])))
-    test = pd.DataFrame(demo.unpack(demo.pack(images[: demo.TEST_IMAGES])))
-    fits = [demo.fit(SGDClassifier(**demo.settings(0)), train, model) for _ in range(2)]
+    train = pd.DataFrame(digits.unpack(digits.pack(images[digits.TEST_IMAGES :])))
+    test = pd.DataFrame(digits.unpack(digits.pack(images[: digits.TEST_IMAGES])))
+    fits = [digits.fit(SGDClassifier(**digits.settings(0)), train, model) for _ in range(2)]
     assert np.array_equal(fits[0], fits[1])
-    path = demo.write(str(tmp_path), 0, 0, fits[0])
-    before, after = (demo.score(accuracy_score, test, weights) for weights in (demo.centred(model), demo.read(path)))
+    path = digits.write(str(tmp_path), 0, 0, fits[0])
+    before, after = (
+        digits.score(accuracy_score, test, weights) for weights in (digits.centred(model), digits.read(path))
+    )
     assert 0.5 < before["accuracy"] < after["accuracy"]
-    assert len(after["predictions"]) == demo.TEST_IMAGES
+    assert len(after["predictions"]) == digits.TEST_IMAGES
 
 
-def test_trainings_differ(images: demo.Array, model: demo.Array) -> None:
+def test_trainings_differ(images: digits.Array, model: digits.Array) -> None:
     """The four trainings of a pipeline are four different fits, not one fit four times."""
-    table = pd.DataFrame(demo.unpack(demo.pack(images)))
-    fits = [demo.fit(SGDClassifier(**demo.settings(n)), table, model) for n in range(demo.TRAININGS)]
+    table = pd.DataFrame(digits.unpack(digits.pack(images)))
+    fits = [digits.fit(SGDClassifier(**digits.settings(n)), table, model) for n in range(demo.TRAININGS)]
     assert len({weights.tobytes() for weights in fits}) == demo.TRAININGS
 
 

@@ -1,4 +1,4 @@
-"""Airflow's LocalExecutor, with slots that are kept for whom they were freed, and with a queue in order.
+"""Airflow's LocalExecutor, with preloaded modules, slots kept for whom they were freed, and a queue in order.
 
 Airflow 3.3's LocalExecutor never notes what it runs, so it believes that all of its processes are free: everything that
 the scheduler hands over goes into one pipe at once, and leaves it in the order in which it came, whatever its weight.
@@ -16,6 +16,13 @@ from egs_airflow.executors.mixin import KeepsSlots
 
 class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
     """`[core] executor = egs_airflow.executors.EgsLocalExecutor`."""
+
+    def start(self) -> None:
+        """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
+        from egs_airflow.preload.modules import preload_modules
+
+        preload_modules()
+        super().start()
 
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
         """Hand workloads to the processes, and note that these are taken: what comes next waits here, by weight."""

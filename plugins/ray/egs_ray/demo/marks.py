@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from egs_ray.replay.marks import Marking
+from egs_core.runlog.marks import Marking
 from egs_ray.replay.marks import marking as marking_of
 
 __all__ = ["Marking", "marking", "task_id", "workload_id"]

@@ -16,6 +16,7 @@ import msgspec
 
 from egs_core.runlog.figures import figures_of
 from egs_core.runlog.intervals import Hold, Timeline
+from egs_core.runlog.marks import watched
 from egs_core.runlog.records import Header, Record
 from egs_core.runlog.timeline import build_timeline
 from egs_ray.demo import pipelines as demo
@@ -23,7 +24,6 @@ from egs_ray.demo.bound import ideal_bound_s
 from egs_ray.demo.log import demo_records, header_of
 from egs_ray.demo.variants import DemoRun, Variant, find_variant
 from egs_ray.local import local_ray
-from egs_ray.replay.marks import watched
 
 __all__ = ["Measured", "figures_of", "gpu_time_of", "measure_variant", "summary_of"]
 

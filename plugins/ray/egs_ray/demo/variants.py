@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import ray
 
+from egs_core import digits
 from egs_core.errors import InputError
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.marks import marking
@@ -105,7 +106,7 @@ def run_with(call: Callable[..., Any], folder: str) -> DemoRun:
 
 
 @functools.cache
-def cached_model() -> demo.Array:
+def cached_model() -> digits.Array:
     return demo.load_model()
 
 
@@ -121,24 +122,24 @@ def decode_by_hand(folder: str, pipeline: int, number: int, images: dict[str, by
         with mark.cold():
             import pandas as pd
         with mark.cpu(demo.DECODE_S):
-            return pd.DataFrame(demo.unpack(images["train"]))
+            return pd.DataFrame(digits.unpack(images["train"]))
 
 
 @ray.remote(num_gpus=1, num_cpus=0, max_calls=0)
-def fit_by_hand(folder: str, pipeline: int, number: int, table: pd.DataFrame) -> demo.Array:
+def fit_by_hand(folder: str, pipeline: int, number: int, table: pd.DataFrame) -> digits.Array:
     with marking(folder, "train", pipeline, number, part=1) as mark, mark.held():
         with mark.cold():
             from sklearn.linear_model import SGDClassifier
 
             model = cached_model()
         with mark.gpu(demo.FIT_S):
-            return demo.fit(SGDClassifier(**demo.settings(number)), table, model)
+            return digits.fit(SGDClassifier(**digits.settings(number)), table, model)
 
 
 @ray.remote
-def write_by_hand(folder: str, pipeline: int, number: int, weights: demo.Array) -> str:
+def write_by_hand(folder: str, pipeline: int, number: int, weights: digits.Array) -> str:
     with marking(folder, "train", pipeline, number, part=2) as mark, mark.cpu(demo.WRITE_S):
-        return demo.write(folder, pipeline, number, weights)
+        return digits.write(folder, pipeline, number, weights)
 
 
 @ray.remote(num_gpus=1, num_cpus=0, max_calls=0)
@@ -150,9 +151,9 @@ def evaluate_by_hand(folder: str, pipeline: int, images: dict[str, bytes], *path
 
             model = cached_model()
         with mark.gpu(demo.EVALUATE_S):
-            table = pd.DataFrame(demo.unpack(images["test"]))
-            everything = (demo.centred(model), *map(demo.read, paths))
-            return [demo.score(accuracy_score, table, weights) for weights in everything]
+            table = pd.DataFrame(digits.unpack(images["test"]))
+            everything = (digits.centred(model), *map(digits.read, paths))
+            return [digits.score(accuracy_score, table, weights) for weights in everything]
 
 
 def with_egs(folder: str, **options: Any) -> DemoRun:

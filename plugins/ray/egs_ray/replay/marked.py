@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph
+from egs_core.runlog.marks import MARKS_FILE
 from egs_core.runlog.records import (
     Capacity,
     ColdStart,
@@ -33,7 +34,6 @@ from egs_core.runlog.records import (
     WorkloadEnded,
     WorkloadSubmitted,
 )
-from egs_ray.replay.marks import MARKS_FILE
 
 NODE = "local"
 LEAST_COLD_S = 0.05  # importing what is imported already takes microseconds; less than this is no cold start

@@ -22,17 +22,17 @@ import ray
 from ray.dag import MultiOutputNode
 
 from egs_core.adapter import ReplayRequest, ReplayWorkload, RunOutcome
-from egs_core.errors import InputError
 from egs_core.graph.analysis import topological_order
+from egs_core.replayed import arrivals, check, seconds_of
 from egs_core.runlog.figures import figures_from
 from egs_core.runlog.io import read_run, write_run
+from egs_core.runlog.marks import watched
 from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record
 from egs_ray.convert import convert
 from egs_ray.local import local_ray
 from egs_ray.replay.marked import MarkedWorkload, read_marks, records_of
-from egs_ray.replay.marks import watched
-from egs_ray.replay.tasks import Code, Function, codes_of, expected, make_function, seconds_of
+from egs_ray.replay.tasks import Code, Function, codes_of, expected, make_function
 from egs_ray.session.api import Run, run
 from egs_ray.session.session import Options, Session
 
@@ -81,25 +81,6 @@ def replay(request: ReplayRequest) -> RunOutcome:
     if len(ended := {(r.workload, r.task) for r in records if type(r).__name__ == "Ended"}) < tasks:  # type: ignore[attr-defined]  # an Ended has both
         raise RuntimeError(f"only {len(ended)} of {tasks} tasks have noted their end")
     return _outcome(request, records, submitted)
-
-
-def check(workload: ReplayWorkload, cpus: int, gpus: int) -> None:
-    """Whether every task can run: durations known, and no phase larger than the machine."""
-    graph = workload.graph
-    for task, task_id in enumerate(graph.ids):
-        place = f"{workload.name}: task {task_id!r}"
-        for phase in graph.phases_of(task):
-            shape = graph.shapes[graph.phase_shape[phase]]
-            if graph.phase_duration_s[phase] is None:
-                raise InputError(place, "its duration is unknown", "a replay needs the duration_s of every phase")
-            _check_fits(place, "CPUs", shape.cpu_milli, cpus)
-            _check_fits(place, "GPUs", shape.gpu_milli, gpus)
-
-
-def _check_fits(place: str, what: str, needed_milli: int, offered: int) -> None:
-    if needed_milli > offered * 1000:
-        hint = f"give more with --{what.lower()}"
-        raise InputError(place, f"needs {needed_milli / 1000:g} {what}, there are {offered}", hint)
 
 
 def _play(workload: ReplayWorkload, time_scale: float) -> Play:
@@ -162,12 +143,8 @@ def _run(plays: Sequence[Play], start: Callable[[Play, float], Submitted]) -> li
     """Submit each workload at its arrival, and wait for all; in the order given."""
     if not plays:
         return []
-    first_s = min(play.workload.submit_s for play in plays)
-    began = time.time()
     submitted: dict[int, Submitted] = {}
-    for number in sorted(range(len(plays)), key=lambda number: plays[number].workload.submit_s):
-        due = began + (plays[number].workload.submit_s - first_s) * plays[number].time_scale
-        time.sleep(max(0.0, due - time.time()))
+    for number in arrivals([play.workload.submit_s for play in plays], plays[0].time_scale):
         submitted[number] = start(plays[number], time.time())
     for one in submitted.values():
         one.wait()

@@ -68,11 +68,6 @@ def _code_of(graph: Graph, task: int, time_scale: float) -> Code:
     )
 
 
-def seconds_of(graph: Graph, task: int, time_scale: float) -> list[float]:
-    """How long each phase of a task is to last."""
-    return [(graph.phase_duration_s[phase] or 0.0) * time_scale for phase in graph.phases_of(task)]
-
-
 def expected(code: Code, seconds: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """What a user would expect of this code: its tasks' median duration, of each phase that EGS tells apart."""
     if not code.is_mixed:

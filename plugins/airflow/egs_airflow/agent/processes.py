@@ -1,0 +1,90 @@
+"""The task processes of this host, and how they are ended.
+
+Airflow gives the process of each try a title, `airflow worker -- <id>`, and a process group of its own. The id is that
+of the try's task instance, which no other try has; so the title, read again at the last moment, says whether a process
+is still the one that is meant, whatever has become of its number. Linux only: elsewhere no process is found, and
+Airflow's own heartbeat ends tasks, some seconds later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from egs_airflow.compat import TASK_TITLE
+
+PROC = Path("/proc")
+ON_KILL_S = 0.5
+"""How long a task's `on_kill` may take, which ends what the task has started elsewhere, where nobody says otherwise."""
+LOOK_S = 0.02
+START_TICKS = 19  # of the numbers after a process's name: its start, in ticks since the system's
+
+
+class TaskProcess(NamedTuple):
+    """The process in which one try of a task runs; started_s: Unix time."""
+
+    pid: int
+    instance: str
+    started_s: float
+
+
+def task_processes() -> list[TaskProcess]:
+    """Those that run on this host now, of whichever Airflow, oldest first."""
+    try:
+        pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdecimal()]
+    except FileNotFoundError:
+        return []
+    found = [TaskProcess(pid, instance, _started_s(pid)) for pid in pids if (instance := _instance(pid))]
+    return sorted(found, key=lambda process: process.started_s)
+
+
+def end_processes(processes: Collection[TaskProcess], grace_s: float = ON_KILL_S) -> list[TaskProcess]:
+    """End processes with all that is in their groups: SIGTERM, on which Airflow calls the task's `on_kill`, and after
+    at most `grace_s` SIGKILL, because a task goes on after SIGTERM. Those that were there to be ended."""
+    there = [process for process in processes if is_there(process)]
+    for process in there:
+        _signal(process.pid, signal.SIGTERM, to_group=False)
+    until = time.monotonic() + grace_s
+    while time.monotonic() < until and any(is_there(process) for process in there):
+        time.sleep(LOOK_S)
+    for process in there:  # also where the task itself is gone: what it has started may not be
+        _signal(process.pid, signal.SIGKILL, to_group=True)
+    return there
+
+
+def is_there(process: TaskProcess) -> bool:
+    """Whether it is still that try's process; one that is dead and not yet reaped is not."""
+    return _instance(process.pid) == process.instance
+
+
+def _instance(pid: int) -> str:
+    """The id of the try that runs in a process and leads its group, else ""."""
+    try:
+        match = TASK_TITLE.fullmatch((PROC / str(pid) / "cmdline").read_bytes())
+        return match[1].decode() if match is not None and os.getpgid(pid) == pid else ""
+    except OSError:  # it has ended, or is somebody else's
+        return ""
+
+
+def _started_s(pid: int) -> float:
+    """When a process was started; now, where it has just ended."""
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.time()
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[START_TICKS]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
+
+
+def _signal(pid: int, number: int, *, to_group: bool) -> None:
+    try:
+        if to_group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return  # it has ended; or it runs as another user, and Airflow's own heartbeat ends it

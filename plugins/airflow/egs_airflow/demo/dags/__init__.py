@@ -1,0 +1,1 @@
+"""The pipelines as DAG files, which are copied into the DAG folder of an Airflow."""

@@ -1,0 +1,1 @@
+"""What is loaded before a task needs it."""

@@ -1,0 +1,293 @@
+"""Abort and the agent of a host on a real Airflow: processes dead at once, nothing tried again, limits kept; and what
+becomes of runs when the agent is killed, or does not reach Airflow."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import pytest
+
+from egs_airflow.agent.control import abort, running
+from egs_airflow.agent.instances import Instance, instances_place, read_instances, set_state
+from egs_airflow.agent.processes import TaskProcess, is_there, task_processes
+from egs_airflow.rest import Rest
+from egs_core.adapter import ControlRequest
+from egs_core.errors import InputError
+from tests.conformance.airflow.live import LiveAirflow, free_ports, wait_until
+
+AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor", "EGS_POOLS": "order_gpu=2"}
+DEAD_S = 2.0
+NATIVE_S = 5.0
+"""Airflow's own heartbeat takes longer than this to end a task that was marked."""
+
+HOLD = """
+import subprocess, time
+from datetime import timedelta
+from airflow.sdk import DAG, TaskGroup, task
+
+def hold(number=0):
+    subprocess.Popen(["sleep", "600"])
+    time.sleep(600)
+
+def nothing():
+    pass
+
+for dag_id, tags in (("agent_abort", []), ("agent_marks", ["egs-on"]), ("agent_runs", ["egs-on"])):
+    with DAG(dag_id, tags=tags, schedule=None, default_args={"retries": 2, "retry_delay": timedelta(0)}):
+        if dag_id == "agent_runs":
+            task(hold, task_id="alone")()
+            continue
+        task(hold, task_id="many").expand(number=list(range(5 if dag_id == "agent_abort" else 2)))
+        if dag_id == "agent_abort":
+            with TaskGroup("group"):
+                task(hold, task_id="one")()
+            task(hold, task_id="alone")() >> task(nothing, task_id="after")()
+"""
+
+LIMITS = """
+import time
+from datetime import timedelta
+from airflow.sdk import DAG, get_current_context, task
+
+def again():
+    if get_current_context()["ti"].try_number == 1:
+        time.sleep(8)
+    return get_current_context()["ti"].try_number
+
+def spent():
+    time.sleep(120)
+
+for dag_id, tags in (("agent_limits", ["egs-on"]), ("agent_observed", [])):
+    with DAG(dag_id, tags=tags, schedule=None, default_args={"retries": 2, "retry_delay": timedelta(0)}):
+        config = {"egs": {"max_runtime": 2, "on_limit": "requeue"}}
+        first = task(again, task_id="again", executor_config=config)()
+        if tags:
+            config = {"egs": {"max_gpu_time": 6}}
+            first >> task(spent, task_id="spent", pool="order_gpu", pool_slots=2, executor_config=config)()
+"""
+
+RULES = """
+limits:
+  - dag: agent_runs
+    run: {max_runtime: 2s}
+"""
+
+
+def test_abort_of_tasks_a_group_and_a_run(airflow: LiveAirflow) -> None:
+    """In a DAG that is only observed: processes with their children are dead within two seconds, states and notes say
+    why, nothing is tried again, the rest runs on; what is not there is an error that names what is."""
+    airflow.add_dags(agent_hold=HOLD)
+    rest, run_id = _rest(airflow), airflow.trigger("agent_abort")
+    workload = f"agent_abort/{run_id}"
+    processes = _processes(rest, "agent_abort", run_id, 7)
+    took = [_abort(rest, workload, [processes[name]], task=name) for name in (f"many[{n}]" for n in range(5))]
+    took.append(_abort(rest, workload, [processes["group.one"]], stage="group", reason="wrong data"))
+    with pytest.raises(InputError, match=r"typo is not there, or has ended \(open are: after, alone\)"):
+        abort(rest, ControlRequest("abort", workload, task="typo"))
+    (found,) = [one for one in running(airflow.url) if one.workload == workload]
+    assert [task.task for task in found.running] == ["alone"]
+    assert is_there(processes["alone"])
+    took.append(_abort(rest, workload, [processes["alone"]]))
+    print(f"seconds until dead: median {median(took):.2f}, {sorted(round(s, 2) for s in took)}")
+    assert airflow.wait_run("agent_abort", run_id) == "failed"
+    for one in _instances(rest, "agent_abort", run_id).values():
+        assert (one.state, one.number) == (("skipped", 0) if one.name == "after" else ("failed", 1)), one
+        assert one.name == "after" or one.note.startswith("EGS: aborted by "), one
+    with pytest.raises(InputError, match="has ended: failed"):
+        abort(rest, ControlRequest("abort", workload))
+    with pytest.raises(InputError, match="no such DAG run"):
+        abort(rest, ControlRequest("abort", "agent_abort/typo"))
+
+
+def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
+    """It waits for Airflow and learns; is the only one; ends what was marked; keeps limits; survives that Airflow is
+    not reached and its own death, during which runs go on; ends on SIGTERM."""
+    airflow.add_dags(agent_hold=HOLD, agent_limits=LIMITS)
+    (tmp_path / "limits.yaml").write_text(RULES)
+    rest, (port,) = _rest(airflow), free_ports(1)
+    environment = {"EGS_LIMITS": str(tmp_path / "limits.yaml"), "EGS_MODE": "on", "EGS_TAGS": "egs-on"}
+    url = f"http://127.0.0.1:{port}"
+    with _agent(airflow, tmp_path / "first", url, **environment) as agent:
+        wait_until(lambda: "no answer" in agent.said(), "a warning")
+        with _agent(airflow, tmp_path / "wrong", airflow.url, AIRFLOW_CLI_TOKEN="wrong") as wrong:
+            assert wrong.process.wait(60) == 2
+            assert wrong.said().startswith(f"error: {airflow.url}: refuses the request for dags")
+            assert wrong.said().count("\n") == 1
+        with _forwarded(port, airflow.url) as cut:
+            wait_until(lambda: f"for {url}, mode on" in agent.said(), "the agent's start")
+            with _agent(airflow, tmp_path / "second", url, **environment) as second:
+                assert second.process.wait(60) == 2
+                assert f"has an agent on this host already: process {agent.process.pid}" in second.said()
+            marks, over = airflow.trigger("agent_marks"), airflow.trigger("agent_runs")
+            limited, observed = airflow.trigger("agent_limits"), airflow.trigger("agent_observed")
+            processes = _processes(rest, "agent_marks", marks, 2)
+            place = f"/{instances_place('agent_marks', marks)}/many"
+            began = time.monotonic()
+            airflow.rest("PATCH", f"{place}/0", {"new_state": "failed"})
+            _wait_dead([processes["many[0]"]], began, NATIVE_S, "marked by hand")
+            assert airflow.wait_run("agent_runs", over) == "failed"
+            assert airflow.wait_run("agent_observed", observed) == "success"
+            assert airflow.wait_run("agent_limits", limited) == "failed"
+            wait_until(lambda: "learned: " in agent.said(), "durations")
+            cut()
+            wait_until(lambda: agent.said().count("trying again") == 2, "a second warning")
+        agent.process.kill()
+    _check_limits(rest, limited, observed)
+    assert "over its limit of 2 s" in airflow.rest("GET", f"/dags/agent_runs/dagRuns/{over}")["note"]
+    assert is_there(processes["many[1]"])
+    with _agent(airflow, tmp_path / "third", airflow.url, **environment) as agent:
+        wait_until(lambda: "mode on" in agent.said(), "the agent's second start")
+        print(f"agent: {_use(agent.process.pid)}")
+        began = time.monotonic()
+        one = _instances(rest, "agent_marks", marks)["many[1]"]
+        set_state(rest, [one], "failed", "aborted by a test on another host")
+        _wait_dead([processes["many[1]"]], began, NATIVE_S, "aborted on another host")
+        wait_until(lambda: "aborted by a test on another host" in agent.said(), "the reason")
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.wait(10) == 0
+        assert agent.said().splitlines()[-1] == "egs agent: ended"
+    assert airflow.wait_run("agent_marks", marks) == "failed"
+
+
+def _check_limits(rest: Rest, limited: str, observed: str) -> None:
+    found = _instances(rest, "agent_limits", limited)
+    assert (found["again"].state, found["again"].number) == ("success", 2)
+    assert (found["spent"].state, found["spent"].number) == ("failed", 1)
+    assert found["spent"].note == "EGS: over its limit of 6 s of GPU time: failed"
+    assert found["spent"].ended_s - found["spent"].started_s == pytest.approx(3.0, abs=3.0)
+    (again,) = _instances(rest, "agent_observed", observed).values()
+    assert (again.number, again.note) == (1, "")
+
+
+def _abort(
+    rest: Rest, workload: str, processes: list[TaskProcess], stage: str = "", task: str = "", reason: str = ""
+) -> float:
+    """Abort, and wait for the death of the processes and their children; how long it took."""
+    children = [child for one in processes for child in psutil.Process(one.pid).children(recursive=True)]
+    assert len(children) == len(processes)
+    began = time.monotonic()
+    done = abort(rest, ControlRequest("abort", workload, stage, task, reason=reason))
+    took_s = _wait_dead(processes, began, DEAD_S, task or stage or "the run")
+    assert len(done.here) == len(processes), done
+    assert not done.hosts
+    _, alive = psutil.wait_procs(children, timeout=DEAD_S)
+    assert not alive
+    return took_s
+
+
+def _wait_dead(processes: list[TaskProcess], began: float, deadline_s: float, what: str) -> float:
+    while any(is_there(process) for process in processes):
+        assert time.monotonic() < began + deadline_s, f"{what}: not dead within {deadline_s:g} s"
+        time.sleep(0.01)
+    print(f"{what}: dead after {time.monotonic() - began:.2f} s")
+    return time.monotonic() - began
+
+
+def _rest(airflow: LiveAirflow) -> Rest:
+    return Rest(airflow.url, airflow.token)
+
+
+def _instances(rest: Rest, dag_id: str, run_id: str) -> dict[str, Instance]:
+    return {one.name: one for one in read_instances(rest, instances_place(dag_id, run_id))}
+
+
+def _processes(rest: Rest, dag_id: str, run_id: str, count: int) -> dict[str, TaskProcess]:
+    """The processes of a run's tasks by name, once there are so many and each has started its child."""
+
+    def found() -> dict[str, TaskProcess]:
+        names = {one.id: name for name, one in _instances(rest, dag_id, run_id).items()}
+        there = {names[one.instance]: one for one in task_processes() if one.instance in names}
+        holding = all(psutil.Process(one.pid).children() for one in there.values())
+        return there if holding and len(there) == count else {}
+
+    here = wait_until(found, f"{count} processes of {dag_id}")
+    assert isinstance(here, dict)
+    return here
+
+
+@dataclass
+class _Agent:
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@contextmanager
+def _agent(airflow: LiveAirflow, log: Path, url: str, **environment: str) -> Iterator[_Agent]:
+    """`airflow egs agent` as a process of its own; killed at the end, if it has not ended."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "airflow", "egs", "agent", "--url", url],
+            env={**airflow.environment, **environment},
+            cwd=airflow.home,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield _Agent(process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _forwarded(port: int, url: str) -> Iterator[Callable[[], None]]:
+    """What connects to the port reaches the api-server, until the function that this gives is called."""
+    target = int(url.rpartition(":")[2])
+    server = socket.create_server(("127.0.0.1", port))
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=_forward, args=(client, target), daemon=True).start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    def cut() -> None:
+        if thread.is_alive():
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+        server.close()
+
+    try:
+        yield cut
+    finally:
+        cut()
+
+
+def _forward(client: socket.socket, port: int) -> None:
+    """Pass on what comes from either side, until one of them ends."""
+    with suppress(OSError), client, socket.create_connection(("127.0.0.1", port)) as there:
+        other = {client: there, there: client}
+        while True:
+            for source in select.select(list(other), [], [])[0]:
+                if not (data := source.recv(65_536)):
+                    return
+                other[source].sendall(data)
+
+
+def _use(pid: int) -> dict[str, Any]:
+    """Memory of a process, and its share of a processor in three seconds."""
+    process = psutil.Process(pid)
+    return {"rss_mib": process.memory_info().rss >> 20, "cpu_percent": process.cpu_percent(3.0), "host": os.uname()[1]}

@@ -1,0 +1,32 @@
+"""Preload on a real Airflow: what the scheduler has imported before its executor started is there in every task."""
+
+from __future__ import annotations
+
+from tests.conformance.airflow.live import LiveAirflow
+
+MODULE = "wave"  # of the standard library, and nothing in Airflow imports it
+AIRFLOW_ENVIRONMENT = {
+    "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor",
+    "EGS_PRELOAD_MODULES": f"no_such_module, {MODULE}",
+}
+LOOKS = f"""
+import sys
+from airflow.sdk import DAG, task
+
+with DAG("preload_looks", schedule=None):
+    @task
+    def look(n):
+        return [name in sys.modules for name in ("{MODULE}", "tabnanny")]
+
+    look.expand(n=[1, 2, 3])
+"""
+
+
+def test_preloaded_modules_are_there_in_tasks(airflow: LiveAirflow) -> None:
+    """Before the user's code has imported anything, in each process of the executor; what fails is one warning."""
+    airflow.add_dags(preload_looks=LOOKS)
+    run = airflow.run("preload_looks")
+    path = f"/dags/preload_looks/dagRuns/{run}/taskInstances/look/xcomEntries/return_value"
+    looks = [airflow.rest("GET", f"{path}?map_index={n}")["value"] for n in range(3)]
+    assert looks == [[True, False]] * 3
+    assert airflow.logs().count("no_such_module is not preloaded: ModuleNotFoundError") == 1

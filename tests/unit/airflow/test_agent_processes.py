@@ -1,0 +1,101 @@
+"""The task processes of a host: found by their title, and ended with all that they have started, and no others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+
+from egs_airflow.agent.processes import TaskProcess, end_processes, is_there, task_processes
+
+TASK = """
+import os, signal, subprocess, sys, time
+from setproctitle import setproctitle
+
+name, leads, on_term = sys.argv[1:]
+if leads == "yes":
+    os.setpgid(0, 0)
+signal.signal(signal.SIGTERM, lambda *_: print(on_term, flush=True) if on_term else sys.exit(0))
+child = subprocess.Popen(["sleep", "60"])
+setproctitle(f"airflow worker -- {name}")
+print(child.pid, flush=True)
+while True:
+    time.sleep(60)
+"""
+Start = Callable[..., tuple[TaskProcess, psutil.Process, "subprocess.Popen[str]"]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a process that looks like Airflow's; it and its child are gone at the end."""
+    with ExitStack() as started:
+
+        def make(*, leads: str = "yes", on_term: str = "") -> tuple[TaskProcess, psutil.Process, subprocess.Popen[str]]:
+            name = str(uuid.uuid4())
+            command = [sys.executable, "-c", TASK, name, leads, on_term]
+            process = started.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            started.callback(process.kill)
+            assert process.stdout is not None
+            child = psutil.Process(int(process.stdout.readline()))
+            started.callback(_kill, child)
+            return TaskProcess(process.pid, name, time.time()), child, process
+
+        yield make
+
+
+def test_finds_task_processes(start: Start) -> None:
+    """By title, oldest first, with the time of their start; not one that leads no group of its own: the signal would
+    go to whatever else is in it."""
+    older, newer, alien = start()[0], start()[0], start(leads="no")[0]
+    found = {one.instance: one for one in task_processes()}
+    assert alien.instance not in found
+    assert found[older.instance].pid == older.pid
+    assert found[older.instance].started_s == pytest.approx(psutil.Process(older.pid).create_time(), abs=1.0)
+    assert [one for one in found if one in (older.instance, newer.instance)] == [older.instance, newer.instance]
+
+
+def test_ends_a_task_with_its_children(start: Start) -> None:
+    """A task that goes on after SIGTERM, as Airflow's do, hears of it once, and is killed with its child when its time
+    is over; one that obeys is waited for no longer than that takes."""
+    stubborn, child, process = start(on_term="on_kill")
+    began = time.monotonic()
+    assert end_processes([stubborn], 0.3) == [stubborn]
+    assert process.wait(5) == -9
+    assert process.stdout is not None
+    assert process.stdout.read() == "on_kill\n"
+    assert 0.3 <= time.monotonic() - began < 2.0
+    _gone(child)
+    obeying, child, process = start()
+    began = time.monotonic()
+    end_processes([obeying], 30.0)
+    assert process.wait(5) == 0
+    assert time.monotonic() - began < 10.0
+    _gone(child)
+
+
+def test_leaves_a_process_that_has_taken_the_number(start: Start) -> None:
+    """The number now belongs to another try: nothing is sent to it."""
+    now, _, process = start()
+    before = now._replace(instance=str(uuid.uuid4()))
+    assert not is_there(before)
+    assert end_processes([before], 0.1) == []
+    assert process.poll() is None
+    assert is_there(now)
+
+
+def _gone(process: psutil.Process) -> None:
+    until = time.monotonic() + 5
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, f"{process} lives on"
+        time.sleep(0.01)
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
