@@ -172,6 +172,8 @@ def _part_checks() -> list[Check]:
 
 def describe(thing: object) -> str:
     """A part as a line shows it: its own name, or that of its class."""
+    if isinstance(thing, dict):
+        return str(thing.get("name", "unnamed"))
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 

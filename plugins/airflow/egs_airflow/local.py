@@ -172,7 +172,7 @@ def local_airflow(
     with _ends_when_told():
         airflow.command("db", "migrate")
         try:
-            airflow.processes += [_start(airflow, "api-server", "--workers", "1"), _start(airflow, "scheduler")]
+            airflow.processes += [start(airflow, "api-server", "--workers", "1"), start(airflow, "scheduler")]
             if sources:
                 airflow.add_dags(**sources)
             wait_until(lambda: _healthy(airflow), "a healthy Airflow", START_S)
@@ -224,7 +224,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _start(airflow: LocalAirflow, *words: str) -> subprocess.Popen[bytes]:
+def start(airflow: LocalAirflow, *words: str) -> subprocess.Popen[bytes]:
     with (airflow.home / f"{words[0]}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "airflow", *words],

@@ -25,6 +25,8 @@ from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.live import LiveAirflow, live_airflow, wait_until
 from tests.conformance.airflow.sites import Site, add_module, make_site
 
+pytestmark = pytest.mark.slow
+
 DAGS = """
 import time
 from pathlib import Path
@@ -176,9 +178,9 @@ def restart(airflow: LiveAirflow, **environment: str) -> float:
         process.wait(timeout=60)
     since = time.time()
     airflow.environment.update(environment)
-    airflow.processes[:] = [local._start(airflow, "api-server", "--workers", "1")]
+    airflow.processes[:] = [local.start(airflow, "api-server", "--workers", "1")]
     wait_until(lambda: is_warm(airflow), "an api-server")
-    airflow.processes.append(local._start(airflow, "scheduler"))
+    airflow.processes.append(local.start(airflow, "scheduler"))
     return since
 
 

@@ -19,7 +19,7 @@ Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SLOW = {
     f"test_ray_{name}"
-    for name in ("ahead", "cluster_gate", "control", "control_gate", "control_life", "hook_workers", "residue")
+    for name in "ahead cluster_gate control control_gate control_life faults hook_workers residue".split()
 }
 
 
@@ -96,18 +96,27 @@ def run_script(ray_address: str, tmp_path: Path) -> Script:
 
 def end_gate() -> None:
     """The cluster's gate knows nothing of the tests before, whose workers it may still wait for."""
+    _end("egs-gate")
+
+
+def end_control() -> None:
+    """The controller of tests before, which would go at any moment."""
+    _end("egs-control")
+
+
+def _end(name: str) -> None:
     import ray
 
     from tests.conformance.ray.run_tasks import until
 
     def is_gone() -> bool:
         try:
-            ray.kill(ray.get_actor("egs-gate", namespace="egs"))
+            ray.kill(ray.get_actor(name, namespace="egs"))
         except ValueError:
             return True
         return False
 
-    until(is_gone, "the gate has ended")
+    until(is_gone, f"{name} has ended")
 
 
 def _python_path() -> str:

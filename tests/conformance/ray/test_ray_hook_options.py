@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.ray.conftest import end_control
+
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SCRIPT = '''
@@ -214,6 +216,7 @@ def all_seen(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 def test_every_option_of_every_submission(run_script: Script, tmp_path: Path) -> None:
     """Native and observed: Ray's core gets the same calls with the same options; same job, actors and processes."""
+    end_control()  # of tests before: it may go at any moment
     seen = {}
     outputs = []
     for name, hook in (("native", False), ("observed", True)):

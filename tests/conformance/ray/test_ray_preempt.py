@@ -28,7 +28,7 @@ QUEUES = """
 queues:
   - {name: owner, cohort: lab, nominal: {gpus: 1}}
   - {name: guest, cohort: lab, nominal: {gpus: 1}}
-  - {name: timed, limits: {max_runtime: 1s, on_limit: requeue}}
+  - {name: timed, limits: {max_runtime: 1.5s, on_limit: requeue}}
 """
 
 
