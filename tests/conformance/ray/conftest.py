@@ -18,8 +18,14 @@ Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 SLOW = {
-    f"test_ray_{name}"
-    for name in "ahead cluster_gate control control_gate control_life faults hook_workers residue".split()
+    "test_ray_ahead",
+    "test_ray_cluster_gate",
+    "test_ray_control",
+    "test_ray_control_gate",
+    "test_ray_control_life",
+    "test_ray_faults",
+    "test_ray_hook_workers",
+    "test_ray_residue",
 }
 
 
