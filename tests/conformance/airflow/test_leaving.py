@@ -87,6 +87,7 @@ OWN_INTERPRETER = "own_interpreter.KeepingInterpreter"
 SETTINGS = {
     **ENVIRONMENT,
     "AIRFLOW__CORE__EXECUTOR": OWN_INTERPRETER,
+    "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",  # else what was read half a minute ago is not read again
     "AIRFLOW__WORKERS__MAX_FAILED_HEARTBEATS": "60",  # the api-server restarts while a task runs on
     "EGS_POOLS": "leaving_gpu=2",
     "EGS_RESERVE_AFTER": "0.001",
