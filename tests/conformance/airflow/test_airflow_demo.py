@@ -69,7 +69,7 @@ def test_a_replay_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        wait_until(lambda: len(list(tmp_path.glob("temp/*/home/scheduler.log"))) == 1, "a scheduler")
+        wait_until(lambda: len(list(tmp_path.glob("temp/*/*/scheduler.log"))) == 1, "a scheduler")
         command.send_signal(signal.SIGINT)
         printed, _ = command.communicate(timeout=60)
     finally:
