@@ -25,7 +25,7 @@ from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.live import LiveAirflow, live_airflow, wait_until
 from tests.conformance.airflow.sites import Site, add_module, make_site
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 DAGS = """
 import time
