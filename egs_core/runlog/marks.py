@@ -71,13 +71,14 @@ def append(path: Path, note: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def process_start() -> float | None:
-    """Unix time at which this process was created, to 10 ms; None where the system does not say (no /proc).
+def process_start(pid: int | None = None) -> float | None:
+    """Unix time at which a process (None: this one) was created, to 10 ms; None where the system does not say: it has
+    ended, or there is no /proc.
 
     Counted back from now on the clock that the kernel used, because the boot time it publishes is in whole seconds.
     """
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid or 'self'}/stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[19])  # field 22 of proc(5), `starttime`, counted after the name
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):

@@ -60,7 +60,7 @@ def observed(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Ite
         notes=tuple(notes),
         cpu_name="slot",
         pinned=True,
-        may_split=False,
+        may_split=False,  # a split adds passes of the scheduler, which the simulation does not know
     )
 
 

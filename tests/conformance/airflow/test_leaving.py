@@ -1,9 +1,4 @@
-"""How EGS is left while a DAG run is in flight that has its weights, waits in its pool, and for which a slot is kept.
-
-holder  ████████████████████ 1 slot, until the test lets it go
-large      waits for 2 slots; the second one is kept for it
-small      waits for 1 slot, and would get it natively
-"""
+"""How EGS is left while a DAG run is in flight that has its weights and its pool, and for which a slot is kept."""
 
 from __future__ import annotations
 
@@ -22,53 +17,20 @@ from egs_airflow.observe.lines import read_lines
 from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
 from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
+from tests.conformance.airflow.holding import held_dag, holding, released
 from tests.conformance.airflow.live import LiveAirflow, live_airflow, wait_until
 from tests.conformance.airflow.sites import Site, add_module, make_site
 
 pytestmark = pytest.mark.long
 
-DAGS = """
-import time
-from pathlib import Path
-
-import egs_core as egs
-from airflow.sdk import DAG, task
-
-HOLDING, RELEASED = Path({home!r}) / "holding", Path({home!r}) / "released"
-
-
-def wait(path):
-    end = time.monotonic() + 150
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.05)
-
-
-with DAG("leaving", tags=["egs-on"], schedule=None, max_active_tasks=64):
-    @task(pool="leaving")
-    def holder():
-        HOLDING.touch()
-        wait(RELEASED)
-
-    @task
-    def first():
-        wait(HOLDING)
-
-    @task(pool="leaving", pool_slots=2)
-    def large():
-        pass
+REST = """
+    import egs_core as egs
 
     @task
     @egs.task(gpus=1)
     def train():
         pass
 
-    @task(pool="leaving")
-    def small(number):
-        pass
-
-    holder()
-    begun = first()
     begun >> large() >> train()
     begun >> small.expand(number=[0, 1])
 
@@ -115,13 +77,13 @@ def leaving(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
             try:
                 yield airflow
             finally:
-                (home / "released").touch()
+                released("leaving", home).touch()
 
 
 def test_from_on_to_observe(leaving: LiveAirflow) -> None:
     """The file of durations is corrupt: DAG runs succeed, with one warning. Then mode observe while a run is in flight:
     it ends well, what was kept is given to whoever is next, and Airflow's own weights and pools are back."""
-    leaving.add_dags(leaving=DAGS.format(home=str(leaving.home)))
+    leaving.add_dags(leaving=held_dag("leaving", leaving.home, REST))
     durations = leaving.home / "durations.json"
     durations.write_text('{"format": ')
     for run in [leaving.trigger("plain"), leaving.trigger("plain")]:
@@ -152,8 +114,8 @@ def test_uninstalled(leaving: LiveAirflow, site: Site) -> None:
 
 def hold(airflow: LiveAirflow) -> str:
     """Start a run, and wait until a slot is kept in it: also while another run has begun and ended."""
-    for name in ("holding", "released"):
-        (airflow.home / name).unlink(missing_ok=True)
+    for path in (holding("leaving", airflow.home), released("leaving", airflow.home)):
+        path.unlink(missing_ok=True)
     write_durations(airflow.home / "durations.json", {"leaving": LEARNED_S})
     run = airflow.trigger("leaving")
     wait_until(lambda: is_held(airflow, run), "a kept slot")
@@ -200,7 +162,7 @@ def check_left(airflow: LiveAirflow, run: str, since: float) -> None:
     held = {ti["map_index"] for ti in airflow.task_instances("leaving", run) if ti["task_id"] == "small"}
     small = wait_until(lambda: smalls(airflow, run), "small tasks in the slot that was kept")
     assert all(datetime.fromisoformat(ti["start_date"]).timestamp() > since for ti in small if ti["map_index"] in held)
-    (airflow.home / "released").touch()
+    released("leaving", airflow.home).touch()
     assert airflow.wait_run("leaving", run) == "success"
     assert {ti["state"] for ti in airflow.task_instances("leaving", run)} == {"success"}
     airflow.reserialize()

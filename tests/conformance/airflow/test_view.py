@@ -14,50 +14,16 @@ from urllib.parse import quote
 
 from egs_airflow.order.durations import write_durations
 from tests.conformance.airflow import test_order
+from tests.conformance.airflow.holding import held_dag, released
 from tests.conformance.airflow.live import LiveAirflow, free_ports, wait_until
 
 AIRFLOW_ENVIRONMENT = test_order.AIRFLOW_ENVIRONMENT
 
-DAG = """
-import time
-from pathlib import Path
-
-from airflow.sdk import DAG, task
-
-HOLDING, RELEASED = Path({home!r}) / "view_holding", Path({home!r}) / "view_released"
-
-
-def wait(path):
-    end = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.05)
-
-
-with DAG("view", tags=["egs-on"], schedule=None, max_active_tasks=64):
-    @task(pool="view")
-    def holder():
-        HOLDING.touch()
-        wait(RELEASED)
-
-    @task
-    def first():
-        wait(HOLDING)
-
-    @task(pool="view", pool_slots=2)
-    def large():
-        pass
-
+REST = """
     @task
     def after(name):
         pass
 
-    @task(pool="view")
-    def small(number):
-        pass
-
-    holder()
-    begun = first()
     begun >> large() >> after("<b>")
     begun >> small.expand(number=[0, 1, 2, 3])
 """
@@ -72,7 +38,7 @@ def begin(airflow: LiveAirflow) -> str:
     learned = airflow.home / "xdg_data_home" / "egs" / "airflow" / "durations.json"
     write_durations(learned, {"view": LEARNED_S})
     airflow.rest("POST", "/pools", {"name": "view", "slots": 2, "include_deferred": False})
-    airflow.add_dags(view=DAG.format(home=str(airflow.home)))
+    airflow.add_dags(view=held_dag("view", airflow.home, REST))
     run = airflow.trigger("view")
 
     def waiting() -> bool:
@@ -86,7 +52,7 @@ def begin(airflow: LiveAirflow) -> str:
 
 def release(airflow: LiveAirflow) -> None:
     """Let the run go on."""
-    (airflow.home / "view_released").touch()
+    released("view", airflow.home).touch()
 
 
 def test_the_page_says_why_each_task_waits(airflow: LiveAirflow) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from egs_airflow.compat import TASK_TITLE
+from egs_core.runlog.marks import process_start
 
 PROC = Path("/proc")
 ON_KILL_S = 0.5
 """How long a task's `on_kill` may take, which ends what the task has started elsewhere, where nobody says otherwise."""
 LOOK_S = 0.02
-START_TICKS = 19  # of the numbers after a process's name: its start, in ticks since the system's
 
 
 class TaskProcess(NamedTuple):
@@ -38,7 +38,8 @@ def task_processes() -> list[TaskProcess]:
         pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdecimal()]
     except FileNotFoundError:
         return []
-    found = [TaskProcess(pid, instance, _started_s(pid)) for pid in pids if (instance := _instance(pid))]
+    now_s = time.time()  # where one has just ended
+    found = [TaskProcess(pid, one, process_start(pid) or now_s) for pid in pids if (one := _instance(pid))]
     return sorted(found, key=lambda process: process.started_s)
 
 
@@ -68,16 +69,6 @@ def _instance(pid: int) -> str:
         return match[1].decode() if match is not None and os.getpgid(pid) == pid else ""
     except OSError:  # it has ended, or is somebody else's
         return ""
-
-
-def _started_s(pid: int) -> float:
-    """When a process was started; now, where it has just ended."""
-    try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return time.time()
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[START_TICKS]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
 
 
 def _signal(pid: int, number: int, *, to_group: bool) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -27,9 +27,6 @@ import egs_core as egs
 from egs_core import digits
 from egs_core.graph.columns import CPU, GPU
 from egs_ray.demo.marks import marking
-
-if TYPE_CHECKING:
-    pass
 
 PIPELINES = 6
 TRAININGS = 4
