@@ -5,6 +5,7 @@
     serialized    airflow.serialization: a DAG from its stored JSON    none: only DAG objects convert
     mutation_hook airflow.settings: policies, their `is_noop`          none: Airflow's own weights hold
     pool_stats    Pool.slots_stats, airflow.settings.engine            none: no slot is kept
+    idle_sleep    airflow.jobs.scheduler_job_runner: its `time.sleep`  none: the scheduler sleeps to the end
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_AIRFLOW_WITHOUT (comma separated) makes their probes fail, and `version` there makes this Airflow an unknown one:
@@ -16,13 +17,15 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import time
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
-Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats"]
+Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats", "idle_sleep"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 KNOWN_VERSIONS = ("3.3",)
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
@@ -197,6 +200,7 @@ _PROBES: dict[str, Callable[[], bool]] = {
         and hasattr(importlib.import_module("airflow.settings").task_instance_mutation_hook, "is_noop")
     ),
     "pool_stats": lambda: _callable("airflow.models.pool", "Pool", "slots_stats"),
+    "idle_sleep": lambda: importlib.import_module("airflow.jobs.scheduler_job_runner").time is time,
 }
 
 
@@ -270,3 +274,17 @@ def view_access() -> ViewAccess | None:
 TASK_TITLE = re.compile(rb"airflow worker -- ([0-9a-f-]{36})[\0 ]*")
 """What Airflow's task runner calls its process, with the id of the try. Fallback: none is found, and Airflow's own
 heartbeat ends what was aborted."""
+
+
+# --- idle_sleep: nothing public wakes a scheduler that sleeps between two passes --------------------------------------
+
+
+def wrap_idle_sleep(sleep: Callable[[float], None]) -> Callable[[], None]:
+    """Let `sleep` stand for what the scheduler of this process calls between two passes; returns the undo."""
+    from airflow.jobs import scheduler_job_runner
+
+    def undo() -> None:
+        scheduler_job_runner.time = time
+
+    scheduler_job_runner.time = SimpleNamespace(**{**vars(time), "sleep": sleep})
+    return undo

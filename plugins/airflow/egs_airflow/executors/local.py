@@ -6,16 +6,21 @@ the scheduler hands over goes into one pipe at once, and leaves it in the order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
 
+from egs_airflow import compat
 from egs_airflow.executors.mixin import KeepsSlots
+from egs_airflow.executors.waking import Running, sleep_until
 
 
 class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
     """`[core] executor = egs_airflow.executors.EgsLocalExecutor`."""
+
+    _started: Running
+    _undo_sleep: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
@@ -23,9 +28,30 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
 
         preload_modules()
         super().start()
+        self._started = Running()
+        if self.gate is not None:
+            self.gate.guard(self._wake_scheduler)
+
+    def _wake_scheduler(self) -> None:
+        if compat.available("idle_sleep"):
+            self._undo_sleep = compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s))
+
+    def _has_news(self) -> bool:
+        """Whether a process has ended, or a task whose process still lives."""
+        ended: list[bool] = []
+        if self.gate is not None:
+            self.gate.guard(lambda: ended.append(self._started.have_ended()))
+        return any(ended) or not self.result_queue.empty()
+
+    def end(self) -> None:
+        """Let the scheduler sleep as ever, then end the executor."""
+        if self._undo_sleep is not None:
+            self._undo_sleep()
+        super().end()
 
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
         """Hand workloads to the processes, and note that these are taken: what comes next waits here, by weight."""
         super()._process_workloads(workload_list)
         if self.gate is not None:
+            self._started.note(workload_list)
             self.running.update(workload.key for workload in workload_list if hasattr(workload, "ti"))

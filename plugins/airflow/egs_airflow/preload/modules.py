@@ -11,6 +11,7 @@ thread holds is never freed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -23,23 +24,45 @@ from egs_airflow import config
 
 OPTION = "[egs] preload_modules"
 PATIENCE_S = 120.0
+COMMON = (
+    "airflow.sdk.definitions.decorators.condition",
+    "airflow.sdk.definitions.decorators.setup_teardown",
+    "airflow.providers.standard.decorators.python",
+    "airflow.sdk.definitions.asset.metadata",
+    "jinja2.ext",
+    "egs_airflow.agent.declare",
+    "egs_airflow.order.policy",
+    "egs_airflow.order.pools",
+    "egs_airflow.split",
+)
+"""What the process of nearly every task imports before the user's code, in a tenth of a second or more: Airflow's
+decorators, and what EGS reads a DAG file with. They need no trial; one that is not there is left to the tasks."""
 CUDA_DEVICE = "/dev/nvidia-uvm"
 """What a process has opened once CUDA is initialised in it; asking a driver how a GPU does opens others."""
 
 
 def preload_modules() -> list[str]:
-    """Import what the option names into this process, in mode on; the names that were imported. Never raises."""
+    """Import what tasks have in common, and what the option names, into this process, in mode on. Gives the names of
+    the option that were imported. Never raises."""
     try:
-        names = config.words("preload_modules") if config.settings().mode == "on" else ()
-        if not names:
+        if config.settings().mode != "on":
             return []
+        names = config.words("preload_modules")
         if (method := multiprocessing.get_start_method()) != "fork":
-            config.warn(f"{OPTION}: nothing is preloaded, this executor makes its processes by {method}, not by fork")
+            if names:
+                config.warn(f"{OPTION}: nothing is preloaded, this executor makes processes by {method}, not by fork")
             return []
+        _import_common()
         return _preload(names)
     except Exception as error:  # the executor starts without
         config.warn(f"{OPTION}: {type(error).__name__}: {error}")
         return []
+
+
+def _import_common() -> None:
+    for name in COMMON:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _preload(names: tuple[str, ...]) -> list[str]:
@@ -51,7 +74,8 @@ def _preload(names: tuple[str, ...]) -> list[str]:
         else:
             importlib.import_module(name)
             done.append(name)
-    config.log.info("egs: preloaded %s in %.1f s", ", ".join(done) or "no module", time.monotonic() - began)
+    if names:
+        config.log.info("egs: preloaded %s in %.1f s", ", ".join(done) or "no module", time.monotonic() - began)
     return done
 
 

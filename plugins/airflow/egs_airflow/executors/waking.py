@@ -1,0 +1,54 @@
+"""The scheduler's sleep between two passes ends when a task has ended.
+
+A pass that found nothing to do is followed by a second of sleep (`[scheduler] scheduler_idle_sleep_time`), in which the
+slots that come free stay empty. To sleep less would cost every idle scheduler; to look whether there is news does not.
+
+    task      ███ success, its slot is free ──── its process ends (up to half a second later)
+    executor                                         hears of it
+    scheduler                  ▲ wakes here
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from egs_airflow import compat
+from egs_airflow.executors import reading
+
+LOOK_S = 0.02
+"""How often it is looked for news."""
+ASK_S = 0.1
+"""How often the metadata database is asked, one statement for all tasks of this executor."""
+
+
+@dataclass
+class Running:
+    """The tasks that an executor has started, and whose ends are still to come. ids: those of their rows."""
+
+    ids: set[Any] = field(default_factory=set)
+    asked_s: float = 0.0
+
+    def note(self, workloads: Iterable[Any]) -> None:
+        """These were handed to processes."""
+        self.ids.update(workload.ti.id for workload in workloads if hasattr(workload, "ti"))
+
+    def have_ended(self) -> bool:
+        """Whether some have ended by their own word, which is said once of each; False where it was asked just now."""
+        now_s = time.monotonic()
+        if not self.ids or now_s - self.asked_s < ASK_S:
+            return False
+        self.asked_s = now_s
+        with compat.connect() as connection:
+            ended = {end.id for end in reading.ended(connection, list(self.ids))}
+        self.ids -= ended
+        return bool(ended)
+
+
+def sleep_until(has_news: Callable[[], bool], longest_s: float) -> None:
+    """Sleep, until there is news or the time is over."""
+    end_s = time.monotonic() + longest_s
+    while (left_s := end_s - time.monotonic()) > 0 and not has_news():
+        time.sleep(min(LOOK_S, left_s))
