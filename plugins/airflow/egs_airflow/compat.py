@@ -288,3 +288,26 @@ def wrap_idle_sleep(sleep: Callable[[float], None]) -> Callable[[], None]:
 
     scheduler_job_runner.time = SimpleNamespace(**{**vars(time), "sleep": sleep})
     return undo
+
+
+# --- refresh: a stored DAG as the scheduler has it, and who else sets weights -----------------------------------------
+
+
+def scheduler_dag(version_id: Any) -> Any:
+    """One stored version of a DAG in the scheduler's own form; None where it is gone."""
+    from airflow import settings
+    from airflow.models.serialized_dag import SerializedDagModel
+    from sqlalchemy import select
+    from sqlalchemy.orm import Session
+
+    with Session(settings.engine) as session:
+        stored = session.scalar(select(SerializedDagModel).where(SerializedDagModel.dag_version_id == version_id))
+        return None if stored is None else stored.dag
+
+
+def has_mutation_hooks_of_others() -> bool:
+    """Whether a hook of this site, beside EGS's and Airflow's empty one, changes task instances when they are made."""
+    from airflow import settings
+
+    hooks = settings.get_policy_plugin_manager().hook.task_instance_mutation_hook.get_hookimpls()
+    return any(not hook.function.__module__.startswith(("airflow.policies", "egs_airflow.")) for hook in hooks)

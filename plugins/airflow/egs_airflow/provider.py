@@ -41,6 +41,12 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "pandas, torch",
         "Modules that EgsLocalExecutor imports in mode on before it starts its processes, so that no task has to.",
     ),
+    "refresh_weights": (
+        "",
+        "1min",
+        "How often EgsLocalExecutor brings the weights of waiting task instances up to date, in Airflow's own table; "
+        "by default never.",
+    ),
     "reserve_after": ("", "2min", "How long a task of several slots waits before slots are kept for it."),
 }
 """Option -> default, example, description. Each can also be set as EGS_<OPTION> in the environment, which wins."""

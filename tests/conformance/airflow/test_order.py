@@ -14,6 +14,7 @@ from typing import Any
 
 from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
+from tests.conformance.airflow.holding import held_dag, released
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 
 AIRFLOW_ENVIRONMENT = {
@@ -21,6 +22,7 @@ AIRFLOW_ENVIRONMENT = {
     "AIRFLOW__CORE__PLUGINS_FOLDER": str(Path(__file__).with_name("plugins")),
     "EGS_POOLS": "order_gpu=2",
     "EGS_RESERVE_AFTER": "1",
+    "EGS_REFRESH_WEIGHTS": "0.5",
 }
 SIDES = {"egs": ["egs-on"], "native": []}
 
@@ -109,6 +111,26 @@ for dag_id, tags in (("order_gpus_egs", ["egs-on"]), ("order_gpus_native", [])):
         plain()
 """
 
+REFRESHED = """
+    @task(pool={name!r})
+    def one():
+        pass
+
+    @task(pool={name!r})
+    def two():
+        pass
+
+    begun >> [one(), two()]
+
+for dag_id, tags, by_hand in (("order_refresh_native", [], 1), ("order_refresh_by_hand", ["egs-on"], 7)):
+    with DAG(dag_id, tags=tags, schedule=None):
+        @task(pool={name!r}, priority_weight=by_hand)
+        def one():
+            pass
+
+        one()
+"""
+
 HASHES = """
 import sys
 from pathlib import Path
@@ -194,6 +216,32 @@ def test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(airflow: LiveAirfl
     native = {"train": ("default_pool", 1), "by_hand": ("default_pool", 3), "plain": ("default_pool", 1)}
     assert found == {"order_gpus_egs": native | {"train": ("order_gpu", 2)}, "order_gpus_native": native}
     airflow.run("order_gpus_egs")
+
+
+def test_weights_of_waiting_tasks_follow_what_is_learned_meanwhile(airflow: LiveAirflow) -> None:
+    """`refresh_weights`: two tasks wait for a slot; new durations turn their order round, in Airflow's table and then
+    in what runs. Those of a DAG that is not chosen, or has a priority set by hand, keep their weights."""
+    learned = airflow.home / "xdg_data_home" / "egs" / "airflow" / "durations.json"
+    name, by_hand, native = "order_refresh", "order_refresh_by_hand", "order_refresh_native"
+    write_durations(learned, {name: {"one": 600.0, "two": 5.0}})
+    airflow.rest("POST", "/pools", {"name": name, "slots": 1, "include_deferred": False})
+    airflow.add_dags(order_refresh=held_dag(name, airflow.home, REFRESHED.format(name=name)))
+    runs = {dag: airflow.trigger(dag) for dag in (name, by_hand, native)}
+
+    def waiting(dag_id: str = name) -> dict[str, int]:
+        found = airflow.task_instances(dag_id, runs[dag_id])
+        return {ti["task_id"]: ti["priority_weight"] for ti in found if ti["state"] == "scheduled"}
+
+    wait_until(lambda: len(waiting()) == 2 and waiting(by_hand) and waiting(native), "tasks that wait for a slot")
+    before, others = waiting(), (waiting(by_hand), waiting(native))
+    assert before["one"] > before["two"], before
+    write_durations(learned, {name: {"one": 5.0, "two": 600.0}, by_hand: {"one": 600.0}, native: {"one": 600.0}})
+    wait_until(lambda: waiting()["two"] > waiting()["one"], "new weights")
+    assert (waiting(by_hand), waiting(native)) == others == ({"one": 7}, {"one": 1})
+    released(name, airflow.home).touch()
+    assert {airflow.wait_run(dag, run) for dag, run in runs.items()} == {"success"}
+    started = [ti["task_id"] for ti in airflow.task_instances(name, runs[name])]
+    assert started.index("two") < started.index("one"), started
 
 
 def _add_copies(airflow: LiveAirflow, source: str, name: str, slots: int, **numbers: int) -> None:

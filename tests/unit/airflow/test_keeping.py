@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from egs_airflow import config
 from egs_airflow.executors.gate import Gate
 from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_kept
-from egs_airflow.executors.mixin import is_on, reserve_after_s
+from egs_airflow.executors.mixin import is_on, seconds_of
 
 
 def waits(key: str, weight: int, slots: int = 1) -> Claim:
@@ -107,4 +107,4 @@ def test_the_executor_is_its_parent_unless_told_otherwise(
 def test_how_long_a_large_task_waits_first(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
     """A text that means nothing is one warning, and the default."""
     monkeypatch.setenv("EGS_RESERVE_AFTER", text)
-    assert reserve_after_s() == seconds
+    assert seconds_of("reserve_after", 30.0) == seconds

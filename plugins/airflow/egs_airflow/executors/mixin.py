@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from egs_airflow import compat, config
 from egs_airflow.executors.gate import RESERVE_AFTER_S, Gate
+from egs_airflow.order.refresh import Refresher
 
 if TYPE_CHECKING:
     from airflow.executors.base_executor import BaseExecutor as Base
@@ -29,12 +30,14 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
     gate: Gate | None = None
     _close_gate: Callable[[], None] | None = None
     _events: deque[Any]
+    _refresher: Refresher | None = None
 
     def start(self) -> None:
         """Start the executor, then open the gate."""
         super().start()
         if is_on():
-            self.gate = Gate(self._log_event, reserve_after_s())
+            self.gate = Gate(self._log_event, seconds_of("reserve_after", RESERVE_AFTER_S))
+            self._refresher = Refresher(seconds_of("refresh_weights", 0.0))
             self._events = deque(maxlen=MOST_EVENTS)
             self.gate.guard(self._open_gate)
             _create_missing_pools()
@@ -63,6 +66,8 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         if gate is not None:
             gate.guard(gate.learn)
             gate.guard(self._keep_awake)
+        if self._refresher is not None:
+            self._refresher.tick()
 
     def _keep_awake(self) -> None:
         """The scheduler sleeps a second when no executor has news: tell it again of the task that has ended."""
@@ -92,13 +97,13 @@ def is_on() -> bool:
     return config.settings().mode == "on" and config.option("keep_slots").strip().lower() not in NO
 
 
-def reserve_after_s() -> float:
-    """The option `reserve_after`; a value that means nothing is one warning."""
+def seconds_of(option: str, default_s: float) -> float:
+    """An option that is a span of time; a value that means nothing is one warning."""
     from egs_core.errors import InputError
     from egs_core.units import parse_seconds
 
     try:
-        return parse_seconds(config.option("reserve_after") or RESERVE_AFTER_S, "[egs] reserve_after")
+        return parse_seconds(config.option(option) or default_s, f"[egs] {option}")
     except InputError as error:
         config.warn(str(error))
-        return RESERVE_AFTER_S
+        return default_s
