@@ -9,7 +9,7 @@ fails is one warning, and the weights from creation stay.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -95,7 +95,7 @@ def _waiting(connection: Any) -> list[Any]:
     return list(connection.execute(waiting.where(waits).order_by(DagRun.id, TI.dag_version_id).limit(MOST_ROWS)).all())
 
 
-def _write(connection: Any, changed: list[Mapping[str, Any]]) -> None:
+def _write(connection: Any, changed: Sequence[Mapping[str, Any]]) -> None:
     """Set new weights, except of rows that have changed meanwhile."""
     from airflow.models.taskinstance import TaskInstance as TI
     from sqlalchemy import bindparam, or_, update

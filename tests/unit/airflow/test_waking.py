@@ -1,0 +1,94 @@
+"""The scheduler's sleep, which ends when a task has ended."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from egs_airflow import compat
+from egs_airflow.executors import reading, waking
+from egs_airflow.executors.reading import End
+from egs_airflow.executors.waking import Running, sleep_until
+
+
+def test_news_end_the_sleep() -> None:
+    """It sleeps to the end without news, and is over with the first news."""
+    news = iter([False, False, True])
+    asked = []
+
+    def has_news() -> bool:
+        asked.append(True)
+        return next(news)
+
+    sleep_until(has_news, 60.0)
+    assert len(asked) == 3
+    begin = time.monotonic()
+    sleep_until(lambda: False, 0.05)
+    assert time.monotonic() - begin >= 0.05
+
+
+def test_an_end_is_news_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose process lives on after its end is told of once, so the scheduler does not spin until it is gone."""
+    rows = {1: "running", 2: "running"}
+
+    def ended(_connection: Any, ids: list[int]) -> list[End]:
+        return [End(one, True, False) for one in ids if rows[one] == "success"]
+
+    monkeypatch.setattr(reading, "ended", ended)
+    monkeypatch.setattr(waking, "ASK_S", 0.0)
+    monkeypatch.setattr(compat, "connect", _Connection)
+    running = Running()
+    running.note([SimpleNamespace(ti=SimpleNamespace(id=one)) for one in rows] + [SimpleNamespace()])
+    assert not running.have_ended()
+    rows[1] = "success"
+    assert running.have_ended()
+    assert not running.have_ended()
+    assert running.ids == {2}
+
+
+def test_the_database_is_not_asked_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One statement in ASK_S, and none where nothing runs."""
+    asked: list[Any] = []
+
+    def ended(_connection: Any, ids: list[int]) -> list[End]:
+        asked.append(ids)
+        return []
+
+    monkeypatch.setattr(reading, "ended", ended)
+    monkeypatch.setattr(compat, "connect", _Connection)
+    running = Running()
+    assert not running.have_ended()
+    assert not asked
+    running.note([SimpleNamespace(ti=SimpleNamespace(id=1))])
+    monkeypatch.setattr(waking, "ASK_S", 60.0)
+    running.asked_s = -100.0
+    for _ in range(5):
+        running.have_ended()
+    assert asked == [[1]]
+
+
+def test_the_schedulers_own_sleep_is_wrapped_and_given_back() -> None:
+    """The real module of Airflow sleeps with ours, keeps the rest of its `time`, and has its own again in the end."""
+    pytest.importorskip("airflow.jobs.scheduler_job_runner", reason="apache-airflow is not installed")
+    from airflow.jobs import scheduler_job_runner
+
+    assert compat.available("idle_sleep")
+    slept: list[float] = []
+    undo = compat.wrap_idle_sleep(slept.append)
+    try:
+        assert not compat.available("idle_sleep")  # not twice
+        scheduler_job_runner.time.sleep(60.0)
+        assert slept == [60.0]
+        assert scheduler_job_runner.time.monotonic is time.monotonic
+    finally:
+        undo()
+    assert scheduler_job_runner.time is time
+    assert time.sleep is not slept.append
+
+
+class _Connection:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
