@@ -78,11 +78,13 @@ class Bench(Protocol):
     """One way of using an adapter on its real framework, with `gpus` GPUs and nothing else running there.
 
     ahead: how many tasks may already be with the framework, out of the adapter's reach, when a better one comes.
+    shows_devices: whether a task that holds GPUs is told which; where GPUs are slots of a pool nobody knows.
     """
 
     name: str
     gpus: int
     ahead: int
+    shows_devices: bool
 
     def capabilities(self) -> Mapping[str, str]:
         """As the adapter declares them: `yes` or `no: why`, by the names of `egs_core.adapter.CAPABILITIES`."""

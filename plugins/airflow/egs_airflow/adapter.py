@@ -27,18 +27,12 @@ CAPABILITIES = {
     "order": "yes",
     "split": "yes",
     "preload": "yes",
-    "gang": "no: Airflow starts tasks one by one",
+    "gang": "yes",
     "preempt": "no: running tasks are left alone",
     "limits": "yes",
     "abort": "yes",
     "audit": "yes",
 }
-
-HELD_BACK = {
-    "dag_file": "`egs graph` cannot read DAG files",
-    "serialized": "stored DAGs cannot be read",
-}
-"""What a user misses where an API of Airflow is not what EGS knows."""
 
 ENTRY_POINTS = {
     "airflow.plugins": "egs",
@@ -59,15 +53,18 @@ class AirflowAdapter:
         return dict(CAPABILITIES)
 
     def doctor(self) -> list[Check]:
-        """Airflow's version, the API that EGS uses, how Airflow finds EGS, and the mode with where it was set."""
+        """Airflow's version, how Airflow finds EGS, the mode; each feature, whether it is active and why; the API that
+        EGS uses, and the parts that Airflow loads."""
         found = compat.airflow_version()
         if not found:
             return [Check("airflow", False, "not installed: pip install airflow-provider-egs")]
         if not compat.has_home():
             where = "no Airflow is set up here (AIRFLOW_HOME): run `airflow egs doctor` where it is"
             return [_version_check(found), _entry_check(), Check("home", True, where)]
-        mode = (mode_check(), *_preload_check())
-        return [_version_check(found), *_feature_checks(), _entry_check(), *mode, *_part_checks()]
+        from egs_airflow.features import api_checks, feature_checks
+
+        basics = _version_check(found), _entry_check(), mode_check()
+        return [*basics, *feature_checks(), *api_checks(), *_part_checks()]
 
     def load(self, path: Path, select: str = "") -> LoadedWorkload:
         """A DAG of a DAG file or of a stored (serialized) DAG as a workload; InputError for one that cannot be one.
@@ -120,28 +117,11 @@ def mode_check() -> Check:
     return Check("mode", True, f"on ({settings.source}) for DAGs with {' or '.join(chosen) if chosen else 'any id'}")
 
 
-def _preload_check() -> list[Check]:
-    """Which modules tasks find imported; nothing where none is configured."""
-    names = ", ".join(config.words("preload_modules"))
-    if not names:
-        return []
-    mode = config.read_settings().mode
-    where = "imported before EgsLocalExecutor starts its processes" if mode == "on" else f"not imported in mode {mode}"
-    return [Check("preload", True, f"{names}: {where}")]
-
-
 def _version_check(found: str) -> Check:
     if compat.supported(found):
         return Check("airflow", True, found)
     known = ", ".join(compat.KNOWN_VERSIONS)
     return Check("airflow", False, f"{found} is not a version EGS was tried with ({known}): EGS only observes")
-
-
-def _feature_checks() -> list[Check]:
-    missing = [feature for feature in compat.FEATURES if not compat.available(feature)]
-    if not missing:
-        return [Check("private API", True, f"all {len(compat.FEATURES)} uses found")]
-    return [Check(f"private API: {feature}", False, HELD_BACK[feature]) for feature in missing]
 
 
 def _entry_check() -> Check:

@@ -24,6 +24,7 @@ DEFERRED = (
     "tasks were deferred or rescheduled: they count as running meanwhile, for Airflow keeps only their first start"
 )
 OLDER = "runs are of an older version of their DAG: what their tasks waited for is read from the newest"
+KEPT = "times EGS kept open slots for a task or gang: who else waited for them is held by a reservation; slot·s kept:"
 GONE = "Airflow no longer has these DAGs, so what their tasks waited for is not known"
 
 
@@ -51,6 +52,9 @@ def observed(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Ite
         notes.append(f"{deferred} {DEFERRED}")
     if older := sum(0 < run.version < seen.dags[run.dag_id].version for run in seen.runs):
         notes.append(f"{older} {OLDER}")
+    if seen.kept:
+        kept_s = sum(one.slots * (one.until_s - one.from_s) for one in seen.kept)
+        notes.append(f"{len(seen.kept)} {KEPT} {kept_s:.1f}")
     if gone:
         notes.append(f"{GONE}: {', '.join(gone[:5])}{', …' if len(gone) > 5 else ''}")
     return Observed(

@@ -69,7 +69,8 @@ def run_doctor(args: Any) -> None:
     if args.json:
         print(json.dumps([{"name": c.name, "ok": c.ok, "detail": c.detail} for c in checks]))
     else:
+        width = max(len(check.name) for check in checks)
         for check in checks:
-            print(f"{'ok' if check.ok else 'no'}  {check.name}: {check.detail}")
+            print(f"{'ok' if check.ok else 'no'}  {check.name:<{width}}  {check.detail}")
     if not all(check.ok for check in checks):
         raise SystemExit(1)

@@ -15,10 +15,12 @@ for tests, and for users of a broken build. Importing this module imports no Air
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -274,6 +276,92 @@ def view_access() -> ViewAccess | None:
 TASK_TITLE = re.compile(rb"airflow worker -- ([0-9a-f-]{36})[\0 ]*")
 """What Airflow's task runner calls its process, with the id of the try. Fallback: none is found, and Airflow's own
 heartbeat ends what was aborted."""
+
+
+# --- queueing: no public hook decides which waiting tasks the scheduler looks at when it hands out slots --------------
+
+Queue = Callable[[int], list[Any]]
+"""The scheduler's own step: sets at most so many tasks that have slots to queued, uncommitted, and returns them."""
+
+
+def can_wrap_queueing() -> bool:
+    """Probe: the step is there, with the arguments that are known. Fallback: no gang is kept together."""
+    if "queueing" in _left_out():
+        return False
+    try:
+        from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+
+        step = inspect.signature(SchedulerJobRunner._executable_task_instances_to_queued)
+        return list(step.parameters) == ["self", "max_tis", "session"]
+    except Exception:  # moved or changed
+        return False
+
+
+def wrap_queueing(around: Callable[[Queue, int, Any], list[Any]]) -> Callable[[], None]:
+    """Let `around(queue, most, session)` do that step in this process, with `queue` the scheduler's own way of doing
+    it; returns the undo. Nothing else of the scheduler's work is in that transaction: Airflow rolls it back itself
+    where it gets no lock."""
+    from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+
+    original = SchedulerJobRunner._executable_task_instances_to_queued
+
+    def step(self: Any, max_tis: int, session: Any) -> list[Any]:
+        return around(lambda most: list(original(self, most, session=session)), max_tis, session)
+
+    def undo() -> None:
+        SchedulerJobRunner._executable_task_instances_to_queued = original
+
+    SchedulerJobRunner._executable_task_instances_to_queued = step
+    return undo
+
+
+@contextmanager
+def narrowed(session: Any, criterion: Callable[[], Any]) -> Iterator[None]:
+    """While it lasts the scheduler's search for tasks that may be queued finds only what meets the criterion, if there
+    is one then. That search is the one for whole task instances, at most so many."""
+    from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import event
+    from sqlalchemy.orm import with_loader_criteria
+
+    def narrow(state: Any) -> None:
+        try:
+            only = criterion()
+            found: list[Any] = state.statement.column_descriptions if only is not None and state.is_select else []
+            if len(found) == 1 and found[0]["expr"] is TaskInstance and state.statement._limit_clause is not None:
+                option = with_loader_criteria(TaskInstance, only, propagate_to_loaders=False)
+                state.statement = state.statement.options(option)
+        except Exception as error:  # raised here it would end the scheduler
+            from egs_airflow import config
+
+            config.warn(f"gangs are not kept together: {type(error).__name__}: {error}")
+
+    event.listen(session, "do_orm_execute", narrow)
+    try:
+        yield
+    finally:
+        event.remove(session, "do_orm_execute", narrow)
+
+
+def stored_gangs(version_id: Any) -> dict[str, str]:
+    """The gang of each task of one stored version of a DAG that is in one, as `executor_config` says it."""
+    from airflow import settings
+    from airflow.models.serialized_dag import SerializedDagModel
+    from sqlalchemy import select
+    from sqlalchemy.orm import Session
+
+    with Session(settings.engine) as session:
+        stored = session.scalar(select(SerializedDagModel).where(SerializedDagModel.dag_version_id == version_id))
+        tasks = ((stored.data if stored else None) or {}).get("dag", {}).get("tasks", [])
+    found = {task["__var"]["task_id"]: _stored_gang(task["__var"]) for task in tasks}
+    return {task: gang for task, gang in found.items() if gang}
+
+
+def _stored_gang(task: Mapping[str, Any]) -> str:
+    value: Any = task.get("partial_kwargs", task).get("executor_config")
+    for name in ("egs", "gang"):
+        value = value.get("__var", value) if isinstance(value, Mapping) else None  # dictionaries are stored in wrapping
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
 
 
 # --- idle_sleep: nothing public wakes a scheduler that sleeps between two passes --------------------------------------

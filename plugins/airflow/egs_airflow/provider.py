@@ -47,6 +47,7 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "How often EgsLocalExecutor brings the weights of waiting task instances up to date, in Airflow's own table; "
         "by default never.",
     ),
+    "stage_bytes": ("16GiB", "no", "The most that the agent of a host reads ahead at once of files that tasks name."),
     "reserve_after": ("", "2min", "How long a task of several slots waits before slots are kept for it."),
 }
 """Option -> default, example, description. Each can also be set as EGS_<OPTION> in the environment, which wins."""

@@ -7,13 +7,10 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +24,7 @@ from egs_airflow.agent.processes import TaskProcess, is_there, task_processes
 from egs_airflow.rest import Rest
 from egs_core.adapter import ControlRequest
 from egs_core.errors import InputError
+from tests.conformance.airflow.agents import an_agent
 from tests.conformance.airflow.live import LiveAirflow, free_ports, wait_until
 
 AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor", "EGS_POOLS": "order_gpu=2"}
@@ -121,15 +119,15 @@ def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
     rest, (port,) = _rest(airflow), free_ports(1)
     environment = {"EGS_LIMITS": str(tmp_path / "limits.yaml"), "EGS_MODE": "on", "EGS_TAGS": "egs-on"}
     url = f"http://127.0.0.1:{port}"
-    with _agent(airflow, tmp_path / "first", url, **environment) as agent:
+    with an_agent(airflow, tmp_path / "first", url, **environment) as agent:
         wait_until(lambda: "no answer" in agent.said(), "a warning")
-        with _agent(airflow, tmp_path / "wrong", airflow.url, AIRFLOW_CLI_TOKEN="wrong") as wrong:
+        with an_agent(airflow, tmp_path / "wrong", airflow.url, AIRFLOW_CLI_TOKEN="wrong") as wrong:
             assert wrong.process.wait(60) == 2
             assert wrong.said().startswith(f"error: {airflow.url}: refuses the request for dags")
             assert wrong.said().count("\n") == 1
         with _forwarded(port, airflow.url) as cut:
             wait_until(lambda: f"for {url}, mode on" in agent.said(), "the agent's start")
-            with _agent(airflow, tmp_path / "second", url, **environment) as second:
+            with an_agent(airflow, tmp_path / "second", url, **environment) as second:
                 assert second.process.wait(60) == 2
                 assert f"has an agent on this host already: process {agent.process.pid}" in second.said()
             marks, over = airflow.trigger("agent_marks"), airflow.trigger("agent_runs")
@@ -149,7 +147,7 @@ def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
     _check_limits(rest, limited, observed)
     assert "over its limit of 2 s" in airflow.rest("GET", f"/dags/agent_runs/dagRuns/{over}")["note"]
     assert is_there(processes["many[1]"])
-    with _agent(airflow, tmp_path / "third", airflow.url, **environment) as agent:
+    with an_agent(airflow, tmp_path / "third", airflow.url, **environment) as agent:
         wait_until(lambda: "mode on" in agent.said(), "the agent's second start")
         print(f"agent: {_use(agent.process.pid)}")
         began = time.monotonic()
@@ -217,34 +215,6 @@ def _processes(rest: Rest, dag_id: str, run_id: str, count: int) -> dict[str, Ta
     here = wait_until(found, f"{count} processes of {dag_id}")
     assert isinstance(here, dict)
     return here
-
-
-@dataclass
-class _Agent:
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
-
-
-@contextmanager
-def _agent(airflow: LiveAirflow, log: Path, url: str, **environment: str) -> Iterator[_Agent]:
-    """`airflow egs agent` as a process of its own; killed at the end, if it has not ended."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "airflow", "egs", "agent", "--url", url],
-            env={**airflow.environment, **environment},
-            cwd=airflow.home,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield _Agent(process, log)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from egs_airflow.history.read import read_airflow
+from egs_airflow.history.records import HistoryRecords
 from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
+from egs_airflow.rest import Rest
+from egs_core.runlog.records import Held
 from tests.conformance.airflow.holding import held_dag, released
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 
@@ -133,6 +138,7 @@ for dag_id, tags, by_hand in (("order_refresh_native", [], 1), ("order_refresh_b
 
 HASHES = """
 import sys
+import time
 from pathlib import Path
 from egs_airflow import compat
 from egs_airflow.order.durations import durations_path, write_durations
@@ -179,7 +185,9 @@ def test_a_successor_gets_the_slot_that_its_predecessor_freed(airflow: LiveAirfl
 
 
 def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -> None:
-    """apache/airflow#29474: natively small tasks take each slot that comes free; here the large one gets them."""
+    """apache/airflow#29474: natively small tasks take each slot that comes free; here the large one gets them, and the
+    small ones that wait meanwhile are held by a reservation in the run log."""
+    since_s = time.time()
     _add_copies(airflow, LARGE, "large", slots=2, smalls=8)
     found = _run_both(airflow, "order_large")
     before = {side: [ti["task_id"] for ti in tis].index("large") for side, tis in found.items()}
@@ -187,6 +195,10 @@ def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -
     print(f"tasks before the large one: {before}; kept: {kept}")
     assert before["egs"] < before["native"], before
     assert {one["reason"] for one in kept} == {"reservation"}
+    seen = read_airflow(Rest(airflow.url, airflow.token), since_s, "order_large_egs")
+    held = [one for one in HistoryRecords(seen).records() if isinstance(one, Held) and one.kind == "reservation"]
+    assert {one.task.partition("[")[0] for one in held} == {"small"}
+    assert "slots of pool order_large_egs were kept for order_large_egs.large (reservation)" in {x.reason for x in held}
 
 
 def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airflow: LiveAirflow) -> None:

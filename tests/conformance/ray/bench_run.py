@@ -82,6 +82,7 @@ class RayRuns:
     """See `egs_core.testing.conformance.bench.Bench`. One session for all runs of a scenario; options: of it."""
 
     name, gpus, ahead = "run", GPUS, 0
+    shows_devices = True
 
     def __init__(self, folder: Path, address: str, **options: Any) -> None:
         self._folder, self._scripts = folder, RayScripts(folder / "scripts", address, way="run")

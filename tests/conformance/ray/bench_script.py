@@ -74,6 +74,7 @@ class RayScripts:
     """
 
     name, gpus, ahead = "hook", GPUS, 2
+    shows_devices = True
 
     def __init__(self, folder: Path, address: str, way: str = "script", dashboard: str = "") -> None:
         self._folder, self._address, self._way, self._dashboard = folder, address, way, dashboard

@@ -42,7 +42,7 @@ def test_reads_only(airflow: RecordedAirflow) -> None:
     """An audit sends GET requests and nothing else: one a collection, two a DAG, one for each task that was retried."""
     found = audited(airflow, "gpus")
     assert {method for method, _ in airflow.requests} == {"GET"}
-    assert len(airflow.requests) == 8
+    assert len(airflow.requests) == 9
     assert found.edges_known
     assert found.header.driver == "airflow"
 

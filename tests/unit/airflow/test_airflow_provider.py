@@ -142,4 +142,4 @@ def test_airflow_egs_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     config.settings.cache_clear()
     with pytest.raises(SystemExit, match="1"):
         cli.run_doctor(Namespace(json=False))
-    assert "no  mode: " in capsys.readouterr().out
+    assert "no  mode " in capsys.readouterr().out

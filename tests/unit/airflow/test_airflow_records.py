@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from egs_airflow.audit import observed
+from egs_airflow.history.kept import held_back
 from egs_airflow.history.records import HistoryRecords, parents_of, pool_sizes
-from egs_airflow.history.seen import Dag, Pool, Run, Seen, Try
+from egs_airflow.history.seen import Dag, KeptSlots, Pool, Run, Seen, Try
 from egs_airflow.observe.lines import Line
 from egs_core.audit.build import audit
+from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import Capacity
 from egs_core.runlog.timeline import build_timeline
 
@@ -146,3 +148,58 @@ def test_nothing_is_promised_that_cannot_be_done() -> None:
     assert (told.total.cold_s, told.total.used_s) == (4.0, 4.0)
     assert told.forecast is not None
     assert told.forecast.hinted is None
+
+
+def kept(task: str, begin: float, end: float, **rest: Any) -> KeptSlots:
+    """A slot of pool `gpus` kept for a task of the run."""
+    fields = {"pool": "gpus", "slots": 1, "reason": "reservation", **rest}
+    return KeptSlots("dag", "run", task, fields.pop("map_index", -1), from_s=begin, until_s=end, **fields)
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        pytest.param([kept("large", 2, 4)], [(2, "reservation"), (4, "capacity")], id="in the middle of its wait"),
+        pytest.param([kept("large", 0, 9)], [(1, "reservation")], id="all along"),
+        pytest.param(
+            [kept("large", 5, 6), kept("large", 2, 3)],
+            [(2, "reservation"), (3, "capacity"), (5, "reservation"), (6, "capacity")],
+            id="twice",
+        ),
+        pytest.param(
+            [kept("large", 2, 4), kept("other", 3, 5)],
+            [(2, "reservation"), (4, "reservation"), (5, "capacity")],
+            id="for two at once",
+        ),
+        pytest.param([kept("small", 2, 4)], [], id="for itself"),
+        pytest.param([kept("shard", 2, 4, reason="gang", gang=("shard", "small"))], [], id="for the gang it is in"),
+        pytest.param([kept("small", 2, 4, map_index=3)], [(2, "reservation"), (4, "capacity")], id="for a sibling"),
+        pytest.param([kept("large", 2, 4, pool="other")], [], id="in another pool"),
+        pytest.param([kept("large", 0, 1), kept("large", 8, 9)], [], id="before and after its wait"),
+    ],
+)
+def test_who_waits_for_kept_slots_is_held_by_a_reservation(
+    times: list[KeptSlots], expected: list[tuple[float, str]]
+) -> None:
+    """As long as slots of its pool were kept for another, and no longer."""
+    found = held_back(tried("small", 1, 8, 8, 9), 1.0, 8.0, times)
+    assert [(at_s, kind) for at_s, kind, _ in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("ready", "withheld"),
+    [
+        pytest.param(4, 3.0 / 16.0, id="for a successor, which is not ready yet"),
+        pytest.param(0, 0.0, id="for a large task, for which the slot is idle anyway"),
+    ],
+)
+def test_kept_slots_are_shown_apart(ready: float, withheld: float) -> None:
+    """Of two slots one is kept for 3 s: what the small task that could have had it adds is in no ratio."""
+    tries = [tried("first", 0, 0, 0, 4), tried("next", ready, 4, 4, 6, slots=2), tried("small", 1, 6, 6, 8)]
+    seen = seen_of(*tries)
+    seen.kept = [kept("next", 1, 4)]
+    history = observed(seen, "here", ("gpus",))
+    assert summarise(history.records).kinds["gpu"].effective.withheld_by_volume == pytest.approx(withheld)
+    (wait,) = [one for one in told(seen).waits if one.task == "small"]
+    assert wait.reason == "held back: reservation"
+    assert any("1 times EGS kept open slots" in note and note.endswith("3.0") for note in history.notes)

@@ -11,12 +11,14 @@ import pytest
 pytest.importorskip("airflow.sdk", reason="apache-airflow is not installed")
 
 from egs_airflow import compat
+from egs_airflow.agent.declare import declare
 from egs_airflow.history.seen import Dag, Pool, Run, Seen, Try
-from egs_airflow.replay.dagfile import airflow_ids, check_expressible, dag_file, usual_seconds
+from egs_airflow.replay.dagfile import airflow_ids, check_expressible, check_gangs, dag_file, usual_seconds
 from egs_airflow.replay.notes import Note, read_notes, records_of
 from egs_airflow.replay.play import NOTES, phase, play
 from egs_core.adapter import ReplayWorkload
 from egs_core.cli import app
+from egs_core.errors import InputError
 from egs_core.graph.model import Workload
 from egs_core.runlog.metrics import summarise
 
@@ -116,7 +118,6 @@ def test_with_egs_mixed_tasks_are_split_and_their_parts_are_known(tmp_path: Path
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"id": "t", "gang": "g"}, "w: task 't': is in gang 'g': Airflow starts tasks one by one"),
         ({"id": "t", "phases": [{**GPU, "gpus": 0.5}]}, "w: task 't': needs a share of a GPU"),
         ({"id": "t", "phases": [{**GPU, "gpus": 3}]}, "w: task 't': needs 3 GPUs, there are 2"),
         ({"id": "t", "phases": [{}]}, "w: task 't': its duration is unknown"),
@@ -140,8 +141,33 @@ def _lasting(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_workload_that_airflow_can_run_passes() -> None:
-    """The check finds nothing wrong with whole GPUs and without gangs."""
-    check_expressible(workload(*TASKS))
+    """The check finds nothing wrong with whole GPUs, natively without gangs and with EGS with them."""
+    check_expressible(workload(*TASKS), "native")
+    check_expressible(workload(*({**one, "gang": "g"} for one in TASKS[:1])), "egs")
+
+
+def test_gangs_are_for_egs_and_no_larger_than_their_pool() -> None:
+    """Natively a task in a gang is refused by name; a gang that never fits is, too, with the numbers."""
+    gang = workload(*({**one, "gang": "g", "parents": []} for one in TASKS[1:3]))
+    with pytest.raises(InputError, match=r"task 'train/0': is in gang 'g': natively Airflow starts tasks one by one"):
+        check_expressible(gang, "native")
+    check_gangs(gang, cpus=3, gpus=2)  # CPU phases of one and of two CPUs, then two GPU phases
+    with pytest.raises(InputError, match=r"w: gang 'g': needs 3 CPUs at once, there are 2"):
+        check_gangs(gang, cpus=2, gpus=2)
+    with pytest.raises(InputError, match=r"w: gang 'g': needs 2 GPUs at once, there are 1"):
+        check_gangs(gang, cpus=3, gpus=1)
+
+
+def test_a_gang_begins_phase_by_phase(tmp_path: Path) -> None:
+    """A task that is not split begins with the first phases of those that are; natively nothing is said of gangs."""
+    tasks = [{**one, "gang": "g", "parents": []} for one in TASKS[:2]]
+    dag = read(dag_file(workload(*tasks), "w", 1.0, split=True), tmp_path)
+    for one in dag.tasks:
+        declare(one)
+    found = {one.task_id: one.executor_config["egs"]["gang"] for one in dag.tasks}
+    phases = {f"train_0.{kind}_{number}": f"g.{number}" for number, kind in enumerate(("cpu", "gpu", "cpu"))}
+    assert found == {"load_it": "g.0", **phases}
+    assert "'g'" not in dag_file(workload(*tasks), "w", 1.0, split=False)
 
 
 def test_tasks_note_what_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

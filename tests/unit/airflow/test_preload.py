@@ -100,13 +100,14 @@ def test_where_nothing_is_forked_nothing_is_imported(
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("on", "wave, cmd: imported before EgsLocalExecutor starts its processes"),
-        ("observe", "wave, cmd: not imported in mode observe"),
+        ("on", "active: wave, cmd, imported before EgsLocalExecutor starts its processes"),
+        ("observe", "off: mode observe"),
     ],
 )
 def test_doctor_says_what_is_preloaded(mode: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its mode; a line only where modules are named."""
+    """In its mode, where modules are named."""
     monkeypatch.setenv("EGS_MODE", mode)
-    assert "preload" not in {check.name for check in ADAPTER.doctor()}
+    found = {check.name: check.detail for check in ADAPTER.doctor()}
+    assert found["preload"] == "off: [egs] preload_modules names none"
     monkeypatch.setenv("EGS_PRELOAD_MODULES", "wave cmd")
-    assert [check.detail for check in ADAPTER.doctor() if check.name == "preload"] == [said]
+    assert {check.name: check.detail for check in ADAPTER.doctor()}["preload"] == said

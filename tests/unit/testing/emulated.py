@@ -37,6 +37,7 @@ class Emulated:
     """See `egs_core.testing.conformance.bench.Bench`. mutant: the one thing that is broken in it, "" for nothing."""
 
     name, gpus, ahead = "emulated", 2, 0
+    shows_devices = True
 
     def __init__(self, folder: Path, mutant: str = "") -> None:
         self.folder, self.mutant = folder, mutant

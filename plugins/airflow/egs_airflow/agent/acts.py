@@ -9,7 +9,9 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from egs_airflow import config
 from egs_airflow.agent.instances import Instance
@@ -23,8 +25,8 @@ def acts_path() -> Path:
     return folder() / f"agent-{socket.gethostname()}.jsonl"
 
 
-def note_act(act: str, one: Instance, reason: str) -> None:
-    """Add a line, and say it on stderr. A disk that is full stops no act."""
+def note_act(act: str, one: Instance, reason: str, figures: Mapping[str, float] = MappingProxyType({})) -> None:
+    """Add a line, and say it on stderr. figures: more of the line. A disk that is full stops no act."""
     kept = {
         "v": VERSION,
         "at": time.time(),
@@ -34,6 +36,7 @@ def note_act(act: str, one: Instance, reason: str) -> None:
         "task": one.name,
         "try": one.number,
         "reason": reason,
+        **figures,
     }
     say(f"{act} {one.workload} {one.name}, try {one.number}: {reason}")
     try:

@@ -64,17 +64,20 @@ def _run_agent(address: str, user: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     lock = take_lock(url)
+    agent: Agent | None = None
     learner = Learner(address, user, every_s)
     try:
         rest = _connect(address, user)
         learning = f"learning every {config.option('learn_every', LEARN_EVERY)}" if every_s else "not learning"
         say(f"on {socket.gethostname()} for {url}, mode {mode}, {learning}")
-        Agent(rest, learner, rules).run()
+        agent = Agent(rest, learner, rules)
+        agent.run()
     except SystemExit:
         say("ended")
         raise
     finally:
-        learner.close()
+        if agent is not None:
+            agent.close()
         os.close(lock)
 
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 from egs_airflow import compat
 from egs_airflow.agent.instances import (
+    ABORTED,
     OPEN,
-    SIGN,
     Instance,
     fail_run,
     instances_place,
+    own_names,
     read_instances,
     run_place,
     set_state,
@@ -30,7 +31,6 @@ from egs_airflow.rest import PORT, Rest, connect
 from egs_core.adapter import ControlOutcome, ControlRequest, RunningTask, RunningWorkload
 from egs_core.errors import InputError
 
-ABORTED = "aborted by"
 SHOWN = 8
 RUNS = "running", "queued"
 
@@ -87,18 +87,13 @@ def abort(rest: Rest, request: ControlRequest) -> Aborted:
         set_state(rest, marked, "", text)
     here = tuple(one.name for one in marked if one.id in ended)
     left = {one.id for one in chosen if one.state == "running"} - ended
-    hosts = {one.host for one in marked if one.id in left} - {socket.gethostname(), socket.getfqdn()}
+    hosts = {one.host for one in marked if one.id in left} - set(own_names())
     return Aborted(tuple(one.name for one in marked), here, tuple(sorted(hosts)))
 
 
 def who() -> str:
     """Who asks, where nobody says."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
-def was_aborted(one: Instance) -> bool:
-    """Whether an operator has aborted that try with EGS, as its note says."""
-    return any(line.startswith(SIGN + ABORTED) for line in one.note.splitlines())
 
 
 def _parts(rest: Rest, workload: str) -> tuple[str, str]:
@@ -148,7 +143,7 @@ def _workload(rest: Rest, dag_id: str, run_id: str, state: str) -> RunningWorklo
         driver=rest.url,
         state=state,
         tasks=len(found),
-        open=sum(one.state in ("", *OPEN) for one in found),
+        open=sum(one.is_open for one in found),
         running=tuple(_task(one) for one in found if one.state == "running"),
     )
 

@@ -1,6 +1,7 @@
-"""Limits that a task's function hints at, written where the agent can read them: into the task's `executor_config`.
+"""Limits, gang and files that a task's function hints at, written where others can read them: its `executor_config`.
 
-Executors pass on what they do not know, and the REST API shows it. Called where DAG files are parsed: nothing heavy.
+Executors pass on what they do not know, the REST API shows it, and the DAG is stored with it. Called where DAG files
+are parsed: nothing heavy.
 """
 
 from __future__ import annotations
@@ -9,16 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from egs_airflow.convert.needs import callable_of
-from egs_core.hints import hints_of
+from egs_core.hints import Files, hints_of
 
 KEY = "egs"
+GANG = "gang"
+FILES = "files"
+OTHERS = GANG, FILES
+"""What is there beside limits."""
 
 
 def declare(task: Any) -> None:
     """For the policy, in mode on; the same at each parse. What the user wrote under our key stays."""
     hints = hints_of(callable_of(task))
-    stated = {"max_runtime": hints.max_runtime_s, "max_gpu_time": hints.max_gpu_s} if hints is not None else {}
-    wanted = {name: limit for name, limit in stated.items() if limit is not None}
+    stated: dict[str, Any] = {}
+    if hints is not None:
+        stated = {"max_runtime": hints.max_runtime_s, "max_gpu_time": hints.max_gpu_s, GANG: hints.gang or None}
+        stated[FILES] = [path for item in hints.preload if isinstance(item, Files) for path in item.paths] or None
+    wanted = {name: value for name, value in stated.items() if value is not None}
     present: Mapping[str, Any] = task.executor_config or {}
     if not wanted or KEY in present:
         return

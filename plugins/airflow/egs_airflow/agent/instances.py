@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,8 @@ from egs_core.errors import InputError
 
 SIGN = "EGS: "
 """With this begins what EGS adds to a note."""
+ABORTED = "aborted by"
+"""With this goes on what it adds where an operator has aborted something."""
 MOST_NOTE = 1000  # characters that Airflow takes
 MOST_AT_ONCE = 100  # instances in one request
 OPEN = ("none", "scheduled", "queued", "running", "restarting", "up_for_retry", "up_for_reschedule", "deferred")
@@ -44,6 +47,11 @@ class Instance(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """Its task, with the place in a mapped one: `fit[3]`."""
         return self.task_id if self.map_index < 0 else f"{self.task_id}[{self.map_index}]"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.state in ("", *OPEN)
 
     @property
     def workload(self) -> str:
@@ -140,6 +148,16 @@ def noted(note: str, text: str) -> str:
     line = (SIGN + " ".join(text.split()))[:MOST_NOTE]
     kept = note[: max(0, MOST_NOTE - len(line) - 1)]
     return f"{kept}\n{line}" if kept else line
+
+
+def own_names() -> tuple[str, str]:
+    """What a task that runs on this host may say where it is."""
+    return socket.gethostname(), socket.getfqdn()
+
+
+def was_aborted(note: str) -> bool:
+    """Whether an operator has aborted that try with EGS, as its note says."""
+    return any(line.startswith(SIGN + ABORTED) for line in note.splitlines())
 
 
 def time_of(moment: str | None) -> float:

@@ -24,7 +24,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from egs_airflow import config
-from egs_airflow.agent.declare import KEY
+from egs_airflow.agent.declare import KEY, OTHERS
 from egs_core.engine.usage import (
     FAIL,
     MOST_REQUEUES,
@@ -98,8 +98,9 @@ def stated_limits(executor_config: str, place: str) -> Limits:
     if f"'{KEY}'" not in executor_config:
         return NO_LIMITS
     try:
-        limits = TaskLimits.model_validate(ast.literal_eval(executor_config)[KEY]).to_limits()
-    except (ValueError, SyntaxError, LookupError, TypeError) as error:  # pydantic's errors are ValueErrors
+        stated = {name: value for name, value in ast.literal_eval(executor_config)[KEY].items() if name not in OTHERS}
+        limits = TaskLimits.model_validate(stated).to_limits()
+    except (ValueError, SyntaxError, LookupError, TypeError, AttributeError) as error:  # pydantic's are ValueErrors
         config.warn(f"{place}: executor_config[{KEY!r}] are no limits: {str(error).splitlines()[0]}")
         return NO_LIMITS
     return Limits(limits.max_runtime_s, limits.max_gpu_s, on_limit=limits.on_limit)

@@ -3,6 +3,7 @@
     each second   task processes of this host (none: no request at all)
                   └─► try marked as ended while its process runs on ─► end the process
                   └─► past a limit of its own or of its run ─► mark it (and so end it with the next look) or clear it
+                  └─► what the next tasks of its run read, a moment before they start: see `staging`
     now and then  `airflow egs learn`, as a process of its own
 
 A try that was marked is ended in mode on for its DAG; one that an operator aborted with EGS, in every mode: in
@@ -17,12 +18,12 @@ from typing import NoReturn
 
 from egs_airflow import config
 from egs_airflow.agent.acts import note_act, say
-from egs_airflow.agent.control import was_aborted
 from egs_airflow.agent.enforce import Enforcer
-from egs_airflow.agent.instances import SIGN, Instance, iso, read_instances
+from egs_airflow.agent.instances import SIGN, Instance, iso, read_instances, was_aborted
 from egs_airflow.agent.learner import Learner
 from egs_airflow.agent.limits import Rule
 from egs_airflow.agent.processes import TaskProcess, end_processes, task_processes
+from egs_airflow.agent.staging import Stager
 from egs_airflow.agent.tags import Modes
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
@@ -45,6 +46,7 @@ class Agent:
         modes = Modes(rest)
         self._mode_of: ModeOf = modes.of
         self._enforcer = Enforcer(rest, modes, rules)
+        self._stager: Stager | None = Stager(rest, modes) if config.settings().mode == "on" else None
         self._asked_s: float | None = None
 
     def run(self) -> NoReturn:
@@ -70,11 +72,30 @@ class Agent:
         if config.settings().mode == "on":
             self._enforcer.enforce(processes, now_s)
 
+    def close(self) -> None:
+        """End what it has started."""
+        self._learner.close()
+        if self._stager is not None:
+            self._stager.close()
+
+    def _stage(self, is_busy: bool) -> None:
+        """Staging is what an agent may do without: what is wrong with it is one line, and it goes on with the rest."""
+        try:
+            if self._stager is not None:
+                self._stager.look(is_busy, time.monotonic())
+        except InputError:
+            raise
+        except Exception as error:
+            say(f"no file is staged any more: {type(error).__name__}: {error}")
+            self._stager = None
+
     def _try_look(self, fails: int) -> int:
         """One look; how often in a row it has failed by now. Each outage is one line."""
         self._learner.tick()
         try:
-            self.look(task_processes(), time.time())
+            processes = task_processes()
+            self.look(processes, time.time())
+            self._stage(bool(processes))
         except Exception as error:  # the agent outlives whatever Airflow answers
             if not fails:
                 told = error if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
@@ -92,7 +113,7 @@ def select_marked(
     """The processes whose try was marked from outside, with what was marked, as far as the mode lets EGS end them."""
     by_id = {one.id: one for one in marked}
     found = [(process, by_id[process.instance]) for process in processes if process.instance in by_id]
-    return [(process, one) for process, one in found if was_aborted(one) or mode_of(one.dag_id) == "on"]
+    return [(process, one) for process, one in found if was_aborted(one.note) or mode_of(one.dag_id) == "on"]
 
 
 def reason_of(one: Instance) -> str:

@@ -1,8 +1,9 @@
 """What stands between Airflow's scheduler and its own count of open slots, while an executor of ours is loaded.
 
 Once a pass the scheduler asks how many slots of each pool are open. The gate reads, on a connection of its own, what
-has ended since the scheduler last looked at its run, and answers with what `keeping` leaves. It writes nothing, so an
-executor that dies leaves nothing behind. Whatever fails in it is one warning, and from then on Airflow counts alone.
+has ended since the scheduler last looked at its run, and answers with what `keeping` leaves; gangs are part of that,
+see `admitting`. It writes nothing, so an executor that dies leaves nothing behind. Whatever fails in it is one warning,
+and from then on Airflow counts alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Any
 
 from egs_airflow import compat, config
 from egs_airflow.executors import reading
+from egs_airflow.executors.admitting import Turn, compute_turn
+from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.keeping import Claim, Kept, compute_kept
+from egs_airflow.history import kept as kept_events
 
 LONGEST_S = 1.0
 """A slot is kept no longer than this for a successor that the scheduler has not made ready; or for one pass of the
@@ -24,7 +28,7 @@ scheduler, where that takes longer, because slots are handed out in passes only.
 RESERVE_AFTER_S = 30.0
 """So long a task that needs more slots than are open waits before slots are kept for it; option `reserve_after`."""
 
-EVENT = "egs kept slots"
+EVENT = kept_events.EVENT
 MOST_SHAPES = 512
 
 
@@ -40,10 +44,11 @@ class Started:
 
 @dataclass
 class Keeping:
-    """Slots that are being kept: since when (monotonic), and in how many passes of the scheduler."""
+    """Slots that are being kept: since when (monotonic), and in how many passes of the scheduler. tasks: of a gang."""
 
     kept: Kept
     since_s: float
+    tasks: list[str] = field(default_factory=list)
     passes: int = 0
 
 
@@ -51,13 +56,14 @@ class Keeping:
 class Gate:
     """The state of one executor's gate. log_event: Airflow's own log of what happened to a task instance.
 
-    started: by task instance id; shapes: by DAG version; keeping: by pool and key; awaited: the ended task for whose
-    successor a slot is kept.
+    gangs: None where they are not kept together. started: by task instance id; shapes: by DAG version; keeping: by
+    pool and key; awaited: the ended task for whose successor a slot is kept.
     """
 
     log_event: Callable[..., None]
     reserve_after_s: float = RESERVE_AFTER_S
     clock: Callable[[], float] = time.monotonic
+    gangs: Gangs | None = None
     started: dict[Any, Started] = field(default_factory=dict)
     shapes: dict[Any, reading.Shape] = field(default_factory=dict)
     keeping: dict[tuple[str, Any], Keeping] = field(default_factory=dict)
@@ -98,21 +104,40 @@ class Gate:
 
     def adjust(self, pools: dict[str, Any]) -> None:
         """Take what is kept out of the pools' `open`, in the middle of the scheduler's pass."""
+        if self.gangs is not None and self.gangs.admitted is not None:
+            return  # the same pass goes on, for the rest of a gang
         now_s = self.clock()
         self.awaited = None
         kept: dict[str, list[Kept]] = {}
-        contended = [name for name, stats in pools.items() if stats["scheduled"] > 0 and 0 < stats["open"] < 2**31]
-        if contended:
+        if any(stats["scheduled"] > 0 for stats in pools.values()):
             with compat.connect() as connection:
-                ready = self._just_ready(connection, now_s)
-                for name in contended:
-                    total, open_slots = pools[name]["total"], int(pools[name]["open"])
-                    claims = reading.waiting(connection, name, total, open_slots, self.reserve_after_s)
-                    kept[name] = compute_kept(open_slots, claims + _claims_of(ready, name))
+                turn = self._turn(connection, pools, now_s)
+            if turn.gang is not None:  # others have their slots in the next pass
+                self.last_pass_s = now_s
+                return
+            kept = {name: compute_kept(int(pools[name]["open"]), claims) for name, claims in turn.claims.items()}
         for name, several in kept.items():
             pools[name]["open"] -= sum(one.slots for one in several)
         self._record(kept, now_s)
         self.last_pass_s = now_s
+
+    def _turn(self, connection: Any, pools: Mapping[str, Any], now_s: float) -> Turn:
+        """What this pass is for, and who claims slots of the pools that have some, but not without end."""
+        gangs = self.gangs.look(connection, pools) if self.gangs is not None else []
+        hidden = self.gangs.hidden if self.gangs is not None else frozenset()
+        contended = [name for name, stats in pools.items() if stats["scheduled"] > 0 and 0 < stats["open"] < 2**31]
+        ready = self._just_ready(connection, now_s) if contended else []
+        claims = {}
+        for name in contended:
+            total, open_slots = pools[name]["total"], int(pools[name]["open"])
+            waiting = reading.waiting(connection, name, total, open_slots, self.reserve_after_s, hidden)
+            claims[name] = waiting + _claims_of(ready, name)
+        if self.gangs is None:
+            return Turn(None, claims)
+        slots = {name: stats["open"] for name, stats in pools.items()}
+        turn = compute_turn(slots, self.gangs.room(), claims, gangs)
+        self.gangs.take(turn)
+        return Turn(turn.gang, {name: turn.claims[name] for name in contended}, turn.floor)
 
     def _just_ready(self, connection: Any, now_s: float) -> list[reading.Ready]:
         """What this executor's ended tasks have made ready, for at most LONGEST_S each."""
@@ -124,7 +149,11 @@ class Gate:
             task.ended_s = task.ended_s or now_s
             if not end.is_success or end.is_seen or now_s - task.ended_s + gap_s > LONGEST_S:
                 del self.started[end.id]
-            elif ready := reading.just_ready(connection, task.key, self.shapes[task.version]):
+            elif ready := [
+                one
+                for one in reading.just_ready(connection, task.key, self.shapes[task.version])
+                if self.gangs is None or not self.gangs.has(task.version, one.key.task_id)
+            ]:
                 self.awaited = task
                 found += ready
         return found
@@ -136,9 +165,11 @@ class Gate:
             over = self.keeping.pop(place)
             told = {"pool": place[0], "reason": over.kept.reason, "slots": over.kept.slots}
             told |= {"seconds": round(now_s - over.since_s, 3), "passes": over.passes}
+            told |= {"tasks": over.tasks} if over.tasks else {}
             self.log_event(event=EVENT, extra=json.dumps(told), ti_key=over.kept.key)
         for place, one in current.items():
-            self.keeping.setdefault(place, Keeping(one, now_s)).passes += 1
+            tasks = self.gangs.tasks_of.get(one.key, []) if self.gangs is not None else []
+            self.keeping.setdefault(place, Keeping(one, now_s, tasks)).passes += 1
 
 
 def _claims_of(ready: list[reading.Ready], pool: str) -> list[Claim]:

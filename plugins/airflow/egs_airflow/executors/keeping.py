@@ -13,6 +13,8 @@ tasks in their order. Two things go wrong, and both are answered by telling it o
 
            w=90    big (4 slots), for 30 s                      all that is open is kept
            w=11    small                                        waits until big has started
+
+A gang that does not fit as a whole has slots kept for it in the same way: see `admitting`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Reason = Literal["successor", "reservation"]
+Reason = Literal["successor", "reservation", "gang"]
+Place = tuple[float, int, int]
+COLLECTS = ("reservation", "gang")
+"""Reasons for which less than the claim is kept too, until it is enough."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Claim:
 
     key: Any
     slots: int
-    place: tuple[float, int, int]
+    place: Place
     reason: Reason | Literal[""] = ""
 
 
@@ -56,13 +61,11 @@ def compute_kept(open_slots: int, claims: Sequence[Claim]) -> list[Kept]:
             break
         if claim.reason and not _is_in_danger(claim, open_slots, ordered[number + 1 :]):
             continue
-        if claim.reason == "reservation":
-            kept.append(Kept(open_slots, claim.reason, claim.key))
-            break
-        if claim.slots <= open_slots:
-            open_slots -= claim.slots
+        slots = min(claim.slots, open_slots) if claim.reason in COLLECTS else claim.slots
+        if slots <= open_slots:
+            open_slots -= slots
             if claim.reason:
-                kept.append(Kept(claim.slots, claim.reason, claim.key))
+                kept.append(Kept(slots, claim.reason, claim.key))
     return kept
 
 

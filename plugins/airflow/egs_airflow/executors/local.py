@@ -6,7 +6,7 @@ the scheduler hands over goes into one pipe at once, and leaves it in the order 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
@@ -20,7 +20,6 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
     """`[core] executor = egs_airflow.executors.EgsLocalExecutor`."""
 
     _started: Running
-    _undo_sleep: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
@@ -33,8 +32,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
             self.gate.guard(self._wake_scheduler)
 
     def _wake_scheduler(self) -> None:
-        if compat.available("idle_sleep"):
-            self._undo_sleep = compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s))
+        if self._open is not None and compat.available("idle_sleep"):
+            self._open.callback(compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s)))
 
     def _has_news(self) -> bool:
         """Whether a process has ended, or a task whose process still lives."""
@@ -42,12 +41,6 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         if self.gate is not None:
             self.gate.guard(lambda: ended.append(self._started.have_ended()))
         return any(ended) or not self.result_queue.empty()
-
-    def end(self) -> None:
-        """Let the scheduler sleep as ever, then end the executor."""
-        if self._undo_sleep is not None:
-            self._undo_sleep()
-        super().end()
 
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
         """Hand workloads to the processes, and note that these are taken: what comes next waits here, by weight."""

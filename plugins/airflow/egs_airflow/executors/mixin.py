@@ -8,10 +8,11 @@ It has no part in running tasks. With the option `[egs] keep_slots = no`, and in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from egs_airflow import compat, config
+from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import RESERVE_AFTER_S, Gate
 from egs_airflow.order.refresh import Refresher
 
@@ -28,7 +29,7 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
     """Calls the gate where Airflow calls the executor; each call goes on as without EGS, whatever the gate does."""
 
     gate: Gate | None = None
-    _close_gate: Callable[[], None] | None = None
+    _open: ExitStack | None = None
     _events: deque[Any]
     _refresher: Refresher | None = None
 
@@ -38,14 +39,20 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         if is_on():
             self.gate = Gate(self._log_event, seconds_of("reserve_after", RESERVE_AFTER_S))
             self._refresher = Refresher(seconds_of("refresh_weights", 0.0))
+            self._open = ExitStack()
             self._events = deque(maxlen=MOST_EVENTS)
             self.gate.guard(self._open_gate)
             _create_missing_pools()
 
     def _open_gate(self) -> None:
-        gate = self.gate
-        if gate is not None and compat.available("pool_stats"):
-            self._close_gate = compat.wrap_pool_stats(lambda pools: gate.guard(lambda: gate.adjust(pools)))
+        gate, way_back = self.gate, self._open
+        if gate is None or way_back is None or not compat.available("pool_stats"):
+            return
+        way_back.callback(compat.wrap_pool_stats(lambda pools: gate.guard(lambda: gate.adjust(pools))))
+        if compat.can_wrap_queueing():
+            told = (self._log_event, gate.reserve_after_s, gate.clock)
+            gate.gangs = Gangs(self.parallelism, lambda: int(self.slots_available), *told)
+            way_back.callback(compat.wrap_queueing(gate.gangs.queue))
 
     def _log_event(self, event: str, extra: str, ti_key: Any) -> None:
         """One line in Airflow's log of events. Airflow 3.3 loses the record where nobody else refers to it."""
@@ -77,9 +84,8 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
 
     def end(self) -> None:
         """Close the gate, then end the executor."""
-        if self._close_gate is not None:
-            self._close_gate()
-            self._close_gate = None
+        if self._open is not None:
+            self._open.close()
         super().end()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, func, select, tuple_
 
 from egs_airflow import config
 from egs_airflow.executors.keeping import Claim
@@ -95,8 +95,18 @@ def just_ready(connection: Any, key: Any, shape: Shape) -> list[Ready]:
     ]
 
 
-def waiting(connection: Any, pool: str, total: float, open_slots: int, reserve_after_s: float) -> list[Claim]:
-    """The tasks that wait for slots of a pool, in the scheduler's order; large ones that have waited are marked."""
+def waiting(
+    connection: Any,
+    pool: str,
+    total: float,
+    open_slots: int,
+    reserve_after_s: float,
+    hidden: Collection[tuple[str, str, str]] = (),
+) -> list[Claim]:
+    """The tasks that wait for slots of a pool, in the scheduler's order; large ones that have waited are marked.
+
+    hidden: DAG, run and task of those that the scheduler does not see.
+    """
     from airflow.models.dag import DagModel
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as TI
@@ -112,6 +122,8 @@ def waiting(connection: Any, pool: str, total: float, open_slots: int, reserve_a
         .order_by(-TI.priority_weight, DagRun.logical_date, TI.map_index)
         .limit(MOST_WAITING)
     )
+    if hidden:
+        query = query.where(tuple_(TI.dag_id, TI.run_id, TI.task_id).not_in(list(hidden)))
     now = datetime.now(UTC)
     claims = []
     for number, row in enumerate(connection.execute(query)):

@@ -3,6 +3,7 @@
 dags/~/dagRuns · dags/~/dagRuns/~/taskInstances      page by page, what has changed since a moment
 …/taskInstances/ID[/INDEX]/tries                     only of tasks with more than one try
 dags/ID/tasks                                        once for each DAG that ran
+eventLogs                                            when EGS kept slots, where the asker may see that
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from egs_airflow.agent.instances import was_aborted
+from egs_airflow.history.kept import read_kept
 from egs_airflow.history.seen import WAITING, Dag, Pool, Run, Seen, Try, TryKey
 from egs_airflow.order.pools import DESCRIPTION as GPU_POOL
 from egs_airflow.rest import Rest, quoted
@@ -39,6 +42,7 @@ def read_airflow(rest: Rest, since_s: float, dag_id: str = "~", also_older: bool
         if known:
             rows = _changed(rest, f"{place}/~/taskInstances", "task_instances", since_s)
             seen.tries = _tries(rest, (row for row in rows if (row["dag_id"], row["dag_run_id"]) in known))
+            seen.kept = read_kept(rest, since_s, dag_id)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         problem = f"answers in a way that is not known: {type(error).__name__}: {error}"
         raise InputError(rest.url, problem.splitlines()[0]) from None
@@ -101,6 +105,8 @@ def _earlier(rest: Rest, row: Row) -> Iterable[Row]:
 
 def _try(row: Row) -> Try:
     state = row["state"] or ""
+    if state == "failed" and was_aborted(row.get("note") or ""):
+        state = "aborted"  # by an operator with EGS, which Airflow has no state for
     has_run = state not in WAITING
     return Try(
         dag_id=row["dag_id"],

@@ -2,6 +2,7 @@
 
     scheduled ────────────► queued ───────────► running ─────────────► user's code ──► ended
        Ready     pool, limits  Held: executor     Started  ColdStart                    Ended
+                 Held: reservation, while EGS kept open slots of the pool for another
 
 A task holds slots of its pool, and of nothing else: GPUs where the pool is named as one of GPUs, else CPUs, which in
 these records are slots. Nothing else that a task may use is known, and nothing is guessed.
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import TopologicalSorter
 
+from egs_airflow.history.kept import held_back
 from egs_airflow.history.seen import OUTCOMES, Dag, Run, Seen, Try, TryKey
 from egs_core.runlog.records import (
     Capacity,
@@ -102,6 +104,7 @@ class HistoryRecords:
         queued_s = min(one.queued_s, started_s)
         ready_s = queued_s if one.scheduled_s is None else min(one.scheduled_s, queued_s)
         yield Ready(self._t(ready_s), *place, 0, attempt)
+        yield from self._held_back(run, one, ready_s, queued_s)
         yield Held(self._t(queued_s), *place, 0, EXECUTOR, QUEUED)
         _, cpus, gpus, _ = self._needs(one)
         yield Started(
@@ -122,11 +125,17 @@ class HistoryRecords:
             return
         if one.scheduled_s is not None:
             yield Ready(self._t(one.scheduled_s), *place, 0, attempt)
+            until_s = one.queued_s if one.queued_s is not None else one.ended_s
+            yield from self._held_back(run, one, one.scheduled_s, self._seen.now_s if until_s is None else until_s)
             if one.queued_s is not None:
                 yield Held(self._t(max(one.queued_s, one.scheduled_s)), *place, 0, EXECUTOR, QUEUED)
         ended_s = run.ended_s if one.ended_s is None else one.ended_s
         if ended_s is not None:
             yield Ended(self._t(ended_s), *place, 0, attempt, "skipped")
+
+    def _held_back(self, run: Run, one: Try, ready_s: float, until_s: float) -> Iterator[Held]:
+        for at_s, kind, reason in held_back(one, ready_s, until_s, self._seen.kept):
+            yield Held(self._t(at_s), run.workload, one.task, 0, kind, reason)
 
     def _t(self, at_s: float) -> float:
         return round(max(0.0, at_s - self._begin_s), 6)

@@ -88,8 +88,24 @@ class Pool(msgspec.Struct):
     are_gpus: bool = False
 
 
+class KeptSlots(msgspec.Struct):
+    """A time in which EGS kept open slots of a pool for a task instance; gang: the tasks of the gang that it is in,
+    where they were kept for that."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    pool: str
+    slots: int
+    reason: str
+    from_s: float
+    until_s: float
+    gang: tuple[str, ...] = ()
+
+
 class Seen(msgspec.Struct):
-    """All that was read. now_s: when."""
+    """All that was read. now_s: when; kept: none where the asker may not see Airflow's log of events."""
 
     now_s: float
     version: str = ""
@@ -97,6 +113,7 @@ class Seen(msgspec.Struct):
     dags: dict[str, Dag] = {}
     runs: list[Run] = []
     tries: list[Try] = []
+    kept: list[KeptSlots] = []
 
 
 def workload_of(dag_id: str, run_id: str) -> str:

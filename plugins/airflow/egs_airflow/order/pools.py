@@ -67,10 +67,7 @@ def create_pools(resize: bool) -> list[str]:
                 Pool.create_or_update_pool(pool.name, pool.slots, DESCRIPTION, True, session=session)
                 told.append(f"{pool.name}: created with {pool.slots} slots")
             elif resize and (found.slots, found.include_deferred) != (pool.slots, True):
-                team = found.team_name
-                Pool.create_or_update_pool(
-                    pool.name, pool.slots, found.description, True, team_name=team, session=session
-                )
+                found.slots, found.include_deferred = pool.slots, True
                 told.append(f"{pool.name}: {pool.slots} slots, deferred tasks included")
             else:
                 told.append(f"{pool.name}: left as it is, {found.slots} slots")

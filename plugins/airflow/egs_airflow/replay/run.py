@@ -1,7 +1,7 @@
 """Run workload files on a real local Airflow, natively or with EGS: every phase lasts its scaled time.
 
     native   each task as it is in the file is one Airflow task, in an Airflow without EGS
-    egs      mode on: EGS's order and kept slots, with usual durations known; mixed tasks split into their phases
+    egs      mode on: EGS's order, kept slots and gangs, with usual durations known; mixed tasks split into their phases
 
 Every task is a process of its own, so a task with a `warm_key` loads in both. Memory and the transfer of files are left
 out: the machine of the replay is not the machine of the trace. The clock starts with the first submission.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_airflow.replay.dagfile import airflow_ids, check_expressible, dag_file, usual_seconds
+from egs_airflow.replay.dagfile import airflow_ids, check_expressible, check_gangs, dag_file, usual_seconds
 from egs_airflow.replay.runs import DagRuns, carry_out
 from egs_core.adapter import ReplayRequest, RunOutcome
 from egs_core.replayed import check
@@ -25,7 +25,8 @@ def replay(request: ReplayRequest) -> RunOutcome:
     that cannot run on this capacity, whose durations are not known, or that Airflow has no way to express."""
     for workload in request.workloads:
         check(workload, request.cpus, request.gpus)
-        check_expressible(workload)
+        check_expressible(workload, request.policy)
+        check_gangs(workload, request.cpus, request.gpus)
     header, records = carry_out(dag_runs(request), request.progress)
     with_egs = request.policy == "egs"
     header = msgspec.structs.replace(
