@@ -3,8 +3,10 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 OTHER_RAYS = 2.59.0
+OTHER_AIRFLOWS = 3.2.2
 BESIDE = -n 2 # two processes; the tests of one framework are all in one of them (BESIDE= for a debugger)
-VERSIONS_RUN = $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
+RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
+AIRFLOWS_RUN = tests/unit/airflow $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
 .PHONY: help setup demo test test-slow test-long test-versions bench lint format clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
@@ -13,9 +15,9 @@ RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
 help:
 	@echo 'make demo   run the demo natively and with EGS on a local Ray, compare, write build/demo/report.html'
 	@echo 'make test   run the tests'
-	@echo 'make test-slow     run the tests that take many runs on a real Ray'
+	@echo 'make test-slow     run the tests that take many runs on a real Ray or Airflow'
 	@echo 'make test-long     run the tests that start clusters of their own'
-	@echo 'make test-versions run the quick tests of Ray on $(OTHER_RAYS) too'
+	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS) and Airflow $(OTHER_AIRFLOWS) too'
 	@echo 'make bench  measure: engine, graphs, and the demo in all its variants'
 	@echo 'make lint   ruff, mypy --strict, import contracts'
 	@echo 'make format apply ruff'\''s formatting and safe fixes'
@@ -36,13 +38,15 @@ test-slow: setup
 test-long: setup
 	@$(RUN) .venv/bin/python -m pytest -m long $(ARGS)
 
-# Each in an environment of its own over .venv. The cache is for failed tests, which are those of `make test`.
+# $(call on_version,FRAMEWORK): pytest in an environment over .venv with that framework's $$version; the rest of the line
+# says of what. The cache is for failed tests, which are those of `make test`.
+on_version = .venv/bin/python scripts/setup_version.py $(1) $$version \
+	&& PATH="$(CURDIR)/.venv-$(1)-$$version/bin:$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 \
+	.venv-$(1)-$$version/bin/python -m pytest -p no:cacheprovider
+
 test-versions: setup
-	@for version in $(OTHER_RAYS); do \
-		.venv/bin/python scripts/setup_ray.py $$version || exit 1; \
-		PATH="$(CURDIR)/.venv-ray-$$version/bin:$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 \
-			.venv-ray-$$version/bin/python -m pytest -p no:cacheprovider tests/unit/ray $(VERSIONS_RUN) $(ARGS) || exit 1; \
-	done
+	@for version in $(OTHER_RAYS); do $(call on_version,ray) $(RAYS_RUN) $(ARGS) || exit 1; done
+	@for version in $(OTHER_AIRFLOWS); do $(call on_version,airflow) $(AIRFLOWS_RUN) $(ARGS) || exit 1; done
 
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)
@@ -55,5 +59,5 @@ format: setup
 	@$(RUN) ruff format --quiet .
 
 clean:
-	rm -rf .venv .venv-ray* .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,5 @@
-"""Airflow's cluster policies (entry point `airflow.policy`), called for each DAG and task where DAG files are parsed.
+"""Airflow's cluster policies (entry point `airflow.policy`): for each task where DAG files are parsed, and for each pod
+that a task gets, where it is made.
 
 In `off` and `observe` they do nothing: what a policy changes is stored with the DAG and makes a new version of it.
 """
@@ -28,3 +29,16 @@ def task_policy(task: Any) -> None:
         if isinstance(error, KeyboardInterrupt):
             raise
         config.warn(f"tasks keep what they were written with: {type(error).__name__}: {error}")
+
+
+@hookimpl  # type: ignore[untyped-decorator]  # Airflow's types are not read, see pyproject.toml
+def pod_mutation_hook(pod: Any) -> None:
+    """Let the pod of a task say which task it is for, and how long that is expected to take. What fails leaves it."""
+    try:
+        from egs_airflow.pods import mark_pod
+
+        mark_pod(pod)
+    except BaseException as error:  # anything raised here would fail the task
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        config.warn(f"pods say nothing of their tasks: {type(error).__name__}: {error}")

@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
     "learn_every": ("1h", "never", "How often the agent of a host learns how long tasks take."),
     "limits": ("", "/etc/egs/limits.yaml", "File of limits of tasks and DAG runs, which agents keep in mode on."),
     "pools": ("", "gpu=8, gpu_large=4", "GPU pools with their slots, a slot a GPU; made in mode on, never guessed."),
-    "keep_slots": ("yes", "no", "Whether EgsLocalExecutor keeps a freed slot for the successor of the task before."),
+    "keep_slots": ("yes", "no", "Whether executors of EGS keep a freed slot for the successor of the task before."),
     "preload_modules": (
         "",
         "pandas, torch",

@@ -44,6 +44,11 @@ def postgres() -> Iterator[str]:
             server.wait(timeout=30)
 
 
+def metadata_in(url: str) -> dict[str, str]:
+    """The variables of an Airflow that keeps its metadata there."""
+    return {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url, "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": url}
+
+
 def _programs() -> Path:
     """Where the newest server's programs are."""
     found = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))

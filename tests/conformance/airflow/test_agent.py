@@ -163,7 +163,7 @@ def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
 
 def _check_limits(rest: Rest, limited: str, observed: str) -> None:
     found = _instances(rest, "agent_limits", limited)
-    assert (found["again"].state, found["again"].number) == ("success", 2)
+    assert (found["again"].state, found["again"].number) == ("success", 2), found["again"]
     assert (found["spent"].state, found["spent"].number) == ("failed", 1)
     assert found["spent"].note == "EGS: over its limit of 6 s of GPU time: failed"
     assert found["spent"].ended_s - found["spent"].started_s == pytest.approx(3.0, abs=3.0)

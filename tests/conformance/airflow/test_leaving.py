@@ -1,4 +1,5 @@
-"""How EGS is left while a DAG run is in flight that has its weights and its pool, and for which a slot is kept."""
+"""How EGS is left while a DAG run is in flight that has its weights and its pool, and for which a slot is kept; with
+Airflow's metadata in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from egs_airflow.order.weights import weights
 from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.holding import held_dag, holding, released
 from tests.conformance.airflow.live import LiveAirflow, live_airflow, wait_until
+from tests.conformance.airflow.postgres import metadata_in, postgres
 from tests.conformance.airflow.sites import Site, add_module, make_site
 
 pytestmark = pytest.mark.long
@@ -56,15 +58,28 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The variables that say where Airflow keeps its metadata."""
+    if request.param == "sqlite":
+        yield {}
+        return
+    with postgres() as url:
+        yield metadata_in(url)
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """An environment from which the provider can be uninstalled."""
+def site(
+    database: dict[str, str],  # noqa: ARG001  # with another one there is another site
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Site:
+    """An environment from which the provider can be uninstalled, for each database another."""
     require_airflow()
     return make_site(tmp_path_factory.mktemp("leaving") / "site")
 
 
 @pytest.fixture(scope="module")
-def leaving(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAirflow]:
+def leaving(site: Site, database: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAirflow]:
     """An Airflow in that environment, in mode on, whose tasks each have an interpreter of their own."""
     home = tmp_path_factory.mktemp("leaving") / "home"
     extra = home.parent / "extra"
@@ -72,8 +87,9 @@ def leaving(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     own = {"PYTHONPATH": str(extra), "EGS_RUNLOG": str(home / "runlog"), "EGS_DURATIONS": str(home / "durations.json")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(site.python))
-        with live_airflow(home, {**SETTINGS, **own}) as airflow:
+        with live_airflow(home, {**SETTINGS, **own, **database}) as airflow:
             airflow.rest("POST", "/pools", {"name": "leaving", "slots": 2, "include_deferred": False})
+            airflow.add_dags(leaving=held_dag("leaving", home, REST))
             try:
                 yield airflow
             finally:
@@ -83,7 +99,6 @@ def leaving(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
 def test_from_on_to_observe(leaving: LiveAirflow) -> None:
     """The file of durations is corrupt: DAG runs succeed, with one warning. Then mode observe while a run is in flight:
     it ends well, what was kept is given to whoever is next, and Airflow's own weights and pools are back."""
-    leaving.add_dags(leaving=held_dag("leaving", leaving.home, REST))
     durations = leaving.home / "durations.json"
     durations.write_text('{"format": ')
     for run in [leaving.trigger("plain"), leaving.trigger("plain")]:

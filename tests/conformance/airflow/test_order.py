@@ -153,6 +153,23 @@ for number in range(100):
 print("hashes:", len(hashes))
 """
 
+DEFERS = """
+from datetime import timedelta
+from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
+from airflow.sdk import DAG, BaseOperator
+
+class Pod(BaseOperator):
+    container_resources = {"limits": {"nvidia.com/gpu": 2}}
+
+    def execute(self, context):
+        self.defer(trigger=TimeDeltaTrigger(timedelta(days=1)), method_name="execute")
+
+for dag_id, tags in (("order_defers_egs", ["egs-on"]), ("order_defers_native", [])):
+    with DAG(dag_id, tags=tags, schedule=None):
+        for name in ("one", "two"):
+            Pod(task_id=name, **({} if tags else {"pool": dag_id, "pool_slots": 2}))
+"""
+
 ROUNDS = 4
 
 
@@ -256,6 +273,20 @@ def test_weights_of_waiting_tasks_follow_what_is_learned_meanwhile(airflow: Live
     assert started.index("two") < started.index("one"), started
 
 
+def test_a_deferred_task_keeps_its_gpu_slots(airflow: LiveAirflow) -> None:
+    """A deferrable pod operator gives the process away while its pod holds the GPUs: the next one waits, which natively
+    starts meanwhile. (Nothing here resumes deferred tasks.)"""
+    airflow.rest("POST", "/pools", {"name": "order_defers_native", "slots": 2, "include_deferred": False})
+    airflow.add_dags(order_defers=DEFERS)
+    runs = {side: airflow.trigger(f"order_defers_{side}") for side in SIDES}
+    for side, states in (("native", ["deferred", "deferred"]), ("egs", ["deferred", "scheduled"])):
+        _wait_states(airflow, f"order_defers_{side}", runs[side], states)
+    pool = airflow.rest("GET", "/pools/order_gpu")
+    assert (pool["deferred_slots"], pool["open_slots"]) == (2, 0)
+    for side, run in runs.items():
+        airflow.rest("PATCH", f"/dags/order_defers_{side}/dagRuns/{run}", {"state": "failed"})
+
+
 def _add_copies(airflow: LiveAirflow, source: str, name: str, slots: int, **numbers: int) -> None:
     """A chosen copy of the DAG file and one that is not, each with a pool of its own."""
     for side in SIDES:
@@ -287,3 +318,8 @@ def _pools(airflow: LiveAirflow, dag_id: str) -> dict[str, tuple[str, int]]:
     run = airflow.trigger(dag_id)
     found = wait_until(lambda: airflow.task_instances(dag_id, run), f"tasks of {dag_id}")
     return {ti["task_id"]: (ti["pool"], ti["pool_slots"]) for ti in found}
+
+
+def _wait_states(airflow: LiveAirflow, dag_id: str, run: str, states: list[str]) -> None:
+    """Wait until the run's tasks are in these states, in alphabetical order."""
+    wait_until(lambda: sorted(str(ti["state"]) for ti in airflow.task_instances(dag_id, run)) == states, dag_id)

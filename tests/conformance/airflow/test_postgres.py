@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.airflow import test_order
 from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.live import LiveAirflow, live_airflow
-from tests.conformance.airflow.postgres import postgres
+from tests.conformance.airflow.postgres import metadata_in, postgres
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,10 @@ def airflow_on_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     require_airflow()
     home: Path = tmp_path_factory.mktemp("postgres")
     with postgres() as url:
-        database = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url, "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": url}
         own = {"EGS_HISTORY": f"sqlite:///{home / 'history.sqlite'}", "EGS_RUNLOG": str(home / "runlog")}
-        with live_airflow(home, {**ENVIRONMENT, **test_order.AIRFLOW_ENVIRONMENT, **own, **database}) as airflow:
+        with live_airflow(
+            home, {**ENVIRONMENT, **test_order.AIRFLOW_ENVIRONMENT, **own, **metadata_in(url)}
+        ) as airflow:
             yield airflow
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -18,12 +19,17 @@ TASK = """
 import os, signal, subprocess, sys, time
 from setproctitle import setproctitle
 
-name, leads, on_term = sys.argv[1:]
+name, leads, forks, on_term = sys.argv[1:]
 if leads == "yes":
     os.setpgid(0, 0)
 signal.signal(signal.SIGTERM, lambda *_: print(on_term, flush=True) if on_term else sys.exit(0))
 child = subprocess.Popen(["sleep", "60"])
 setproctitle(f"airflow worker -- {name}")
+if forks == "yes" and os.fork() == 0:
+    child = os.getppid()
+    while os.getppid() == child:
+        time.sleep(0.02)
+    sys.exit()
 print(child.pid, flush=True)
 while True:
     time.sleep(60)
@@ -36,9 +42,11 @@ def start() -> Iterator[Start]:
     """Starts a process that looks like Airflow's; it and its child are gone at the end."""
     with ExitStack() as started:
 
-        def make(*, leads: str = "yes", on_term: str = "") -> tuple[TaskProcess, psutil.Process, subprocess.Popen[str]]:
+        def make(
+            *, leads: str = "yes", forks: str = "no", on_term: str = ""
+        ) -> tuple[TaskProcess, psutil.Process, subprocess.Popen[str]]:
             name = str(uuid.uuid4())
-            command = [sys.executable, "-c", TASK, name, leads, on_term]
+            command = [sys.executable, "-c", TASK, name, leads, forks, on_term]
             process = started.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             started.callback(process.kill)
             assert process.stdout is not None
@@ -50,12 +58,11 @@ def start() -> Iterator[Start]:
 
 
 def test_finds_task_processes(start: Start) -> None:
-    """By title, oldest first, with the time of their start; not one that leads no group of its own: the signal would
-    go to whatever else is in it."""
-    older, newer, alien = start()[0], start()[0], start(leads="no")[0]
+    """By title, oldest first, with the time of their start; not what one has forked, which has its title too."""
+    older, newer = start()[0], start(forks="yes")[0]
     found = {one.instance: one for one in task_processes()}
-    assert alien.instance not in found
     assert found[older.instance].pid == older.pid
+    assert found[newer.instance].pid == newer.pid
     assert found[older.instance].started_s == pytest.approx(psutil.Process(older.pid).create_time(), abs=1.0)
     assert [one for one in found if one in (older.instance, newer.instance)] == [older.instance, newer.instance]
 
@@ -77,6 +84,18 @@ def test_ends_a_task_with_its_children(start: Start) -> None:
     assert process.wait(5) == 0
     assert time.monotonic() - began < 10.0
     _gone(child)
+
+
+def test_ends_a_task_that_leads_no_group(start: Start) -> None:
+    """As Airflow 3.2's: with its child, and without whatever else is in the group, such as this test and another."""
+    task, child, process = start(leads="no", on_term="on_kill")
+    other, _, beside = start(leads="no")
+    assert os.getpgid(task.pid) == os.getpgid(other.pid) == os.getpgid(0)
+    assert end_processes([task], 0.1) == [task]
+    assert process.wait(5) == -9
+    _gone(child)
+    assert beside.poll() is None
+    assert is_there(other)
 
 
 def test_leaves_a_process_that_has_taken_the_number(start: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 pytest.importorskip("airflow", reason="apache-airflow is not installed")
 
 from egs_airflow import compat, config
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -92,7 +95,7 @@ def test_an_unknown_airflow_observes_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert [config.mode_of("a"), config.mode_of("b")] == ["observe", "observe"]
     assert len(said(caplog)) == 1
-    assert "is not a version EGS knows (3.3)" in said(caplog)[0]
+    assert "is not a version EGS knows (3.3, 3.2)" in said(caplog)[0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,9 @@ def test_an_unknown_airflow_observes_with_one_warning(
         ("3.3.0", True),
         ("3.3", True),
         ("3.30.1", False),
-        ("3.2.9", False),
+        ("3.2.2", True),
+        ("3.20.0", False),
+        ("3.1.8", False),
         ("4.0.0", False),
         ("", False),
     ],
@@ -142,3 +147,10 @@ def test_a_home_is_seen_without_importing_airflow(monkeypatch: pytest.MonkeyPatc
     assert not compat.has_home()
     (tmp_path / "airflow.cfg").write_text("")
     assert compat.has_home()
+
+
+def test_versions_that_are_tested() -> None:
+    """`make test` and `make test-versions` run on exactly the minor versions that EGS says it knows."""
+    pinned = re.findall(r"^apache-airflow==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    others = re.findall(r"^OTHER_AIRFLOWS = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
+    assert sorted(version.rpartition(".")[0] for version in [*pinned, *others]) == sorted(compat.KNOWN_VERSIONS)

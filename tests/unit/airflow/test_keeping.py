@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egs_airflow import config
-from egs_airflow.executors.gate import Gate
+from egs_airflow.executors.gate import Gate, Started
 from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_kept
 from egs_airflow.executors.mixin import is_on, seconds_of
 
@@ -108,3 +108,19 @@ def test_how_long_a_large_task_waits_first(monkeypatch: pytest.MonkeyPatch, text
     """A text that means nothing is one warning, and the default."""
     monkeypatch.setenv("EGS_RESERVE_AFTER", text)
     assert seconds_of("reserve_after", 30.0) == seconds
+
+
+def test_the_scheduler_is_kept_awake_and_celery_forgets_nothing() -> None:
+    """It hears again of a task that has ended; CeleryExecutor goes on asking for that task's result, without which its
+    place would never be free again."""
+    reason = "apache-airflow-providers-celery is not installed"
+    pytest.importorskip("airflow.providers.celery.executors.celery_executor", reason=reason)
+    from egs_airflow.executors.celery import EgsCeleryExecutor
+
+    executor = EgsCeleryExecutor()
+    executor.gate = Gate(lambda **_: None)
+    executor.gate.awaited = Started("key", "version", "external")
+    executor.workloads["key"] = "result"
+    executor._keep_awake()
+    assert executor.event_buffer == {"key": ("running", "external")}
+    assert executor.workloads == {"key": "result"}

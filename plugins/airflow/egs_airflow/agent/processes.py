@@ -1,9 +1,10 @@
 """The task processes of this host, and how they are ended.
 
-Airflow gives the process of each try a title, `airflow worker -- <id>`, and a process group of its own. The id is that
-of the try's task instance, which no other try has; so the title, read again at the last moment, says whether a process
-is still the one that is meant, whatever has become of its number. Linux only: elsewhere no process is found, and
-Airflow's own heartbeat ends tasks, some seconds later.
+Airflow gives the process of each try a title, `airflow worker -- <id>`, also under Celery, and from 3.3 on a process
+group of its own; before that, what descends from it is looked for. The id is that of the try's task instance, which no
+other try has; so the title, read again at the last moment, says whether a process is still the one that is meant,
+whatever has become of its number. Linux only: elsewhere no process is found, and Airflow's own heartbeat ends tasks,
+some seconds later.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from egs_airflow.compat import TASK_TITLE
 from egs_core.runlog.marks import process_start
@@ -44,17 +48,33 @@ def task_processes() -> list[TaskProcess]:
 
 
 def end_processes(processes: Collection[TaskProcess], grace_s: float = ON_KILL_S) -> list[TaskProcess]:
-    """End processes with all that is in their groups: SIGTERM, on which Airflow calls the task's `on_kill`, and after
+    """End processes with all that they have started: SIGTERM, on which Airflow calls the task's `on_kill`, and after
     at most `grace_s` SIGKILL, because a task goes on after SIGTERM. Those that were there to be ended."""
-    there = [process for process in processes if is_there(process)]
+    there = {process: _family(process) for process in processes if is_there(process)}
     for process in there:
         _signal(process.pid, signal.SIGTERM, to_group=False)
     until = time.monotonic() + grace_s
     while time.monotonic() < until and any(is_there(process) for process in there):
         time.sleep(LOOK_S)
-    for process in there:  # also where the task itself is gone: what it has started may not be
-        _signal(process.pid, signal.SIGKILL, to_group=True)
-    return there
+    for process, family in there.items():  # also where the task itself is gone: what it has started may not be
+        if family is None:
+            _signal(process.pid, signal.SIGKILL, to_group=True)
+            continue
+        for one in [*family, *(_family(process) or ())]:
+            with suppress(psutil.Error):
+                one.kill()
+    return list(there)
+
+
+def _family(process: TaskProcess) -> list[psutil.Process] | None:
+    """A process and what descends from it; None where it leads a group of its own, which has all of them."""
+    try:
+        if os.getpgid(process.pid) == process.pid:
+            return None
+        first = psutil.Process(process.pid)
+        return [first, *first.children(recursive=True)] if is_there(process) else []
+    except (OSError, psutil.Error):  # it has ended
+        return []
 
 
 def is_there(process: TaskProcess) -> bool:
@@ -63,12 +83,19 @@ def is_there(process: TaskProcess) -> bool:
 
 
 def _instance(pid: int) -> str:
-    """The id of the try that runs in a process and leads its group, else ""."""
+    """The id of the try that a process was started for, else ""; what that process forks has the same title."""
     try:
-        match = TASK_TITLE.fullmatch((PROC / str(pid) / "cmdline").read_bytes())
-        return match[1].decode() if match is not None and os.getpgid(pid) == pid else ""
-    except OSError:  # it has ended, or is somebody else's
+        match = TASK_TITLE.fullmatch(_title(pid))
+        if match is None:
+            return ""
+        is_first = os.getpgid(pid) == pid or _title(psutil.Process(pid).ppid()) != match[0]
+    except (OSError, psutil.Error):  # it has ended, or is somebody else's
         return ""
+    return match[1].decode() if is_first else ""
+
+
+def _title(pid: int) -> bytes:
+    return (PROC / str(pid) / "cmdline").read_bytes()
 
 
 def _signal(pid: int, number: int, *, to_group: bool) -> None:

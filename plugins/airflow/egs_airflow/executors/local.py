@@ -47,4 +47,4 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         super()._process_workloads(workload_list)
         if self.gate is not None:
             self._started.note(workload_list)
-            self.running.update(workload.key for workload in workload_list if hasattr(workload, "ti"))
+            self.running.update(workload.ti.key for workload in workload_list if hasattr(workload, "ti"))

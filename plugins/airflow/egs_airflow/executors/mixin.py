@@ -77,10 +77,14 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
             self._refresher.tick()
 
     def _keep_awake(self) -> None:
-        """The scheduler sleeps a second when no executor has news: tell it again of the task that has ended."""
+        """The scheduler sleeps a second when no executor has news: tell it again of the task that has ended.
+
+        Straight into the buffer: CeleryExecutor forgets a task of which `running_state` is told, and never frees its
+        place.
+        """
         task = self.gate.awaited if self.gate is not None else None
         if task is not None and task.key not in self.event_buffer:
-            self.running_state(task.key, task.external_id)
+            self.event_buffer[task.key] = ("running", task.external_id)
 
     def end(self) -> None:
         """Close the gate, then end the executor."""

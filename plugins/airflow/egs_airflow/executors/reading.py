@@ -137,14 +137,19 @@ def waiting(
 
 def _is_free_to_start(connection: Any, row: Any) -> bool:
     """Whether nothing but the pool keeps a task of a chosen DAG from starting."""
-    from airflow.models.dag import DagTag
     from airflow.models.taskinstance import TaskInstance as TI
 
-    tags = connection.scalars(select(DagTag.name).where(DagTag.dag_id == row.dag_id)).all()
-    if row.has_task_concurrency_limits or config.mode_of(row.dag_id, tags) != "on":
+    if row.has_task_concurrency_limits or config.mode_of(row.dag_id, tags_of(connection, row.dag_id)) != "on":
         return False
     active = (TI.dag_id == row.dag_id, TI.run_id == row.run_id, TI.state.in_(("queued", "running")))
     return bool(connection.scalar(select(func.count()).select_from(TI).where(*active)) < row.max_active_tasks)
+
+
+def tags_of(connection: Any, dag_id: str) -> list[str]:
+    """The tags of a DAG."""
+    from airflow.models.dag import DagTag
+
+    return list(connection.scalars(select(DagTag.name).where(DagTag.dag_id == dag_id)))
 
 
 def waited_s(since: datetime | None, now: datetime) -> float:

@@ -4,9 +4,9 @@
     pools = gpu=8, gpu_large=4
 
 A host without GPUs, where the scheduler usually runs, would say 0, and a pool without slots stops its tasks for ever.
-The first pool is the one for tasks with a GPU hint. Pools are created by `airflow egs pools`, or when EgsLocalExecutor
-starts, in mode on only. A task whose pool does not exist is never started, so a task is put into a pool only where the
-list of pools that were created, in the user's data folder, has it.
+The first pool is the one for tasks with a GPU hint. Pools are created by `airflow egs pools`, or when an executor of
+EGS starts, in mode on only. A task whose pool does not exist is never started, so a task is put into a pool only where
+the list of pools that were created, in the user's data folder, has it.
 """
 
 from __future__ import annotations

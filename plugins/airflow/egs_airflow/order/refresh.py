@@ -18,7 +18,7 @@ from egs_airflow import compat, config
 from egs_airflow.order.weights import weight_of
 
 OPTION = "[egs] refresh_weights"
-SCHEMAS = {"d2f4e1b3c5a7": "3.3"}
+SCHEMAS = {"d2f4e1b3c5a7": "3.3", "1d6611b6ab7c": "3.2"}
 """Alembic's name of a schema -> the Airflow that has it."""
 MOST_ROWS = 1000
 """So many rows are looked at each time, those of the oldest runs first."""

@@ -1,0 +1,98 @@
+"""Makes `.venv-FRAMEWORK-VERSION`: another version of a framework, with all else that the environment running this has.
+
+    .venv/bin/python scripts/setup_version.py ray 2.59.0
+    .venv/bin/python scripts/setup_version.py airflow 3.2.2
+
+Only the framework's own packages are installed, without their dependencies: those pinned serve every version that EGS
+knows. All other packages, and EGS's own source, are links to those of the environment of the Python that runs this; a
+path to them would not do, because parts of Airflow that only the newer version has would be found there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = Path(sysconfig.get_path("purelib"))
+OWN = {
+    "ray": {"ray": "=={version}"},
+    "airflow": {
+        "apache-airflow": "=={version}",
+        "apache-airflow-core": "=={version}",
+        "apache-airflow-task-sdk": "==1.{minor}",  # 1.2.2 is that of Airflow 3.2.2
+        "aiosqlite": "<0.22",  # Airflow 3.2 asks for it, 3.3 for a newer one
+    },
+}
+"""By framework: the packages that differ between its versions, with what is asked of each."""
+
+
+def main(framework: str, version: str) -> int:
+    """Bring the environment up to date; 0 when it is, 1 when it cannot be."""
+    venv = ROOT / f".venv-{framework}-{version}"
+    with (ROOT / f".venv-{framework}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp, wanted = venv / "egs-stamp", _wanted(framework)
+        if stamp.is_file() and stamp.read_text() == wanted and _starts(venv):
+            return 0
+        print(f"setting up {venv.name} …", file=sys.stderr, flush=True)
+        try:
+            _build(venv, framework, version)
+        except subprocess.CalledProcessError as error:
+            print(f"error: {venv.name} could not be set up (exit code {error.returncode})", file=sys.stderr)
+            return 1
+        stamp.write_text(wanted)
+    return 0
+
+
+def _build(venv: Path, framework: str, version: str) -> None:
+    shutil.rmtree(venv, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    python = str(venv / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "--python", python]
+    _, _, minor = version.partition(".")
+    wanted = [name + asked.format(version=version, minor=minor) for name, asked in OWN[framework].items()]
+    subprocess.run([*pip, "install", "--no-deps", *wanted], check=True)
+    _link(Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)})), framework)
+    for program in Path(sysconfig.get_path("scripts")).iterdir():  # uv looks for its own beside its package
+        if not (venv / "bin" / program.name).exists():
+            (venv / "bin" / program.name).symlink_to(program)
+
+
+def _link(packages: Path, framework: str) -> None:
+    """Links to all that others have here, also to what they have put into a folder of the framework's."""
+    own = {file.parts for name in OWN[framework] for file in distribution(name).files or ()}
+    tops = {parts[0] for parts in own} - {".."}
+    for entry in BASE.iterdir():
+        if entry.name not in tops:
+            (packages / entry.name).symlink_to(entry)
+    seconds = {parts[:2] for parts in own}
+    for top in tops:
+        for entry in (BASE / top).iterdir() if (packages / top).is_dir() else ():
+            if (top, entry.name) not in seconds and entry.name != "__pycache__":
+                (packages / top / entry.name).symlink_to(entry)
+
+
+def _wanted(framework: str) -> str:
+    """What the environment cannot survive a change of: its Python, the packages it links to, and how it is made."""
+    names = "\n".join(sorted(entry.name for entry in BASE.iterdir()))
+    asked = [sys.base_prefix, sys.version, str(BASE), names, str(OWN[framework]), Path(__file__).read_text()]
+    return hashlib.sha256("|".join(asked).encode()).hexdigest()
+
+
+def _starts(venv: Path) -> bool:
+    """Whether its Python starts: the one it was made from may have been removed since."""
+    try:
+        return subprocess.run([venv / "bin" / "python", "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""EgsCeleryExecutor on a real Airflow with a Redis server and Celery workers: what LocalExecutor has, workers have too;
+and a worker that lacks the provider."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from egs_airflow.history.keep import keep_history, learned
+from egs_airflow.observe.lines import read_lines
+from egs_airflow.rest import connect
+from egs_core.history.sql import SqlHistory
+from tests.conformance.airflow import test_agent, test_order
+from tests.conformance.airflow.celery_site import redis, settings, start_worker
+from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
+from tests.conformance.airflow.live import LiveAirflow, live_airflow
+from tests.conformance.airflow.sites import make_site
+
+pytestmark = pytest.mark.slow  # an Airflow of its own, with a broker and two workers
+
+MIXED = """
+import egs_core as egs
+from airflow.sdk import DAG, task
+
+with DAG("mixed", tags=["egs-on"], schedule=None, default_args={"executor_config": {"site": {"rack": 7}}}):
+    @task
+    @egs.task(gpus=1, max_runtime="1h")
+    def here(number):
+        return number
+
+    @task(queue="bare")
+    @egs.task(gpus=1, max_runtime="1h")
+    def there(numbers):
+        import sys
+
+        try:
+            import egs_airflow
+        except ImportError:
+            return sum(numbers)
+        raise AssertionError("this worker has the provider")
+
+    @task
+    def after(total):
+        assert total == 3
+
+    after(there(here.expand(number=[1, 2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def celery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAirflow]:
+    """An Airflow in mode on with EgsCeleryExecutor and a worker."""
+    require_airflow()
+    home = tmp_path_factory.mktemp("celery")
+    own = {"EGS_HISTORY": f"sqlite:///{home / 'history.sqlite'}", "EGS_RUNLOG": str(home / "runlog")}
+    with redis() as broker:
+        environment = {**ENVIRONMENT, **test_order.AIRFLOW_ENVIRONMENT, **own, **settings(broker, home)}
+        with live_airflow(home, environment) as airflow:
+            start_worker(airflow, "default")
+            yield airflow
+
+
+def test_a_worker_that_lacks_the_provider_runs_its_tasks(
+    celery: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose tasks go to two workers, one of which lacks the provider: it succeeds, with weights, pools and the
+    user's `executor_config` as mode on has them. Tasks of the other worker leave their lines; all are learned."""
+    site = make_site(tmp_path / "site")
+    site.uninstall()
+    monkeypatch.setattr(sys, "executable", str(site.python))
+    bare = start_worker(celery, "bare", PYTHONPATH="")
+    monkeypatch.undo()
+    celery.add_dags(mixed=MIXED)
+    run = celery.run("mixed")
+    found = {(ti["task_id"], ti["map_index"]): ti for ti in celery.task_instances("mixed", run)}
+    assert {ti["pool"] for (name, _), ti in found.items() if name != "after"} == {"order_gpu"}
+    assert found["here", 0]["priority_weight"] > found["there", -1]["priority_weight"] > 1
+    assert "'site': {'rack': 7}" in found["here", 0]["executor_config"]
+    lines = [line for line in read_lines(celery.home / "runlog") if line.run == run]
+    assert {(line.task, line.map_index): line.state for line in lines} == dict.fromkeys(
+        found.keys() - {("there", -1)}, "success"
+    )
+    history = SqlHistory.in_folder(tmp_path)
+    assert keep_history(connect(celery.url), history, tmp_path / "kept", lines=lines, settle_s=0.0) == len(found)
+    assert learned(history)["mixed"].keys() == {"here", "there", "after"}
+    history.close()
+    assert "Traceback" not in bare.read_text()
+
+
+def test_order_with_celery(celery: LiveAirflow) -> None:
+    """Weights, GPU pools, slots kept for a successor and for a large task: as with LocalExecutor."""
+    test_order.test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(celery)
+    test_order.test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(celery)
+    test_order.test_a_successor_gets_the_slot_that_its_predecessor_freed(celery)
+    test_order.test_a_task_that_needs_several_slots_does_not_starve(celery)
+
+
+def test_abort_with_celery(celery: LiveAirflow) -> None:
+    """Tasks, a group and a run: the workers' processes are dead within two seconds; the workers go on."""
+    test_agent.test_abort_of_tasks_a_group_and_a_run(celery)
+    celery.check_alive()
+    celery.run("mixed")
+    assert "egs: " not in celery.logs()
