@@ -4,9 +4,11 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 OTHER_RAYS = 2.59.0
 OTHER_AIRFLOWS = 3.2.2
+OTHER_KFPS = 2.17.3
 BESIDE = -n 2 # two processes; the tests of one framework are all in one of them (BESIDE= for a debugger)
 RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
 AIRFLOWS_RUN = tests/unit/airflow $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
+KFPS_RUN = tests/unit/kubeflow tests/conformance/kubeflow
 .PHONY: help setup demo test test-slow test-long test-versions bench lint format clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
@@ -17,7 +19,7 @@ help:
 	@echo 'make test   run the tests'
 	@echo 'make test-slow     run the tests that take many runs on a real Ray or Airflow'
 	@echo 'make test-long     run the tests that start clusters of their own'
-	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS) and Airflow $(OTHER_AIRFLOWS) too'
+	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS) too'
 	@echo 'make bench  measure: engine, graphs, and the demo in all its variants'
 	@echo 'make lint   ruff, mypy --strict, import contracts'
 	@echo 'make format apply ruff'\''s formatting and safe fixes'
@@ -47,6 +49,7 @@ on_version = .venv/bin/python scripts/setup_version.py $(1) $$version \
 test-versions: setup
 	@for version in $(OTHER_RAYS); do $(call on_version,ray) $(RAYS_RUN) $(ARGS) || exit 1; done
 	@for version in $(OTHER_AIRFLOWS); do $(call on_version,airflow) $(AIRFLOWS_RUN) $(ARGS) || exit 1; done
+	@for version in $(OTHER_KFPS); do $(call on_version,kfp) $(KFPS_RUN) $(ARGS) || exit 1; done
 
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)

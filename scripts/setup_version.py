@@ -2,6 +2,7 @@
 
     .venv/bin/python scripts/setup_version.py ray 2.59.0
     .venv/bin/python scripts/setup_version.py airflow 3.2.2
+    .venv/bin/python scripts/setup_version.py kfp 2.17.3
 
 Only the framework's own packages are installed, without their dependencies: those pinned serve every version that EGS
 knows. All other packages, and EGS's own source, are links to those of the environment of the Python that runs this; a
@@ -29,6 +30,7 @@ OWN = {
         "apache-airflow-task-sdk": "==1.{minor}",  # 1.2.2 is that of Airflow 3.2.2
         "aiosqlite": "<0.22",  # Airflow 3.2 asks for it, 3.3 for a newer one
     },
+    "kfp": {"kfp": "=={version}", "kfp-kubernetes": "=={version}"},
 }
 """By framework: the packages that differ between its versions, with what is asked of each."""
 
