@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "airflow"
@@ -62,15 +64,22 @@ for dag_id, tags in (("split_used", ["egs-on"]), ("split_native", [])):
 """
 
 
-def test_the_example_prints_what_is_recorded(airflow: LiveAirflow) -> None:
-    """Only the GPU phase takes a slot of the GPU pool; the value goes on from phase to phase and out of the last."""
-    airflow.add_dags(split_example=(EXAMPLES / "01_split.py").read_text())
-    run = airflow.run("images")
+@pytest.mark.parametrize(
+    ("name", "dag_id", "places"), [("01_split", "images", ()), ("02_gang", "shards", ("meeting_place",))]
+)
+def test_the_example_prints_what_is_recorded(
+    airflow: LiveAirflow, name: str, dag_id: str, places: tuple[str, ...]
+) -> None:
+    """01: only the GPU phase takes a slot of the GPU pool; the value goes on from phase to phase and out of the last.
+    02: both members of a gang run at once. places: tasks whose value is another folder each time."""
+    airflow.add_dags(**{name: (EXAMPLES / f"{name}.py").read_text()})
+    run = airflow.run(dag_id)
     lines = [
-        f"{ti['task_id']:14} pool {ti['pool'].replace(GPU_POOL, 'gpu'):14} {value_of(airflow, 'images', run, ti)}\n"
-        for ti in airflow.task_instances("images", run)
+        f"{ti['task_id']:14} pool {ti['pool'].replace(GPU_POOL, 'gpu'):14} {value}\n"
+        for ti in airflow.task_instances(dag_id, run)
+        for value in ["…" if ti["task_id"] in places else value_of(airflow, dag_id, run, ti)]
     ]
-    assert "".join(lines) == (EXAMPLES / "01_split.out").read_text()
+    assert "".join(lines) == (EXAMPLES / f"{name}.out").read_text()
 
 
 def test_a_split_task_is_used_as_one_task(airflow: LiveAirflow) -> None:
