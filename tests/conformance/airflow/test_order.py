@@ -19,7 +19,7 @@ from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
 from egs_airflow.rest import Rest
 from egs_core.runlog.records import Held
-from tests.conformance.airflow.holding import held_dag, released
+from tests.conformance.airflow.holding import held_dag, holding, released
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 
 AIRFLOW_ENVIRONMENT = {
@@ -255,13 +255,18 @@ def test_weights_of_waiting_tasks_follow_what_is_learned_meanwhile(airflow: Live
     write_durations(learned, {name: {"one": 600.0, "two": 5.0}})
     airflow.rest("POST", "/pools", {"name": name, "slots": 1, "include_deferred": False})
     airflow.add_dags(order_refresh=held_dag(name, airflow.home, REFRESHED.format(name=name)))
-    runs = {dag: airflow.trigger(dag) for dag in (name, by_hand, native)}
+    runs = {name: airflow.trigger(name)}
+    wait_until(holding(name, airflow.home).exists, "the slot to be held")
+    runs |= {dag: airflow.trigger(dag) for dag in (by_hand, native)}
 
     def waiting(dag_id: str = name) -> dict[str, int]:
         found = airflow.task_instances(dag_id, runs[dag_id])
         return {ti["task_id"]: ti["priority_weight"] for ti in found if ti["state"] == "scheduled"}
 
-    wait_until(lambda: len(waiting()) == 2 and waiting(by_hand) and waiting(native), "tasks that wait for a slot")
+    def are_waiting() -> bool:
+        return waiting().keys() == {"one", "two"} and waiting(by_hand).keys() == waiting(native).keys() == {"one"}
+
+    wait_until(are_waiting, "tasks that wait for a slot")
     before, others = waiting(), (waiting(by_hand), waiting(native))
     assert before["one"] > before["two"], before
     write_durations(learned, {name: {"one": 5.0, "two": 600.0}, by_hand: {"one": 600.0}, native: {"one": 600.0}})
