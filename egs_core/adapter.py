@@ -204,6 +204,15 @@ class WorkloadSource(Protocol):
         ...
 
 
+@runtime_checkable
+class Commanding(Protocol):
+    """What an adapter offers besides that has commands of its own: `egs kubeflow …`."""
+
+    def commands(self) -> Any:
+        """A typer app; the command line adds it under the adapter's name."""
+        ...
+
+
 class CollectRequest(msgspec.Struct, frozen=True):
     """Receive what a framework pushes. history: URL of the history, "" for the user's; told: hears one line at a time,
     the first when it listens."""
@@ -230,6 +239,14 @@ def load_collector(name: str) -> Collector:
     if not isinstance(adapter, Collector):
         raise InputError(f"adapter '{name}'", "cannot collect", "update it")
     return adapter
+
+
+def load_commands(name: str) -> Any:
+    """The typer app of the installed adapter of that name, which must have one; else an `InputError`."""
+    adapter = load_adapter(name)
+    if not isinstance(adapter, Commanding):
+        raise InputError(f"adapter '{name}'", "has no commands", "update it")
+    return adapter.commands()
 
 
 def load_source(name: str) -> WorkloadSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ from egs_core.units import parse_bytes, parse_seconds
 
 MAX_FILE_BYTES = 4 << 20
 MOST_DEEP = 20
+MOST_VALUES = 2_000_000
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a PyYAML that was built without libyaml has no fast one
 Path_ = tuple[str | int, ...]
 
 
@@ -42,11 +45,11 @@ class FileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str, most_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of a YAML file that describes `what`. InputError when it cannot be read, or is too large to be that."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(str(path), f"is too large for a file of {what}", f"at most {MAX_FILE_BYTES >> 20} MiB")
+        if path.stat().st_size > most_bytes:
+            raise InputError(str(path), f"is too large for a file of {what}", f"at most {most_bytes >> 20} MiB")
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
@@ -56,47 +59,130 @@ def read_text(path: Path, what: str) -> str:
 
 def read_yaml(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
     """The value of a YAML text, and the line of everything in it. Raises InputError that names `place` and the line."""
-    lines: dict[Path_, int] = {}
+    documents = read_documents(text, place)
+    if len(documents) > 1:
+        raise InputError(f"{place} line {documents[1][1][()]}", "is no YAML: there is a second document")
+    return documents[0] if documents else (None, {})
+
+
+def read_documents(text: str, place: str, most_deep: int = MOST_DEEP) -> list[tuple[Any, dict[Path_, int]]]:
+    """The documents of a YAML text, each as `read_yaml` gives it. Time and memory are bounded by the text's length:
+    nothing here recurses, and what aliases stand for counts each time."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        return (_plain(root, (), lines, place) if root is not None else None), lines
+        return _Reader(place, most_deep).read(text)
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        line = min(error.problem_mark.line, text.count("\n")) + 1 if error.problem_mark else 1
         raise InputError(f"{place} line {line}", f"is no YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise InputError(place, f"is no YAML: {str(error).splitlines()[0]}") from None
 
 
-def _plain(node: yaml.Node, path: Path_, lines: dict[Path_, int], place: str) -> Any:
-    """The value of a node, with the line of everything in it; a key given twice, or an alias, is an error."""
-    line = node.start_mark.line + 1
-    lines[path] = line
-    if len(path) > MOST_DEEP:
-        raise InputError(f"{place} line {line}", "is nested too deeply, or an alias of itself")
-    if isinstance(node, yaml.MappingNode):
-        out: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key is None or key in out:
-                where = f"{place} line {key_node.start_mark.line + 1}"
-                raise InputError(where, "a key that is no text" if key is None else f"{key!r} is there twice")
-            lines[*path, key] = key_node.start_mark.line + 1
-            out[key] = _plain(value_node, (*path, key), lines, place)
-        return out
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(item, (*path, i), lines, place) for i, item in enumerate(node.value)]
-    return _scalar(node, place)
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping that has not ended. values_before: read before it; key: of its next value, None before that."""
+
+    value: Any
+    path: Path_
+    anchor: str | None
+    values_before: int
+    key: str | None = None
 
 
-def _scalar(node: yaml.Node, place: str) -> Any:
-    loader = yaml.SafeLoader("")
-    try:
-        value = loader.construct_object(node)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{place} line {node.start_mark.line + 1}", str(error).splitlines()[0]) from None
-    finally:
-        loader.dispose()
-    return value
+class _Reader:
+    """Builds values from the parser's events."""
+
+    def __init__(self, place: str, most_deep: int) -> None:
+        self._place, self._most_deep = place, most_deep
+        self._scalars = yaml.SafeLoader("")
+        self._documents: list[tuple[Any, dict[Path_, int]]] = []
+        self._open: list[_Open] = []
+        self._anchors: dict[str, tuple[Any, int]] = {}  # the value, and how many values it holds
+        self._count = 0
+        self._lines: dict[Path_, int] = {}
+
+    def read(self, text: str) -> list[tuple[Any, dict[Path_, int]]]:
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.ScalarEvent):
+                self._scalar(event)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                self._begin(event)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                self._end(event)
+            elif isinstance(event, yaml.AliasEvent):
+                self._alias(event)
+            elif isinstance(event, yaml.DocumentStartEvent):
+                self._anchors, self._lines = {}, {}
+        return self._documents
+
+    def _path(self, event: Any) -> Path_:
+        """Where the value that begins with this event belongs."""
+        if not self._open:
+            return ()
+        top = self._open[-1]
+        if isinstance(top.value, list):
+            return (*top.path, len(top.value))
+        if top.key is None:
+            raise InputError(self._where(event), "a key that is no text")
+        return (*top.path, top.key)
+
+    def _scalar(self, event: Any) -> None:
+        top = self._open[-1] if self._open else None
+        if top is not None and isinstance(top.value, dict) and top.key is None:
+            if event.value in top.value:
+                raise InputError(self._where(event), f"{event.value!r} is there twice")
+            top.key = event.value
+            self._lines[*top.path, event.value] = event.start_mark.line + 1
+            return
+        self._add(self._path(event), self._constructed(event), event, 1)
+
+    def _begin(self, event: Any) -> None:
+        path = self._path(event)
+        if len(path) > self._most_deep:
+            raise InputError(self._where(event), "is nested too deeply, or an alias of itself")
+        self._lines.setdefault(path, event.start_mark.line + 1)
+        value: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+        self._open.append(_Open(value, path, event.anchor, self._count))
+
+    def _end(self, event: Any) -> None:
+        done = self._open.pop()
+        self._add(done.path, done.value, event, 1, done)
+
+    def _alias(self, event: Any) -> None:
+        path = self._path(event)
+        if event.anchor not in self._anchors:
+            raise InputError(self._where(event), f"is no YAML: no value {event.anchor!r} before its alias")
+        value, count = self._anchors[event.anchor]
+        self._add(path, value, event, count)
+
+    def _add(self, path: Path_, value: Any, event: Any, count: int, done: _Open | None = None) -> None:
+        self._count += count
+        if self._count > MOST_VALUES:
+            raise InputError(self._where(event), "aliases stand for too much", f"at most {MOST_VALUES:,} values")
+        self._lines.setdefault(path, event.start_mark.line + 1)
+        anchor = done.anchor if done else getattr(event, "anchor", None)
+        if anchor is not None and not isinstance(event, yaml.AliasEvent):
+            self._anchors[anchor] = (value, self._count - done.values_before if done else 1)
+        if not self._open:
+            self._documents.append((value, self._lines))
+        elif isinstance(top := self._open[-1].value, list):
+            top.append(value)
+        else:
+            top[path[-1]] = value
+            self._open[-1].key = None
+
+    def _constructed(self, event: Any) -> Any:
+        tag = event.tag
+        if tag is None or tag == "!":
+            if not event.implicit[0]:
+                return event.value  # quoted
+            tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)
+        try:
+            return self._scalars.construct_object(yaml.ScalarNode(tag, event.value))
+        except (yaml.YAMLError, ValueError) as error:
+            raise InputError(self._where(event), str(error).splitlines()[0]) from None
+
+    def _where(self, event: Any) -> str:
+        return f"{self._place} line {event.start_mark.line + 1}"
 
 
 def input_error(error: ValidationError, lines: dict[Path_, int], place: str, known: Sequence[str]) -> InputError:

@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
-PROJECTS = [".[dev,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow[celery]"]
+PROJECTS = [".[dev,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow[celery]", "./plugins/kubeflow"]
 INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-FRAMEWORKS = ("tests/conformance/ray/", "tests/conformance/airflow/")
+FRAMEWORKS = ("tests/conformance/ray/", "tests/conformance/airflow/", "tests/conformance/kubeflow/")
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

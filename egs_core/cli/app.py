@@ -39,6 +39,11 @@ COMMANDS: dict[str, str] = {
     "doctor": "Check Python, packages, adapters, GPUs and the history store.",
 }
 
+ADAPTERS: dict[str, str] = {
+    "kubeflow": "Compile, rewrite and run Kubeflow pipelines (needs egs-kubeflow).",
+}
+"""Adapters with commands of their own: `egs kubeflow --help` lists them."""
+
 MODULES = dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control")
 """Where the command is not in a module of its own name."""
 
@@ -73,6 +78,13 @@ def build_app(asked_for: str | None = None) -> typer.Typer:
     app.callback()(_options)
     for name, summary in COMMANDS.items():
         app.command(name, help=None if name == asked_for else summary)(_load(name) if name == asked_for else _listed)
+    for name, summary in ADAPTERS.items():
+        if name == asked_for:
+            from egs_core.adapter import load_commands
+
+            app.add_typer(load_commands(name), name=name, help=summary)
+        else:
+            app.command(name, help=summary)(_listed)
     return app
 
 
@@ -94,7 +106,7 @@ def _listed() -> None:
 
 def _asked_for(args: Sequence[str]) -> str | None:
     first = next((arg for arg in args if not arg.startswith("-")), None)
-    return first if first in COMMANDS else None
+    return first if first in COMMANDS or first in ADAPTERS else None
 
 
 def _load(name: str) -> Callable[..., Any]:

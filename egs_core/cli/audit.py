@@ -37,6 +37,10 @@ def audit(
         typer.Option(help="Ray's export events or the folder of egs collect; of --airflow: what its listener left."),
     ] = None,
     airflow: Annotated[str, typer.Option(help="Airflow's own address: http://HOST:8080.")] = "",
+    kubeflow: Annotated[
+        Path | None,
+        typer.Option(help="File or folder of `kubectl get workflows,pods,nodes -A -o json`, or some of them."),
+    ] = None,
     days: Annotated[float, typer.Option(help="Of an Airflow: runs of so many last days.")] = 30.0,
     gpu_pool: Annotated[
         list[str] | None, typer.Option(help="Of an Airflow: a pool whose slots are GPUs; may be repeated.")
@@ -56,14 +60,15 @@ def audit(
 ) -> None:
     """Say what a cluster wasted, why tasks waited, and what EGS would have saved. Read-only.
 
-    Give one source: --ray, --airflow, --events, or run logs. With --compare, a run log of a run with EGS.
+    Give one source: --ray, --airflow, --events, --kubeflow, or run logs. With --compare, a run log of a run with EGS.
     """
-    logs, framework = runlogs or [], "airflow" if airflow else "ray"
+    logs = runlogs or []
+    framework = "airflow" if airflow else "ray" if kubeflow is None else "kubeflow"
     if compare_with is not None:
-        _compare(compare_with, logs, ray or airflow, events, as_json)
+        _compare(compare_with, logs, ray or airflow, events or kubeflow, as_json)
         return
-    _check_options(logs, [ray, airflow or events], gpu_price, seeds, most_tasks, days)
-    request = AuditRequest(airflow or ray, events, days, user, tuple(gpu_pool or ()))
+    _check_options(logs, [ray, airflow or events, kubeflow], gpu_price, seeds, most_tasks, days)
+    request = AuditRequest(airflow or ray, events or kubeflow, days, user, tuple(gpu_pool or ()))
     histories = [_of_log(read_run(path)) for path in logs] or [_of_framework(framework, request)]
     if job:
         histories = [_only(history, job) for history in histories]
@@ -83,7 +88,7 @@ def _check_options(
     logs: list[Path], sources: list[str | Path | None], gpu_price: float, seeds: int, most_tasks: int, days: float
 ) -> None:
     if bool(logs) + sum(source not in ("", None) for source in sources) != 1:
-        hint = "egs audit --ray http://HOST:8265, --airflow http://HOST:8080, --events PATH, or RUNLOG..."
+        hint = "egs audit --ray http://HOST:8265, --airflow http://HOST:8080, --events or --kubeflow PATH, or RUNLOG..."
         raise InputError("egs audit", "needs one source", hint)
     if not 0 <= gpu_price <= 1e6:
         raise InputError("--gpu-price", f"must be 0 to 1000000, not {gpu_price:g}")
@@ -98,12 +103,15 @@ def _check_options(
 def _of_log(run: Run) -> Observed:
     header = msgspec.structs.replace(run.header, label=run.header.label or run.path)
     notes = (f"{run.path} was cut off: its last line is left out",) if run.truncated else ()
-    # Ray's own history is the one without edges; a log that has any was written by who saw the submissions.
-    of_pools = header.driver == "airflow"  # whose history has the edges, and pools for nodes
-    edges_known = of_pools or header.mode != "off" or any(len(getattr(r, "parents", ())) > 1 for r in run.records)
+    # Of Ray's own history only actors have edges, one each; a log that has more is by who saw the submissions.
+    of_pools, of_pods = header.driver == "airflow", header.driver == "kubeflow" and header.mode == "off"
+    most_parents = max((len(getattr(r, "parents", ())) for r in run.records), default=0)
+    edges_known = of_pools or header.mode != "off" or most_parents > (0 if of_pods else 1)
     observed = Observed(header, tuple(run.records), edges_known, notes=notes)
     if of_pools:
         return msgspec.structs.replace(observed, cpu_name="slot", pinned=True, may_split=False)
+    if of_pods:
+        return msgspec.structs.replace(observed, may_split=False)
     return observed
 
 

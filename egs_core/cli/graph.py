@@ -19,14 +19,18 @@ from egs_core.graph.columns import GPU
 from egs_core.graph.load import TARGETS, LoadedWorkload, encode_workload, load_workload, save_workload
 
 _SHOWN_TASKS = 6
+SOURCES = {".yaml": "kubeflow", ".yml": "kubeflow"}
+"""Suffix of a file that is no JSON -> the framework whose pipelines are kept in such files."""
 
 
 def graph(
-    file: Annotated[Path, typer.Argument(help="A workload: EGS JSON, or WfFormat 1.5 or 1.6; plain or gzip.")],
+    file: Annotated[
+        Path, typer.Argument(help="EGS JSON, or WfFormat 1.5 or 1.6, plain or gzip; a compiled Kubeflow pipeline.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     to: Annotated[str | None, typer.Option("--to", help=f"Convert: {', '.join(TARGETS)}.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the converted workload here.")] = None,
-    source: Annotated[str | None, typer.Option("--from", help="Framework whose file it is: airflow.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Framework whose file it is: airflow, kubeflow.")] = None,
     select: Annotated[str, typer.Option("--select", help="With --from: which pipeline of the file.")] = "",
     slots: Annotated[int | None, typer.Option("--slots", help="Add the lower bound on this many equal slots.")] = None,
 ) -> None:
@@ -39,6 +43,8 @@ def graph(
         raise InputError("--select", "chooses a pipeline of a framework's file", "add --from")
     if slots is not None and slots < 1:
         raise InputError("--slots", f"must be at least 1, not {slots}")
+    if source is None:
+        source = SOURCES.get(file.suffix)
     loaded = load_workload(file) if source is None else load_source(source).load(file, select)
     if output is not None:
         save_workload(loaded, output, to or "egs", str(file))

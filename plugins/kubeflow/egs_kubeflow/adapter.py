@@ -1,0 +1,87 @@
+"""What `egs` asks of Kubeflow Pipelines: what EGS can do there, and whether this installation can do it.
+
+Importing this module imports no kfp: `egs --help` and `egs doctor` load it where kfp is broken or missing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.errors import InputError
+from egs_core.graph.load import LoadedWorkload
+from egs_kubeflow import compat
+
+CAPABILITIES = {
+    "observe": "no: runs on a cluster are not read; `egs kubeflow run` writes a run log",
+    "order": "no: pods are labelled, a controller must order them; `egs kubeflow run` does so here",
+    "split": "no: compiled components stay whole; `@egs_kubeflow.component` splits what it compiles",
+    "preload": "no: a task's pod does not exist before its predecessors have ended",
+    "gang": "no: members of a gang are labelled, a controller must start them together",
+    "preempt": "no: nothing recreates a pod that was deleted",
+    "limits": "no: `egs kubeflow compile` writes time limits, and nothing watches them",
+    "abort": "no: kfp ends whole runs only",
+    "audit": "yes",
+}
+
+HELD_BACK = {
+    "kubernetes": "pipelines with a platform document cannot be read, and none can be rewritten",
+    "local": "pipelines cannot be run on this machine",
+}
+"""What a user misses where an API of kfp is not what EGS knows."""
+
+
+class KubeflowAdapter:
+    """See `egs_core.adapter.Adapter`."""
+
+    name = "kubeflow"
+
+    def capabilities(self) -> dict[str, str]:
+        """What EGS can do on Kubeflow Pipelines, by the names of `egs_core.adapter.CAPABILITIES`."""
+        return dict(CAPABILITIES)
+
+    def doctor(self) -> list[Check]:
+        """kfp's version and the API that EGS uses."""
+        found = compat.kfp_version()
+        if not found:
+            return [Check("kfp", False, "not installed: pip install egs-kubeflow")]
+        known = ", ".join(compat.KNOWN_VERSIONS)
+        ok = compat.supported(found)
+        version = Check("kfp", ok, found if ok else f"{found} is not a version EGS was tried with ({known})")
+        missing = [feature for feature in compat.features() if not compat.available(feature)]
+        if not missing:
+            return [version, Check("private API", True, f"all {len(compat.features())} uses found")]
+        return [version, *(Check(f"private API: {name}", False, HELD_BACK.get(name, "")) for name in missing)]
+
+    def load(self, path: Path, select: str = "") -> LoadedWorkload:
+        """A compiled pipeline as a workload; InputError for a file that is none."""
+        from egs_kubeflow.convert.pipeline import load_workload
+
+        if select:
+            raise InputError("--select", "a compiled pipeline's file holds one pipeline", "leave it out")
+        return load_workload(path)
+
+    def audit(self, request: AuditRequest) -> Observed:
+        """What a cluster has done, from exported workflows, pods and nodes."""
+        from egs_kubeflow.audit.read import audit
+
+        return audit(request)
+
+    def commands(self) -> Any:
+        """The commands behind `egs kubeflow`."""
+        from egs_kubeflow.cli import app
+
+        return app
+
+    def replay(self, request: ReplayRequest) -> RunOutcome:  # noqa: ARG002  # the contract's signature
+        """Run workload files on Kubeflow Pipelines."""
+        raise InputError("--on kubeflow", "Kubeflow Pipelines cannot replay workloads yet", "use --on sim")
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:  # noqa: ARG002  # the contract's signature
+        """Run the demo's pipelines on Kubeflow Pipelines."""
+        raise InputError("--on kubeflow", "there is no demo on Kubeflow Pipelines yet", "use --on ray or airflow")
+
+
+ADAPTER = KubeflowAdapter()

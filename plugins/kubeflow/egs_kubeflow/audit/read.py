@@ -1,0 +1,73 @@
+"""The files of an export, read with bounds: one object or a list, of workflows, pods and nodes in any mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.errors import InputError
+from egs_kubeflow.audit.pods import take_node, take_pod
+from egs_kubeflow.audit.records import observed
+from egs_kubeflow.audit.seen import Seen
+from egs_kubeflow.audit.shapes import Exported, Node, ObjectList, Pod, Workflow
+from egs_kubeflow.audit.workflows import take_workflow
+
+MOST_BYTES = 1 << 30
+HOW = "kubectl get workflows,pods,nodes -A -o json > FILE"
+
+
+def audit(request: AuditRequest) -> Observed:
+    """The export as run log records. Raises InputError for what cannot be read or is none."""
+    if request.events is None:
+        raise InputError("--kubeflow", "needs a file", HOW)
+    return observed(read_export(request.events), str(request.events))
+
+
+def read_export(path: Path) -> Seen:
+    """What a file, or every .json in a folder, tells of a cluster."""
+    objects = [one for file in _files(path) for one in read_objects(file)]
+    seen = Seen()
+    for workflow in objects:  # a pod knows more of an attempt than its workflow, so it comes after
+        if isinstance(workflow, Workflow):
+            take_workflow(seen, workflow)
+    for one in objects:
+        if isinstance(one, Pod):
+            take_pod(seen, one)
+        elif isinstance(one, Node):
+            take_node(seen, one)
+    return seen
+
+
+def read_objects(file: Path) -> Iterator[Exported]:
+    """The objects of one file. Raises InputError that names the place in it of what is wrong."""
+    data = _read(file)
+    try:
+        found = msgspec.json.decode(data, type=ObjectList | Exported)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(str(file), f"is no export of a cluster: {error}", HOW) from None
+    yield from (found.items or []) if isinstance(found, ObjectList) else [found]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.json"))
+    if not found:
+        raise InputError(str(path), "has no .json file", HOW)
+    return found
+
+
+def _read(file: Path) -> bytes:
+    try:
+        if not file.exists():
+            raise InputError(str(file), "no such file", HOW)
+        if file.stat().st_size > MOST_BYTES:
+            raise InputError(str(file), "is too large", f"at most {MOST_BYTES >> 30} GiB: export fewer runs")
+        return file.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise InputError(str(file), f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise InputError(repr(str(file)), str(error)) from None

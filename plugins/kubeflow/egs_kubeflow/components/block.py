@@ -1,0 +1,170 @@
+"""`with egs.gpu():` in a component's function: the statements before it, in it and after it, as parts of their own.
+
+    def train(path: str) -> float:         before   egs_state = {batch}
+        import torch                       in it    import torch again, batch from the state; {loss}
+        batch = decode(path)               after    loss from the state; returns
+        with egs.gpu():
+            loss = fit(torch, batch)       A part gets what earlier parts have bound and it or a later one uses.
+        return write(loss)                 Imports, functions and classes are not handed on but written again.
+
+What cannot be cut so is an error that names its line: a block in a loop, a branch or another `with`, several blocks, a
+`return` before its end, an open file that would have to be handed on.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from egs_core.errors import InputError
+from egs_core.gpu_phase import gpu
+from egs_kubeflow.components.source import Source, names_in
+
+_DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+_NO_PARTS = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)
+_HINT = "use egs.phases(...), or move it into the block or behind it"
+
+
+def cut(source: Source) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
+    """The statements before the block, in it, and after it. Raises InputError that names the line in the way."""
+    body = source.tree.body
+    blocks = [node for node in ast.walk(source.tree) if isinstance(node, ast.With) and _is_gpu(node, source)]
+    if not blocks:
+        raise InputError(source.place(source.tree), "has no 'with egs.gpu():' that can be seen", _HINT)
+    if len(blocks) > 1:
+        raise InputError(
+            source.place(blocks[1]), "is a second 'with egs.gpu():'", "a component is cut at one; egs.phases"
+        )
+    block = blocks[0]
+    if block not in body:
+        raise InputError(source.place(block), "'with egs.gpu():' is inside another statement", _HINT)
+    _check_alone(block, source)
+    at = body.index(block)
+    parts = body[:at], block.body, body[at + 1 :]
+    _check(parts, source)
+    return parts
+
+
+def _check_alone(block: ast.With, source: Source) -> None:
+    if len(block.items) > 1 or block.items[0].optional_vars is not None:
+        problem = "'with egs.gpu():' has more in it than that"
+        raise InputError(source.place(block), problem, "write it alone, without 'as'")
+
+
+def without_blocks(source: Source) -> list[ast.stmt]:
+    """The statements of a function that is not to be split, with what is in its GPU blocks in their place: where kfp
+    runs it there is no `egs`."""
+    return [found for statement in source.tree.body for found in _opened(statement, source)]
+
+
+def _opened(node: ast.stmt, source: Source) -> list[ast.stmt]:
+    for name in ("body", "orelse", "finalbody"):
+        if isinstance(inner := getattr(node, name, None), list):
+            setattr(node, name, [found for statement in inner for found in _opened(statement, source)])
+    for handler in getattr(node, "handlers", []):
+        handler.body = [found for statement in handler.body for found in _opened(statement, source)]
+    if not isinstance(node, ast.With) or not _is_gpu(node, source):
+        return [node]
+    _check_alone(node, source)
+    return node.body
+
+
+def cpus_of(source: Source) -> float | None:
+    """The number in `with egs.gpu(cpus=2):`."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.With) and _is_gpu(node, source):
+            call = node.items[0].context_expr
+            stated = [*call.args, *[word.value for word in call.keywords]] if isinstance(call, ast.Call) else []
+            match stated:
+                case []:
+                    return None
+                case [ast.Constant(int() | float() as cpus)]:
+                    return float(cpus)
+            raise InputError(source.place(node), "its cpus are known at run time only", "write a number")
+    return None
+
+
+def handed_on(parts: Sequence[list[ast.stmt]], source: Source) -> tuple[list[list[ast.stmt]], list[list[str]]]:
+    """The parts, each with the definitions of earlier ones that it uses before it; and what each hands on, by name."""
+    whole = [[*_definitions(parts[:number], part), *part] for number, part in enumerate(parts)]
+    bound: set[str] = set()
+    state: list[list[str]] = []
+    for number, part in enumerate(parts):
+        bound |= names_in(part)[0] - _defined(parts[: number + 1])
+        later = set[str]().union(*[names_in(each)[1] for each in whole[number + 1 :]])
+        state.append(sorted(bound & later))
+        for statement in part:
+            _check_can_go_on(statement, set(state[-1]), source)
+    return whole, state
+
+
+def _definitions(earlier: Sequence[list[ast.stmt]], part: list[ast.stmt]) -> list[ast.stmt]:
+    """Definitions in earlier parts that a part needs, and those that they need in turn."""
+    known: list[ast.stmt] = [statement for each in earlier for statement in each if isinstance(statement, _DEFINITIONS)]
+    chosen: list[ast.stmt] = []
+    while True:
+        used = names_in([*chosen, *part])[1]
+        found = [statement for statement in known if names_in([statement])[0] & used]
+        if found == chosen:
+            return chosen
+        chosen = found
+
+
+def _defined(parts: Sequence[list[ast.stmt]]) -> set[str]:
+    return names_in([s for part in parts for s in part if isinstance(s, _DEFINITIONS)])[0]
+
+
+def _check_can_go_on(statement: ast.stmt, state: set[str], source: Source) -> None:
+    """Handles and modules cannot go from one container to another."""
+    if isinstance(statement, _DEFINITIONS):
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and (lost := names_in([node])[0] & state):
+            problem = (
+                f"{', '.join(sorted(lost))} is imported inside a statement and used on the other side of the block"
+            )
+            raise InputError(source.place(node), problem, "import it at the function's own level")
+        if isinstance(node, ast.Assign) and _opens(node.value) and (lost := names_in([node])[0] & state):
+            problem = f"the open file {', '.join(sorted(lost))} is used on the other side of the block"
+            raise InputError(source.place(node), problem, "open it where it is used")
+
+
+def _opens(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "open"
+
+
+def _check(parts: Sequence[list[ast.stmt]], source: Source) -> None:
+    for number, part in enumerate(parts):
+        for statement in part:
+            for node in _own(statement):
+                if isinstance(node, _NO_PARTS):
+                    raise InputError(source.place(node), "cannot be cut into parts", _HINT)
+                if isinstance(node, ast.Return) and number < len(parts) - 1:
+                    raise InputError(source.place(node), "returns before the end of 'with egs.gpu():'", _HINT)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """A statement and all in it, but what is in functions of its own."""
+    yield node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        for child in ast.iter_child_nodes(node):
+            yield from _own(child)
+
+
+def _is_gpu(node: ast.With, source: Source) -> bool:
+    names = inspect.getclosurevars(source.function)
+    known: dict[str, Any] = {**vars(__import__("builtins")), **names.globals, **names.nonlocals}
+    return any(isinstance(i.context_expr, ast.Call) and _value(i.context_expr.func, known) is gpu for i in node.items)
+
+
+def _value(node: ast.expr, known: dict[str, Any]) -> object:
+    """What a dotted name stands for; only modules are looked into."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    if isinstance(node, ast.Attribute):
+        inside = _value(node.value, known)
+        return getattr(inside, node.attr, None) if isinstance(inside, ModuleType) else None
+    return None

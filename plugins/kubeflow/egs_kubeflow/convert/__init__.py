@@ -1,0 +1,1 @@
+"""Compiled pipelines as workload graphs: PipelineSpec files and live `@dsl.pipeline` objects."""

@@ -1,0 +1,218 @@
+"""`run(pipeline)`: run a Kubeflow pipeline on this machine, really in parallel.
+
+from egs_kubeflow.run import run
+
+result = run(my_pipeline, {"epochs": 3}, gpus=2)      # a @dsl.pipeline, or the path of a compiled one
+result.outputs["accuracy"]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from egs_core.errors import InputError
+from egs_core.runlog import records as r
+from egs_kubeflow.convert.documents import Documents, documents_of, load_documents
+from egs_kubeflow.run.echo import Echo, harmless
+from egs_kubeflow.run.leaf import VISIBLE, Around
+from egs_kubeflow.run.learning import Learning, run_id, warn
+from egs_kubeflow.run.packages import Environments
+from egs_kubeflow.run.plan import Plan, Slots, make_plan
+from egs_kubeflow.run.scope import Node, Scope
+from egs_kubeflow.run.session import Session
+from egs_kubeflow.run.values import Values
+
+Policy = Literal["egs", "fifo"]
+POLICIES: tuple[Policy, ...] = ("egs", "fifo")
+ROOT = "local_outputs"
+"""Where kfp.local writes, and so do we."""
+SIGNAL_S = 0.25
+"""How long Ctrl-C may go unseen: Python loses one that comes just before a wait without an end."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task that ran or was skipped. task: its path, loops with their iteration. state: succeeded, failed, skipped
+    or pending; error: why it failed; folder: what it wrote, with its output in log.txt."""
+
+    task: str
+    state: str
+    attempts: int = 1
+    error: str = ""
+    outputs: Values = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of a run. state: succeeded, failed or aborted. runlog: for `egs report`; folder: of all tasks."""
+
+    name: str
+    state: str
+    outputs: Values
+    tasks: tuple[TaskResult, ...]
+    seconds: float
+    runlog: Path
+    folder: Path
+
+    @property
+    def failed(self) -> tuple[TaskResult, ...]:
+        """The tasks that failed, each with its error."""
+        return tuple(task for task in self.tasks if task.state == "failed")
+
+
+class PipelineFailed(RuntimeError):
+    """A task has failed for good; `result` has what became of each."""
+
+    def __init__(self, result: RunResult) -> None:
+        self.result = result
+        problems = "; ".join(f"{task.task} {task.error}" for task in result.failed[:3])
+        super().__init__(f"pipeline {result.name!r} has failed: {problems}")
+
+
+def run(
+    pipeline: Any,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    policy: Policy = "egs",
+    cpus: float | None = None,
+    gpus: int | None = None,
+    emulate_gpus: bool = False,
+    root: str | os.PathLike[str] = ROOT,
+    runlog: str | None = None,
+    history: str | None = None,
+    echo: Echo | None = None,
+    raise_on_error: bool = True,
+) -> RunResult:
+    """Run a live `@dsl.pipeline`, or a compiled one by its path, and wait for its end.
+
+    arguments: of the pipeline. policy: `egs`, or `fifo` to compare. cpus, gpus: slots for tasks, by default what the
+    machine has; a task that states nothing takes one CPU, one that asks for more than there is takes all.
+    emulate_gpus: `gpus` are slots without devices. root: where tasks write. runlog: a file for `egs report`, history: a
+    database URL, by default both in the user's data folder; a run with emulated GPUs leaves its durations only in a
+    history that is given here. echo(task, line): told what tasks print, and when each starts and ends; what kfp's
+    executor says of itself is in the task's log.txt only.
+
+    Raises InputError for a pipeline that cannot run here, before anything has; PipelineFailed where a task has failed,
+    unless `raise_on_error` is off. KeyboardInterrupt ends all tasks first.
+    """
+    is_file = isinstance(pipeline, (str, os.PathLike))
+    documents = load_documents(Path(pipeline)) if is_file else documents_of(pipeline)
+    place = str(pipeline) if is_file else documents.name
+    if policy not in POLICIES:
+        raise InputError("policy", f"{policy!r} is unknown", f"one of {', '.join(POLICIES)}")
+    slots = _slots(cpus, gpus, emulate_gpus)
+    plan = make_plan(documents, dict(arguments or {}), slots, place)
+    name = run_id(plan.name)
+    header = r.Header(
+        run_id=name,
+        driver="kubeflow",
+        policy=policy,
+        mode="on",
+        emulated_gpus=emulate_gpus,
+        started_at=time.time(),
+        label=f"EGS ({policy})",
+    )
+    folder = _made(Path(root).absolute() / name)
+    for note in plan.notes:
+        warn(note)
+    learning = Learning(plan.name, header, runlog, history)
+    plan.graph = learning.believe(plan.graph)
+    with TemporaryDirectory(prefix="egs-packages-") as packages:
+        ways = Environments(Path(packages))
+        around = Around(folder, name, str(time.monotonic_ns()), ways, harmless(echo), bool(slots.devices))
+        result = _run(Session(plan, slots, around, learning, policy), plan, folder, learning.path)
+    if raise_on_error and result.state != "succeeded":
+        raise PipelineFailed(result)
+    return result
+
+
+def run_file(path: str | os.PathLike[str], arguments: Mapping[str, str] | None = None, **options: Any) -> RunResult:
+    """`run` for a compiled pipeline and arguments as a command line has them: text, JSON where the parameter is no
+    string. Raises InputError for what cannot be read."""
+    documents = load_documents(Path(path))
+    return run(path, _parsed(documents, arguments or {}, str(path)), **options)
+
+
+def _run(session: Session, plan: Plan, folder: Path, runlog: Path) -> RunResult:
+    begin = time.monotonic()
+    try:
+        session.start()
+        while not session.over.wait(SIGNAL_S):
+            pass
+    except BaseException:
+        session.abort()
+        raise
+    finally:
+        session.close()
+    if session.death is not None:
+        raise RuntimeError("the runner itself has failed") from session.death
+    outputs = session.root.outputs() if session.outcome == "succeeded" else {}
+    tasks = tuple(_tasks(session.root, plan))
+    return RunResult(plan.name, session.outcome, outputs, tasks, time.monotonic() - begin, runlog, folder)
+
+
+def _tasks(scope: Scope, plan: Plan) -> list[TaskResult]:
+    found: list[TaskResult] = []
+    for node in scope.nodes.values():
+        for inner in node.scopes:
+            found += _tasks(inner, plan)
+        if not plan.is_group(node.spec):
+            found.append(_result(node))
+    return found
+
+
+def _result(node: Node) -> TaskResult:
+    return TaskResult(node.id, node.state, node.attempt, node.error, node.outputs, node.folder)
+
+
+def _made(folder: Path) -> Path:
+    """The folder of the run, made before anything runs in it."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InputError("root", f"{folder} cannot be made: {error.strerror or error}") from None
+    return folder
+
+
+def _slots(cpus: float | None, gpus: int | None, is_emulated: bool) -> Slots:
+    devices = tuple(map(str, range(gpus or 0))) if is_emulated else _devices()
+    if gpus is not None and gpus > len(devices):
+        raise InputError("gpus", f"there are {len(devices)} GPUs here, not {gpus}", "emulate_gpus makes slots for them")
+    cpus = os.cpu_count() or 1 if cpus is None else cpus
+    if cpus <= 0:
+        raise InputError("cpus", f"{cpus:g} are too few to run anything")
+    return Slots(float(cpus), devices[:gpus], is_emulated)
+
+
+def _devices() -> tuple[str, ...]:
+    """The GPUs that this process may use, by their numbers or names."""
+    if (visible := os.environ.get(VISIBLE)) is not None:
+        return tuple(device.strip() for device in visible.split(",") if device.strip() not in ("", "-1"))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(map(str, range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))))
+
+
+def _parsed(documents: Documents, arguments: Mapping[str, str], place: str) -> Values:
+    """Values of a command line by the types that the pipeline states."""
+    root = documents.pipeline.get("root") or {}
+    known = (root.get("inputDefinitions") or {}).get("parameters") or {} if isinstance(root, dict) else {}
+    found: Values = {}
+    for name, text in arguments.items():
+        kind = (known.get(name) or {}).get("parameterType", "STRING") if isinstance(known, dict) else "STRING"
+        try:
+            found[name] = text if kind == "STRING" else json.loads(text)
+        except ValueError:
+            raise InputError(f"{place}: argument {name!r}", f"{text!r} is no {kind}", "write it as JSON") from None
+    return found

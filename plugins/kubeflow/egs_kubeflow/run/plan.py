@@ -1,0 +1,165 @@
+"""A compiled pipeline as the runner reads it: its messages, and what the converted graph says of each of its tasks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from egs_core.errors import InputError
+from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
+from egs_core.graph.places import did_you_mean
+from egs_kubeflow import compat
+from egs_kubeflow.convert.documents import Documents, Spec, checked
+from egs_kubeflow.convert.pipeline import convert_spec
+from egs_kubeflow.run import docker
+from egs_kubeflow.run.values import Values, with_defaults
+
+NOTHING = Shape(0)
+"""What a task holds of which nothing runs."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What this machine offers to tasks. devices: its GPUs by their ids; is_emulated: those are slots only."""
+
+    cpus: float
+    devices: tuple[str, ...] = ()
+    is_emulated: bool = False
+
+    def fit(self, shape: Shape) -> Shape:
+        """A shape, no larger than the machine: who asks for more gets all of it, instead of waiting for ever."""
+        cpu_milli = min(shape.cpu_milli, math.floor(self.cpus * 1000))
+        return Shape(cpu_milli, min(shape.gpu_milli, len(self.devices) * 1000), shape.memory_bytes)
+
+
+@dataclass
+class Plan:
+    """graph: the pipeline's, one task for all iterations of a loop, by the path of its name. inputs: the arguments.
+    notes: what tasks ask for and this machine has not, in words for a person."""
+
+    spec: Spec
+    graph: Graph
+    inputs: Values
+    notes: tuple[str, ...] = ()
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.numbers = {task: number for number, task in enumerate(self.graph.ids)}
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def component_of(self, task: Any) -> Any:
+        return self.spec.pipeline.components[task.component_ref.name]
+
+    def executor_of(self, task: Any) -> Any:
+        return self.spec.executors[self.component_of(task).executor_label]
+
+    def is_group(self, task: Any) -> bool:
+        """Whether a task stands for others: a nested DAG, a branch or a loop."""
+        return self.component_of(task).HasField("dag") or task.WhichOneof("iterator") is not None
+
+    def phase(self, kind: str) -> tuple[int, Shape, float | None]:
+        """Kind, resources and expected seconds of the task that has this path."""
+        phase = self.graph.phase_offsets[self.numbers[kind]]
+        return (
+            self.graph.phase_kind[phase],
+            self.graph.shapes[self.graph.phase_shape[phase]],
+            self.graph.phase_duration_s[phase],
+        )
+
+    def options(self, kind: str) -> TaskOptions:
+        """What the engine may know of a task: its place in the order. What needs more than one machine is left out."""
+        found = self.graph.options_of(self.numbers[kind])
+        return TaskOptions(
+            found.stage, found.priority, found.max_wait_s, retries=found.retries, deadline_s=found.deadline_s
+        )
+
+    def max_runtime_s(self, kind: str) -> float | None:
+        """How long an attempt of a task may take."""
+        return self.graph.options_of(self.numbers[kind]).max_runtime_s
+
+    def group_seconds(self, kind: str, unknown_s: float) -> float:
+        """The longest path through what a task stands for; a loop counts as one iteration. unknown_s: for each task
+        of which nobody knows."""
+        longest: dict[int, float] = {}
+        for number, task in enumerate(self.graph.ids):  # parents first
+            if task.startswith(f"{kind}."):
+                own = self.graph.phase_duration_s[self.graph.phase_offsets[number]]
+                before = max((longest.get(parent, 0.0) for parent in self.graph.parents[number]), default=0.0)
+                longest[number] = before + (unknown_s if own is None else own)
+        return max(longest.values(), default=0.0)
+
+
+def make_plan(documents: Documents, given: Values, slots: Slots, place: str) -> Plan:
+    """Read a pipeline and check it, its arguments and what its components need. Raises InputError: nothing has run."""
+    if not compat.available("local"):
+        raise InputError(f"kfp {compat.kfp_version()}", "has no local executor that EGS knows", "kfp.local may run it")
+    spec = checked(documents, place)
+    inputs = _inputs(spec, given, place)
+    converted = convert_spec(spec, inputs, place)
+    for number, facts in enumerate(converted.facts):
+        if facts.kind == "container":
+            _check_container(spec.executors[facts.executor].container, f"{place}: task {converted.graph.ids[number]!r}")
+        elif facts.kind not in ("importer", "join"):
+            raise InputError(
+                f"{place}: task {converted.graph.ids[number]!r}", f"is of a kind not run here: {facts.kind}"
+            )
+    runs = [facts.kind == "container" for facts in converted.facts]
+    return Plan(spec, _fitted(converted.graph, runs, slots), inputs, _lacking(converted.graph, runs, slots))
+
+
+def _check_container(container: Any, place: str) -> None:
+    if not compat.runs_user_code(list(container.command)) and (problem := docker.why_not()):
+        hint = "lightweight Python components need none"
+        raise InputError(place, f"needs its container {container.image!r}, and {problem}", hint)
+
+
+def _fitted(graph: Graph, runs: list[bool], slots: Slots) -> Graph:
+    """The graph with what this machine has for each task; tasks of which nothing runs hold nothing."""
+    found = Graph(ids=graph.ids, names=graph.names, parents=graph.parents, options=graph.options)
+    for number, first in enumerate(graph.phase_offsets[:-1]):
+        shape = slots.fit(graph.shapes[graph.phase_shape[first]]) if runs[number] else NOTHING
+        found.phase_kind.append(graph.phase_kind[first] if shape.gpu_milli else CPU)
+        found.phase_shape.append(found.intern_shape(shape))
+        found.phase_duration_s.append(graph.phase_duration_s[first])
+        found.phase_offsets.append(number + 1)
+    return found
+
+
+def _lacking(graph: Graph, runs: list[bool], slots: Slots) -> tuple[str, ...]:
+    """What tasks ask for and there is not: one line for GPUs, one for CPUs."""
+    shapes = [graph.shapes[graph.phase_shape[first]] for first in graph.phase_offsets[:-1]]
+    asked = [shape for shape, is_run in zip(shapes, runs, strict=True) if is_run]
+    gpus = [shape.gpu_milli / 1000 for shape in asked if shape.gpu_milli > 1000 * len(slots.devices)]
+    cpus = [shape.cpu_milli / 1000 for shape in asked if shape.cpu_milli > 1000 * slots.cpus]
+    notes = []
+    if gpus and slots.devices:
+        notes.append(
+            f"{_ask(gpus)} for up to {max(gpus):g} GPUs, there are {len(slots.devices)}: one such task gets all"
+        )
+    elif gpus:
+        notes.append(f"{_ask(gpus)} for a GPU, there is none here: --gpus 1 --emulate-gpus makes slots")
+    if cpus:
+        notes.append(f"{_ask(cpus)} for up to {max(cpus):g} CPUs, there are {slots.cpus:g}: one such task gets all")
+    return tuple(notes)
+
+
+def _ask(tasks: list[float]) -> str:
+    return "1 task asks" if len(tasks) == 1 else f"{len(tasks)} tasks ask"
+
+
+def _inputs(spec: Spec, given: Values, place: str) -> Values:
+    known = spec.pipeline.root.input_definitions
+    for name in given:
+        if name not in known.parameters:
+            raise InputError(
+                f"{place}: argument {name!r}", "is no parameter of it", did_you_mean(name, known.parameters)
+            )
+    for name, stated in [*known.parameters.items(), *known.artifacts.items()]:
+        if name not in given and not stated.is_optional:
+            problem = "is an artifact, and cannot be given here" if name in known.artifacts else "is missing"
+            raise InputError(f"{place}: argument {name!r}", problem)
+    return with_defaults(given, spec.pipeline.root)

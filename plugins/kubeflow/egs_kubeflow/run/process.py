@@ -1,0 +1,72 @@
+"""One running task: its process, what it prints, how it is ended.
+
+Each task has a process group of its own, which ends with it, as a container's processes do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+GRACE_S = 5.0
+LOG = "log.txt"
+
+
+class Process:
+    """A command under way; `wait` and `stop` may be called from different threads."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, say: Callable[[str], None]
+    ):
+        self._popen = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._is_over = False  # from then on its number may be another's
+        self._log = folder / LOG
+        self._say = say
+        self._reader = threading.Thread(target=self._read, name="egs-output", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def wait(self) -> int:
+        """Its exit code (negative: the signal that ended it), when nothing of it is left."""
+        code = self._popen.wait()
+        self._signal(signal.SIGKILL)  # what it has left in the background
+        self._is_over = True
+        self._reader.join()
+        return code
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Ask it to end, and end it when it does not; returns at once."""
+        self._signal(signal.SIGTERM)
+        timer = threading.Timer(grace_s, self._signal, [signal.SIGKILL])
+        timer.daemon = True
+        timer.start()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left, or only what may not be asked
+            if not self._is_over:
+                os.killpg(self._popen.pid, number)
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as output, self._log.open("w") as log:
+            for line in output:
+                log.write(line)
+                log.flush()
+                self._say(line)

@@ -1,0 +1,288 @@
+"""One run of a pipeline: an engine that says what starts when, and what it takes to carry that out on this machine.
+
+    scope opened ─► tasks ─► engine ─► grant ─┬─ task with a process: a thread runs it ─► ended ─► what follows
+                                              ├─ nested DAG, branch, loop: its scopes open ─► closed ─► ended
+                                              └─ join of a scope: ended at once
+
+The engine sees the tasks of every open scope. One that stands for others holds nothing, and is expected to take as long
+as the longest path through them; a scope with something after its owner ends in a *join* that takes as long as that
+is expected to, so that the engine knows how much waits for each task. What runs after a failure is the pipeline's own
+rule (`scope`): the engine hears of the tasks that are skipped, and that what failed for good is over.
+
+Everything below the public methods runs on the embedded driver's thread, so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from egs_core.driver.embedded import EmbeddedDriver
+from egs_core.driver.run_records import RunRecords
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.growth import PRIOR_S
+from egs_core.errors import InputError
+from egs_core.graph.columns import CPU, KIND_NAMES, Graph, Shape, TaskOptions
+from egs_core.runlog import records as r
+from egs_kubeflow.run.condition import is_met
+from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
+from egs_kubeflow.run.learning import Learning
+from egs_kubeflow.run.plan import NOTHING, Plan, Slots
+from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
+from egs_kubeflow.run.values import Values, items_of, with_defaults
+
+NODE = "local"
+ABORT_S = 30.0
+
+
+class Session:
+    """See the module. `start`, then `wait`; `abort` ends it early; `close` in the end."""
+
+    def __init__(self, plan: Plan, slots: Slots, around: Around, learning: Learning, policy: str) -> None:
+        self._plan, self._slots, self._around, self._learning = plan, slots, around, learning
+        self._engine = Engine(EngineConfig(policy=policy, preload=False))
+        self._records = RunRecords(self._engine.state, learning.record)
+        self._driver = EmbeddedDriver(self._engine, self._perform, on_death=self._died)
+        self._nodes: dict[int, Node | None] = {}  # by the engine's number; None: a join
+        self._leaves: dict[int, Leaf] = {}
+        self._retry_at: dict[int, float] = {}
+        self._is_aborted = False
+        self.outcome = ""
+        self.root = Scope(plan.spec.pipeline.root, plan.inputs, around.job)
+        self.over = threading.Event()
+        self.death: BaseException | None = None
+
+    def start(self) -> None:
+        self._driver.start()
+        self._driver.do(self._begin)
+
+    def abort(self) -> None:
+        """End what runs, and wait until it has ended."""
+        self._driver.do(self._abort)
+        self.over.wait(ABORT_S)
+
+    def close(self) -> None:
+        self._driver.close()
+        self._learning.close()
+
+    # --- the start of things ---
+
+    def _begin(self) -> None:
+        added = m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices))
+        submitted = m.WorkloadSubmitted(self._around.job, self._plan.name)
+        self._driver.handle(added)
+        self._driver.handle(submitted)
+        now = self._driver.now()
+        self._records.node(added, now)
+        self._records.workload(submitted, now)
+        self._open(self.root)
+
+    def _open(self, scope: Scope) -> None:
+        """Give the tasks of a scope to the engine."""
+        first = len(self._engine.state.task_ids)
+        graph, numbers = Graph(), {name: first + number for number, name in enumerate(scope.nodes)}
+        for name, node in scope.nodes.items():
+            node.number = numbers[name]
+            self._nodes[node.number] = node
+            parents, (phase, options) = tuple(numbers[parent] for parent in node.parents), self._expected(node)
+            graph.add_task(node.id, parents, (phase,), name=node.kind, options=options)
+        if scope.owner is not None and (after_s := self._seconds_after(scope.owner)) > 0:
+            self._nodes[first + len(numbers)] = None
+            graph.add_task(f"{scope.path}end", tuple(numbers.values()), ((CPU, NOTHING, after_s),))
+        self._driver.handle(m.TasksAdded(self._around.job, graph))
+
+    def _expected(self, node: Node) -> tuple[tuple[int, Shape, float | None], TaskOptions]:
+        if self._plan.is_group(node.spec):
+            return (CPU, NOTHING, self._plan.group_seconds(node.kind, PRIOR_S)), TaskOptions()
+        return self._plan.phase(node.kind), self._plan.options(node.kind)
+
+    def _seconds_after(self, node: Node) -> float:
+        """How long what waits for a task is expected to take, from its end on."""
+        state, phase = self._engine.state, self._phase(node)
+        return state.rank_s[phase] - state.estimate_s[phase]
+
+    # --- what the engine decides ---
+
+    def _perform(self, decision: m.Decision, now: float) -> None:
+        if not isinstance(decision, m.Grant) or self._is_aborted:
+            return  # nothing is preloaded, and only an abort stops what runs: it does so itself
+        node = self._nodes[decision.task]
+        if node is None or node.state != PENDING:
+            self._driver.handle(m.PhaseEnded(decision.phase, decision.attempt))
+        elif now < self._retry_at.get(node.number, 0.0):
+            self._driver.handle(m.DecisionRejected(decision.id, "it waits before it tries again"))
+        else:
+            self._begin_node(node, decision, now)
+
+    def _begin_node(self, node: Node, grant: m.Grant, now: float) -> None:
+        node.attempt = grant.attempt
+        try:
+            arguments = node.scope.arguments(node)
+            condition = node.spec.trigger_policy.condition
+            if condition and not is_met(condition, arguments, node.id):
+                self._finish(node, SKIPPED)
+            elif self._plan.is_group(node.spec):
+                self._expand(node, arguments)
+            else:
+                self._run(node, grant, arguments, now)
+        except InputError as error:
+            self._finish(node, FAILED, str(error))
+
+    # --- tasks that stand for others ---
+
+    def _expand(self, node: Node, arguments: Values) -> None:
+        """Open the scopes of a nested DAG, or of the iterations of a loop, as many as it lets run at once."""
+        node.waiting = [arguments]
+        if node.is_loop:
+            name, items = items_of(node.spec, arguments, node.id)
+            node.waiting = [{**arguments, name: item} for item in items]
+        node.state = RUNNING
+        self._driver.handle(m.PhaseStarted(self._phase(node), node.attempt))
+        limit = node.spec.iterator_policy.parallelism_limit or len(node.waiting)
+        for _ in range(min(limit, len(node.waiting))):
+            self._open_next(node)
+        if not node.scopes:
+            self._finish_group(node)
+
+    def _open_next(self, node: Node) -> None:
+        component = self._plan.component_of(node.spec)
+        inputs, iteration = with_defaults(node.waiting.pop(0), component), len(node.scopes) if node.is_loop else None
+        scope = Scope(component, inputs, self._around.job, node, iteration)
+        node.scopes.append(scope)
+        self._open(scope)
+
+    def _closed(self, scope: Scope) -> None:
+        node = scope.owner
+        if node is None:
+            self._end("failed" if scope.failed is not None else "succeeded")
+        elif node.waiting and scope.failed is None:
+            self._open_next(node)
+        elif all(each.is_over for each in node.scopes):
+            self._finish_group(node)
+
+    def _finish_group(self, node: Node) -> None:
+        failed = next((scope.failed for scope in node.scopes if scope.failed is not None), None)
+        if failed is not None:
+            self._finish(
+                node, FAILED, failed.error if self._plan.is_group(failed.spec) else f"{failed.id} {failed.error}"
+            )
+            return
+        found = [scope.outputs() for scope in node.scopes]
+        node.outputs = found[0] if found and not node.is_loop else {}
+        if node.is_loop:
+            outputs = self._plan.component_of(node.spec).output_definitions
+            for name in (*outputs.parameters, *outputs.artifacts):
+                node.outputs[name] = [each[name] for each in found if name in each]
+        self._finish(node, SUCCEEDED)
+
+    # --- tasks that run ---
+
+    def _run(self, node: Node, grant: m.Grant, arguments: Values, now: float) -> None:
+        node.state = RUNNING
+        if grant.attempt == 1:
+            kind, shape, _ = self._plan.phase(node.kind)
+            held = (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
+            added = r.TaskAdded(now, self._around.job, node.id, node.kind, tuple(before(node)), (held,))
+            self._learning.record(added)
+        self._records.grant(grant, now)
+        self._driver.handle(m.PhaseStarted(grant.phase, grant.attempt))
+        self._records.started(grant, now, None)
+        node.folder = str(self._around.root / folder_of(node.id, grant.attempt))
+        leaf = self._leaves[node.number] = Leaf(
+            self._around,
+            node.id,
+            self._plan.component_of(node.spec),
+            self._plan.executor_of(node.spec),
+            Path(node.folder),
+            self._plan.max_runtime_s(node.kind),
+        )
+        devices = [self._slots.devices[device] for device in grant.devices]
+        threading.Thread(target=self._work, args=(node, leaf, arguments, devices), name=node.id, daemon=True).start()
+
+    def _work(self, node: Node, leaf: Leaf, arguments: Values, devices: list[str]) -> None:
+        """On a thread of the task's own."""
+        outputs: Values = {}
+        error, begin, attempt = "", time.monotonic(), node.attempt
+        self._around.echo(node.id, "· starts" + (f", attempt {attempt}" if attempt > 1 else "") + "\n")
+        try:
+            outputs = leaf.run(arguments, devices)
+        except TaskFailed as failure:
+            error = str(failure)
+        except BaseException as failure:  # whatever it is, the run must hear that the task is over
+            error = f"{type(failure).__name__}: {failure}"
+        if not self._is_aborted:
+            state, how = (FAILED, f": {error}") if error else (SUCCEEDED, "")
+            self._around.echo(node.id, f"· {state} after {time.monotonic() - begin:.1f} s{how}\n")
+        self._driver.do(lambda: self._ended(node, outputs, error))
+
+    def _ended(self, node: Node, outputs: Values, error: str) -> None:
+        now, phase = self._driver.now(), self._phase(node)
+        del self._leaves[node.number]
+        outcome = "aborted" if self._is_aborted else "failed" if error else "succeeded"
+        self._records.ended(phase, node.attempt, outcome, now)
+        if self._is_aborted:
+            node.state, node.error = FAILED, "was aborted"
+            self._end_when_idle()
+        elif error and node.attempt <= self._plan.options(node.kind).retries:
+            node.state = PENDING
+            self._retry_at[node.number] = now + backoff_s(node.spec.retry_policy, node.attempt)
+            self._driver.handle(m.PhaseEnded(phase, node.attempt, "failed"))
+        else:
+            node.outputs = outputs
+            self._finish(node, FAILED if error else SUCCEEDED, error)
+
+    # --- the end of things ---
+
+    def _finish(self, node: Node, state: str, error: str = "") -> None:
+        """A task is over. The engine is told so in the same words whatever became of it: see the module."""
+        node.state, node.error = state, error
+        for lost in reversed(list(node.scope.to_skip())):  # the last first: none of them becomes ready
+            self._driver.handle(m.BranchSkipped(lost.number))
+        self._driver.handle(m.PhaseEnded(self._phase(node), node.attempt))
+        if node.scope.is_over:
+            self._closed(node.scope)
+
+    def _abort(self) -> None:
+        if not self.over.is_set():
+            self._is_aborted = True
+            for leaf in self._leaves.values():
+                leaf.stop()
+            self._end_when_idle()
+
+    def _end_when_idle(self) -> None:
+        if not self._leaves:
+            self._end("aborted")
+
+    def _end(self, outcome: str) -> None:
+        self.outcome = outcome
+        self._learning.record(r.WorkloadEnded(self._driver.now(), self._around.job, outcome))
+        self.over.set()
+
+    def _died(self, error: BaseException) -> None:
+        """A fault of EGS's own: what runs is ended, and the caller hears of it."""
+        self.death = error
+        for leaf in self._leaves.values():
+            leaf.stop()
+        self.over.set()
+
+    def _phase(self, node: Node) -> int:
+        return self._engine.state.first_phase[node.number]
+
+
+def folder_of(task_id: str, attempt: int) -> str:
+    """The name of the folder in which an attempt of a task writes: its id, which may be any text, as a file name."""
+    name = quote(task_id, safe="[]")
+    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    return name if attempt == 1 else f"{name}.attempt{attempt}"
+
+
+def backoff_s(policy: Any, attempt: int) -> float:
+    """How long a task waits after this failed attempt."""
+    first_s = policy.backoff_duration.ToTimedelta().total_seconds()
+    most_s = policy.backoff_max_duration.ToTimedelta().total_seconds() or math.inf
+    return float(min(first_s * (policy.backoff_factor or 1.0) ** (attempt - 1), most_s))

@@ -1,0 +1,255 @@
+"""Real pipelines for the local runner's tests, one construct of kfp after the other."""
+
+# mypy: disable-error-code="no-any-return"
+# Pipelines return what a task will give, not a value.
+# kfp reads the annotations of components: they must not be text, so no `from __future__ import annotations`
+from collections.abc import Callable
+from typing import Any, Optional
+
+from kfp import dsl
+from kfp.dsl import Dataset, Input, Output
+
+
+def component(function: Callable[..., Any]) -> Any:
+    """A component of this interpreter's packages."""
+    return dsl.component(base_image="python:3.12", install_kfp_package=False)(function)
+
+
+@component
+def text(value: str = "x", times: int = 1) -> str:
+    return value * times
+
+
+@component
+def coin(seed: int) -> str:
+    return "heads" if seed % 2 else "tails"
+
+
+@component
+def numbers(n: int) -> list[int]:
+    return list(range(n))
+
+
+@component
+def square(x: int, file: Output[Dataset]) -> int:
+    with open(file.path, "w") as out:
+        out.write(str(x * x))
+    file.metadata["of"] = x
+    return x * x
+
+
+@component
+def total(xs: list[int]) -> int:
+    return sum(xs)
+
+
+@component
+def join(files: Input[list[Dataset]]) -> str:
+    parts = []
+    for file in files:
+        with open(file.path) as content:
+            parts.append(content.read())
+    return ",".join(parts)
+
+
+@component
+def read(file: Input[Dataset]) -> str:
+    with open(file.path) as content:
+        return content.read()
+
+
+@component
+def broken(message: str) -> str:
+    raise RuntimeError(message)
+
+
+@component
+def note(path: str, status: dsl.PipelineTaskFinalStatus) -> None:
+    with open(path, "w") as out:
+        out.write(f"{status.state} {status.pipeline_task_name}")
+
+
+@component
+def third_time(path: str) -> int:
+    with open(path, "a+") as tries:
+        tries.write("x")
+        tries.seek(0)
+        count = len(tries.read())
+    if count < 3:
+        raise RuntimeError("not yet")
+    return count
+
+
+@component
+def sleep(seconds: float, after: str = "") -> str:
+    import time
+
+    time.sleep(seconds)
+    return f"slept {after}"
+
+
+@component
+def variable(name: str) -> str:
+    import os
+
+    return os.environ.get(name, "none")
+
+
+@dsl.pipeline
+def summed(n: int) -> int:
+    """A loop over what a task gives, and what its iterations give together."""
+    with dsl.ParallelFor(numbers(n=n).output, parallelism=2) as x:
+        each = square(x=x)
+    return total(xs=dsl.Collected(each.outputs["Output"])).output
+
+
+@dsl.pipeline
+def nested(n: int = 4) -> str:
+    """A pipeline in a pipeline, whose output goes on; text with a placeholder of a number."""
+    inner = summed(n=n)
+    return text(value=f"sum {inner.output} of {n}", times=2).output
+
+
+@dsl.pipeline
+def files() -> str:
+    """A loop over a list as written, with fields, and its artifacts together."""
+    with dsl.ParallelFor([{"a": 3, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 3}]) as item:
+        each = square(x=item.a)
+        text(times=item.b)
+    return join(files=dsl.Collected(each.outputs["file"])).output
+
+
+@dsl.pipeline
+def pairs() -> int:
+    """A loop in a loop."""
+    with dsl.ParallelFor([1, 2]) as x:
+        square(x=x)
+        with dsl.ParallelFor([10, 20]) as y:
+            square(x=y)
+    return total(xs=[1]).output
+
+
+@dsl.pipeline
+def choice(seed: int) -> str:
+    """One of three branches, and what it gives."""
+    tossed = coin(seed=seed)
+    with dsl.If(tossed.output == "heads"):
+        first = text(value="head", times=1)
+    with dsl.Elif(seed > 5):
+        second = text(value="large", times=1)
+    with dsl.Else():
+        third = text(value="tail", times=1)
+    return text(value=dsl.OneOf(first.output, second.output, third.output), times=2).output
+
+
+@dsl.pipeline
+def guarded(path: str) -> None:
+    """A failure in an exit handler: what follows it is skipped, the exit task hears of it."""
+    with dsl.ExitHandler(note(path=path)):
+        bad = broken(message="on purpose")
+        text(value=bad.output)
+
+
+@dsl.pipeline
+def tolerant() -> None:
+    """A task that runs although the one before it has failed."""
+    bad = broken(message="on purpose")
+    text(value="still", times=1).after(bad).ignore_upstream_failure()
+
+
+@dsl.pipeline
+def patient(path: str) -> int:
+    return third_time(path=path).set_retry(num_retries=3, backoff_duration="0s").output
+
+
+@dsl.pipeline
+def importing(uri: str) -> str:
+    found = dsl.importer(artifact_uri=uri, artifact_class=Dataset, metadata={"kind": "given"})
+    return read(file=found.output).output
+
+
+@dsl.pipeline
+def twice() -> str:
+    """Two tasks of one component, whose files must not be each other's."""
+    one, two = square(x=2), square(x=3)
+    return text(value=f"{read(file=one.outputs['file']).output} {read(file=two.outputs['file']).output}").output
+
+
+@dsl.pipeline
+def twice_plain() -> str:
+    return text(value=f"{text(value='a').output} {text(value='b', times=2).output}").output
+
+
+@component
+def described(n: int, share: float, is_on: bool, names: list[str], more: dict[str, str]) -> str:
+    return repr((n, share, is_on, names, more))
+
+
+@dsl.pipeline
+def values(
+    n: int = 2,
+    share: float = 3.0,
+    is_on: bool = True,
+    names: list[str] = ["a"],  # noqa: B006  # kfp takes its defaults from here
+    more: dict[str, str] = {"b": "c"},  # noqa: B006  # as above
+) -> str:
+    """A value of each type, as a component sees it."""
+    return described(n=n, share=share, is_on=is_on, names=names, more=more).output
+
+
+@component
+def optional(n: Optional[int] = None, name: str = "unnamed") -> str:  # noqa: UP045  # kfp reads no `int | None`
+    return f"{n} {name}"
+
+
+@dsl.pipeline
+def opted(n: Optional[int] = None) -> str:  # noqa: UP045  # as above
+    """Optional inputs that nobody gives."""
+    return text(value=f"{optional(n=n).output} {optional(n=3).output}", times=1).output
+
+
+@dsl.pipeline
+def variables() -> str:
+    return variable(name="EGS_TEST_VALUE").set_env_variable("EGS_TEST_VALUE", "of the task").output
+
+
+@dsl.pipeline
+def devices() -> None:
+    """Four tasks for one GPU each."""
+    for _ in range(4):
+        task = variable(name="CUDA_VISIBLE_DEVICES")
+        task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
+    variable(name="CUDA_VISIBLE_DEVICES")
+
+
+def packaged(wheel: str) -> Any:
+    """A pipeline of two tasks whose component installs a wheel and imports what is in it."""
+
+    @dsl.component(base_image="python:3.12", packages_to_install=[wheel])
+    def use() -> str:
+        import egs_test_package  # type: ignore[import-not-found]  # the wheel has it
+
+        return egs_test_package.VALUE
+
+    @dsl.pipeline(name="packaged")
+    def twice() -> str:
+        return text(value=f"{use().output} {use().output}", times=1).output
+
+    return twice
+
+
+@dsl.pipeline
+def six() -> None:
+    """Six tasks of 1 s with a critical path of 4 s: a - b - c - d, and e, f beside it."""
+    a = sleep(seconds=1.0)
+    b = sleep(seconds=1.0, after=a.output)
+    c = sleep(seconds=1.0, after=b.output)
+    sleep(seconds=1.0, after=c.output)
+    sleep(seconds=1.0)
+    sleep(seconds=1.0)
+
+
+@dsl.pipeline
+def endless() -> None:
+    for _ in range(3):
+        sleep(seconds=600.0)

@@ -1,0 +1,173 @@
+"""A site's profile, a history by name, and the command that uses both."""
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from kfp import compiler, dsl
+
+from egs_core.cli.app import run
+from egs_core.errors import InputError
+from egs_core.graph.columns import Shape
+from egs_core.history import HistoryRow
+from egs_core.history.sql import SqlHistory
+from egs_core.predict import Predictor
+from egs_kubeflow.rewrite import profile
+from egs_kubeflow.rewrite.history import load_history
+from egs_kubeflow.rewrite.profile import parse_profile
+
+SITE = "pools:\n  - {name: cpu, selector: {pool: cpu}}\ntime_limits: {cpu: 1h}\n"
+
+
+@dsl.component(base_image="python:3.11")
+def step() -> None:
+    print("step")
+
+
+@dsl.pipeline(name="small")
+def small() -> None:
+    step()
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    """A compiled pipeline's file."""
+    path = tmp_path / "small.yaml"
+    compiler.Compiler().compile(small, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("pools:\n - {name: a}", "site line 2: pools[0].selector", "required"),
+        ("pools:\n - {name: A, selector: {a: b}}", "site line 2: pools[0].name", "'A' is no name of Kubernetes"),
+        ("pools:\n - {name: a, selector: {}}", "site line 2: pools[0].selector", "at least 1"),
+        ("pools:\n - name: a\n   selector: {x: 'a b'}", "site line 3: pools[0].selector.x", "no label value"),
+        ("pools:\n - {name: a, selector: {a: b}, gpus_per_node: 2}", "site line 2: pools[0]", "add accelerator"),
+        ("pools: [{name: a, selector: {a: b}}, {name: a, selector: {a: c}}]", "site line 1: ", "a second pool 'a'"),
+        ("pool: []", "site line 1: pool", "unknown field"),
+        ("priority_classes: [{name: a}, {name: b}]", "site line 1: ", "a second priority class at_least '0'"),
+        ("time_limits: {cpu: long}", "site line 1: time_limits.cpu", "is not a duration"),
+        ("queues: [{name: q, kind: tpu}]", "site line 1: queues[0].kind", "'cpu' or 'gpu'"),
+        ("pools: [{name: a, selector: {a: b}, tolerations: [{operator: Equal}]}]", "tolerations[0]", "operator Exists"),
+        ("- a", "site line 1", "is no site"),
+        ("", "site line 1", "is no site"),
+        ("[" * 100_000, "site line 1", "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_a_site_is_named(text: str, place: str, problem: str) -> None:
+    """One error with the line, the field and the reason."""
+    with pytest.raises(InputError) as caught:
+        parse_profile(text, "site")
+    assert place in caught.value.place
+    assert problem in caught.value.problem
+
+
+def test_the_example_in_the_documentation_is_a_site() -> None:
+    """The profile that the module shows is one, and says what it shows."""
+    shown = "\n".join(line for line in (profile.__doc__ or "").splitlines() if line.startswith("    "))
+    site = parse_profile(dedent(shown))
+    assert [pool.accelerator for pool in site.pools] == ["", "nvidia.com/gpu"]
+    assert site.time_limits.gpu == 24 * 3600.0
+
+
+def test_a_history_is_a_database_or_a_snapshot(tmp_path: Path) -> None:
+    """Both know the same; what is neither is refused."""
+    rows = [HistoryRow("small", "step", 0, Shape(), 7.0)] * 4
+    database, snapshot = tmp_path / "history.db", tmp_path / "snapshot.json"
+    store = SqlHistory(f"sqlite:///{database}")
+    store.record(rows)
+    store.close()
+    predictor = Predictor()
+    predictor.learn(rows)
+    snapshot.write_text(json.dumps(predictor.to_dict()))
+    for name in (str(database), f"sqlite:///{database}", str(snapshot)):
+        assert [one.task for one in load_history(name, "small").signatures()] == ["step"]
+    snapshot.write_text("no json")
+    with pytest.raises(InputError, match="is no history"):
+        load_history(str(snapshot), "small")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_history(str(tmp_path / "missing"), "small")
+
+
+def test_the_command_writes_the_pipeline_and_says_why(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With -o a file and the changes on stdout; without, the pipeline on stdout and the changes on stderr."""
+    site, out = tmp_path / "site.yaml", tmp_path / "out.yaml"
+    site.write_text(SITE)
+    command = ["kubeflow", "compile", str(pipeline), "--profile", str(site)]
+    assert run([*command, "--diff", "-o", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "step\n  node selector: " in shown
+    assert shown.endswith(f"{out}: 5 changes in 1 task\n")
+    assert run([*command, "--diff"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == out.read_text()
+    assert "node selector" in printed.err
+    assert run([*command, "-o", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [change["field"] for change in facts["changes"]][:2] == ["node selector", "timeout"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.yaml", "site.yaml", "small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["missing.yaml", "--profile", "site.yaml"], "missing.yaml: cannot be read"),
+        (["small.yaml", "--profile", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["small.yaml", "--profile", "small.yaml"], "unknown field"),
+        (["site.yaml", "--profile", "site.yaml"], "is no pipeline that kfp reads"),
+        (["small.yaml", "--profile", "site.yaml", "--json"], "give -o a file"),
+        (["small.yaml", "--profile", "site.yaml", "-o", "no/where.yaml"], "cannot be written"),
+        (["small.yaml", "--profile", "site.yaml", "--history", "site.yaml"], "is no history"),
+        (["small.yaml"], "--profile"),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(
+    arguments: list[str],
+    problem: str,
+    pipeline: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 2, one line on stderr, nothing on stdout and nothing half-written."""
+    monkeypatch.chdir(pipeline.parent)
+    Path("site.yaml").write_text(SITE)
+    assert run(["kubeflow", "compile", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert problem in said.err
+    assert said.err.count("\n") == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["site.yaml", "small.yaml"]
+
+
+def test_the_command_line_lists_what_an_adapter_adds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`egs --help` names the group without importing the adapter; one without commands of its own says so."""
+    assert run(["--help"]) == 0
+    assert "kubeflow" in capsys.readouterr().out
+    assert run(["kubeflow", "--help"]) == 0
+    assert "compile" in capsys.readouterr().out
+    assert run(["kubeflow", "launch"]) == 2
+    assert "No such command 'launch'" in capsys.readouterr().err
+    monkeypatch.setattr("egs_core.adapter.load_adapter", lambda _name: object())
+    assert run(["kubeflow", "compile"]) == 2
+    assert "has no commands" in capsys.readouterr().err
+
+
+def test_options_reach_the_rewrite(pipeline: Path, tmp_path: Path) -> None:
+    """A history that knows the task gives its label, and a comment above the pipeline stays."""
+    site, out, snapshot = tmp_path / "site.yaml", tmp_path / "out.yaml", tmp_path / "snapshot.json"
+    site.write_text(SITE)
+    predictor = Predictor()
+    predictor.learn([HistoryRow("small", "step", 0, Shape(), 7.0)] * 4)
+    snapshot.write_text(json.dumps(predictor.to_dict()))
+    command = ["kubeflow", "compile", str(pipeline), "--profile", str(site), "-o", str(out), "--history", str(snapshot)]
+    assert run(command) == 0
+    text = out.read_text()
+    assert text.startswith("# PIPELINE DEFINITION\n# Name: small\n")
+    assert "egs.io/predicted-s: '7.0'" in text
