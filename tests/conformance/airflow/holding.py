@@ -41,7 +41,7 @@ with DAG({name!r}, tags=["egs-on"], schedule=None, max_active_tasks=64):
 
     @task(pool={name!r})
     def small(number):
-        pass
+        time.sleep(2)  # when the first one ends the large one has waited for long enough to have slots kept
 
     holder()
     begun = first()
