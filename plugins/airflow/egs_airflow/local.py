@@ -200,7 +200,8 @@ def make_environment(home: Path, port: int = 0) -> dict[str, str]:
         "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "CORE__LOAD_EXAMPLES": "False",
         "CORE__DAGS_FOLDER": str(home / "dags"),
-        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        # Seconds that a writer waits: SQLite's 5 are too few for a busy disk, and Airflow then answers 500.
+        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}?timeout=60",
         "LOGGING__LOGGING_LEVEL": "WARNING",
         "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         "USAGE_DATA_COLLECTION__ENABLED": "False",

@@ -5,6 +5,7 @@ Its text is part of each component's command, and so of kfp's cache keys: a chan
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -60,11 +61,38 @@ def note(begin: float, code: int, usage: Any, samples: list[tuple[float, float]]
 
 
 def start(command: list[str]) -> tuple[float, int]:
+    """What ends this process is for the command, also what comes before there is one."""
+    child = 0
+    early: list[int] = []
+
+    def forward(number: int, _frame: Any) -> None:
+        if child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+        else:
+            early.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
     begin = time.time()
     child = os.posix_spawnp(command[0], command, os.environ)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    for told in early:
+        os.kill(child, told)
     return begin, child
+
+
+def wait(child: int) -> tuple[int, Any]:
+    """Its status and use. By a thread: a signal that comes just before a system call is not seen until that is over."""
+    found: list[tuple[int, int, Any]] = []
+    try:
+        waiter = threading.Thread(target=lambda: found.append(os.wait4(child, 0)), daemon=True)
+        waiter.start()
+        while waiter.is_alive():
+            waiter.join(0.2)
+    except RuntimeError:  # no thread can be started: then here
+        found.append(os.wait4(child, 0))
+    _, status, usage = found[0]
+    return status, usage
 
 
 def finish(begin: float, child: int) -> int:
@@ -76,7 +104,7 @@ def finish(begin: float, child: int) -> int:
         watcher.start()
     except RuntimeError:  # no thread can be started: then without
         watcher = None
-    _, status, usage = os.wait4(child, 0)
+    status, usage = wait(child)
     code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     try:
         over.set()
