@@ -66,8 +66,9 @@ class ClusterOperations:
             self._is_paused = verb == "pause"
         return answer
 
-    def _cancel(self, task_ids: Iterable[str], reason: str) -> None:
-        self._reasons.update(dict.fromkeys(task_ids, reason))
+    def _cancel(self, task_ids: list[str], reason: str) -> None:
+        for task_id in task_ids:
+            self._reasons.setdefault(task_id, reason)  # the first stays: an aborted task is listed until it has ended
         self._gate.cancel(task_ids)
 
 

@@ -91,7 +91,7 @@ class GateOperations:
 
     def _cancel(self, jobs: list[Job], reason: str) -> None:
         for job in jobs:
-            self._reasons[job.task_id] = reason
+            self._reasons.setdefault(job.task_id, reason)  # the first stays: it is listed until it has ended
             ray.cancel(self._gate.refs[job.task_id], force=True)
 
     def _pause_or_resume(self, jobs: list[Job], request: Request) -> None:
