@@ -30,6 +30,10 @@ from egs_core.errors import EgsError
 
 START_S = 120.0
 WAIT_S = 90.0
+LOCKED = "Database error"
+"""What Airflow's api-server answers where two of its own requests have waited for each other's lock on SQLite for five
+seconds; nothing of the request was done. A longer wait of SQLite makes that longer, not rarer."""
+TRIES = 4
 ENDED = ("success", "failed")
 LAST_LINES = 20
 
@@ -93,12 +97,15 @@ class LocalAirflow:
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         request = Request(f"{self.url}{path}", data=data, method=method, headers=headers)
-        try:
-            with urlopen(request, timeout=60.0) as answer:
-                content = answer.read()
-        except HTTPError as error:
-            said = error.read().decode(errors="replace")
-            raise LocalAirflowError(f"{method} {path}: {error.code} {said}") from None
+        for left in reversed(range(TRIES)):
+            try:
+                with urlopen(request, timeout=60.0) as answer:
+                    content = answer.read()
+                break
+            except HTTPError as error:
+                said = error.read().decode(errors="replace")
+                if error.code != 500 or LOCKED not in said or not left:
+                    raise LocalAirflowError(f"{method} {path}: {error.code} {said}") from None
         return json.loads(content) if content else None
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
@@ -200,8 +207,7 @@ def make_environment(home: Path, port: int = 0) -> dict[str, str]:
         "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "CORE__LOAD_EXAMPLES": "False",
         "CORE__DAGS_FOLDER": str(home / "dags"),
-        # Seconds that a writer waits: SQLite's 5 are too few for a busy disk, and Airflow then answers 500.
-        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}?timeout=60",
+        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "LOGGING__LOGGING_LEVEL": "WARNING",
         "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         "USAGE_DATA_COLLECTION__ENABLED": "False",
