@@ -19,8 +19,9 @@ import msgspec
 
 from egs_core.audit.observed import AuditRequest, Observed
 from egs_core.errors import InputError
-from egs_core.graph.columns import Graph
+from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.graph.load import LoadedWorkload
+from egs_core.hints import TaskHints
 
 GROUP = "egs.adapters"
 
@@ -29,6 +30,26 @@ CAPABILITIES = ("observe", "order", "split", "preload", "gang", "preempt", "limi
 
 POLICIES = ("egs", "native")
 """What a replay may run under: EGS on, or the framework alone."""
+
+
+HINTED = (
+    "stage",
+    "priority",
+    "max_wait_s",
+    "max_runtime_s",
+    "max_gpu_s",
+    "max_cost",
+    "deadline_s",
+    "flavors",
+    "gang",
+    "gang_same",
+)
+"""What hints say under the names that the engine knows, and mean the same in every framework."""
+
+
+def options_of_hints(hints: TaskHints, **stated: Any) -> TaskOptions:
+    """What the engine is told of a task with these hints. stated: what its framework says, or cannot do, instead."""
+    return TaskOptions(**{**{name: getattr(hints, name) for name in HINTED}, **stated})
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -16,6 +16,13 @@ for _power, _letter in enumerate("kmgtpe", start=1):
     _BYTE_UNITS[_letter + "b"] = 1000**_power
     _BYTE_UNITS[_letter + "ib"] = _BYTE_UNITS[_letter + "i"] = 1024**_power
 
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
+_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3}
+for _power, _letter in enumerate("KMGTPE", start=1):
+    _SUFFIXES[_letter + "i"] = 1024.0**_power
+    if _letter != "K":
+        _SUFFIXES[_letter] = 1000.0**_power
+
 _SECOND_UNITS = {
     unit: seconds
     for units, seconds in (
@@ -58,6 +65,25 @@ def parse_bytes(value: object, place: str = "size") -> int:
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         raise InputError(place, f"{_shown(value)} is not a whole number of bytes", _SIZE_HINT)
     return _checked_bytes(value, value, place)
+
+
+def parse_quantity(text: str, place: str = "quantity") -> float:
+    """A quantity as Kubernetes writes them, in whole units (CPUs, bytes, GPUs); InputError names `place`.
+
+    Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity
+
+    >>> parse_quantity("500m"), parse_quantity("1.5Gi") == 1.5 * 2**30, parse_quantity("2e3")
+    (0.5, True, 2000.0)
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        hint = 'for example "2", "500m" or "16Gi"'
+        raise InputError(place, f"{_shown(text)} is no quantity of Kubernetes", hint)
+    number, exponent, suffix = match.groups()
+    amount = float(f"{number}e{exponent}") if exponent else float(number) * _SUFFIXES[suffix or ""]
+    if not 0 <= amount < math.inf:
+        raise InputError(place, f"{_shown(text)} is no amount of zero or more")
+    return amount
 
 
 def parse_seconds(value: object, place: str = "duration") -> float:

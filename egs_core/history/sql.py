@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 
 from egs_core.graph.columns import Shape
 from egs_core.history.rows import HistoryRow, is_storable
+from egs_core.places import data_folder
 from egs_core.predict.estimate import Signature
 
 SCHEMA_VERSION = 1
@@ -65,6 +67,12 @@ class SqlHistory:
         """The SQLite history in a folder, which is made when the first row is kept."""
         url = sa.URL.create("sqlite", database=str(Path(folder) / FILE_NAME))
         return cls(url.render_as_string(hide_password=False), busy_timeout_s=busy_timeout_s)
+
+    @classmethod
+    def of_user(cls, url: str | None = None) -> SqlHistory:
+        """The history at a URL, else at that of EGS_HISTORY, else in the user's data folder."""
+        url = url or os.environ.get("EGS_HISTORY")
+        return cls(url) if url else cls.in_folder(data_folder())
 
     def record(self, rows: Iterable[HistoryRow]) -> int:
         """Keep rows in one transaction and return how many were kept; rows with impossible times are left out."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from egs_core.errors import InputError
-from egs_core.graph.columns import CPU, GPU, Shape
+from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.predict.estimate import (
     MAX_SPREAD,
     UNKNOWN_INPUT,
@@ -153,6 +153,19 @@ class Predictor:
         if hint_s is not None and _is_duration(hint_s):
             return spread_estimate(hint_s, HINT_SPREAD, 0, "hint")
         return self._prior(signature, signature.kind if kind is None else kind, features)
+
+    def believed_s(self, graph: Graph, pipeline: str, tasks: Sequence[str]) -> list[float | None]:
+        """Median seconds of each phase of a graph as history has them, else as hinted; None for what is unknown.
+
+        tasks: what each task of the graph is called in the history.
+        """
+        believed: list[float | None] = list(graph.phase_duration_s)
+        for task, name in enumerate(tasks):
+            for number, phase in enumerate(graph.phases_of(task)):
+                signature = signature_of(pipeline, name, number, graph.shapes[graph.phase_shape[phase]])
+                found = self.estimate(signature, graph.phase_kind[phase], graph.phase_duration_s[phase])
+                believed[phase] = found.p50_s if found.source in ("history", "hint") else None
+        return believed
 
     def remaining(self, known: Estimate | Signature, elapsed_s: float, features: Features = NO_FEATURES) -> Estimate:
         """What is left for a phase that already ran elapsed_s: its distribution given that it did not end before.

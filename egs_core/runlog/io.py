@@ -174,6 +174,34 @@ def _amounts(record: Record) -> Iterator[tuple[str, float, float]]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
+class FailOpenWriter:
+    """A run log that no run fails for: what goes wrong is one warning, and nothing more is written."""
+
+    def __init__(self, path: Path, header: Header, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._writer: RunLogWriter | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = RunLogWriter(path, header, overwrite=True)
+        except Exception as error:
+            warn(f"no run log: {error}")
+
+    def write(self, record: Record) -> None:
+        """Append one record, if all others could be."""
+        if self._writer is not None:
+            try:
+                self._writer.write(record)
+            except OSError as error:
+                self._warn(f"the run log ends here: {error}")
+                self.close()
+
+    def close(self) -> None:
+        """End it; may be called again."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
 class RunLogWriter:
     """Appends records to a run log, each as one whole line that is with the system when `write` returns.
 

@@ -6,6 +6,8 @@
     mutation_hook airflow.settings: policies, their `is_noop`          none: Airflow's own weights hold
     pool_stats    Pool.slots_stats, airflow.settings.engine            none: no slot is kept
     idle_sleep    airflow.jobs.scheduler_job_runner: its `time.sleep`  none: the scheduler sleeps to the end
+    queueing      SchedulerJobRunner: the step that hands out slots    none: no gang is kept together
+    view          airflow.api_fastapi: who may see which pages         none: there is no page in Airflow's UI
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_AIRFLOW_WITHOUT (comma separated) makes their probes fail, and `version` there makes this Airflow an unknown one:
@@ -19,6 +21,7 @@ import inspect
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -27,7 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
-Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats", "idle_sleep"]
+Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats", "idle_sleep", "queueing", "view"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 KNOWN_VERSIONS = ("3.3", "3.2")
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
@@ -55,7 +58,9 @@ def available(feature: Feature) -> bool:
     if feature in _left_out():
         return False
     try:
-        return _PROBES[feature]()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what those modules warn about is not what was asked
+            return _PROBES[feature]()
     except Exception:  # a probe looks into modules that may have moved or changed shape
         return False
 
@@ -154,8 +159,8 @@ def connect() -> Any:
     return settings.engine.connect()
 
 
-def stored_dag(version_id: Any) -> tuple[str, list[str], dict[str, list[str]]]:
-    """Id, tags and successors by task of one stored version of a DAG, without making objects of its tasks."""
+def _stored(version_id: Any, read: Callable[[Any], Any]) -> Any:
+    """What `read` takes from the row of one stored version of a DAG; None where it is gone."""
     from airflow import settings
     from airflow.models.serialized_dag import SerializedDagModel
     from sqlalchemy import select
@@ -163,7 +168,12 @@ def stored_dag(version_id: Any) -> tuple[str, list[str], dict[str, list[str]]]:
 
     with Session(settings.engine) as session:
         stored = session.scalar(select(SerializedDagModel).where(SerializedDagModel.dag_version_id == version_id))
-        dag = ((stored.data if stored else None) or {}).get("dag", {})
+        return None if stored is None else read(stored)
+
+
+def stored_dag(version_id: Any) -> tuple[str, list[str], dict[str, list[str]]]:
+    """Id, tags and successors by task of one stored version of a DAG, without making objects of its tasks."""
+    dag = _stored(version_id, lambda stored: (stored.data or {}).get("dag")) or {}
     tasks = [task["__var"] for task in dag.get("tasks", [])]
     downstream = {task["task_id"]: list(task.get("downstream_task_ids", ())) for task in tasks}
     return dag.get("dag_id", ""), list(dag.get("tags", ())), downstream
@@ -203,6 +213,8 @@ _PROBES: dict[str, Callable[[], bool]] = {
     ),
     "pool_stats": lambda: _callable("airflow.models.pool", "Pool", "slots_stats"),
     "idle_sleep": lambda: importlib.import_module("airflow.jobs.scheduler_job_runner").time is time,
+    "queueing": lambda: _can_wrap_queueing(),
+    "view": lambda: view_access() is not None,
 }
 
 
@@ -284,17 +296,12 @@ Queue = Callable[[int], list[Any]]
 """The scheduler's own step: sets at most so many tasks that have slots to queued, uncommitted, and returns them."""
 
 
-def can_wrap_queueing() -> bool:
-    """Probe: the step is there, with the arguments that are known. Fallback: no gang is kept together."""
-    if "queueing" in _left_out():
-        return False
-    try:
-        from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
+def _can_wrap_queueing() -> bool:
+    """Whether the step is there, with the arguments that are known."""
+    from airflow.jobs.scheduler_job_runner import SchedulerJobRunner
 
-        step = inspect.signature(SchedulerJobRunner._executable_task_instances_to_queued)
-        return list(step.parameters) == ["self", "max_tis", "session"]
-    except Exception:  # moved or changed
-        return False
+    step = inspect.signature(SchedulerJobRunner._executable_task_instances_to_queued)
+    return list(step.parameters) == ["self", "max_tis", "session"]
 
 
 def wrap_queueing(around: Callable[[Queue, int, Any], list[Any]]) -> Callable[[], None]:
@@ -344,14 +351,8 @@ def narrowed(session: Any, criterion: Callable[[], Any]) -> Iterator[None]:
 
 def stored_gangs(version_id: Any) -> dict[str, str]:
     """The gang of each task of one stored version of a DAG that is in one, as `executor_config` says it."""
-    from airflow import settings
-    from airflow.models.serialized_dag import SerializedDagModel
-    from sqlalchemy import select
-    from sqlalchemy.orm import Session
-
-    with Session(settings.engine) as session:
-        stored = session.scalar(select(SerializedDagModel).where(SerializedDagModel.dag_version_id == version_id))
-        tasks = ((stored.data if stored else None) or {}).get("dag", {}).get("tasks", [])
+    dag = _stored(version_id, lambda stored: (stored.data or {}).get("dag")) or {}
+    tasks = dag.get("tasks", [])
     found = {task["__var"]["task_id"]: _stored_gang(task["__var"]) for task in tasks}
     return {task: gang for task, gang in found.items() if gang}
 
@@ -383,14 +384,7 @@ def wrap_idle_sleep(sleep: Callable[[float], None]) -> Callable[[], None]:
 
 def scheduler_dag(version_id: Any) -> Any:
     """One stored version of a DAG in the scheduler's own form; None where it is gone."""
-    from airflow import settings
-    from airflow.models.serialized_dag import SerializedDagModel
-    from sqlalchemy import select
-    from sqlalchemy.orm import Session
-
-    with Session(settings.engine) as session:
-        stored = session.scalar(select(SerializedDagModel).where(SerializedDagModel.dag_version_id == version_id))
-        return None if stored is None else stored.dag
+    return _stored(version_id, lambda stored: stored.dag)
 
 
 def has_mutation_hooks_of_others() -> bool:

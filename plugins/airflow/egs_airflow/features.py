@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,28 +16,21 @@ from egs_airflow import compat, config
 from egs_core.adapter import Check
 from egs_core.errors import InputError
 
-
-def _view_is_there() -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the api-server's modules warn about is not what was asked
-        return compat.view_access() is not None
-
-
-HELD_BACK: dict[str, tuple[Callable[[], bool], str]] = {
-    "dag_file": (lambda: compat.available("dag_file"), "`egs graph` cannot read DAG files"),
-    "serialized": (lambda: compat.available("serialized"), "stored DAGs cannot be read"),
-    "mutation_hook": (lambda: compat.available("mutation_hook"), "Airflow's own weights hold"),
-    "pool_stats": (lambda: compat.available("pool_stats"), "no slot is kept"),
-    "idle_sleep": (lambda: compat.available("idle_sleep"), "the scheduler sleeps on when a task has ended"),
-    "queueing": (compat.can_wrap_queueing, "no gang is kept together"),
-    "view": (_view_is_there, "there is no page in Airflow's UI"),
+HELD_BACK: dict[compat.Feature, str] = {
+    "dag_file": "`egs graph` cannot read DAG files",
+    "serialized": "stored DAGs cannot be read",
+    "mutation_hook": "Airflow's own weights hold",
+    "pool_stats": "no slot is kept",
+    "idle_sleep": "the scheduler sleeps on when a task has ended",
+    "queueing": "no gang is kept together",
+    "view": "there is no page in Airflow's UI",
 }
-"""Each use of an API that is not public: whether it is there, and what a user misses where it is not."""
+"""What a user misses where an API that is not public is not there."""
 
 
 def api_checks() -> list[Check]:
     """One line where all is found; else one for each use that is not."""
-    missing = [(name, misses) for name, (is_there, misses) in HELD_BACK.items() if not is_there()]
+    missing = [(name, misses) for name, misses in HELD_BACK.items() if not compat.available(name)]
     if not missing:
         return [Check("private API", True, f"all {len(HELD_BACK)} uses found")]
     return [Check(f"private API: {name}", False, misses) for name, misses in missing]
@@ -67,10 +59,9 @@ def _off(wanted: str = "on") -> str:
     return "" if is_on else f"off: mode {mode}"
 
 
-def _api(name: str) -> str:
+def _api(name: compat.Feature) -> str:
     """Why a feature that needs that API is off; "" where it is there."""
-    is_there, misses = HELD_BACK[name]
-    return "" if is_there() else f"off: {misses}, for this Airflow has not the API `{name}`"
+    return "" if compat.available(name) else f"off: {HELD_BACK[name]}, for this Airflow has not the API `{name}`"
 
 
 def _observe() -> tuple[bool, str]:
@@ -113,7 +104,7 @@ def _gangs() -> tuple[bool, str]:
     return _by_executor("queueing")
 
 
-def _by_executor(api: str) -> tuple[bool, str]:
+def _by_executor(api: compat.Feature) -> tuple[bool, str]:
     """What an executor of ours does, by that API."""
     from egs_airflow.executors.mixin import NO
     from egs_airflow.view.run import keeps_slots

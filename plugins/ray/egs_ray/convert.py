@@ -26,6 +26,7 @@ from ray.dag import (
     MultiOutputNode,
 )
 
+from egs_core.adapter import options_of_hints
 from egs_core.errors import InputError
 from egs_core.graph.analysis import find_gang_cycle
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
@@ -221,16 +222,9 @@ def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float
 def _task_options(hints: TaskHints) -> TaskOptions:
     """What the engine is told. Not max_cost: Ray knows no prices."""
     key = warm_key(hints)
-    return TaskOptions(
-        stage=hints.stage,
-        priority=hints.priority,
-        max_wait_s=hints.max_wait_s,
-        max_runtime_s=hints.max_runtime_s,
-        max_gpu_s=hints.max_gpu_s,
-        deadline_s=hints.deadline_s,
-        flavors=hints.flavors,
-        gang=hints.gang,
-        gang_same=hints.gang_same,
+    return options_of_hints(
+        hints,
+        max_cost=None,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
         warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead

@@ -70,8 +70,7 @@ def history_of_user() -> SqlHistory:
     """The history at EGS_HISTORY (a database URL), else in the user's data folder."""
     from egs_core.history.sql import SqlHistory  # takes its time to import: not while the script starts
 
-    url = os.environ.get("EGS_HISTORY")
-    return SqlHistory(url) if url else SqlHistory.in_folder(data_folder())
+    return SqlHistory.of_user()
 
 
 def script_name() -> str:

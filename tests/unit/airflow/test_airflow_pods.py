@@ -81,7 +81,7 @@ def test_other_pods_are_left_alone(monkeypatch: pytest.MonkeyPatch, mode: str, a
 def executor_pod() -> Any:
     """The V1Pod that KubernetesExecutor makes for the task, whose pod override asks for GPUs."""
     generator = pytest.importorskip("airflow.providers.cncf.kubernetes.pod_generator", reason=NO_PROVIDER)
-    models = pytest.importorskip("kubernetes.client").models
+    models = pytest.importorskip("kubernetes.client", reason=NO_PROVIDER).models
     container = models.V1Container(name="base", resources=models.V1ResourceRequirements(limits=GPU))
     return generator.PodGenerator.construct_pod(
         **{**IDS, "map_index": 3},

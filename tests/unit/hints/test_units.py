@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egs_core.errors import InputError
-from egs_core.units import parse_bytes, parse_seconds
+from egs_core.units import parse_bytes, parse_quantity, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,18 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     for parse in (parse_bytes, parse_seconds):
         with contextlib.suppress(InputError):
             assert parse(text) >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("2", 2.0), ("500m", 0.5), ("1Gi", 2.0**30), ("15G", 15e9), ("1e3", 1000.0), (".5", 0.5)]
+)
+def test_quantities_are_those_of_kubernetes(text: str, amount: float) -> None:
+    """Suffixes and exponents as Kubernetes reads them."""
+    assert parse_quantity(text, "") == amount
+
+
+@pytest.mark.parametrize("text", ["", "1 Gi", "-1", "two", "1e999", "1KI", "nan"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    """One error that names the place."""
+    with pytest.raises(InputError, match="here: "):
+        parse_quantity(text, "here")

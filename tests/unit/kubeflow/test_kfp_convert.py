@@ -14,7 +14,6 @@ from egs_core.hints import TaskHints
 from egs_kubeflow.convert.documents import Documents, documents_of, dump_documents, load_documents, parse_documents
 from egs_kubeflow.convert.flatten import MOST_ENDS, Loop
 from egs_kubeflow.convert.hints import ANNOTATION, decode_hints, encode_hints
-from egs_kubeflow.convert.needs import quantity
 from egs_kubeflow.convert.pipeline import Converted, convert
 
 IMAGE = "python:3.11"
@@ -310,21 +309,6 @@ def test_a_wide_dag_before_a_wide_dag_has_few_edges() -> None:
     assert len(joins) == 2
     assert len(edges(converted)) == 3 * wide
     assert converted.graph.n_tasks == 2 * wide + 2
-
-
-@pytest.mark.parametrize(
-    ("text", "amount"), [("2", 2.0), ("500m", 0.5), ("1Gi", 2.0**30), ("15G", 15e9), ("1e3", 1000.0), (".5", 0.5)]
-)
-def test_quantities_are_those_of_kubernetes(text: str, amount: float) -> None:
-    """Suffixes and exponents as Kubernetes reads them."""
-    assert quantity(text, "") == amount
-
-
-@pytest.mark.parametrize("text", ["", "1 Gi", "-1", "two", "1e999", "1KI", "nan"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
-    """One error that names the place."""
-    with pytest.raises(InputError, match="here: "):
-        quantity(text, "here")
 
 
 def test_the_command_line_reads_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from egs_airflow import compat
 from egs_airflow.convert.facts import TaskFacts, facts_of, task_id_of
 from egs_airflow.convert.needs import Needs, callable_of, needs_of
+from egs_core.adapter import options_of_hints
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.graph.validate import validate
@@ -106,17 +107,11 @@ def _options(task: Any, hints: TaskHints) -> TaskOptions:
     The weight that the user set goes before the hint; Airflow's default of 1 says nothing.
     """
     weight = int(task.priority_weight) - 1
-    return TaskOptions(
+    return options_of_hints(
+        hints,
         stage=hints.stage or stage_of(task),
         priority=weight or hints.priority,
-        max_wait_s=hints.max_wait_s,
         max_runtime_s=_least(hints.max_runtime_s, compat.seconds(task.execution_timeout)),
-        max_gpu_s=hints.max_gpu_s,
-        max_cost=hints.max_cost,
-        deadline_s=hints.deadline_s,
-        flavors=hints.flavors,
-        gang=hints.gang,
-        gang_same=hints.gang_same,
     )
 
 

@@ -11,7 +11,6 @@ that state different amounts of the same are an InputError that names both.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,14 +18,9 @@ from typing import Any
 
 from egs_core.errors import InputError
 from egs_core.hints import TaskHints, hints_of
+from egs_core.units import parse_quantity
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(?:[eE]([+-]?\d+)|([KMGTPE]i|[numkMGTPE])?)")
-_SUFFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3}
-for _power, _letter in enumerate("KMGTPE", start=1):
-    _SUFFIXES[_letter + "i"] = 1024.0**_power
-    if _letter != "K":
-        _SUFFIXES[_letter] = 1000.0**_power
 
 
 @dataclass(frozen=True)
@@ -145,10 +139,9 @@ def _amount(name: str, quantity: Any, place: str) -> float | None:
         raise InputError(f"{place}: {name}", "is a part of a GPU whose share is not known", "state gpus in @egs.task")
     if name not in (*GPU_RESOURCES, "cpu", "memory"):
         return None
-    match = _QUANTITY.fullmatch(str(quantity).strip())
-    if match is not None:
-        number, exponent, suffix = match.groups()
-        return float(number) * (10.0 ** int(exponent) if exponent else _SUFFIXES[suffix or ""])
-    if name in GPU_RESOURCES:
-        raise InputError(f"{place}: {name}", f"{quantity!r} is known at run time only", "write a number of GPUs")
-    return None
+    try:
+        return parse_quantity(str(quantity))
+    except InputError:  # a template
+        if name not in GPU_RESOURCES:
+            return None
+    raise InputError(f"{place}: {name}", f"{quantity!r} is known at run time only", "write a number of GPUs")

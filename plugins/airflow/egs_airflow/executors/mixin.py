@@ -49,7 +49,7 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         if gate is None or way_back is None or not compat.available("pool_stats"):
             return
         way_back.callback(compat.wrap_pool_stats(lambda pools: gate.guard(lambda: gate.adjust(pools))))
-        if compat.can_wrap_queueing():
+        if compat.available("queueing"):
             told = (self._log_event, gate.reserve_after_s, gate.clock)
             gate.gangs = Gangs(self.parallelism, lambda: int(self.slots_available), *told)
             way_back.callback(compat.wrap_queueing(gate.gangs.queue))

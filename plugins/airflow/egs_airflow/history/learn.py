@@ -32,8 +32,7 @@ class Learned(NamedTuple):
 
 def learn(url: str, user: str = "", days: float = DAYS, gpu_pools: tuple[str, ...] = ()) -> Learned:
     """Read the Airflow at a URL and leave durations where the ordering finds them. Raises InputError."""
-    stated = config.option("history")
-    history = SqlHistory(stated) if stated else SqlHistory.in_folder(data_folder())
+    history = SqlHistory.of_user(config.option("history"))
     try:
         pools = gpu_pools or tuple(pool.name for pool in configured_pools())
         new = keep_history(connect(url, user), history, data_folder() / "airflow" / STATE, pools, _lines(), days)

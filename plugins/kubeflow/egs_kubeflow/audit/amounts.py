@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from egs_core.errors import InputError
+from egs_core.units import parse_quantity
 from egs_kubeflow.audit.shapes import Amounts, Container, PodSpec
-from egs_kubeflow.convert.needs import quantity
 
 _GPU = re.compile(r".+/(gpu(\.shared)?|mig-.+|i915|xe|gaudi|tpu|neuron)")  # a slice of a GPU counts as one
 MOST = 1e6  # CPUs or GPUs of one node
@@ -28,7 +28,7 @@ def amounts_of(amounts: Mapping[str, str | int | float], place: str) -> Held:
 
 
 def _bounded(amount: str | int | float, most: float, place: str) -> float:
-    if (found := quantity(str(amount), place)) > most:
+    if (found := parse_quantity(str(amount), place)) > most:
         raise InputError(place, f"{str(amount)[:40]!r} is more than a node can have")
     return found
 

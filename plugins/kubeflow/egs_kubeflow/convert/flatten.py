@@ -10,6 +10,7 @@ one task that does nothing stands between, so that edges stay few.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
@@ -167,21 +168,11 @@ class Flattener:
         return tuple(sorted(found))
 
     def _sorted(self, links: dict[str, tuple[str, ...]], around: Around) -> list[str]:
-        waiting = {name: len(found) for name, found in links.items()}
-        after: dict[str, list[str]] = {}
-        for name, found in links.items():
-            for link in found:
-                after.setdefault(link, []).append(name)
-        out = [name for name, count in waiting.items() if not count]
-        for name in out:  # grows while it is read
-            for down in after.get(name, ()):
-                waiting[down] -= 1
-                if not waiting[down]:
-                    out.append(down)
-        if len(out) < len(links):
-            stuck = next(name for name, count in waiting.items() if count)
-            raise InputError(self._where(stuck, around), "waits for itself", "a DAG has no cycle")
-        return out
+        try:
+            return list(TopologicalSorter(links).static_order())
+        except CycleError as error:
+            stuck = error.args[1][0]
+            raise InputError(self._where(stuck, around), "waits for itself", "a DAG has no cycle") from None
 
     def _where(self, task: str, around: Around) -> str:
         return join(self._place, f"task {'.'.join((*around.path, task))!r}")

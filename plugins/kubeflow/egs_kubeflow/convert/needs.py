@@ -8,7 +8,6 @@ A hint counts for what the executor does not state.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +15,9 @@ import msgspec
 
 from egs_core.errors import InputError
 from egs_core.hints import TaskHints
+from egs_core.units import parse_quantity
 from egs_kubeflow.convert.values import Scope, as_text
 
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)")
-_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3}
-for _power, _letter in enumerate("KMGTPE", start=1):
-    _SUFFIXES[_letter + "i"] = 1024.0**_power
-    _SUFFIXES.setdefault(_letter, 1000.0**_power)
 _NUMBERS_OF = {"cpu": 1.0, "memory": 1e9}  # the unit of the numeric field, memory in GB
 
 
@@ -104,21 +99,7 @@ class _Found:
     def amount(self, field: str, text: str) -> float | None:
         """A quantity as Kubernetes writes them."""
         found = self.text(field, text)
-        return None if found is None else quantity(found, f"{self._place}: {field}")
-
-
-def quantity(text: str, place: str) -> float:
-    """A quantity of Kubernetes in whole units.
-
-    >>> quantity("500m", ""), quantity("1.5Gi", "") == 1.5 * 2**30, quantity("2e3", "")
-    (0.5, True, 2000.0)
-    """
-    match = _QUANTITY.fullmatch(text.strip())
-    if match is None:
-        raise InputError(place, f"{text[:40]!r} is no quantity of Kubernetes", 'for example "2", "500m" or "16Gi"')
-    number, exponent, suffix = match.groups()
-    amount = float(f"{number}e{exponent}") if exponent else float(number) * _SUFFIXES[suffix or ""]
-    return _checked(amount, text, place)
+        return None if found is None else parse_quantity(found, f"{self._place}: {field}")
 
 
 def _checked(amount: float, stated: object, place: str) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.adapter import options_of_hints
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
@@ -164,17 +165,10 @@ def _phase(facts: TaskFacts) -> tuple[int, Shape, float | None]:
 def _options(task: FlatTask, facts: TaskFacts, timeout_s: float | None) -> TaskOptions:
     """What the engine is told. timeout_s: the pod's, where the pipeline sets one."""
     hints = facts.hints
-    return TaskOptions(
+    return options_of_hints(
+        hints,
         stage=hints.stage or ".".join(task.around.path),
-        priority=hints.priority,
-        max_wait_s=hints.max_wait_s,
         max_runtime_s=_least(hints.max_runtime_s, timeout_s),
-        max_gpu_s=hints.max_gpu_s,
-        max_cost=hints.max_cost,
-        deadline_s=hints.deadline_s,
-        flavors=hints.flavors,
-        gang=hints.gang,
-        gang_same=hints.gang_same,
         retries=max(0, task.spec.retry_policy.max_retry_count),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from egs_core.graph.analysis import upward_rank
-from egs_core.graph.columns import Graph, Shape
+from egs_core.graph.columns import Graph
 from egs_core.predict import Predictor
 from egs_core.predict.estimate import signature_of
 from egs_kubeflow.convert.pipeline import Converted
@@ -52,9 +52,7 @@ def _estimate(predictor: Predictor, pipeline: str, graph: Graph, task: int) -> t
         stated = graph.phase_duration_s[phase]
         if stated == 0.0:
             continue  # nothing runs
-        shape = graph.shapes[graph.phase_shape[phase]]
-        shape = Shape(shape.cpu_milli, shape.gpu_milli, shape.memory_bytes)  # a history has no more
-        signature = signature_of(pipeline, graph.ids[task], number, shape)
+        signature = signature_of(pipeline, graph.ids[task], number, graph.shapes[graph.phase_shape[phase]])
         estimate = predictor.estimate(signature, graph.phase_kind[phase], stated)
         seconds += estimate.p50_s
         known = known and estimate.source in ("history", "hint")

@@ -17,9 +17,9 @@ from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
 from egs_core.history.sql import SqlHistory
 from egs_core.places import data_folder
-from egs_core.predict import Predictor, signature_of
+from egs_core.predict import Predictor
 from egs_core.runlog import records as r
-from egs_core.runlog.io import RunLogWriter
+from egs_core.runlog.io import FailOpenWriter
 
 
 def warn(problem: str) -> None:
@@ -38,28 +38,13 @@ class Learning:
         self._pipeline, self._header = pipeline, header
         self._records: list[r.Record] = []
         self.path = Path(path or os.environ.get("EGS_RUNLOG") or data_folder() / "runs" / f"{header.run_id}.jsonl")
-        self._writer = self._open()
+        self._writer = FailOpenWriter(self.path, header, warn)
         self._is_kept = not header.emulated_gpus or history is not None
-        history = history or os.environ.get("EGS_HISTORY")
-        self._history = SqlHistory(history) if history else SqlHistory.in_folder(data_folder())
-
-    def _open(self) -> RunLogWriter | None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return RunLogWriter(self.path, self._header, overwrite=True)
-        except Exception as error:
-            warn(f"no run log: {error}")
-            return None
+        self._history = SqlHistory.of_user(history)
 
     def record(self, record: r.Record) -> None:
         self._records.append(record)
-        if self._writer is not None:
-            try:
-                self._writer.write(record)
-            except OSError as error:
-                warn(f"the run log ends here: {error}")
-                self._writer.close()
-                self._writer = None
+        self._writer.write(record)
 
     def believe(self, graph: Graph) -> Graph:
         """The graph with durations as the history has them, else as hinted; unknown stays unknown."""
@@ -68,18 +53,12 @@ class Learning:
         except Exception as error:
             warn(f"no history: {error}")
             return graph
-        durations: list[float | None] = list(graph.phase_duration_s)
-        for task, phase in enumerate(graph.phase_offsets[:-1]):
-            shape = graph.shapes[graph.phase_shape[phase]]
-            signature = signature_of(self._pipeline, graph.ids[task], 0, shape)
-            estimate = predictor.estimate(signature, graph.phase_kind[phase], graph.phase_duration_s[phase])
-            durations[phase] = estimate.p50_s if estimate.source in ("history", "hint") else None
-        return msgspec.structs.replace(graph, phase_duration_s=durations)
+        believed_s = predictor.believed_s(graph, self._pipeline, graph.ids)
+        return msgspec.structs.replace(graph, phase_duration_s=believed_s)
 
     def close(self) -> None:
         """Keep what the tasks took for the next run."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
         try:
             if self._is_kept:
                 self._history.record(history_from_runlog([self._header, *self._records]))

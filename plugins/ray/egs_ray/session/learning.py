@@ -5,7 +5,6 @@ None of it may hurt a run: a full disk or a broken store costs one warning, and 
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -14,10 +13,9 @@ import msgspec
 from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
 from egs_core.history.sql import SqlHistory
-from egs_core.places import data_folder
-from egs_core.predict import Predictor, signature_of
+from egs_core.predict import Predictor
 from egs_core.runlog import records as r
-from egs_core.runlog.io import RunLogWriter
+from egs_core.runlog.io import FailOpenWriter
 from egs_ray.convert import Converted
 from egs_ray.install import warn
 from egs_ray.observe import runlog_path
@@ -49,47 +47,26 @@ class Learning:
             started_at=time.time(),
             label=f"EGS ({policy})",
         )
-        self._writer = self._open()
-        history = history or os.environ.get("EGS_HISTORY")
-        self._history = SqlHistory(history) if history else SqlHistory.in_folder(data_folder())
+        self._writer = FailOpenWriter(self.path, self._header, warn)
+        self._history = SqlHistory.of_user(history)
         self._predictors: dict[str, Predictor] = {}
-
-    def _open(self) -> RunLogWriter | None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return RunLogWriter(self.path, self._header, overwrite=True)
-        except Exception as error:
-            warn(f"no run log: {error}")
-            return None
 
     def record(self, record: r.Record) -> None:
         workload = getattr(record, "workload", "")
         if workload:
             self._records.setdefault(workload, []).append(record)
-        if self._writer is not None:
-            try:
-                self._writer.write(record)
-            except OSError as error:
-                warn(f"the run log ends here: {error}")
-                self._writer.close()
-                self._writer = None
+        self._writer.write(record)
 
     def believe(self, pipeline: str, graph: Graph) -> Graph:
         """The graph with durations and warm-up times as history has them, else as hinted; unknown stays unknown."""
         predictor = self._predictor(pipeline)
-        durations: list[float | None] = list(graph.phase_duration_s)
         options = dict(graph.options)
-        for task in range(graph.n_tasks):
-            name = graph.names[task]
-            for number, p in enumerate(graph.phases_of(task)):
-                shape = graph.shapes[graph.phase_shape[p]]
-                signature = signature_of(pipeline, name, number, shape)
-                estimate = predictor.estimate(signature, graph.phase_kind[p], graph.phase_duration_s[p])
-                durations[p] = estimate.p50_s if estimate.source in ("history", "hint") else None
+        for task, name in enumerate(graph.names):
             known = predictor.warmup(pipeline, name)
             if task in options and known is not None and options[task].warm_key:
                 options[task] = msgspec.structs.replace(options[task], warmup_s=known.p50_s)
-        return msgspec.structs.replace(graph, phase_duration_s=durations, options=options)
+        believed_s = predictor.believed_s(graph, pipeline, graph.names)
+        return msgspec.structs.replace(graph, phase_duration_s=believed_s, options=options)
 
     def warmed_up(self, converted: Converted, index: int, seconds: float) -> None:
         """A process got warm for a task, from cold, in this time."""
@@ -106,8 +83,7 @@ class Learning:
             warn(f"nothing learned from this run: {error}")
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
         self._history.close()
 
     def _predictor(self, pipeline: str) -> Predictor:
