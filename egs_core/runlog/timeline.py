@@ -55,7 +55,7 @@ class _Builder:
         self.open_holds: dict[PhaseRun, Hold] = {}
         self.open_waits: dict[PhaseRun, Wait] = {}
         self.open_preloads: dict[tuple[str, str], Preload] = {}
-        self.held_since: dict[Phase, tuple[Wait, float, str]] = {}
+        self.held_since: dict[Phase, dict[int, tuple[Wait, float, str]]] = defaultdict(dict)  # by attempt
         self.granted: dict[PhaseRun, str] = {}
         self.last_end_s: float | None = None
         self.first_s: float | None = None
@@ -103,15 +103,14 @@ class _Builder:
         wait = Wait(record.workload, record.task, record.phase, record.attempt, demand)
         self.open_waits[run] = wait
         self.line.waits.append(wait)
-        self.held_since[run[:3]] = (wait, record.t, "")
+        self.held_since[run[:3]][record.attempt] = (wait, record.t, "")
         self._seen(record.t)
 
     def on_held(self, record: Held) -> None:
-        key = (record.workload, record.task, record.phase)
-        if key not in self.held_since:
-            return
-        wait = self._end_piece(key, record.t)
-        self.held_since[key] = (wait, record.t, record.kind)
+        """A phase is held with all of its attempts that wait: the record names none."""
+        waiting = self.held_since.get((record.workload, record.task, record.phase), {})
+        for attempt, piece in waiting.items():
+            waiting[attempt] = (_end_piece(piece, record.t), record.t, record.kind)
 
     def on_granted(self, record: Granted) -> None:
         self.granted[_run_of(record)] = record.reason
@@ -161,17 +160,12 @@ class _Builder:
         return clip([(hold.start_s, hold.end_s)], hold.start_s, hold.end_s)
 
     def _end_wait(self, run: PhaseRun, t: float, started: bool) -> None:
-        wait = self.open_waits.pop(run, None)
-        if wait is not None:
-            self._end_piece(run[:3], t)
-            self.held_since.pop(run[:3], None)
-            wait.started = started
-
-    def _end_piece(self, key: Phase, t: float) -> Wait:
-        wait, since, hold = self.held_since[key]
-        if t > since:
-            wait.pieces.append((since, t, hold))
-        return wait
+        if self.open_waits.pop(run, None) is None:
+            return
+        waiting = self.held_since[run[:3]]
+        _end_piece(waiting.pop(run[3]), t).started = started
+        if not waiting:
+            del self.held_since[run[:3]]
 
     # --- preloads, workloads, capacity --------------------------------------------------------------------------------
 
@@ -242,6 +236,13 @@ class _Builder:
         submitted = [w.submitted_s for w in self.line.workloads.values() if w.submitted_s is not None]
         start = min(submitted) if submitted else (self.first_s or 0.0)
         return start, max(start, end_s if end_s is not None else start)
+
+
+def _end_piece(piece: tuple[Wait, float, str], t: float) -> Wait:
+    wait, since, hold = piece
+    if t > since:
+        wait.pieces.append((since, t, hold))
+    return wait
 
 
 def _run_of(record: Ready | Granted | Started | Ended) -> PhaseRun:

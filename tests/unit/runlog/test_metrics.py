@@ -26,6 +26,7 @@ from egs_core.runlog.records import (
     WorkloadEnded,
     WorkloadSubmitted,
 )
+from egs_core.runlog.timeline import build_timeline
 
 GPU_PHASE = (("gpu", 1.0, 1.0, 0),)
 CPU_PHASE = (("cpu", 1.0, 0.0, 0),)
@@ -346,6 +347,24 @@ def test_preempted_phase_waits_again() -> None:
     metrics = summarise([capacity(), *submitted(), *records])
     assert gpu_shares(metrics) == pytest.approx((0.25,) * 4)
     assert metrics.outcomes == {"preempted": 1, "succeeded": 1}
+
+
+def test_two_attempts_of_a_task_may_wait_at_once() -> None:
+    """1: `...##`, 2: ` ....#`: each wait ends by itself, and what holds the phase from 2 on holds both."""
+    records: list[Record] = [
+        Ready(0, "w", "a"),
+        Ready(1, "w", "a", attempt=2),
+        Held(2, "w", "a", 0, "quota"),
+        Started(3, "w", "a", gpus=1.0),
+        Ended(5, "w", "a", outcome="failed"),
+        Started(5, "w", "a", attempt=2, gpus=1.0),
+        Ended(6, "w", "a", attempt=2),
+    ]
+    waits = build_timeline([capacity(), *submitted(), *records]).waits
+    assert [(wait.attempt, wait.pieces, wait.started) for wait in waits] == [
+        (1, [(0, 2, ""), (2, 3, "quota")], True),
+        (2, [(1, 2, ""), (2, 5, "quota")], True),
+    ]
 
 
 def test_waiting_ends_with_an_aborted_workload() -> None:
