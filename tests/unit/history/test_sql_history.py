@@ -66,6 +66,18 @@ def test_reading_an_absent_store_creates_nothing(tmp_path: Path) -> None:
     assert history.problem is None
 
 
+def test_a_users_history_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A given URL before EGS_HISTORY before the data folder; what is kept in one is not in the others."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert SqlHistory.of_user().record([make_row(1.0)]) == 1
+    monkeypatch.setenv("EGS_HISTORY", f"sqlite:///{tmp_path / 'stated.sqlite'}")
+    assert SqlHistory.of_user().record([make_row(2.0)]) == 1
+    given = f"sqlite:///{tmp_path / 'given.sqlite'}"
+    assert SqlHistory.of_user(given).record([make_row(3.0)]) == 1
+    found = [SqlHistory.in_folder(tmp_path / "data" / "egs"), SqlHistory.of_user(), SqlHistory(given)]
+    assert [[row.seconds for row in history.load("digits")] for history in found] == [[1.0], [2.0], [3.0]]
+
+
 def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:
     """Readers do not block the writer: the file itself says so."""
     history = SqlHistory.in_folder(tmp_path)

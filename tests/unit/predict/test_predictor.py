@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from egs_core.errors import InputError
-from egs_core.graph.columns import CPU, GPU, Shape
+from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.history import HistoryRow
 from egs_core.predict import Estimate, Features, Forecaster, Predictor, Signature, input_size_bucket, signature_of
 from egs_core.predict.predictor import LEARNED_ROWS
@@ -206,6 +206,22 @@ def test_learning_rows_is_observing_them() -> None:
     assert warmup is not None
     assert warmup.p50_s == 2.0
     assert predictor.warmup("digits", "load") is None
+
+
+def test_what_is_believed_of_a_graph_is_history_before_hints() -> None:
+    """Of a known task each phase's own median, by the name it has in the history; else its hint; else nothing."""
+    cpu, gpu = Shape(1000), Shape(4000, 1000)
+    graph = Graph()
+    graph.add_task("1", (), ((CPU, cpu, 50.0), (GPU, gpu, None)))
+    graph.add_task("2", (0,), ((GPU, gpu, 7.0),))
+    graph.add_task("3", (1,), ((GPU, gpu, None),))
+    predictor = Predictor()
+    predictor.observe(signature_of("digits", "train", 0, cpu), 3.0)
+    predictor.observe(signature_of("digits", "train", 1, gpu), 9.0)
+    believed = predictor.believed_s(graph, "digits", ("train", "embed", "unheard of"))
+    assert believed[:3] == pytest.approx([3.0, 9.0, 7.0])
+    assert believed[3] is None
+    assert predictor.believed_s(graph, "other", ("train", "embed", "report")) == [50.0, None, 7.0, None]
 
 
 def test_a_snapshot_survives_json() -> None:

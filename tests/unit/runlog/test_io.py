@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from egs_core.errors import InputError
-from egs_core.runlog.io import READERS, RunLogWriter, read_run, write_run
+from egs_core.runlog.io import READERS, FailOpenWriter, RunLogWriter, read_run, write_run
 from egs_core.runlog.records import (
     VERSION,
     AnyRecord,
@@ -204,6 +204,44 @@ def test_killed_writer_loses_nothing_it_wrote(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=env, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     assert read_run(path).records == [Ended(float(n), "w", str(n)) for n in range(1000)]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from egs_core.runlog.io import FailOpenWriter
+from egs_core.runlog.records import Header, WorkloadSubmitted
+log = FailOpenWriter(Path(sys.argv[1]), Header(), print)
+log.write(WorkloadSubmitted(0.0, "w"))
+size = Path(sys.argv[1]).stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, size + 10))
+for _ in range(3):
+    log.write(WorkloadSubmitted(0.0, "w"))
+log.close()
+log.close()
+"""
+
+
+def test_a_log_that_can_no_longer_be_written_costs_one_warning(tmp_path: Path) -> None:
+    """At a limit of the system the process goes on, is told once, and what was whole before can be read."""
+    path = tmp_path / "new" / "log.jsonl"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", FULL, str(path)]
+    done = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["the run log ends here: [Errno 27] File too large"]
+    run = read_run(path)
+    assert (run.records, run.truncated) == ([WorkloadSubmitted(0.0, "w")], True)
+
+
+def test_a_log_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
+    """A file where its folder should be: one warning, and every record after it is dropped in silence."""
+    (tmp_path / "file").touch()
+    warnings: list[str] = []
+    log = FailOpenWriter(tmp_path / "file" / "log.jsonl", Header(), warnings.append)
+    log.write(WorkloadSubmitted(0.0, "w"))
+    log.close()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("no run log: ")
 
 
 def test_cold_start_and_used_may_be_empty(tmp_path: Path) -> None:
