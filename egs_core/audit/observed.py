@@ -1,4 +1,7 @@
-"""What an adapter hands to an audit: a framework's existing history as run log records, and what is not in it."""
+"""What an adapter hands to an audit: a framework's existing history as run log records, and what is not in it.
+
+As a run log, which may be audited later, it is what its adapter has said of it: see `header_of` and `observed_in`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from egs_core.runlog.io import Run
 from egs_core.runlog.records import Header, Record
+
+IN_HEADER = ("edges_known", "cpu_name", "pinned", "may_split")
 
 
 class AuditRequest(msgspec.Struct, frozen=True):
@@ -26,10 +32,8 @@ class AuditRequest(msgspec.Struct, frozen=True):
 class Observed(msgspec.Struct, frozen=True):
     """A history as the records of one run log.
 
-    edges_known: whether the tasks' parents are all there; else the framework does not tell what a task waited for.
     tasks_lost: how many tasks the framework says that it no longer knows. notes: what a reader must know besides.
-    cpu_name: what a CPU of the records is there. pinned: a task can run on that node only on which it ran, as in a
-    pool; else anywhere. may_split: EGS can load ahead and split there, so what hints would save is forecast too.
+    The others are as in `Header`.
     """
 
     header: Header
@@ -46,3 +50,20 @@ def only_job(observed: Observed, job: str) -> Observed:
     """The records of one job, and what the nodes offered meanwhile; none of a job that is not there."""
     kept = [record for record in observed.records if getattr(record, "workload", job) == job]
     return msgspec.structs.replace(observed, records=tuple(kept))
+
+
+def header_of(observed: Observed) -> Header:
+    """The header of the run log that keeps it: with what an audit of that log must know."""
+    return msgspec.structs.replace(observed.header, **{name: getattr(observed, name) for name in IN_HEADER})
+
+
+def observed_in(run: Run) -> Observed:
+    """What a run log has. One that does not say whether it has the edges: a run of EGS saw what was submitted, and a
+    history that a framework tells afterwards has at most an edge a task, from the actor to its calls."""
+    header = msgspec.structs.replace(run.header, label=run.header.label or run.path)
+    said = {name: getattr(header, name) for name in IN_HEADER}
+    if header.edges_known is None:
+        most_parents = max((len(getattr(record, "parents", ())) for record in run.records), default=0)
+        said["edges_known"] = header.mode != "off" or most_parents > 1
+    notes = (f"{run.path} was cut off: its last line is left out",) if run.truncated else ()
+    return Observed(header, tuple(run.records), notes=notes, **said)

@@ -18,7 +18,7 @@ from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
 from egs_core.audit.compare import Compared, compare, read_forecast, write_forecast
 from egs_core.audit.forecast import MOST_TASKS, SEEDS, Forecast
-from egs_core.audit.observed import AuditRequest, Observed, only_job
+from egs_core.audit.observed import AuditRequest, Observed, header_of, observed_in, only_job
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.report.build import write_report
@@ -69,7 +69,7 @@ def audit(
         return
     _check_options(logs, [ray, airflow or events, kubeflow], gpu_price, seeds, most_tasks, days)
     request = AuditRequest(airflow or ray, events or kubeflow, days, user, tuple(gpu_pool or ()))
-    histories = [_of_log(read_run(path)) for path in logs] or [_of_framework(framework, request)]
+    histories = [observed_in(read_run(path)) for path in logs] or [_of_framework(framework, request)]
     if job:
         histories = [_only(history, job) for history in histories]
     if len(histories) > 1 and (forecast_out or runlog):
@@ -100,21 +100,6 @@ def _check_options(
         raise InputError("--most-tasks", f"must be 1 to 100000, not {most_tasks}")
 
 
-def _of_log(run: Run) -> Observed:
-    header = msgspec.structs.replace(run.header, label=run.header.label or run.path)
-    notes = (f"{run.path} was cut off: its last line is left out",) if run.truncated else ()
-    # Of Ray's own history only actors have edges, one each; a log that has more is by who saw the submissions.
-    of_pools, of_pods = header.driver == "airflow", header.driver == "kubeflow" and header.mode == "off"
-    most_parents = max((len(getattr(r, "parents", ())) for r in run.records), default=0)
-    edges_known = of_pools or header.mode != "off" or most_parents > (0 if of_pods else 1)
-    observed = Observed(header, tuple(run.records), edges_known, notes=notes)
-    if of_pools:
-        return msgspec.structs.replace(observed, cpu_name="slot", pinned=True, may_split=False)
-    if of_pods:
-        return msgspec.structs.replace(observed, may_split=False)
-    return observed
-
-
 def _of_framework(name: str, request: AuditRequest) -> Observed:
     observed = load_auditor(name).audit(request)
     if not any(isinstance(record, TaskAdded) for record in observed.records):
@@ -139,7 +124,7 @@ def _keep(
             raise InputError("--forecast-out", "there is no forecast: nothing was simulated")
         write_forecast(forecast_out, audited.forecast, audited.source)
     if runlog is not None:
-        write_run(runlog, histories[0].header, histories[0].records)
+        write_run(runlog, header_of(histories[0]), histories[0].records)
     if output is not None:
         write_report(runs, output)
 
@@ -157,7 +142,7 @@ def _compare(file: Path, logs: list[Path], ray: str, events: Path | None, as_jso
     )
     for row in rows:
         table.add_row(FIGURE_NAMES[row.figure], *_band_cells(row), f"{row.achieved:,.1f}", _verdict(row))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def _verdict(row: Compared) -> str:
@@ -175,7 +160,7 @@ def _band_cells(row: Compared) -> tuple[str, str, str]:
 
 
 def _print(audited: Audit) -> None:
-    console = Console()
+    console = Console(markup=False)  # names are the users'
     console.print(_summary(audited), highlight=False, markup=False)
     for title, rows in (("by job", audited.by_job), ("by task", audited.by_task)):
         if rows:

@@ -20,7 +20,13 @@ class Record(msgspec.Struct, frozen=True, tag_field="r", omit_defaults=True):
 
 
 class Header(Record, frozen=True, tag="header", omit_defaults=False):
-    """Written in full, so that a reader always finds format and version."""
+    """Written in full, so that a reader always finds format and version.
+
+    What an audit must know of a framework to read its history: edges_known: whether the tasks' parents are all there
+    (None: not said); else the framework does not tell what a task waited for. cpu_name: what a CPU of the records is
+    there. pinned: a task can run on that node only on which it ran, as in a pool; else anywhere. may_split: EGS can
+    load ahead and split there, so what hints would save is forecast too.
+    """
 
     format: str = FORMAT
     version: int = VERSION
@@ -31,6 +37,10 @@ class Header(Record, frozen=True, tag="header", omit_defaults=False):
     emulated_gpus: bool = False
     started_at: float = 0.0  # Unix time of t = 0; 0 in a simulation
     label: str = ""
+    edges_known: bool | None = None
+    cpu_name: str = "CPU"
+    pinned: bool = False
+    may_split: bool = True
 
 
 class Capacity(Record, frozen=True, tag="capacity"):

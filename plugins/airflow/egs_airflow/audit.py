@@ -6,13 +6,16 @@ import os
 import time
 from collections.abc import Iterable
 
+import msgspec
+
 from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import HistoryRecords, pool_sizes
 from egs_airflow.history.seen import Seen
 from egs_airflow.observe.lines import Line, read_lines
 from egs_airflow.rest import connect
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest, Observed, observed_in
 from egs_core.errors import InputError
+from egs_core.runlog.io import Run
 
 DAY_S = 86_400.0
 POOLS = ("EGS_POOLS", "AIRFLOW__EGS__POOLS")
@@ -57,15 +60,8 @@ def observed(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Ite
         notes.append(f"{len(seen.kept)} {KEPT} {kept_s:.1f}")
     if gone:
         notes.append(f"{GONE}: {', '.join(gone[:5])}{', …' if len(gone) > 5 else ''}")
-    return Observed(
-        history.header(label, label),
-        tuple(history.records()),
-        edges_known=not gone,
-        notes=tuple(notes),
-        cpu_name="slot",
-        pinned=True,
-        may_split=False,  # a split adds passes of the scheduler, which the simulation does not know
-    )
+    run = Run(history.header(label, label), history.records())
+    return msgspec.structs.replace(observed_in(run), notes=tuple(notes))
 
 
 def gpu_pools(seen: Seen, given: tuple[str, ...]) -> tuple[str, ...]:

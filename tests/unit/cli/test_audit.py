@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from egs_core.cli.app import run
 from egs_core.runlog.io import read_run, write_run
+from egs_core.runlog.records import TaskAdded
 from tests.unit.audit.contended import ran
 
 Out = pytest.CaptureFixture[str]
@@ -33,6 +35,19 @@ def test_tables(native: str, capsys: Out) -> None:
     for part in ("2 jobs, 20 tasks", "wastage ratio of GPUs", "train-0", "leaf", "no free GPU while leaf", "band"):
         assert part in shown, part
     assert "cost: 18.00 held, 0.00 of it wasted" in shown
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path, capsys: Out) -> None:
+    """Names that look like markup are neither read as such nor left out."""
+    observed = ran()
+    records = [
+        msgspec.structs.replace(r, name="[/a][red]") if isinstance(r, TaskAdded) else r for r in observed.records
+    ]
+    write_run(tmp_path / "log.jsonl", msgspec.structs.replace(observed.header, label="[/l]"), records)
+    assert run(["audit", str(tmp_path / "log.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert "[/a][red]" in shown
+    assert "[/l]: 1 job" in shown
 
 
 def test_json(native: str, capsys: Out) -> None:

@@ -58,7 +58,16 @@ class HistoryRecords:
     def header(self, run_id: str, label: str = "") -> Header:
         """The header whose times the records are relative to."""
         return Header(
-            run_id=run_id, driver="airflow", policy="native", mode="off", started_at=self._begin_s, label=label
+            run_id=run_id,
+            driver="airflow",
+            policy="native",
+            mode="off",
+            started_at=self._begin_s,
+            label=label,
+            edges_known=all(dag.parents is not None for dag in self._seen.dags.values()),
+            cpu_name="slot",
+            pinned=True,
+            may_split=False,  # a split adds passes of the scheduler, which a simulation does not know
         )
 
     def records(self) -> list[Record]:
