@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from egs_core.engine import messages as m
 from egs_core.engine.flavors import seconds_on
-from egs_core.engine.lifecycle import GRANTED, RUNNING
 from egs_core.engine.state import State
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.runlog import records as r
@@ -102,12 +101,6 @@ class RunRecords:
     def workload_ended(self, number: int, now: float) -> None:
         workload = self._state.workloads[number]
         self._emit(r.WorkloadEnded(now, workload.id, "failed" if workload.failed else "succeeded"))
-
-    def still_running(self, now: float, outcome: str) -> None:
-        """Close what is open when a run is cut off, so that held time is counted up to then."""
-        for phase in list(self._state.leases):
-            if self._state.status[phase] in (GRANTED, RUNNING):
-                self.ended(phase, self._state.attempt[self._state.task_of[phase]], outcome, now)
 
     def names(self, phase: int) -> tuple[str, str, int]:
         """(workload id, task id, phase number within the task)."""

@@ -287,9 +287,6 @@ class ScalingHint(Decision, frozen=True, tag="scale"):
     at: float = 0.0
 
 
-AnyDecision = Grant | Preload | DropPreload | Stop | ScalingHint
-
-
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Answer to "why is my task waiting": its status, the kind of rule that blocks it, and the numbers."""
 

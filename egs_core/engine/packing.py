@@ -104,11 +104,6 @@ def stranded_gpu(free: Free, shape: Shape) -> int:
     return total - sum([free.devices[i] for i in usable])
 
 
-def leftover_gpu(free: Free, shape: Shape) -> int:
-    """Thousandths of a GPU that stay free here when the node is filled up with phases of this shape."""
-    return sum(free.devices) - phases_that_fit(free, shape) * shape.gpu_milli
-
-
 def phases_that_fit(free: Free, shape: Shape) -> int:
     """How many GPU phases of this shape the node could run side by side; 0 for a shape without GPU."""
     return _side_by_side(free, shape, offered_gpu(free, shape)[1])

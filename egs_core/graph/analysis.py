@@ -106,9 +106,6 @@ def heads(graph: Graph, durations_s: Sequence[float] | None = None, order: Seque
     return head
 
 
-downward_rank = heads
-
-
 def ranked_plan(rank: Sequence[float]) -> list[int]:
     """Task numbers by falling rank, equal ranks by number: the order a list scheduler would take them in."""
     return sorted(range(len(rank)), key=rank.__getitem__, reverse=True)

@@ -25,7 +25,6 @@ from egs_core.engine.packing import (
     after,
     fragmentation,
     fragmentation_ahead,
-    leftover_gpu,
     phases_that_fit,
     stranded_gpu,
     typical_workload,
@@ -41,6 +40,11 @@ quick = settings(
 )
 HALF, WHOLE = Shape(2000, 500), Shape(8000, 1000)
 DRAWN = Free(4000, UNLIMITED, (500, 250, 1000))  # the drawing at the top of the module
+
+
+def leftover_gpu(free: Free, shape: Shape) -> int:
+    """Thousandths of a GPU that stay free here when the node is filled up with phases of this shape."""
+    return sum(free.devices) - phases_that_fit(free, shape) * shape.gpu_milli
 
 
 # --- fragmentation, worked out by hand ---
