@@ -93,7 +93,7 @@ def forecast(
     runs = [(r, 0) for r in plausible] + [(reading, seed) for seed in range(1, seeds + 1)]
     pairs = [(natively[r], _simulated(chosen, nodes, r, edges_known, seed)) for r, seed in runs]
     hinted = None
-    if may_split and any(item.cold_s or item.before_s + item.after_s > 0 for item in chosen):
+    if may_split and any(_knows_parts(item) for item in chosen) and (not pinned or any(n.cpus >= 1 for n in nodes)):
         hints = _simulated(chosen, nodes, reading, edges_known, hints=True)
         hinted = _applied(observed, natively[reading], hints)
     bands = {name: _band(name, observed, pairs) for name in FIGURES}
@@ -152,18 +152,15 @@ def _simulated(
     )
     result = simulate(rebuilt.workloads, config, rebuilt.estimate)
     metrics = summarise(result.records)
-    return _without_overheads(rebuilt, result.makespan_s, metrics, hints)
+    return _without_startups(rebuilt, result.makespan_s, metrics)
 
 
-def _without_overheads(rebuilt: Rebuilt, makespan_s: float, metrics: RunMetrics, hints: bool) -> Figures:
-    """In the simulation all of a task's start-up is held time, but with hints, where it lies in a CPU phase; the
-    figures count it as its wait."""
-    starting = [] if hints else rebuilt.overheads
-    held_s = metrics.gpu_held_s - sum(gpus * (seconds + cold_s) for gpus, seconds, cold_s in starting)
-    for_gpu = [seconds + cold_s for gpus, seconds, cold_s in rebuilt.overheads if gpus]
+def _without_startups(rebuilt: Rebuilt, makespan_s: float, metrics: RunMetrics) -> Figures:
+    """The figures count a task's start-up as its wait, whatever is held meanwhile in the simulation."""
+    for_gpu = [seconds for gpus, seconds in rebuilt.startups if gpus]
     waits = metrics.wait_gpu if for_gpu else metrics.wait
-    startup_s = statistics.fmean(for_gpu or [seconds + cold_s for _, seconds, cold_s in rebuilt.overheads])
-    return Figures(makespan_s, (waits.mean_s or 0.0) + startup_s, held_s)
+    startup_s = statistics.fmean(for_gpu or [seconds for _, seconds in rebuilt.startups])
+    return Figures(makespan_s, (waits.mean_s or 0.0) + startup_s, metrics.gpu_held_s - rebuilt.held_gpu_s)
 
 
 def _applied(observed: Figures, native: Figures, egs: Figures) -> Figures:
@@ -181,6 +178,10 @@ def _band(name: str, observed: Figures, pairs: Sequence[tuple[Figures, Figures]]
 
 def _missed(simulated: float, observed: float) -> float:
     return abs(simulated / observed - 1.0) if observed else 0.0
+
+
+def _knows_parts(item: Item) -> bool:
+    return item.cold_s > 0 or item.before_s + item.after_s > 0
 
 
 def _nodes(line: Timeline, pinned: bool) -> tuple[SimNode, ...]:

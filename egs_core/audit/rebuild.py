@@ -47,13 +47,14 @@ class Reading(StrEnum):
 class Rebuilt(msgspec.Struct):
     """Workloads for the simulator, and what is believed of their phases: (median, 95th percentile) in seconds.
 
-    overheads: of each task GPUs, seconds of process start and environment that count as waiting, and of cold start
-    that count as held; its phases have both in them, with hints only the first.
+    startups: of each task its GPUs, and seconds of process start, environment and cold start, which count as waiting;
+    held_gpu_s: GPU-seconds of them in which the simulation holds what the task needs.
     """
 
     workloads: list[LoadedWorkload]
     believed: dict[str, list[tuple[float, float]]]
-    overheads: list[tuple[float, float, float]]
+    startups: list[tuple[float, float]]
+    held_gpu_s: float = 0.0
 
     def estimate(self, workload: LoadedWorkload, phase: int) -> tuple[float, float]:
         """An estimator as `egs_core.sim` takes it."""
@@ -76,8 +77,8 @@ def rebuild(
 ) -> Rebuilt:
     """Graphs of all jobs. seed: 0 takes each task's own duration, else that of a random task of its name.
 
-    hints: as if the tasks said what EGS can load ahead and where they need the GPU: see `_phases`. pinned: a task can
-    run on its own node only, which is a flavor.
+    hints: as if the tasks said what EGS can load ahead and where they need the GPU: see `_phases`, and `_links` where
+    nodes are pools. pinned: a task can run on its own node only, which is a flavor.
     """
     if not items:
         return Rebuilt([], {}, [])
@@ -101,10 +102,20 @@ def rebuild(
                 builder.add(gap)
                 believed.append((one.gap_s, one.gap_s))
                 parents = (gap.id,)
-            task = _task(one.item, lasted, parents, hints, (one.item.node,) if pinned and one.item.node else ())
+            flavors = (one.item.node,) if pinned and one.item.node else ()
+            if hints and pinned:
+                for task in _links(one.item, lasted, parents, flavors):
+                    builder.add(task)
+                    believed.extend(_known(task.phases))
+                rebuilt.startups.append((one.item.gpus, lasted.overhead_s))
+                rebuilt.held_gpu_s += one.item.gpus * lasted.overhead_s
+                continue
+            task = _task(one.item, lasted, parents, hints, flavors)
             builder.add(task)
             believed.extend(_belief(task.phases, peers, hints))
-            rebuilt.overheads.append((one.item.gpus, lasted.overhead_s, 0.0 if hints else lasted.cold_s))
+            cold_s = 0.0 if hints else lasted.cold_s
+            rebuilt.startups.append((one.item.gpus, lasted.overhead_s + cold_s))
+            rebuilt.held_gpu_s += 0.0 if hints else one.item.gpus * (lasted.overhead_s + cold_s)
         arrival_s = min(item.submitted_s for item in members) - begin_s
         rebuilt.workloads.append(LoadedWorkload(job, job, "", "", arrival_s, builder.finish()))
         rebuilt.believed[job] = believed
@@ -171,6 +182,28 @@ def _task(item: Item, lasted: Item, parents: tuple[str, ...], hints: bool, flavo
     )
 
 
+def _links(item: Item, lasted: Item, parents: tuple[str, ...], flavors: tuple[str, ...]) -> list[Task]:
+    """A task as a chain of tasks, which is how it is split where a task is in one pool: its parts on the CPU wherever
+    there are slots without a GPU, each with a start of its own; what it loaded has been loaded before."""
+    parts = [(0.0, lasted.before_s), (item.gpus, lasted.gpu_s), (0.0, lasted.after_s)]
+    if not item.gpus:
+        parts = [(0.0, lasted.seconds - lasted.cold_s)]
+    kept = [part for part in parts if part[1] >= LEAST_S] or parts[len(parts) // 2 :][:1]
+    chain = []
+    for number, (gpus, seconds) in enumerate(kept, start=1):
+        moves = item.gpus > 0 and not gpus
+        phase = Phase(
+            kind="gpu" if gpus else "cpu",
+            cpus=max(1.0, item.cpus) if moves else item.cpus,
+            gpus=gpus,
+            duration_s=lasted.overhead_s + max(0.0, seconds),
+        )
+        name = item.task if number == len(kept) else f"{item.task}, part {number}"
+        chain.append(Task(id=name, name=item.name, parents=parents, phases=(phase,), flavors=() if moves else flavors))
+        parents = (name,)
+    return chain
+
+
 def _phases(item: Item, lasted: Item, hints: bool) -> list[Phase]:
     """As it ran, one phase that holds everything throughout; with hints the cold start is apart and, where the parts
     are known, the GPU is held only while it is used."""
@@ -187,9 +220,12 @@ def _phases(item: Item, lasted: Item, hints: bool) -> list[Phase]:
 
 def _belief(phases: Sequence[Phase], peers: list[Item], hints: bool) -> list[tuple[float, float]]:
     """What a history of such tasks lets one expect of each phase; the parts of a split are known as they will be."""
-    exact = [(phase.duration_s or 0.0, phase.duration_s or 0.0) for phase in phases]
     if len(phases) == 1:
         seconds = sorted(peer.overhead_s + peer.seconds - (peer.cold_s if hints else 0.0) for peer in peers)
         p50_s, p95_s = (max(0.0, seconds[math.ceil(share * len(seconds)) - 1]) for share in (0.5, 0.95))
         return [(p50_s, p95_s)]
-    return exact
+    return _known(phases)
+
+
+def _known(phases: Sequence[Phase]) -> list[tuple[float, float]]:
+    return [(phase.duration_s or 0.0, phase.duration_s or 0.0) for phase in phases]

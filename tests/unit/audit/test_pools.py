@@ -7,7 +7,18 @@ import pytest
 
 from egs_core.audit.build import audit
 from egs_core.audit.observed import Observed
-from egs_core.runlog.records import Capacity, Ended, Header, Held, Ready, Record, Started, TaskAdded, WorkloadSubmitted
+from egs_core.runlog.records import (
+    Capacity,
+    Ended,
+    Header,
+    Held,
+    Ready,
+    Record,
+    Started,
+    TaskAdded,
+    Used,
+    WorkloadSubmitted,
+)
 
 
 def ran(*tasks: tuple[str, str, float, float, float], **options: object) -> Observed:
@@ -49,6 +60,40 @@ def test_the_forecast_pins_tasks() -> None:
     tasks = [(f"t{n}", "a", float(n), float(n), n + 1.0) for n in range(4)]
     forecasts = [audit(ran(*tasks, pinned=pinned)).forecast for pinned in (True, False)]
     assert [forecast.native_error for forecast in forecasts if forecast] == pytest.approx([0.0, 0.5], abs=0.01)
+
+
+def mixed(cpu_slots: float) -> Observed:
+    """Two tasks, one after the other in a GPU pool of one slot, each for 4 s; both use the GPU in their last 2 s."""
+    records: list[Record] = [WorkloadSubmitted(0.0, "w")]
+    for task, start_s in (("one", 0.0), ("two", 4.0)):
+        records += [
+            TaskAdded(0.0, "w", task, task, (), (("gpu", 0.0, 1.0, 0),)),
+            Ready(0.0, "w", task),
+            Started(start_s, "w", task, node="gpu", gpus=1.0),
+            Used(start_s + 2.0, start_s + 4.0, "w", task),
+            Ended(start_s + 4.0, "w", task),
+        ]
+    records += [Capacity(t, "gpu", 0.0, 1) for t in (0.0, 8.0)]
+    records += [Capacity(t, "cpu", cpu_slots) for t in (0.0, 8.0) if cpu_slots]
+    return Observed(Header(label="made"), tuple(records), edges_known=True, cpu_name="slot", pinned=True)
+
+
+def test_with_hints_the_parts_of_a_task_are_in_pools_of_their_own() -> None:
+    """The CPU part of one task beside the GPU part of the other: 6 s of 8; with two CPU slots both parts at once."""
+    for cpu_slots in (1.0, 2.0):
+        told = audit(mixed(cpu_slots)).forecast
+        assert told is not None
+        assert told.hinted is not None
+        assert (told.makespan_s.observed, told.hinted.makespan_s) == pytest.approx((8.0, 6.0))
+        assert told.hinted.gpu_held_s == pytest.approx(4.0)
+        assert told.hinted.wait_s == pytest.approx(0.0 if cpu_slots == 1.0 else 1.0)
+
+
+def test_without_a_cpu_pool_nothing_can_be_split() -> None:
+    """Where a CPU part could go is not known, so nothing is forecast of it."""
+    told = audit(mixed(0.0)).forecast
+    assert told is not None
+    assert told.hinted is None
 
 
 def test_without_gpus_cpus_are_accounted_for() -> None:
