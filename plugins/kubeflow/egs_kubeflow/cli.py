@@ -13,6 +13,7 @@ import typer
 from egs_core.errors import InputError
 from egs_core.predict import Predictor
 from egs_kubeflow.convert.documents import dump_documents, load_documents
+from egs_kubeflow.manifests.command import manifests_command
 from egs_kubeflow.rewrite.changes import Rewritten, explain
 from egs_kubeflow.rewrite.history import load_history
 from egs_kubeflow.rewrite.pipeline import rewrite
@@ -21,6 +22,7 @@ from egs_kubeflow.run.command import run_command
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 app.command("run")(run_command)
+app.command("manifests")(manifests_command)
 
 
 @app.callback()
@@ -37,6 +39,10 @@ def compile_(
     history: Annotated[
         str | None, typer.Option(help="How long tasks took: a database URL, an SQLite file or a predictor's snapshot.")
     ] = None,
+    prefetch_step: Annotated[
+        bool,
+        typer.Option("--prefetch-step", help="Add steps that pull images ahead. One that fails, fails its run."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with -o.")] = False,
 ) -> None:
     """Write a compiled pipeline for a site: placed, labelled, limited; the same commands, images and cache keys.
@@ -46,6 +52,8 @@ def compile_(
     if as_json and output is None:
         raise InputError("--json", "prints the changes, and the pipeline needs a file", "give -o a file")
     documents, site = load_documents(pipeline), load_profile(profile)
+    if prefetch_step:
+        site = site.model_copy(update={"preload": site.preload.model_copy(update={"step": True})})
     known: Predictor | None = load_history(history, documents.name) if history is not None else None
     result = rewrite(documents, site, known, place=str(pipeline))
     text = dump_documents(result.documents)

@@ -1,6 +1,7 @@
 """Compiled pipelines become workload graphs: every construct of kfp, compiled here by kfp itself."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from kfp import compiler, dsl, kubernetes
 from egs_core.cli.app import run
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU
-from egs_core.hints import TaskHints
+from egs_core.hints import TaskHints, call, files, modules
 from egs_kubeflow.convert.documents import Documents, documents_of, dump_documents, load_documents, parse_documents
 from egs_kubeflow.convert.flatten import MOST_ENDS, Loop
 from egs_kubeflow.convert.hints import ANNOTATION, decode_hints, encode_hints
@@ -282,11 +283,13 @@ def test_hints_travel_as_an_annotation() -> None:
 
 
 def test_hints_are_read_as_they_were_written() -> None:
-    """Every hint but the preload survives the annotation; a wrong one is named."""
+    """Every hint survives the annotation but functions to preload; a wrong one is named."""
     hints = TaskHints(gpus=0.5, cpus=2.0, gang="g", expect_s=(1.0, 2.0), flavors=("a100",), split=True)
+    loaded = replace(hints, preload=(modules("torch", "numpy"), files("model.pt")))
+    assert decode_hints(encode_hints(replace(loaded, preload=(*loaded.preload, call(lambda: 1)))), "task 'x'") == loaded
     assert decode_hints(encode_hints(hints), "task 'x'") == hints
     assert encode_hints(TaskHints()) == "{}"
-    for text in ('{"gpu": 1}', '{"gpus": "many"}', "[]", "{", '{"preload": []}'):
+    for text in ('{"gpu": 1}', '{"gpus": "many"}', "[]", "{", '{"preload": []}', '{"preload": {"modules": ["a b"]}}'):
         with pytest.raises(InputError, match=r"task 'x': egs.io/hints"):
             decode_hints(text, "task 'x'")
 

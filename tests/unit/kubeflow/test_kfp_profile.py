@@ -1,6 +1,7 @@
 """A site's profile, a history by name, and the command that uses both."""
 
 import json
+import re
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,6 +18,8 @@ from egs_kubeflow.rewrite import profile
 from egs_kubeflow.rewrite.history import load_history
 from egs_kubeflow.rewrite.profile import parse_profile
 
+CPU_POOL = "pools: [{name: a, selector: {a: b}}]"
+TWO = "pools: [{name: a, selector: {a: b}}, {name: b, selector: {a: c}}]"
 SITE = "pools:\n  - {name: cpu, selector: {pool: cpu}}\ntime_limits: {cpu: 1h}\n"
 
 
@@ -52,6 +55,21 @@ def pipeline(tmp_path: Path) -> Path:
         ("time_limits: {cpu: long}", "site line 1: time_limits.cpu", "is not a duration"),
         ("queues: [{name: q, kind: tpu}]", "site line 1: queues[0].kind", "'cpu' or 'gpu'"),
         ("pools: [{name: a, selector: {a: b}, tolerations: [{operator: Equal}]}]", "tolerations[0]", "operator Exists"),
+        ("namespace: Team", "site line 1: namespace", "'Team' is no namespace"),
+        ("preload: {deadline: 0}", "site line 1: preload.deadline", "greater than or equal to 1"),
+        ("pools: [{name: a, selector: {a: b}, device_class: gpu.nvidia.com}]", "pools[0]", "no GPUs: add accelerator"),
+        ("cluster_queues: [{name: q, quotas: {}}]", "cluster_queues[0].quotas", "at least 1"),
+        ("cluster_queues: [{name: q, quotas: {a: {cpus: 1}}}]", "site line 1", "pool 'a', which is not there"),
+        (
+            f"{CPU_POOL}\ncluster_queues: [{{name: q, quotas: {{a: {{gpus: 1}}}}}}]",
+            "site line 1",
+            "has no GPUs, but gpus",
+        ),
+        (
+            f"{TWO}\ncluster_queues: [{{name: q, quotas: {{a: {{cpus: 1}}, b: {{}}}}}}]",
+            "site line 2",
+            "pool 'b' without cpus",
+        ),
         ("- a", "site line 1", "is no site"),
         ("", "site line 1", "is no site"),
         ("[" * 100_000, "site line 1", "nested too deeply"),
@@ -65,12 +83,14 @@ def test_what_is_wrong_with_a_site_is_named(text: str, place: str, problem: str)
     assert problem in caught.value.problem
 
 
-def test_the_example_in_the_documentation_is_a_site() -> None:
-    """The profile that the module shows is one, and says what it shows."""
-    shown = "\n".join(line for line in (profile.__doc__ or "").splitlines() if line.startswith("    "))
-    site = parse_profile(dedent(shown))
+def test_the_examples_in_the_documentation_are_sites() -> None:
+    """The profiles that the module shows are such, and say what they show."""
+    shown = re.findall(r"(?:^    .*\n)+", profile.__doc__ or "", re.MULTILINE)
+    site, for_manifests = (parse_profile(dedent(block)) for block in shown)
     assert [pool.accelerator for pool in site.pools] == ["", "nvidia.com/gpu"]
     assert site.time_limits.gpu == 24 * 3600.0
+    assert for_manifests.cluster_queues[0].quotas["a100"].gpus == 8
+    assert (for_manifests.preload.takes, for_manifests.preload.deadline) == (120.0, 600.0)
 
 
 def test_a_history_is_a_database_or_a_snapshot(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What holds for every rewrite, on pipelines that hypothesis makes up and kfp compiles, loads and nests."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from kfp import components, dsl, kubernetes
 
 from egs_core.graph.columns import Graph
-from egs_core.hints import TaskHints
+from egs_core.hints import TaskHints, files, modules
 from egs_kubeflow import compat
 from egs_kubeflow.convert.documents import (
     Documents,
@@ -65,18 +66,20 @@ TASKS = st.fixed_dictionaries(
                 priority=st.integers(-5, 30),
                 max_runtime_s=st.sampled_from([None, 7.5]),
                 flavors=st.sampled_from([(), ("a100",)]),
+                preload=st.sampled_from([(), (modules("json"), files("a.bin"))]),
             ),
         ),
     }
 )
 
 PROFILES = st.builds(
-    lambda pools, queues, classes, cpu_s: Profile.model_validate(
+    lambda pools, queues, classes, cpu_s, step: Profile.model_validate(
         {
             "pools": pools,
             "queues": queues,
             "priority_classes": classes,
             "time_limits": {"cpu": cpu_s} if cpu_s else {},
+            "preload": {"step": step},
         }
     ),
     st.lists(
@@ -99,6 +102,7 @@ PROFILES = st.builds(
     st.sampled_from([[], [{"name": "team", "exists": True}], [{"name": "team"}]]),
     st.sampled_from([[], [{"name": "normal", "exists": True}, {"name": "urgent", "at_least": 10, "exists": True}]]),
     st.sampled_from([None, "90s"]),
+    st.booleans(),
 )
 
 
@@ -150,19 +154,27 @@ def cache_keys(documents: Documents) -> dict[str, Any]:
             container = executors.get(used.get("executorLabel"), {}).get("container", {})
             parts = {part: container.get(part) for part in ("image", "command", "args")}
             interface = {part: used.get(part) for part in ("inputDefinitions", "outputDefinitions")}
-            found[f"{around}/{name}"] = (parts, interface, task.get("inputs"))
+            if not is_step(name):
+                found[f"{around}/{name}"] = (parts, interface, task.get("inputs"))
     return found
 
 
-def edges(graph: Graph) -> list[tuple[str, tuple[int, ...]]]:
-    """The tasks of a graph with their parents."""
-    return list(zip(graph.ids, graph.parents, strict=True))
+def is_step(name: str) -> bool:
+    """Whether a task or an executor is a step that a rewrite has added."""
+    return "egs-prefetch-" in name
+
+
+def edges(graph: Graph) -> list[tuple[str, list[str]]]:
+    """The author's tasks with the names of their parents."""
+    found = zip(graph.ids, graph.parents, strict=True)
+    return [(name, [graph.ids[parent] for parent in parents]) for name, parents in found if not is_step(name)]
 
 
 def author_set(documents: Documents) -> list[str]:
-    """The settings that `configure` made, wherever they are now."""
-    text = dump_documents(documents)
-    return sorted(re.findall(r"mine: 'yes'|activeDeadlineSeconds: '33'", text))
+    """The settings that `configure` made, wherever they are now; a step goes where its task does."""
+    configs = compat.kubernetes_executors(checked(documents, "pipeline").platform)
+    text = json.dumps([config for label, config in configs.items() if not is_step(label)])
+    return sorted(re.findall(r'"mine": "yes"|"activeDeadlineSeconds": "33"', text))
 
 
 def holds(documents: Documents, profile: Profile) -> None:
@@ -220,6 +232,7 @@ def test_the_pipelines_of_kubeflow_keep_their_promises() -> None:
             ],
             "queues": [{"name": "team", "exists": True}],
             "time_limits": {"cpu": "1h", "gpu": "1h"},
+            "preload": {"step": True},
         }
     )
     files = [file for file in sorted(DATA.glob("*.yaml")) if not file.name.startswith("invalid")]

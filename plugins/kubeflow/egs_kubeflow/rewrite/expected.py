@@ -22,20 +22,32 @@ class Expected(msgspec.Struct, frozen=True):
     is_guess: bool = False
 
 
+class Length(msgspec.Struct, frozen=True):
+    """Seconds that a task takes: the median, and what 19 of 20 stay below. known: they are more than a prior."""
+
+    p50_s: float
+    p95_s: float
+    known: bool
+
+
 def expect(converted: Converted, history: Predictor | None) -> list[Expected]:
     """For each task of the graph. Without a history, hints and what is usual count."""
-    predictor = history or Predictor()
-    graph = converted.graph
-    estimates = [_estimate(predictor, converted.name, graph, task) for task in range(graph.n_tasks)]
-    ranks = upward_rank(graph, [seconds for seconds, _ in estimates])
-    is_guess = [not known for _, known in estimates]
+    graph, lengths = converted.graph, lengths_of(converted, history)
+    ranks = upward_rank(graph, [length.p50_s for length in lengths])
+    is_guess = [not length.known for length in lengths]
     for task in reversed(range(graph.n_tasks)):  # parents come first
         for parent in graph.parents[task]:
             is_guess[parent] |= is_guess[task]
     return [
-        Expected(rank, seconds if known else None, guess)
-        for rank, (seconds, known), guess in zip(ranks, estimates, is_guess, strict=True)
+        Expected(rank, length.p50_s if length.known else None, guess)
+        for rank, length, guess in zip(ranks, lengths, is_guess, strict=True)
     ]
+
+
+def lengths_of(converted: Converted, history: Predictor | None) -> list[Length]:
+    """For each task of the graph, as `expect` takes them."""
+    predictor, graph = history or Predictor(), converted.graph
+    return [_length(predictor, converted.name, graph, task) for task in range(graph.n_tasks)]
 
 
 def together(found: Sequence[Expected]) -> Expected:
@@ -45,15 +57,14 @@ def together(found: Sequence[Expected]) -> Expected:
     return Expected(max(one.rank_s for one in found), own_s, any(one.is_guess for one in found))
 
 
-def _estimate(predictor: Predictor, pipeline: str, graph: Graph, task: int) -> tuple[float, bool]:
-    """Median seconds of a task, and whether they are more than a prior."""
-    seconds, known = 0.0, True
+def _length(predictor: Predictor, pipeline: str, graph: Graph, task: int) -> Length:
+    p50_s, p95_s, known = 0.0, 0.0, True
     for number, phase in enumerate(graph.phases_of(task)):
         stated = graph.phase_duration_s[phase]
         if stated == 0.0:
             continue  # nothing runs
         signature = signature_of(pipeline, graph.ids[task], number, graph.shapes[graph.phase_shape[phase]])
         estimate = predictor.estimate(signature, graph.phase_kind[phase], stated)
-        seconds += estimate.p50_s
+        p50_s, p95_s = p50_s + estimate.p50_s, p95_s + estimate.p95_s
         known = known and estimate.source in ("history", "hint")
-    return seconds, known
+    return Length(p50_s, p95_s, known)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.graph.analysis import heads, topological_order
 from egs_core.graph.columns import Graph
 from egs_core.predict import Predictor
 from egs_kubeflow import compat
@@ -22,8 +23,10 @@ from egs_kubeflow.convert.documents import Documents, Spec, as_plain, checked
 from egs_kubeflow.convert.needs import common_needs
 from egs_kubeflow.convert.pipeline import Converted, TaskFacts, convert_spec
 from egs_kubeflow.rewrite.changes import Log, Rewritten
-from egs_kubeflow.rewrite.expected import expect, together
+from egs_kubeflow.rewrite.expected import expect, lengths_of, together
 from egs_kubeflow.rewrite.gangs import gangs_of, write_gang
+from egs_kubeflow.rewrite.prefetch import add_step
+from egs_kubeflow.rewrite.preloads import select_preloads, step_key
 from egs_kubeflow.rewrite.profile import Profile
 from egs_kubeflow.rewrite.task import Written, write_labels, write_limits, write_place, write_queue, write_resources
 
@@ -58,7 +61,9 @@ def rewrite(
     log = Log()
     _separate(spec, tasks)
     gangs = gangs_of([converted.facts[number] for task in tasks for number in task.numbers], log)
-    for task in tasks:
+    for task in _in_order(tasks, converted.graph):
+        if step_key(spec, task.facts.executor):
+            continue
         written = _written(spec, task, converted.graph, log)
         write_resources(written, profile)
         write_place(written, profile)
@@ -67,6 +72,8 @@ def rewrite(
         write_queue(written, profile)
         if gang := gangs.get(task.facts.hints.gang):
             write_gang(written, gang, _written_task(spec, task.facts), spec.name, run_id)
+    if profile.preload.step:
+        _add_steps(spec, arguments or {}, history, profile, log)
     return Rewritten(_documents(spec, documents.comments), tuple(log.changes), tuple(log.notes))
 
 
@@ -82,6 +89,22 @@ def _tasks(converted: Converted) -> list[_Task]:
         needs = common_needs([converted.facts[number].needs for number in numbers])
         tasks.append(_Task(msgspec.structs.replace(facts, needs=needs), numbers))
     return tasks
+
+
+def _add_steps(spec: Spec, arguments: Mapping[str, Any], history: Predictor | None, profile: Profile, log: Log) -> None:
+    """Steps that preload for the tasks as they are written now."""
+    converted = convert_spec(spec, arguments, spec.name)
+    starts_s = heads(converted.graph, [length.p50_s for length in lengths_of(converted, history)])
+    preloads, notes = select_preloads(spec, converted, starts_s)
+    log.notes.extend(notes)
+    for preload in preloads:
+        add_step(spec, converted, preload, profile.preload.deadline, log)
+
+
+def _in_order(tasks: list[_Task], graph: Graph) -> list[_Task]:
+    """As a person reads a pipeline: what waits for another comes after it."""
+    place = {number: at for at, number in enumerate(topological_order(graph))}
+    return sorted(tasks, key=lambda task: min(place[number] for number in task.numbers))
 
 
 def _separate(spec: Spec, tasks: list[_Task]) -> None:
