@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -184,6 +184,19 @@ def runs_user_code(command: list[str]) -> bool:
     containerized = component_factory.CONTAINERIZED_PYTHON_COMPONENT_COMMAND
     is_executor = any(component_factory.EXECUTOR_MODULE in part for part in command)
     return is_executor and command[: len(containerized)] != containerized
+
+
+_CALL = """program_path=$(mktemp -d) printf "%s" "$0" > "$program_path/ephemeral_component.py" _KFP_RUNTIME=true {} -m
+kfp.dsl.executor_main --component_module_path "$program_path/ephemeral_component.py" "$@\""""
+
+
+def executor_call(command: Sequence[str], python: str) -> tuple[str, list[str]] | None:
+    """The source and the executor's arguments in the command of a lightweight component for this interpreter; None for
+    a command that does anything else."""
+    if list(command[:2]) != ["sh", "-ec"] or len(command) < 4:
+        return None
+    is_plain = command[2].split() == _CALL.format(python).split()
+    return (command[3], list(command[4:])) if is_plain else None
 
 
 def task_outputs(message: Any, component: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +23,7 @@ from egs_core.errors import InputError
 from egs_core.runlog import records as r
 from egs_kubeflow.convert.documents import Documents, documents_of, load_documents
 from egs_kubeflow.run.echo import Echo, harmless
+from egs_kubeflow.run.forked import ForkServer, has_use
 from egs_kubeflow.run.leaf import VISIBLE, Around
 from egs_kubeflow.run.learning import Learning, run_id, warn
 from egs_kubeflow.run.packages import Environments
@@ -126,9 +128,11 @@ def run(
         warn(note)
     learning = Learning(plan.name, header, runlog, history)
     plan.graph = learning.believe(plan.graph)
-    with TemporaryDirectory(prefix="egs-packages-") as packages:
+    commands = [executor.container.command for executor in plan.spec.executors.values()]
+    server = closing(ForkServer(str(folder), VISIBLE)) if has_use(commands) else nullcontext()
+    with TemporaryDirectory(prefix="egs-packages-") as packages, server as forks:
         ways = Environments(Path(packages))
-        around = Around(folder, name, str(time.monotonic_ns()), ways, harmless(echo), bool(slots.devices))
+        around = Around(folder, name, str(time.monotonic_ns()), ways, forks, harmless(echo), bool(slots.devices))
         result = _run(Session(plan, slots, around, learning, policy), plan, folder, learning.path)
     if raise_on_error and result.state != "succeeded":
         raise PipelineFailed(result)

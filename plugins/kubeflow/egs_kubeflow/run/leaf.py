@@ -18,8 +18,9 @@ from egs_core.errors import InputError
 from egs_kubeflow import compat
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.echo import AuthorsLines, Echo
+from egs_kubeflow.run.forked import ForkServer
 from egs_kubeflow.run.packages import Environments
-from egs_kubeflow.run.process import Process
+from egs_kubeflow.run.process import Process, started
 from egs_kubeflow.run.values import Values
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -31,13 +32,14 @@ class TaskFailed(Exception):
 
 @dataclass(frozen=True)
 class Around:
-    """What all tasks of a run share. root: the folder of the run; job: its name; number: its id. hides_gpus: tasks see
-    the GPUs that they were given, and no others."""
+    """What all tasks of a run share. root: the folder of the run; job: its name; number: its id. forks: what
+    can fork tasks. hides_gpus: tasks see the GPUs that they were given, and no others."""
 
     root: Path
     job: str
     number: str
     environments: Environments
+    forks: ForkServer | None
     echo: Echo
     hides_gpus: bool
 
@@ -102,7 +104,9 @@ class Leaf:
         with self._lock:
             if self._is_stopped:
                 raise TaskFailed("was stopped before it began")
-            self._process = Process(command, environment, self._folder, self._say)
+            forks = self._around.forks
+            process = (forks and forks.start(command, environment)) or started(command, environment)
+            self._process = Process(process, self._folder, self._say)
         timer = threading.Timer(self._most_s or 0.0, self._stop_late)
         if self._most_s is not None:
             timer.daemon = True

@@ -46,11 +46,11 @@ class Environments:
             return compat.with_python(parts, sys.executable)
         script = _KFP.sub("'kfp'", parts[2])
         if all(quoted.startswith(_FOR_KFP) for quoted in _QUOTED.findall(script)):
-            return compat.with_python(parts[3:], sys.executable)
+            return compat.with_python(own_command(parts), sys.executable)
         with self._lock:
             if script not in self._pythons:
                 self._pythons[script] = sys.executable if _is_here(script) else self._make(script, place)
-        return compat.with_python(parts[3:], self._pythons[script])
+        return compat.with_python(own_command(parts), self._pythons[script])
 
     def _make(self, script: str, place: str) -> str:
         folder = self._folder / f"packages-{len(self._pythons)}"
@@ -65,8 +65,13 @@ class Environments:
         return python
 
 
-def _installs(parts: list[str]) -> bool:
-    is_shell = parts[:2] == ["sh", "-c"] and len(parts) > 3
+def own_command(parts: Sequence[str]) -> list[str]:
+    """The command less its installation, where it has one."""
+    return list(parts[3:] if _installs(parts) else parts)
+
+
+def _installs(parts: Sequence[str]) -> bool:
+    is_shell = list(parts[:2]) == ["sh", "-c"] and len(parts) > 3
     return is_shell and "pip install" in parts[2] and parts[2].rstrip().endswith(_OWN_COMMAND)
 
 

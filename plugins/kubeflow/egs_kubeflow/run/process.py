@@ -13,26 +13,31 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from egs_kubeflow.run.forked import Forked
+
 GRACE_S = 5.0
 LOG = "log.txt"
 
 
-class Process:
-    """A command under way; `wait` and `stop` may be called from different threads."""
+def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process that leads its own group. Raises OSError."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, say: Callable[[str], None]
-    ):
-        self._popen = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+
+class Process:
+    """A process under way; `wait` and `stop` may be called from different threads."""
+
+    def __init__(self, started: subprocess.Popen[str] | Forked, folder: Path, say: Callable[[str], None]):
+        self._popen = started
         self._is_over = False  # from then on its number may be another's
         self._log = folder / LOG
         self._say = say
