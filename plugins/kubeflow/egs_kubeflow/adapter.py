@@ -15,15 +15,15 @@ from egs_core.graph.load import LoadedWorkload
 from egs_kubeflow import compat
 
 CAPABILITIES = {
-    "observe": "no: runs on a cluster are not read; `egs kubeflow run` writes a run log",
-    "order": "no: pods are labelled, a controller must order them; `egs kubeflow run` does so here",
-    "split": "no: compiled components stay whole; `@egs_kubeflow.component` splits what it compiles",
-    "preload": "no: a task's pod does not exist before its predecessors have ended",
-    "gang": "no: members of a gang are labelled, a controller must start them together",
-    "preempt": "no: nothing recreates a pod that was deleted",
-    "limits": "no: `egs kubeflow compile` writes time limits, and nothing watches them",
-    "abort": "no: kfp ends whole runs only",
-    "audit": "yes",
+    "observe": "no: runs in a cluster are read from exports only (audit), and what runs here does so in mode on",
+    "order": "yes on this machine; in a cluster no: pods are labelled, a controller must order them",
+    "split": "yes where `@egs_kubeflow.component` compiles phases, here and in a cluster; what is compiled stays whole",
+    "preload": "no: not between local tasks; in a cluster its plan and pods are files, a controller must act on them",
+    "gang": "yes on this machine, in one DAG or loop; in a cluster no, but by Kueue's pod groups, which are written",
+    "preempt": "no: not between local tasks; in a cluster nothing recreates a pod that was deleted",
+    "limits": "yes on this machine, of a task's time; in a cluster by Kubernetes: time limits are written",
+    "abort": "yes on this machine, a run or a task of it; in a cluster no: kfp ends whole runs only",
+    "audit": "yes, of a cluster, from what kubectl exports",
 }
 
 HELD_BACK = {

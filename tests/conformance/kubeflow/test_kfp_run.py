@@ -204,11 +204,13 @@ def test_a_compiled_file_takes_arguments_as_text(tmp_path: Path) -> None:
 def test_what_was_learned_orders_the_next_run(runner: Run, tmp_path: Path) -> None:
     """The second run's decisions know how long the tasks of the first took."""
     history = f"sqlite:///{tmp_path / 'history.db'}"
-    runner(pipelines.six, cpus=4, history=history)
-    result = runner(pipelines.six, cpus=4, history=history)
-    granted = [x for x in read_run(result.runlog).records if isinstance(x, r.Granted)]
-    assert len(granted) == 6
-    assert all(1.0 <= (x.estimate_p50_s or 0.0) < 2.0 for x in granted)
+    first = read_run(runner(pipelines.six, cpus=4, history=history).runlog).records
+    started = {x.task: x.t for x in first if isinstance(x, r.Started)}
+    took_s = {x.task: x.t - started[x.task] for x in first if isinstance(x, r.Ended)}
+    second = read_run(runner(pipelines.six, cpus=4, history=history).runlog).records
+    known_s = {x.task: x.estimate_p50_s for x in second if isinstance(x, r.Granted)}
+    assert known_s == pytest.approx(took_s)
+    assert len(known_s) == 6
 
 
 def test_a_rewrite_knows_what_a_run_has_taught(runner: Run, tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import pytest
 from kfp import dsl
 
 from egs_core.errors import InputError
+from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_kubeflow.convert.documents import documents_of
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.condition import is_met
 from egs_kubeflow.run.echo import AuthorsLines, harmless
+from egs_kubeflow.run.gangs import gangs_of, keep_possible
 from egs_kubeflow.run.plan import Slots, make_plan
 from egs_kubeflow.run.scope import FAILED, SUCCEEDED, Node, Scope
 from egs_kubeflow.run.session import backoff_s, folder_of
@@ -146,6 +148,39 @@ def test_no_task_asks_for_more_than_the_machine() -> None:
 def test_what_a_machine_lacks_is_a_note(slots: Slots, notes: tuple[str, ...]) -> None:
     """One for GPUs and one for CPUs; none where there is enough."""
     assert make_plan(documents_of(needing), {"n": 1}, slots, "test").notes == notes
+
+
+def graph_of(*tasks: tuple[str, tuple[int, ...], str]) -> Graph:
+    """Tasks of one GPU each: path, parents, gang."""
+    graph = Graph()
+    for task, parents, gang in tasks:
+        graph.add_task(task, parents, ((GPU, Shape(500, 1000), 1.0),), options=TaskOptions(gang=gang))
+    return graph
+
+
+def test_a_gang_is_of_one_dag() -> None:
+    """One whose tasks are in several is left out, with a note."""
+    graph = graph_of(("a", (), "x"), ("b", (), "x"), ("in.c", (), "y"), ("d", (), "y"), ("e", (), ""))
+    gangs, notes = gangs_of(graph)
+    assert gangs == {"a": "x", "b": "x"}
+    assert notes == ("gang 'y' is in several DAGs: its tasks start each as it can",)
+
+
+@pytest.mark.parametrize(
+    ("parents", "slots", "problem"),
+    [
+        ((), (1.0, 2), ""),
+        ((), (0.9, 2), "it needs 1 CPUs and 2 GPUs at once, and there are 0.9 and 2"),
+        ((), (4.0, 1), "it needs 1 CPUs and 2 GPUs at once, and there are 4 and 1"),
+        ((7,), (4.0, 2), "its tasks wait for each other"),
+    ],
+)
+def test_a_gang_that_cannot_be_whole_is_none(parents: tuple[int, ...], slots: tuple[float, int], problem: str) -> None:
+    """Its tasks would wait for ever; they start each as it can instead, and a note says why."""
+    graph, notes = graph_of(("a", (), "loop/x"), ("b", parents, "loop/x")), list[str]()
+    keep_possible(graph, 7, *slots, notes.append)
+    assert notes == ([f"gang 'x': {problem}; its tasks start each as it can"] if problem else [])
+    assert {graph.options_of(task).gang for task in (0, 1)} == {"" if problem else "loop/x"}
 
 
 def test_only_the_authors_lines_are_shown() -> None:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,7 +80,66 @@ class PipelineFailed(RuntimeError):
         super().__init__(f"pipeline {result.name!r} has failed: {problems}")
 
 
+class Run:
+    """A run under way; `start` makes it. All its methods may be called from any thread."""
+
+    def __init__(self, session: Session, plan: Plan, folder: Path, runlog: Path, around: ExitStack) -> None:
+        self._session, self._plan, self._around = session, plan, around
+        self.folder, self.runlog = folder, runlog
+        self._begin = time.monotonic()
+        session.start()
+
+    def abort(self, task: str = "") -> None:
+        """End the run, or what runs of one task, nested DAG or loop of it, by its path; what then goes on is the
+        pipeline's own rule. Raises InputError where nothing of that name runs."""
+        if not task:
+            self._session.abort()
+        elif not self._session.abort_task(task):
+            raise InputError(f"{self._plan.name}: task {task!r}", "does not run")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self._session.over.is_set()
+
+    def wait(self) -> RunResult:
+        """Wait for its end, once. KeyboardInterrupt ends all tasks first."""
+        session = self._session
+        with self._around:
+            try:
+                while not session.over.wait(SIGNAL_S):
+                    pass
+            except BaseException:
+                session.abort()
+                raise
+            finally:
+                session.close()
+        if session.death is not None:
+            raise RuntimeError("the runner itself has failed") from session.death
+        outputs = session.root.outputs() if session.outcome == "succeeded" else {}
+        tasks, seconds = tuple(_tasks(session.root, self._plan)), time.monotonic() - self._begin
+        return RunResult(self._plan.name, session.outcome, outputs, tasks, seconds, self.runlog, self.folder)
+
+
 def run(
+    pipeline: Any,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    raise_on_error: bool = True,
+    **options: Any,
+) -> RunResult:
+    """Run a live `@dsl.pipeline`, or a compiled one by its path, and wait for its end. options: as `start` takes them.
+
+    Raises InputError for a pipeline that cannot run here, before anything has; PipelineFailed where a task has failed,
+    unless `raise_on_error` is off. KeyboardInterrupt ends all tasks first.
+    """
+    result = start(pipeline, arguments, **options).wait()
+    if raise_on_error and result.state != "succeeded":
+        raise PipelineFailed(result)
+    return result
+
+
+def start(
     pipeline: Any,
     arguments: Mapping[str, Any] | None = None,
     *,
@@ -92,9 +151,8 @@ def run(
     runlog: str | None = None,
     history: str | None = None,
     echo: Echo | None = None,
-    raise_on_error: bool = True,
-) -> RunResult:
-    """Run a live `@dsl.pipeline`, or a compiled one by its path, and wait for its end.
+) -> Run:
+    """Start a run; somebody must `wait` for it.
 
     arguments: of the pipeline. policy: `egs`, or `fifo` to compare. cpus, gpus: slots for tasks, by default what the
     machine has; a task that states nothing takes one CPU, one that asks for more than there is takes all.
@@ -103,8 +161,7 @@ def run(
     history that is given here. echo(task, line): told what tasks print, and when each starts and ends; what kfp's
     executor says of itself is in the task's log.txt only.
 
-    Raises InputError for a pipeline that cannot run here, before anything has; PipelineFailed where a task has failed,
-    unless `raise_on_error` is off. KeyboardInterrupt ends all tasks first.
+    Raises InputError for a pipeline that cannot run here, before anything has.
     """
     is_file = isinstance(pipeline, (str, os.PathLike))
     documents = load_documents(Path(pipeline)) if is_file else documents_of(pipeline)
@@ -113,30 +170,31 @@ def run(
         raise InputError("policy", f"{policy!r} is unknown", f"one of {', '.join(POLICIES)}")
     slots = _slots(cpus, gpus, emulate_gpus)
     plan = make_plan(documents, dict(arguments or {}), slots, place)
-    name = run_id(plan.name)
-    header = r.Header(
-        run_id=name,
-        driver="kubeflow",
-        policy=policy,
-        mode="on",
-        emulated_gpus=emulate_gpus,
-        started_at=time.time(),
-        label=f"EGS ({policy})",
-    )
-    folder = _made(Path(root).absolute() / name)
+    header = _header(plan, policy, emulate_gpus)
+    folder = _made(Path(root).absolute() / header.run_id)
     for note in plan.notes:
         warn(note)
     learning = Learning(plan.name, header, runlog, history)
     plan.graph = learning.believe(plan.graph)
-    commands = [executor.container.command for executor in plan.spec.executors.values()]
-    server = closing(ForkServer(str(folder), VISIBLE)) if has_use(commands) else nullcontext()
-    with TemporaryDirectory(prefix="egs-packages-") as packages, server as forks:
-        ways = Environments(Path(packages))
-        around = Around(folder, name, str(time.monotonic_ns()), ways, forks, harmless(echo), bool(slots.devices))
-        result = _run(Session(plan, slots, around, learning, policy), plan, folder, learning.path)
-    if raise_on_error and result.state != "succeeded":
-        raise PipelineFailed(result)
-    return result
+    with ExitStack() as stack:
+        packages = stack.enter_context(TemporaryDirectory(prefix="egs-packages-"))
+        commands = [executor.container.command for executor in plan.spec.executors.values()]
+        forks = stack.enter_context(closing(ForkServer(str(folder), VISIBLE))) if has_use(commands) else None
+        ways, number = Environments(Path(packages)), str(time.monotonic_ns())
+        around = Around(folder, header.run_id, number, ways, forks, harmless(echo), bool(slots.devices))
+        return Run(Session(plan, slots, around, learning, policy), plan, folder, learning.path, stack.pop_all())
+
+
+def _header(plan: Plan, policy: Policy, is_emulated: bool) -> r.Header:
+    return r.Header(
+        run_id=run_id(plan.name),
+        driver="kubeflow",
+        policy=policy,
+        mode="on",
+        emulated_gpus=is_emulated,
+        started_at=time.time(),
+        label=f"EGS ({policy})",
+    )
 
 
 def run_file(path: str | os.PathLike[str], arguments: Mapping[str, str] | None = None, **options: Any) -> RunResult:
@@ -144,24 +202,6 @@ def run_file(path: str | os.PathLike[str], arguments: Mapping[str, str] | None =
     string. Raises InputError for what cannot be read."""
     documents = load_documents(Path(path))
     return run(path, _parsed(documents, arguments or {}, str(path)), **options)
-
-
-def _run(session: Session, plan: Plan, folder: Path, runlog: Path) -> RunResult:
-    begin = time.monotonic()
-    try:
-        session.start()
-        while not session.over.wait(SIGNAL_S):
-            pass
-    except BaseException:
-        session.abort()
-        raise
-    finally:
-        session.close()
-    if session.death is not None:
-        raise RuntimeError("the runner itself has failed") from session.death
-    outputs = session.root.outputs() if session.outcome == "succeeded" else {}
-    tasks = tuple(_tasks(session.root, plan))
-    return RunResult(plan.name, session.outcome, outputs, tasks, time.monotonic() - begin, runlog, folder)
 
 
 def _tasks(scope: Scope, plan: Plan) -> list[TaskResult]:

@@ -69,7 +69,7 @@ class Leaf:
                 return {"artifact": compat.imported(self._executor.importer, message, inputs, self._names())}
             code = self._start(inputs, devices)
             if self._is_late:
-                raise TaskFailed(f"took longer than {self._most_s:g} s")
+                raise TaskFailed(f"went over its limit of {self._most_s:g} s")
             if code:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
                 raise TaskFailed(f"{how}; its output is in {self._folder}")

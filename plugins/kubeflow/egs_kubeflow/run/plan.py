@@ -13,6 +13,7 @@ from egs_kubeflow import compat
 from egs_kubeflow.convert.documents import Documents, Spec, checked
 from egs_kubeflow.convert.pipeline import convert_spec
 from egs_kubeflow.run import docker
+from egs_kubeflow.run.gangs import gangs_of
 from egs_kubeflow.run.values import Values, with_defaults
 
 NOTHING = Shape(0)
@@ -36,11 +37,12 @@ class Slots:
 @dataclass
 class Plan:
     """graph: the pipeline's, one task for all iterations of a loop, by the path of its name. inputs: the arguments.
-    notes: what tasks ask for and this machine has not, in words for a person."""
+    gangs: by the same paths. notes: what tasks ask for and this machine has not, in words for a person."""
 
     spec: Spec
     graph: Graph
     inputs: Values
+    gangs: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     numbers: dict[str, int] = field(default_factory=dict)
 
@@ -70,11 +72,17 @@ class Plan:
             self.graph.phase_duration_s[phase],
         )
 
-    def options(self, kind: str) -> TaskOptions:
-        """What the engine may know of a task: its place in the order. What needs more than one machine is left out."""
+    def options(self, kind: str, gang: str = "") -> TaskOptions:
+        """What the engine may know of a task: its place in the order, and the gang's name in this run. What needs more
+        than one machine is left out."""
         found = self.graph.options_of(self.numbers[kind])
         return TaskOptions(
-            found.stage, found.priority, found.max_wait_s, retries=found.retries, deadline_s=found.deadline_s
+            found.stage,
+            found.priority,
+            found.max_wait_s,
+            gang=gang,
+            retries=found.retries,
+            deadline_s=found.deadline_s,
         )
 
     def max_runtime_s(self, kind: str) -> float | None:
@@ -108,7 +116,9 @@ def make_plan(documents: Documents, given: Values, slots: Slots, place: str) -> 
                 f"{place}: task {converted.graph.ids[number]!r}", f"is of a kind not run here: {facts.kind}"
             )
     runs = [facts.kind == "container" for facts in converted.facts]
-    return Plan(spec, _fitted(converted.graph, runs, slots), inputs, _lacking(converted.graph, runs, slots))
+    gangs, left_out = gangs_of(converted.graph)
+    notes = (*_lacking(converted.graph, runs, slots), *left_out)
+    return Plan(spec, _fitted(converted.graph, runs, slots), inputs, gangs, notes)
 
 
 def _check_container(container: Any, place: str) -> None:

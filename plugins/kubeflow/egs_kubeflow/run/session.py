@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,14 +31,16 @@ from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, KIND_NAMES, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
 from egs_kubeflow.run.condition import is_met
+from egs_kubeflow.run.gangs import keep_possible
 from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
-from egs_kubeflow.run.learning import Learning
+from egs_kubeflow.run.learning import Learning, warn
 from egs_kubeflow.run.plan import NOTHING, Plan, Slots
 from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
 from egs_kubeflow.run.values import Values, items_of, with_defaults
 
 NODE = "local"
 ABORT_S = 30.0
+ABORTED = "was aborted"
 
 
 class Session:
@@ -51,6 +54,8 @@ class Session:
         self._nodes: dict[int, Node | None] = {}  # by the engine's number; None: a join
         self._leaves: dict[int, Leaf] = {}
         self._retry_at: dict[int, float] = {}
+        self._recalled: set[int] = set()  # what is being stopped to start again: another of its gang has failed
+        self._aborted: set[int] = set()
         self._is_aborted = False
         self.outcome = ""
         self.root = Scope(plan.spec.pipeline.root, plan.inputs, around.job)
@@ -66,6 +71,10 @@ class Session:
         self._driver.do(self._abort)
         self.over.wait(ABORT_S)
 
+    def abort_task(self, task: str) -> bool:
+        """End a task that runs, or what runs of a nested DAG or a loop, by its path; False where nothing does."""
+        return self._driver.ask(lambda _: self._abort_task(task))
+
     def close(self) -> None:
         self._driver.close()
         self._learning.close()
@@ -80,26 +89,37 @@ class Session:
         now = self._driver.now()
         self._records.node(added, now)
         self._records.workload(submitted, now)
-        self._open(self.root)
+        self._open([self.root])
 
-    def _open(self, scope: Scope) -> None:
-        """Give the tasks of a scope to the engine."""
-        first = len(self._engine.state.task_ids)
-        graph, numbers = Graph(), {name: first + number for number, name in enumerate(scope.nodes)}
+    def _open(self, scopes: Sequence[Scope], is_whole: bool = True) -> None:
+        """Give the tasks of scopes to the engine. is_whole: these are all scopes of their owner, so a gang is whole."""
+        first, graph = len(self._engine.state.task_ids), Graph()
+        for scope in scopes:
+            self._add(graph, first, scope, is_whole)
+        if self._plan.gangs:
+            keep_possible(graph, first, self._slots.cpus, len(self._slots.devices), warn)
+        self._driver.handle(m.TasksAdded(self._around.job, graph))
+
+    def _add(self, graph: Graph, first: int, scope: Scope, is_whole: bool) -> None:
+        numbers = {name: number for number, name in enumerate(scope.nodes, start=first + graph.n_tasks)}
         for name, node in scope.nodes.items():
             node.number = numbers[name]
             self._nodes[node.number] = node
-            parents, (phase, options) = tuple(numbers[parent] for parent in node.parents), self._expected(node)
+            parents, (phase, options) = (
+                tuple(numbers[parent] for parent in node.parents),
+                self._expected(node, is_whole),
+            )
             graph.add_task(node.id, parents, (phase,), name=node.kind, options=options)
         if scope.owner is not None and (after_s := self._seconds_after(scope.owner)) > 0:
-            self._nodes[first + len(numbers)] = None
+            self._nodes[first + graph.n_tasks] = None
             graph.add_task(f"{scope.path}end", tuple(numbers.values()), ((CPU, NOTHING, after_s),))
-        self._driver.handle(m.TasksAdded(self._around.job, graph))
 
-    def _expected(self, node: Node) -> tuple[tuple[int, Shape, float | None], TaskOptions]:
+    def _expected(self, node: Node, is_whole: bool) -> tuple[tuple[int, Shape, float | None], TaskOptions]:
         if self._plan.is_group(node.spec):
             return (CPU, NOTHING, self._plan.group_seconds(node.kind, PRIOR_S)), TaskOptions()
-        return self._plan.phase(node.kind), self._plan.options(node.kind)
+        owner, gang = node.scope.owner, self._plan.gangs.get(node.kind, "") if is_whole else ""
+        name = gang and f"{owner.id if owner is not None else ''}/{gang}"
+        return self._plan.phase(node.kind), self._plan.options(node.kind, name)
 
     def _seconds_after(self, node: Node) -> float:
         """How long what waits for a task is expected to take, from its end on."""
@@ -109,8 +129,11 @@ class Session:
     # --- what the engine decides ---
 
     def _perform(self, decision: m.Decision, now: float) -> None:
+        if isinstance(decision, m.Stop) and decision.task in self._leaves:
+            self._recalled.add(decision.task)
+            self._leaves[decision.task].stop()
         if not isinstance(decision, m.Grant) or self._is_aborted:
-            return  # nothing is preloaded, and only an abort stops what runs: it does so itself
+            return  # nothing is preloaded
         node = self._nodes[decision.task]
         if node is None or node.state != PENDING:
             self._driver.handle(m.PhaseEnded(decision.phase, decision.attempt))
@@ -143,25 +166,25 @@ class Session:
             node.waiting = [{**arguments, name: item} for item in items]
         node.state = RUNNING
         self._driver.handle(m.PhaseStarted(self._phase(node), node.attempt))
-        limit = node.spec.iterator_policy.parallelism_limit or len(node.waiting)
-        for _ in range(min(limit, len(node.waiting))):
-            self._open_next(node)
-        if not node.scopes:
+        if node.waiting:
+            self._open_next(node, node.spec.iterator_policy.parallelism_limit or len(node.waiting))
+        else:
             self._finish_group(node)
 
-    def _open_next(self, node: Node) -> None:
-        component = self._plan.component_of(node.spec)
-        inputs, iteration = with_defaults(node.waiting.pop(0), component), len(node.scopes) if node.is_loop else None
-        scope = Scope(component, inputs, self._around.job, node, iteration)
-        node.scopes.append(scope)
-        self._open(scope)
+    def _open_next(self, node: Node, most: int) -> None:
+        component, before = self._plan.component_of(node.spec), len(node.scopes)
+        for arguments in node.waiting[:most]:
+            inputs, iteration = with_defaults(arguments, component), len(node.scopes) if node.is_loop else None
+            node.scopes.append(Scope(component, inputs, self._around.job, node, iteration))
+        node.waiting = node.waiting[most:]
+        self._open(node.scopes[before:], is_whole=not before and not node.waiting)
 
     def _closed(self, scope: Scope) -> None:
         node = scope.owner
         if node is None:
             self._end("failed" if scope.failed is not None else "succeeded")
         elif node.waiting and scope.failed is None:
-            self._open_next(node)
+            self._open_next(node, 1)
         elif all(each.is_over for each in node.scopes):
             self._finish_group(node)
 
@@ -223,14 +246,23 @@ class Session:
     def _ended(self, node: Node, outputs: Values, error: str) -> None:
         now, phase = self._driver.now(), self._phase(node)
         del self._leaves[node.number]
-        outcome = "aborted" if self._is_aborted else "failed" if error else "succeeded"
-        self._records.ended(phase, node.attempt, outcome, now)
+        is_recalled = node.number in self._recalled
+        self._recalled.discard(node.number)
+        is_aborted = self._is_aborted or node.number in self._aborted
+        outcome = "aborted" if is_aborted else "preempted" if is_recalled else "failed" if error else "succeeded"
+        self._records.ended(phase, node.attempt, outcome, now, "" if outcome == "succeeded" else error)
         if self._is_aborted:
-            node.state, node.error = FAILED, "was aborted"
+            node.state, node.error = FAILED, ABORTED
             self._end_when_idle()
+        elif is_aborted:
+            self._finish(node, FAILED, ABORTED)
+        elif is_recalled:
+            node.state = PENDING
+            self._driver.handle(m.PhaseEnded(phase, node.attempt, "preempted"))
         elif error and node.attempt <= self._plan.options(node.kind).retries:
             node.state = PENDING
-            self._retry_at[node.number] = now + backoff_s(node.spec.retry_policy, node.attempt)
+            if node.kind not in self._plan.gangs:  # the others of its gang start again at once
+                self._retry_at[node.number] = now + backoff_s(node.spec.retry_policy, node.attempt)
             self._driver.handle(m.PhaseEnded(phase, node.attempt, "failed"))
         else:
             node.outputs = outputs
@@ -246,6 +278,18 @@ class Session:
         self._driver.handle(m.PhaseEnded(self._phase(node), node.attempt))
         if node.scope.is_over:
             self._closed(node.scope)
+
+    def _abort_task(self, task: str) -> bool:
+        inside = (f"{task}.", f"{task}[")
+        found = [number for number in self._leaves if self._is_in(number, task, inside)]
+        for number in found:
+            self._aborted.add(number)
+            self._leaves[number].stop()
+        return bool(found)
+
+    def _is_in(self, number: int, task: str, inside: tuple[str, str]) -> bool:
+        node = self._nodes[number]
+        return node is not None and (node.id == task or node.id.startswith(inside))
 
     def _abort(self) -> None:
         if not self.over.is_set():

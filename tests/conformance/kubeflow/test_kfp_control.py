@@ -1,0 +1,124 @@
+"""What is done to a run from outside while it goes on, and gangs of the local runner beyond the conformance suite."""
+
+# kfp reads the annotations of components: they must not be text, so no `from __future__ import annotations`
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from egs_core.errors import InputError
+from egs_core.runlog import records as r
+from egs_core.runlog.io import read_run
+from egs_kubeflow.components import component
+from egs_kubeflow.run import Run, RunResult, start
+from tests.conformance.kubeflow import pipelines
+
+KFP: dict[str, Any] = {"base_image": "python:3.12", "install_kfp_package": False, "record": False}
+DEADLINE_S = 60.0
+
+
+@component(gpus=1, gang="shards", **KFP)
+def together(number: int, folder: str) -> int:
+    """Ends once the other one runs, too; at the first try number 1 fails then."""
+    import os
+    import time
+
+    tries = os.path.join(folder, f"tries{number}")
+    with open(tries, "a") as file:
+        file.write("x")
+    deadline = time.monotonic() + 60
+    while not os.path.exists(os.path.join(folder, f"tries{1 - number}")):
+        assert time.monotonic() < deadline, "the other one does not run"
+        time.sleep(0.01)
+    if os.path.getsize(tries) == 1:
+        if number:
+            raise RuntimeError("on purpose")
+        time.sleep(600)
+    return number
+
+
+@dsl.pipeline
+def ganged(folder: str) -> None:
+    """A loop whose iterations are a gang, and a task that would take a GPU from them."""
+    with dsl.ParallelFor([0, 1]) as number:
+        together(number=number, folder=folder).set_retry(num_retries=1, backoff_duration="0s")
+
+
+@dsl.pipeline
+def endless_two() -> None:
+    pipelines.sleep(seconds=600.0)
+    pipelines.sleep(seconds=600.0)
+
+
+@dsl.pipeline
+def sleepy() -> None:
+    """Two tasks in a DAG of their own that sleep, what waits for it, and a task beside it."""
+    inner = endless_two()
+    pipelines.text(value="after").after(inner)
+    pipelines.sleep(seconds=1.0)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """A run with two emulated GPUs and room for all; one that a failed test has left is ended."""
+    runs: list[Run] = []
+
+    def begin(*pipeline: Any) -> Run:
+        places: dict[str, Any] = {"root": tmp_path / "out", "runlog": str(tmp_path / "run.jsonl")}
+        runs.append(start(*pipeline, **places, cpus=8, gpus=2, emulate_gpus=True))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if not run.is_over:
+            run.abort()
+            run.wait()
+
+
+def states(result: RunResult) -> dict[str, str]:
+    return {task.task: task.state for task in result.tasks}
+
+
+def wait_for(run: Run, started: int) -> None:
+    """Until so many tasks have started."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not run.runlog.exists() or run.runlog.read_text().count('"started"') < started:
+        assert time.monotonic() < deadline, run.runlog
+        time.sleep(0.02)
+
+
+def test_a_gang_in_a_loop_starts_again_as_a_whole(begun: Callable[..., Run], tmp_path: Path) -> None:
+    """One iteration fails: the other is stopped, and both run a second time, together."""
+    result = begun(ganged, {"folder": str(tmp_path)}).wait()
+    assert set(states(result).values()) == {"succeeded"}
+    assert [task.attempts for task in result.tasks] == [2, 2]
+    ended = [x.outcome for x in read_run(result.runlog).records if isinstance(x, r.Ended)]
+    assert sorted(ended) == ["failed", "preempted", "succeeded", "succeeded"]
+
+
+def test_a_nested_dag_is_aborted_and_the_rest_goes_on(begun: Callable[..., Run]) -> None:
+    """What runs of it ends, what waits for it is skipped, and what runs beside it comes to its own end."""
+    run = begun(sleepy)
+    wait_for(run, 3)
+    with pytest.raises(InputError, match="task 'endless-to': does not run"):
+        run.abort("endless-to")
+    run.abort("endless-two")
+    result = run.wait()
+    expected = {"endless-two.sleep": "failed", "endless-two.sleep-2": "failed", "sleep": "succeeded", "text": "skipped"}
+    assert states(result) == expected
+    assert {task.error for task in result.failed} == {"was aborted"}
+    outcomes = [x.outcome for x in read_run(result.runlog).records if isinstance(x, r.Ended)]
+    assert sorted(outcomes) == ["aborted", "aborted", "succeeded"]
+
+
+def test_a_run_is_aborted_from_another_thread(begun: Callable[..., Run]) -> None:
+    """All that runs ends, nothing more starts, and `wait` says so."""
+    run = begun(pipelines.endless)
+    wait_for(run, 3)
+    run.abort()
+    result = run.wait()
+    assert result.state == "aborted"
+    assert set(states(result).values()) == {"failed"}
