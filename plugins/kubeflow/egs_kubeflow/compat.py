@@ -200,10 +200,15 @@ def executor_call(command: Sequence[str], python: str) -> tuple[str, list[str]] 
 
 
 def task_outputs(message: Any, component: Any) -> dict[str, Any]:
-    """What a task that has succeeded gives, read from the files that it wrote."""
-    from kfp.local import executor_output_utils
+    """What a task that has succeeded gives, read from the files that it wrote. An artifact of which a container has
+    written no more than the file is as it was foreseen, as on the backend; kfp.local leaves it out."""
+    from kfp.local import executor_output_utils as utils
 
-    found: dict[str, Any] = executor_output_utils.get_outputs_for_task(message, component)
+    found: dict[str, Any] = utils.get_outputs_for_task(message, component)
+    stated = component.output_definitions.artifacts
+    for name, artifacts in message.outputs.artifacts.items():
+        if name not in found:
+            found[name] = utils.artifact_list_to_dsl_artifact(artifacts, stated[name].is_artifact_list)
     return found
 
 
@@ -236,6 +241,7 @@ def _has_local() -> bool:
         and all(has_callable("kfp.local.placeholder_utils", name) for name in of_placeholders)
         and all(has_callable("kfp.local.importer_handler", name) for name in of_importer)
         and has_callable("kfp.local.executor_output_utils", "get_outputs_for_task")
+        and has_callable("kfp.local.executor_output_utils", "artifact_list_to_dsl_artifact")
         and has_callable("kfp.local.subprocess_task_handler", "replace_python_executable")
     )
 

@@ -70,11 +70,13 @@ def test_inputs_are_as_the_backend_writes_them(tmp_path: Path) -> None:
 
 
 def test_outputs_are_read_from_the_tasks_files(tmp_path: Path) -> None:
-    """A parameter of its type and an artifact of its class, where the executor has written them."""
+    """A parameter of its type; an artifact of its class, also where the executor has said nothing of it."""
     component, _ = _parts(many)
     message, _ = compat.task_inputs(component, {"n": 1, "share": 1.0, "names": [], "files": []}, str(tmp_path))
     (tmp_path / "executor_output.json").write_text('{"parameterValues": {"Output": 7}}')
-    assert compat.task_outputs(message, component) == {"Output": 7}
+    found = compat.task_outputs(message, component)
+    assert found["Output"] == 7
+    assert (type(found["out"]), found["out"].uri) == (Model, str(tmp_path / "out"))
 
 
 def test_the_interpreter_is_replaced_but_not_in_the_users_code() -> None:
