@@ -18,6 +18,7 @@
     limits    deadlines met when the engine is told of them and not, and what limits and deadlines cost it
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
+    kubeflow_local  what the local runner of Kubeflow pipelines adds to a task, beside kfp's own
 
 Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
 """
@@ -64,6 +65,7 @@ SUITES = (
     "fidelity",
     "gpu_paths",
     "demo",
+    "kubeflow_local",
 )
 
 
@@ -122,6 +124,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
     if suite == "flavors":
         fewer = ("--rates", "5", "--jobs", "300", "--seeds", "1") if quick else ()
         return [["-m", "benchmarks.heterogeneous", "--json", *fewer, *_plot("flavors")]]
+    if suite == "kubeflow_local":
+        return [["-m", "benchmarks.kubeflow_local", "--json", *(("--rounds", "1") if quick else ())]]
     rounds = options.rounds or (1 if quick else 5)
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]
@@ -134,7 +138,8 @@ def _plot(name: str) -> tuple[str, ...]:
 
 def run_command(command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Its exit code and what it printed; its progress goes to stderr."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "plugins" / "ray"), os.environ.get("PYTHONPATH", "")])
+    plugins = [str(ROOT / "plugins" / name) for name in ("ray", "kubeflow")]
+    path = os.pathsep.join([str(ROOT), *plugins, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,

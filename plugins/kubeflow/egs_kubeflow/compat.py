@@ -156,17 +156,33 @@ def filled_command(parts: list[str], inputs: dict[str, Any], names: dict[str, st
     from kfp.local import placeholder_utils
 
     values = inputs.get("inputs", {}).get("parameterValues", {})
-    values.update({name: _of_run(value, names) for name, value in values.items() if isinstance(value, str)})
+    values.update({name: _everywhere(value, names) for name, value in values.items()})
     parts = [_of_run(part, names) for part in parts]
     found: list[str] = placeholder_utils.replace_placeholders(full_command=parts, executor_input_dict=inputs, **names)
     return found
 
 
+def _everywhere(value: Any, names: dict[str, str]) -> Any:
+    """Placeholders of the run in all text of a value."""
+    if isinstance(value, dict):
+        return {key: _everywhere(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_everywhere(inner, names) for inner in value]
+    return _of_run(value, names) if isinstance(value, str) else value
+
+
 def _of_run(text: str, names: dict[str, str]) -> str:
-    """Placeholders of the run that kfp.local fails on."""
+    """Placeholders of the run that kfp.local fails on. The workspace is a folder of the run, in place of the volume."""
+    if WORKSPACE in text:
+        folder = os.path.join(names["pipeline_root"], "workspace")
+        os.makedirs(folder, exist_ok=True)
+        text = text.replace(WORKSPACE, folder)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     text = text.replace("{{$.pipeline_job_resource_name}}", names["pipeline_resource_name"])
     return text.replace("{{$.pipeline_job_create_time_utc}}", now).replace("{{$.pipeline_job_schedule_time_utc}}", now)
+
+
+WORKSPACE = "{{$.workspace_path}}"
 
 
 def with_python(command: list[str], python: str) -> list[str]:

@@ -253,3 +253,26 @@ def six() -> None:
 def endless() -> None:
     for _ in range(3):
         sleep(seconds=600.0)
+
+
+@component
+def leave(folder: str) -> None:
+    with open(f"{folder}/left", "w") as out:
+        out.write("by the first")
+
+
+@component
+def find(folders: list[str]) -> str:
+    with open(f"{folders[0]}/left") as content:
+        return content.read()
+
+
+@dsl.pipeline(
+    pipeline_config=dsl.PipelineConfig(
+        workspace=dsl.WorkspaceConfig(size="1Gi", kubernetes=dsl.KubernetesWorkspaceConfig(pvcSpecPatch={}))
+    )
+)
+def sharing() -> str:
+    """Two tasks that share the pipeline's workspace."""
+    first = leave(folder=dsl.WORKSPACE_PATH_PLACEHOLDER)
+    return find(folders=[dsl.WORKSPACE_PATH_PLACEHOLDER]).after(first).output

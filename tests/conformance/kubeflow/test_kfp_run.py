@@ -61,10 +61,11 @@ def states(result: RunResult) -> dict[str, str]:
         (pipelines.twice, {}, "4 9"),
         (pipelines.opted, {}, "None unnamed 3 unnamed"),
         (pipelines.variables, {}, "of the task"),
+        (pipelines.sharing, {}, "by the first"),
     ],
 )
 def test_every_construct_gives_its_result(runner: Run, pipeline: Any, arguments: dict[str, Any], output: Any) -> None:
-    """Nested DAGs, loops of both kinds, fields, Collected, OneOf, files and variables of the right task."""
+    """Nested DAGs, loops of both kinds, fields, Collected, OneOf, files, variables of the right task, the workspace."""
     result = runner(pipeline, arguments)
     assert result.outputs == {"Output": output}
     assert result.state == "succeeded"

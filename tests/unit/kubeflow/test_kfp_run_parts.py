@@ -1,15 +1,17 @@
 """The local runner's parts that need no process: conditions, values, what may run after what, its plan."""
 
 # kfp reads the annotations of components: they must not be text, so no `from __future__ import annotations`
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
+from kfp import dsl, kubernetes
 
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
-from egs_kubeflow.convert.documents import documents_of
+from egs_kubeflow.convert.documents import documents_of, dump_documents
+from egs_kubeflow.convert.pipeline import load_workload
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.condition import is_met
 from egs_kubeflow.run.echo import AuthorsLines, harmless
@@ -148,6 +150,48 @@ def test_no_task_asks_for_more_than_the_machine() -> None:
 def test_what_a_machine_lacks_is_a_note(slots: Slots, notes: tuple[str, ...]) -> None:
     """One for GPUs and one for CPUs; none where there is enough."""
     assert make_plan(documents_of(needing), {"n": 1}, slots, "test").notes == notes
+
+
+@dsl.pipeline
+def of_a_cluster() -> None:
+    """A task with what only Kubernetes has."""
+    task = step(text="a")
+    kubernetes.use_secret_as_env(task, "keys", {"password": "PASSWORD"})
+    kubernetes.mount_pvc(task, "data", "/data")
+    kubernetes.add_pod_label(task, "a", "b")
+
+
+def test_what_only_a_cluster_has_is_a_note() -> None:
+    """The task runs without it; labels and places are nothing that it could miss."""
+    notes = make_plan(documents_of(of_a_cluster), {}, Slots(2.0), "test").notes
+    assert notes == ("task 'step' runs without its secrets and persistent volumes of Kubernetes, which are not here",)
+
+
+@dsl.component(base_image=BASE, install_kfp_package=False)
+def numbers(n: int) -> list[int]:
+    return list(range(n))
+
+
+@dsl.pipeline
+def looped(n: int) -> None:
+    with dsl.ParallelFor([1, 2]):
+        step(text="a")
+        with dsl.ParallelFor([1, 2, 3]):
+            step(text="b")
+    with dsl.ParallelFor(numbers(n=n).output):
+        step(text="c")
+
+
+def test_a_graph_says_how_often_a_loop_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, beside the graph, which has each task of a loop once."""
+    (tmp_path / "p.yaml").write_text(dump_documents(documents_of(looped)))
+    assert load_workload(tmp_path / "p.yaml").graph.n_tasks == 4
+    said = capsys.readouterr().err.strip().partition("as its loop goes: ")[2]
+    assert set(re.sub(r"for-loop-\d+", "loop", said).split(", ")) == {
+        "loop.step (2)",
+        "loop.loop.step-2 (6)",
+        "loop.step-3 (known at run time)",
+    }
 
 
 def graph_of(*tasks: tuple[str, tuple[int, ...], str]) -> Graph:

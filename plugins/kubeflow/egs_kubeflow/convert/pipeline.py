@@ -11,6 +11,7 @@ amount that is fixed at run time only is in `facts.unknown`; the graph has the l
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,17 @@ def convert_spec(spec: Spec, arguments: Mapping[str, Any], place: str) -> Conver
 
 
 def load_workload(path: Path) -> LoadedWorkload:
-    """The workload of a compiled pipeline's file."""
+    """The workload of a compiled pipeline's file; one line to stderr says which of its tasks are loops."""
     converted = convert(load_documents(path), place=str(path))
+    if loops := loops_of(converted):
+        print(f"egs: {path}: once in the graph, and run as often as its loop goes: {loops}", file=sys.stderr)
     return LoadedWorkload(converted.name, converted.name, "", "", 0.0, converted.graph)
+
+
+def loops_of(converted: Converted) -> str:
+    """The tasks in loops, each with how many instances of it run."""
+    looped = [(task, one) for task, one in zip(converted.graph.ids, converted.facts, strict=True) if one.loops]
+    return ", ".join(f"{task} ({one.width if one.width is not None else 'known at run time'})" for task, one in looped)
 
 
 def _add(converted: Converted, task: FlatTask, spec: Spec, place: str) -> None:

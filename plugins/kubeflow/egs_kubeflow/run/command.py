@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from egs_core.errors import InputError
 from egs_kubeflow.run.api import ROOT, RunResult, run_file
@@ -76,14 +77,18 @@ def _print(result: RunResult, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_json(result)))
         return
-    table = Table("task", "state", "attempts", "", box=None)
+    has_errors = bool(result.failed)
+    table = Table("task", "state", "attempts", *(["error"] if has_errors else []), box=None)
     for task in result.tasks:
-        table.add_row(task.task.replace("[", r"\["), task.state, str(task.attempts), task.error)
+        row = [task.task, task.state, str(task.attempts), *([task.error] if has_errors else [])]
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
     console = Console()
     console.print(table)
     for name, value in result.outputs.items():
         console.print(f"{name} = {_plain(value)!r}", markup=False)
-    console.print(f"{result.state} in {result.seconds:.1f} s · outputs {result.folder} · run log {result.runlog}")
+    console.print(f"{result.state} in {result.seconds:.1f} s")
+    for what, path in (("outputs", result.folder), ("run log", result.runlog)):
+        console.print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
 def _as_json(result: RunResult) -> dict[str, Any]:

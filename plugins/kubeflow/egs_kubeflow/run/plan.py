@@ -11,13 +11,26 @@ from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
 from egs_core.graph.places import did_you_mean
 from egs_kubeflow import compat
 from egs_kubeflow.convert.documents import Documents, Spec, checked
-from egs_kubeflow.convert.pipeline import convert_spec
+from egs_kubeflow.convert.pipeline import Converted, convert_spec
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.gangs import gangs_of
 from egs_kubeflow.run.values import Values, with_defaults
 
 NOTHING = Shape(0)
 """What a task holds of which nothing runs."""
+
+
+OF_KUBERNETES = {
+    "secret_as_env": "secrets",
+    "secret_as_volume": "volumes of secrets",
+    "config_map_as_env": "config maps",
+    "config_map_as_volume": "volumes of config maps",
+    "field_path_as_env": "fields of the pod",
+    "pvc_mount": "persistent volumes",
+    "generic_ephemeral_volume": "ephemeral volumes",
+    "empty_dir_mounts": "empty folders",
+}
+"""What the platform's configuration of a task may give it, and in what words a note says that it is not here."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ def make_plan(documents: Documents, given: Values, slots: Slots, place: str) -> 
             )
     runs = [facts.kind == "container" for facts in converted.facts]
     gangs, left_out = gangs_of(converted.graph)
-    notes = (*_lacking(converted.graph, runs, slots), *left_out)
+    notes = (*_lacking(converted.graph, runs, slots), *left_out, *_of_kubernetes(spec, converted))
     return Plan(spec, _fitted(converted.graph, runs, slots), inputs, gangs, notes)
 
 
@@ -155,6 +168,17 @@ def _lacking(graph: Graph, runs: list[bool], slots: Slots) -> tuple[str, ...]:
     if cpus:
         notes.append(f"{_ask(cpus)} for up to {max(cpus):g} CPUs, there are {slots.cpus:g}: one such task gets all")
     return tuple(notes)
+
+
+def _of_kubernetes(spec: Spec, converted: Converted) -> list[str]:
+    """What tasks expect in their environment or files that only a cluster has."""
+    found = []
+    for task, facts in zip(converted.graph.ids, converted.facts, strict=True):
+        config = spec.kubernetes.get(facts.executor)
+        words = [word for name, word in OF_KUBERNETES.items() if config is not None and len(getattr(config, name))]
+        if words:
+            found.append(f"task {task!r} runs without its {' and '.join(words)} of Kubernetes, which are not here")
+    return found
 
 
 def _ask(tasks: list[float]) -> str:
