@@ -19,6 +19,7 @@
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
     kubeflow_local  what the local runner of Kubeflow pipelines adds to a task, beside kfp's own
+    demo_kubeflow  the same on kfp's own local runner and on EGS's
 
 Each suite runs as a command of its own, which is stated with its figures; so are the machine and the versions.
 """
@@ -66,6 +67,7 @@ SUITES = (
     "gpu_paths",
     "demo",
     "kubeflow_local",
+    "demo_kubeflow",
 )
 
 
@@ -124,9 +126,11 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
     if suite == "flavors":
         fewer = ("--rates", "5", "--jobs", "300", "--seeds", "1") if quick else ()
         return [["-m", "benchmarks.heterogeneous", "--json", *fewer, *_plot("flavors")]]
+    rounds = options.rounds or (1 if quick else 5)
     if suite == "kubeflow_local":
         return [["-m", "benchmarks.kubeflow_local", "--json", *(("--rounds", "1") if quick else ())]]
-    rounds = options.rounds or (1 if quick else 5)
+    if suite == "demo_kubeflow":
+        return [["-m", "benchmarks.demo", "--json", "--on", "kubeflow", "--rounds", str(rounds)]]
     variants = options.variants or ("native,tuned,egs" if quick else ",".join(VARIANTS))
     return [["-m", "benchmarks.demo", "--json", "--rounds", str(rounds), "--variants", variants]]
 

@@ -19,8 +19,14 @@ from egs_core.runlog.figures import FIGURES
 from egs_core.runlog.io import read_run
 
 NATIVE, EGS = "native", "egs"
-TUNED, NO_HINTS = "tuned", "egs-no-hints"
-HEADINGS = {NATIVE: "alone", TUNED: "tuned by hand", EGS: "with EGS", NO_HINTS: "EGS, no hints"}
+FIFO, TUNED, NO_HINTS = "fifo", "tuned", "egs-no-hints"
+HEADINGS = {
+    NATIVE: "alone",
+    FIFO: "parallel, fifo",
+    TUNED: "tuned by hand",
+    EGS: "with EGS",
+    NO_HINTS: "EGS, no hints",
+}
 DEFAULT_OUT = Path("egs-demo")
 PAGE = "report.html"
 
@@ -118,6 +124,10 @@ def conclusions(ideal_s: float, makespan_s: dict[str, float]) -> list[str]:
     """What the makespans of the variants say of EGS, one line each."""
     native, egs = makespan_s[NATIVE], makespan_s[EGS]
     lines = [f"{native / egs:.1f} times as fast with EGS, {egs / ideal_s - 1:.0%} above what no scheduler can beat."]
+    if FIFO in makespan_s:
+        lines.append(
+            f"{makespan_s[FIFO] / egs:.1f} times as fast as the same tasks in parallel, first ready first served."
+        )
     if TUNED in makespan_s:
         lines.append(f"{makespan_s[TUNED] / egs:.1f} times as fast as tuned by hand.")
     if NO_HINTS in makespan_s:

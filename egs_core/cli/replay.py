@@ -39,7 +39,7 @@ MOST_CPUS, MOST_GPUS = 100_000, 10_000
 
 def replay(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One or more workload files.")],
-    on: Annotated[str, typer.Option("--on", help="sim, or an installed framework: ray, airflow.")] = "ray",
+    on: Annotated[str, typer.Option("--on", help="sim, or an installed framework: ray, airflow, kubeflow.")] = "ray",
     policy: Annotated[str, typer.Option(help="egs, or native: the framework alone.")] = "egs",
     cpus: Annotated[int, typer.Option(help="CPUs to run on (logical on a real framework).")] = 4,
     gpus: Annotated[int, typer.Option(help="GPUs to run on (logical on a real framework).")] = 2,

@@ -37,6 +37,7 @@ class KubeflowAdapter:
     """See `egs_core.adapter.Adapter`."""
 
     name = "kubeflow"
+    demo_variants = ("native", "fifo", "tuned", "egs")
 
     def capabilities(self) -> dict[str, str]:
         """What EGS can do on Kubeflow Pipelines, by the names of `egs_core.adapter.CAPABILITIES`."""
@@ -75,13 +76,17 @@ class KubeflowAdapter:
 
         return app
 
-    def replay(self, request: ReplayRequest) -> RunOutcome:  # noqa: ARG002  # the contract's signature
-        """Run workload files on Kubeflow Pipelines."""
-        raise InputError("--on kubeflow", "Kubeflow Pipelines cannot replay workloads yet", "use --on sim")
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        """Run workload files as a kfp pipeline on the local runner."""
+        from egs_kubeflow.replay.run import replay
 
-    def demo(self, request: DemoRequest) -> DemoOutcome:  # noqa: ARG002  # the contract's signature
-        """Run the demo's pipelines on Kubeflow Pipelines."""
-        raise InputError("--on kubeflow", "there is no demo on Kubeflow Pipelines yet", "use --on ray or airflow")
+        return replay(request)
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        """Run the demo's pipeline on kfp's own local runner and on EGS's."""
+        from egs_kubeflow.demo.run import demo
+
+        return demo(request)
 
 
 ADAPTER = KubeflowAdapter()

@@ -155,6 +155,8 @@ def test_what_four_variants_say() -> None:
         "1.05 times as fast with EGS on pipelines as they are, no hints.",
     ]
     assert len(conclusions(32.0, {"native": 60.0, "egs": 40.0})) == 1
+    parallel = "1.3 times as fast as the same tasks in parallel, first ready first served."
+    assert conclusions(32.0, {"native": 60.0, "fifo": 52.0, "egs": 40.0})[1:] == [parallel]
 
 
 def test_all_variants_of_an_adapter_are_run_and_shown(
