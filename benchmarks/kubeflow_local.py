@@ -6,8 +6,7 @@ chain  no-op tasks one after the other: milliseconds a task, in both runners
 six    six tasks of 1 s with a critical path of 4 s, on two CPU slots: seconds, in ours
 """
 
-from __future__ import annotations
-
+# kfp reads the annotations of components: they must not be text, so no `from __future__ import annotations`
 import argparse
 import json
 import os
@@ -70,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=folder)
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=folder, workspace_root=folder)
         found = measure(chain_of(options.tasks), options.rounds, Path(folder))
     a_task = {name: [1000 * seconds / options.tasks for seconds in found[name]] for name in ("egs", "kfp")}
     told = {

@@ -48,6 +48,13 @@ def ganged(folder: str) -> None:
 
 
 @dsl.pipeline
+def lost(folder: str) -> None:
+    """The same two as tasks of the pipeline itself, without a retry."""
+    together(number=0, folder=folder)
+    together(number=1, folder=folder)
+
+
+@dsl.pipeline
 def endless_two() -> None:
     pipelines.sleep(seconds=600.0)
     pipelines.sleep(seconds=600.0)
@@ -97,6 +104,14 @@ def test_a_gang_in_a_loop_starts_again_as_a_whole(begun: Callable[..., Run], tmp
     assert [task.attempts for task in result.tasks] == [2, 2]
     ended = [x.outcome for x in read_run(result.runlog).records if isinstance(x, r.Ended)]
     assert sorted(ended) == ["failed", "preempted", "succeeded", "succeeded"]
+
+
+def test_a_gang_that_loses_a_member_for_good_ends(begun: Callable[..., Run], tmp_path: Path) -> None:
+    """The other would wait for it for ever; the error says so."""
+    result = begun(lost, {"folder": str(tmp_path)}).wait()
+    assert set(states(result).values()) == {"failed"}
+    errors = sorted(task.error.partition(";")[0] for task in result.tasks)
+    assert errors == ["ended with exit code 1", "was ended: its gang has lost together-2"]
 
 
 def test_a_nested_dag_is_aborted_and_the_rest_goes_on(begun: Callable[..., Run]) -> None:

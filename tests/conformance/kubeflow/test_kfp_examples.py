@@ -57,9 +57,20 @@ def test_the_written_pipeline_is_one_that_kfp_loads_and_places(rewritten: tuple[
     assert pools == {"exec-decode": "cpu", "exec-publish": "edge", "exec-shards": "cpu", "exec-train": "a100"}
 
 
+def test_the_manifests_are_said_as_recorded(tmp_path: Path) -> None:
+    """The recorded output of the fourth example, and what it says of `train`: its pod asks for no GPU."""
+    run_in(tmp_path, sys.executable, str(EXAMPLES / "04_manifests.py"), "pipeline.yaml")
+    options = ["--profile", str(EXAMPLES / "site.yaml"), "-o", "gitops"]
+    egs = str(Path(sys.executable).with_name("egs"))
+    assert run_in(tmp_path, egs, "kubeflow", "manifests", "pipeline.yaml", *options) == recorded("04_manifests")
+    pod = yaml.safe_load((tmp_path / "gitops/pipelines/images/preload-train.yaml").read_text())
+    assert pod["spec"]["nodeSelector"] == {"pool": "a100"}
+    assert set(pod["spec"]["containers"][0]["resources"]["limits"]) == {"cpu", "memory"}
+
+
 def test_every_example_is_tested() -> None:
     """One of the two ways above and below runs each of them."""
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"01_rewrite", "02_run", "03_phases"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"01_rewrite", "02_run", "03_phases", "04_manifests"}
 
 
 @pytest.mark.parametrize("name", ["02_run", "03_phases"])

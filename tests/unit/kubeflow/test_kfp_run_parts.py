@@ -16,9 +16,9 @@ from egs_kubeflow.run import docker
 from egs_kubeflow.run.condition import is_met
 from egs_kubeflow.run.echo import AuthorsLines, harmless
 from egs_kubeflow.run.gangs import gangs_of, keep_possible
+from egs_kubeflow.run.opening import backoff_s, folder_of
 from egs_kubeflow.run.plan import Slots, make_plan
 from egs_kubeflow.run.scope import FAILED, SUCCEEDED, Node, Scope
-from egs_kubeflow.run.session import backoff_s, folder_of
 from egs_kubeflow.run.values import select
 
 BASE = "python:3.12"

@@ -103,7 +103,7 @@ def _entry(planned: Planned, file: str, profile: Profile) -> Object:
     found |= where(one.place)
     found["begin"] = {"after": planned.after or "run", "delay_s": round(planned.delay_s, 1)}
     found |= {"takes_s": planned.takes_s, "takes_is": "assumed" if assumed else "the site's"}
-    found |= {"needed_s": round(planned.needed_s, 1), "needed_is": "a guess" if planned.is_guess else "learned"}
+    found |= {"needed_s": round(planned.needed_s, 1), "needed_is": "a guess" if planned.is_guess else "predicted"}
     found |= {"late_s": round(planned.late_s, 1), "deadline_s": profile.preload.deadline}
     return found | ({"may_be_skipped": True} if planned.may_be_skipped else {})
 

@@ -14,27 +14,23 @@ Everything below the public methods runs on the embedded driver's thread, so not
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.growth import PRIOR_S
 from egs_core.errors import InputError
-from egs_core.graph.columns import CPU, KIND_NAMES, Graph, Shape, TaskOptions
+from egs_core.graph.columns import KIND_NAMES
 from egs_core.runlog import records as r
 from egs_kubeflow.run.condition import is_met
-from egs_kubeflow.run.gangs import keep_possible
 from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
-from egs_kubeflow.run.learning import Learning, warn
-from egs_kubeflow.run.plan import NOTHING, Plan, Slots
+from egs_kubeflow.run.learning import Learning
+from egs_kubeflow.run.opening import backoff_s, block_of, folder_of
+from egs_kubeflow.run.plan import Plan, Slots
 from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
 from egs_kubeflow.run.values import Values, items_of, with_defaults
 
@@ -55,7 +51,7 @@ class Session:
         self._leaves: dict[int, Leaf] = {}
         self._retry_at: dict[int, float] = {}
         self._recalled: set[int] = set()  # what is being stopped to start again: another of its gang has failed
-        self._aborted: set[int] = set()
+        self._aborted: dict[int, str] = {}  # what is being stopped for good, and why
         self._is_aborted = False
         self.outcome = ""
         self.root = Scope(plan.spec.pipeline.root, plan.inputs, around.job)
@@ -93,38 +89,9 @@ class Session:
 
     def _open(self, scopes: Sequence[Scope], is_whole: bool = True) -> None:
         """Give the tasks of scopes to the engine. is_whole: these are all scopes of their owner, so a gang is whole."""
-        first, graph = len(self._engine.state.task_ids), Graph()
-        for scope in scopes:
-            self._add(graph, first, scope, is_whole)
-        if self._plan.gangs:
-            keep_possible(graph, first, self._slots.cpus, len(self._slots.devices), warn)
+        graph, nodes = block_of(scopes, self._plan, self._slots, self._engine.state, is_whole)
+        self._nodes.update(nodes)
         self._driver.handle(m.TasksAdded(self._around.job, graph))
-
-    def _add(self, graph: Graph, first: int, scope: Scope, is_whole: bool) -> None:
-        numbers = {name: number for number, name in enumerate(scope.nodes, start=first + graph.n_tasks)}
-        for name, node in scope.nodes.items():
-            node.number = numbers[name]
-            self._nodes[node.number] = node
-            parents, (phase, options) = (
-                tuple(numbers[parent] for parent in node.parents),
-                self._expected(node, is_whole),
-            )
-            graph.add_task(node.id, parents, (phase,), name=node.kind, options=options)
-        if scope.owner is not None and (after_s := self._seconds_after(scope.owner)) > 0:
-            self._nodes[first + graph.n_tasks] = None
-            graph.add_task(f"{scope.path}end", tuple(numbers.values()), ((CPU, NOTHING, after_s),))
-
-    def _expected(self, node: Node, is_whole: bool) -> tuple[tuple[int, Shape, float | None], TaskOptions]:
-        if self._plan.is_group(node.spec):
-            return (CPU, NOTHING, self._plan.group_seconds(node.kind, PRIOR_S)), TaskOptions()
-        owner, gang = node.scope.owner, self._plan.gangs.get(node.kind, "") if is_whole else ""
-        name = gang and f"{owner.id if owner is not None else ''}/{gang}"
-        return self._plan.phase(node.kind), self._plan.options(node.kind, name)
-
-    def _seconds_after(self, node: Node) -> float:
-        """How long what waits for a task is expected to take, from its end on."""
-        state, phase = self._engine.state, self._phase(node)
-        return state.rank_s[phase] - state.estimate_s[phase]
 
     # --- what the engine decides ---
 
@@ -255,7 +222,8 @@ class Session:
             node.state, node.error = FAILED, ABORTED
             self._end_when_idle()
         elif is_aborted:
-            self._finish(node, FAILED, ABORTED)
+            self._end_gang(node)
+            self._finish(node, FAILED, self._aborted[node.number])
         elif is_recalled:
             node.state = PENDING
             self._driver.handle(m.PhaseEnded(phase, node.attempt, "preempted"))
@@ -266,6 +234,8 @@ class Session:
             self._driver.handle(m.PhaseEnded(phase, node.attempt, "failed"))
         else:
             node.outputs = outputs
+            if error:
+                self._end_gang(node)
             self._finish(node, FAILED if error else SUCCEEDED, error)
 
     # --- the end of things ---
@@ -283,9 +253,20 @@ class Session:
         inside = (f"{task}.", f"{task}[")
         found = [number for number in self._leaves if self._is_in(number, task, inside)]
         for number in found:
-            self._aborted.add(number)
-            self._leaves[number].stop()
+            self._stop(number, ABORTED)
         return bool(found)
+
+    def _end_gang(self, node: Node) -> None:
+        """The others of a gang that has lost a member for good might wait for it for ever."""
+        state = self._engine.state
+        gang = state.gang_of.get(node.number)
+        for member in state.gangs[gang].members if gang is not None else ():
+            if member in self._leaves:
+                self._stop(member, f"was ended: its gang has lost {node.id}")
+
+    def _stop(self, number: int, reason: str) -> None:
+        self._aborted.setdefault(number, reason)
+        self._leaves[number].stop()
 
     def _is_in(self, number: int, task: str, inside: tuple[str, str]) -> bool:
         node = self._nodes[number]
@@ -316,17 +297,3 @@ class Session:
 
     def _phase(self, node: Node) -> int:
         return self._engine.state.first_phase[node.number]
-
-
-def folder_of(task_id: str, attempt: int) -> str:
-    """The name of the folder in which an attempt of a task writes: its id, which may be any text, as a file name."""
-    name = quote(task_id, safe="[]")
-    name = f"%2E{name[1:]}" if name.startswith(".") else name
-    return name if attempt == 1 else f"{name}.attempt{attempt}"
-
-
-def backoff_s(policy: Any, attempt: int) -> float:
-    """How long a task waits after this failed attempt."""
-    first_s = policy.backoff_duration.ToTimedelta().total_seconds()
-    most_s = policy.backoff_max_duration.ToTimedelta().total_seconds() or math.inf
-    return float(min(first_s * (policy.backoff_factor or 1.0) ** (attempt - 1), most_s))
