@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=folder, workspace_root=folder)
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=folder, workspace_root=f"{folder}/workspace")
         found = measure(chain_of(options.tasks), options.rounds, Path(folder))
     a_task = {name: [1000 * seconds / options.tasks for seconds in found[name]] for name in ("egs", "kfp")}
     told = {

@@ -56,7 +56,7 @@ from kfp import local
 spec = importlib.util.spec_from_file_location("pipeline", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2], workspace_root=sys.argv[2])
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2], workspace_root=sys.argv[2] + "-workspace")
 module.pipeline()
 """
 
