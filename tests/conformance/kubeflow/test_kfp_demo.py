@@ -44,7 +44,7 @@ def check(outcomes: dict[str, RunOutcome]) -> None:
     assert len({outcome.digest for outcome in outcomes.values()}) == 1
     for name, outcome in outcomes.items():
         assert len(line_of(outcome).holds) == TASKS + (2 * TRAININGS if name in ("tuned", "egs") else 0), name
-        assert USED_S <= outcome.metrics["gpu_used_s"] <= outcome.metrics["gpu_held_s"], name
+        assert 0.9 * USED_S <= outcome.metrics["gpu_used_s"] <= outcome.metrics["gpu_held_s"], name
 
 
 def test_kfps_own_runner_and_egs_give_the_same_results(outcomes: dict[str, RunOutcome]) -> None:
@@ -139,7 +139,7 @@ def test_a_replay_with_egs_splits_and_orders(tmp_path: Path, capsys: pytest.Capt
         1,
         round(line.window[1] - line.window[0], 3),
     )
-    assert 0.6 <= told["gpu_used_s"] <= told["gpu_held_s"]
+    assert 0.55 <= told["gpu_used_s"] <= told["gpu_held_s"]
     assert told["makespan_s"] >= told["lower_bound_s"]
 
 

@@ -257,10 +257,14 @@ def test_the_bound_is_under_no_path_and_no_device() -> None:
     assert ideal_bound_s(0.5) == pytest.approx(ideal_bound_s() / 2)
 
 
-def test_an_unknown_variant_and_a_run_that_fails_are_one_line(tmp_path: Path) -> None:
-    """The variants that there are; the last words of kfp's own runner."""
+def test_an_unknown_variant_and_a_run_that_fails_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variants that there are; the last words of the process in which kfp's own runner was to run."""
     assert ADAPTER.demo_variants == tuple(VARIANTS)
     with pytest.raises(InputError, match="unknown variant 'slow'"):
         demo(DemoRequest(("slow",), tmp_path))
-    with pytest.raises(EgsError, match="kfp's own runner has failed: "):
-        alone.run_alone(tmp_path, float("-inf"))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no module named kfp'\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(broken))
+    with pytest.raises(EgsError, match=r"^kfp's own runner has failed: no module named kfp$"):
+        alone.run_alone(tmp_path, 1.0)

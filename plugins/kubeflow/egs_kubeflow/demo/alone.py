@@ -40,15 +40,15 @@ class Result(msgspec.Struct, frozen=True):
 
 def run_alone(root: Path, factor: float) -> tuple[str, r.Header, list[r.Record]]:
     """The pipeline's result, and the run log. Raises EgsError where kfp has failed."""
-    from egs_kubeflow.convert.pipeline import convert
-    from egs_kubeflow.demo.pipelines import native
-
     command = [sys.executable, "-m", "egs_kubeflow.demo.alone", str(root), str(factor)]
     with (root / LOG).open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     if code:
         said = " | ".join((root / LOG).read_text().strip().splitlines()[-3:])
         raise EgsError(f"kfp's own runner has failed: {said}")
+    from egs_kubeflow.convert.pipeline import convert
+    from egs_kubeflow.demo.pipelines import native
+
     result = msgspec.json.decode((root / RESULT).read_bytes(), type=Result)
     graph = convert(native.digits).graph
     header = r.Header(driver="kubeflow", policy="native", mode="off", started_at=result.began)
