@@ -93,7 +93,7 @@ def forecast(
     runs = [(r, 0) for r in plausible] + [(reading, seed) for seed in range(1, seeds + 1)]
     pairs = [(natively[r], _simulated(chosen, nodes, r, edges_known, seed)) for r, seed in runs]
     hinted = None
-    if may_split and any(_knows_parts(item) for item in chosen) and (not pinned or any(n.cpus >= 1 for n in nodes)):
+    if may_split and _can_say(chosen, nodes, pinned):
         hints = _simulated(chosen, nodes, reading, edges_known, hints=True)
         hinted = _applied(observed, natively[reading], hints)
     bands = {name: _band(name, observed, pairs) for name in FIGURES}
@@ -180,8 +180,13 @@ def _missed(simulated: float, observed: float) -> float:
     return abs(simulated / observed - 1.0) if observed else 0.0
 
 
-def _knows_parts(item: Item) -> bool:
-    return item.cold_s > 0 or item.before_s + item.after_s > 0
+def _can_say(items: Sequence[Item], nodes: Sequence[SimNode], pinned: bool) -> bool:
+    """Whether what hints would save is known: the parts of tasks and, where nodes are pools, one for those on CPUs.
+    There a cold start alone says too little, for each task has a process of its own with or without hints."""
+    are_in_parts = any(item.before_s + item.after_s > 0 for item in items)
+    if pinned:
+        return are_in_parts and any(node.cpus >= 1 for node in nodes)
+    return are_in_parts or any(item.cold_s for item in items)
 
 
 def _nodes(line: Timeline, pinned: bool) -> tuple[SimNode, ...]:

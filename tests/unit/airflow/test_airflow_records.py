@@ -141,7 +141,7 @@ def test_cold_starts_are_what_the_listener_noted() -> None:
 
 
 def test_nothing_is_promised_that_cannot_be_done() -> None:
-    """What a split or a preload would save of a cold start is not forecast: the passes a split adds are not known."""
+    """What hints would save is not forecast where only the start of a task's code is known, and not its parts."""
     one = tried("a", 0, 0, 1, 9)
     noted = Line(1, "dag", "run", "a", -1, 1, "success", "gpus", 1, 1.0, 5.0, 9.0)
     told = audit(observed(seen_of(one, parents={"a": ()}), "here", ("gpus",), [noted]))

@@ -67,7 +67,6 @@ class HistoryRecords:
             edges_known=all(dag.parents is not None for dag in self._seen.dags.values()),
             cpu_name="slot",
             pinned=True,
-            may_split=False,  # a split adds passes of the scheduler, which a simulation does not know
         )
 
     def records(self) -> list[Record]:
