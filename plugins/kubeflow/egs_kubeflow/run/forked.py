@@ -48,8 +48,10 @@ class Forked:
 
 def _told(pipe: BinaryIO, timeout_s: float | None) -> tuple[str, int] | None:
     """The next word from a task's pipe; None where there is none within the time. The pipe
-    has no buffer, so what `select` sees is all there is."""
-    if not select.select([pipe], [], [], timeout_s)[0]:
+    has no buffer, so what `poll` sees is all there is."""
+    poll = select.poll()  # `select.select` takes no number of a file above 1023
+    poll.register(pipe, select.POLLIN)
+    if not poll.poll(None if timeout_s is None else timeout_s * 1000):
         return None
     word, _, number = pipe.readline().decode().partition(" ")
     return (word, int(number)) if number else None
