@@ -1,11 +1,11 @@
-"""What a site needs in its cluster, and what a controller would preload for a pipeline, as files for a GitOps repository.
+"""What a site needs in its cluster, and what to load ahead for a pipeline, as files for a GitOps repository.
 
     python examples/kubeflow/04_manifests.py pipeline.yaml
     egs kubeflow manifests pipeline.yaml --profile examples/kubeflow/site.yaml -o gitops
 
-`train` waits for half an hour of `decode`. Before it is due its image is pulled, and torch is read, on a node with GPUs,
-by a pod that holds none. `preload` says what to load; `expect` stands in for a history, and since it is only a word,
-the pod begins early.
+`train` waits for half an hour of `decode`. Before it is due its image is pulled, and torch is read, on a node with
+GPUs, by a pod that holds none. `preload` says what to load; `expect` stands in for a history, and since it is only a
+word, the pod begins early.
 """
 
 import sys

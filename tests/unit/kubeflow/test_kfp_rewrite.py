@@ -409,8 +409,8 @@ def test_each_change_says_why() -> None:
     documents = documents_of(why)
     lines = explain(rewrite(documents, SITE).changes)
     assert lines[0] == "step"
-    assert lines[1] == '  node selector: {"pool": "cpu"}: it needs no GPU: pool \'cpu\', off the nodes with GPUs'
-    assert "  timeout: 3600 s: the site's limit" in lines
+    assert lines[1] == "  node selector: pool is cpu (it needs no GPU: pool 'cpu', off the nodes with GPUs)"
+    assert "  timeout: 3600 s (the site's limit)" in lines
     again = rewrite(rewrite(documents, SITE).documents, Profile(), Predictor()).changes
     assert again == ()
 

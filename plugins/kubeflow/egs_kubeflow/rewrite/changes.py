@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,10 +53,17 @@ def explain(changes: Sequence[Change]) -> list[str]:
         if change.task != task:
             lines.append(change.task)
             task = change.task
-        before = "" if change.before is None else f" (was {_shown(change.before)})"
-        lines.append(f"  {change.field}: {_shown(change.after)}{before}: {change.reason}")
+        before = "" if change.before is None else f", was {_shown(change.before)}"
+        lines.append(f"  {change.field}: {_shown(change.after)}{before} ({change.reason})")
     return lines
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """Labels of nodes as a person says them: all of a mapping, one of a list."""
+    if isinstance(value, dict):
+        return " and ".join(f"{key} is {one}" for key, one in sorted(value.items()))
+    if isinstance(value, list):
+        return ", or ".join(_shown(one) for one in value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
