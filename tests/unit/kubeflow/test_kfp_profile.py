@@ -56,6 +56,7 @@ def pipeline(tmp_path: Path) -> Path:
         ("queues: [{name: q, kind: tpu}]", "site line 1: queues[0].kind", "'cpu' or 'gpu'"),
         ("pools: [{name: a, selector: {a: b}, tolerations: [{operator: Equal}]}]", "tolerations[0]", "operator Exists"),
         ("namespace: Team", "site line 1: namespace", "'Team' is no namespace"),
+        ("namespace: a\ncontroller_namespace: a", "site line 1", "it needs one of its own"),
         ("preload: {deadline: 0}", "site line 1: preload.deadline", "greater than or equal to 1"),
         ("pools: [{name: a, selector: {a: b}, device_class: gpu.nvidia.com}]", "pools[0]", "no GPUs: add accelerator"),
         ("cluster_queues: [{name: q, quotas: {}}]", "cluster_queues[0].quotas", "at least 1"),

@@ -76,7 +76,7 @@ def _pipeline(profile: Profile, plan: Plan) -> dict[str, str]:
     pods = {file: as_yaml([pod(plan, planned, profile)]) for file, planned in zip(names, plan.preloads, strict=True)}
     found = {"plan.yaml": as_yaml([_plan(plan, names, profile)], _UNITS), **pods}
     config = {
-        "name": f"egs-preload-{_file_name(plan.pipeline)}"[:253],
+        "name": f"egs-preload-{_file_name(plan.pipeline).replace('.', '-')}",
         "namespace": profile.controller_namespace,
         "files": sorted(found),
         "options": {"disableNameSuffixHash": True, "labels": {"egs.io/part": "preload"}},

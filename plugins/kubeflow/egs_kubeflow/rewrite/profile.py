@@ -180,6 +180,10 @@ class Profile(FileModel):
 
     @model_validator(mode="after")
     def _is_unambiguous(self) -> Profile:
+        if self.namespace == self.controller_namespace:
+            raise ValueError(
+                f"controller_namespace is {self.namespace!r}, where pipelines run: it needs one of its own"
+            )
         for what, names in (
             ("pool", [pool.name for pool in self.pools]),
             ("cluster queue", [queue.name for queue in self.cluster_queues]),
