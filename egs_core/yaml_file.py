@@ -194,7 +194,8 @@ def input_error(error: ValidationError, lines: dict[Path_, int], place: str, kno
     if first["type"] == "extra_forbidden":
         problem = "unknown field"
         hint = did_you_mean(str(path[-1]), known)
-    return InputError(f"{place} line {line_of(path, lines)}: {shown}", problem[:1].lower() + problem[1:], hint)
+    where = f"{place} line {line_of(path, lines)}{': ' if shown else ''}{shown}"
+    return InputError(where, problem[:1].lower() + problem[1:], hint)
 
 
 def line_of(path: Path_, lines: dict[Path_, int]) -> int:

@@ -21,8 +21,6 @@ from egs_kubeflow.rewrite.profile import load_profile
 from egs_kubeflow.run.command import run_command
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-app.command("run")(run_command)
-app.command("manifests")(manifests_command)
 
 
 @app.callback()
@@ -65,6 +63,10 @@ def compile_(
         typer.echo(json.dumps(_facts(result, output)))
     else:
         _show(result, output, diff)
+
+
+app.command("manifests")(manifests_command)
+app.command("run")(run_command)
 
 
 def _facts(result: Rewritten, output: Path | None) -> dict[str, object]:
