@@ -26,7 +26,8 @@ from egs_kubeflow.convert.documents import (
 from egs_kubeflow.convert.hints import ANNOTATION, encode_hints
 from egs_kubeflow.convert.pipeline import convert
 from egs_kubeflow.rewrite.pipeline import rewrite
-from egs_kubeflow.rewrite.profile import Profile
+from egs_kubeflow.rewrite.profile import PreloadRules, Profile
+from tests.unit.kubeflow.made_site import SITE, made_up
 
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
@@ -199,6 +200,28 @@ def holds(documents: Documents, profile: Profile) -> None:
             assert all(LABEL.fullmatch(value) for value in labels.values())
 
 
+def loads_and_nests(documents: Documents, profile: Profile) -> None:
+    """kfp loads the rewritten pipeline, compiles it to the same again, and nests it, where the promises hold again."""
+    loaded = components.load_component_from_text(dump_documents(documents))
+    assert dump_documents(documents_of(loaded)) == dump_documents(documents)
+
+    @dsl.pipeline(name="outer")
+    def outer() -> None:
+        loaded()
+
+    holds(documents_of(outer), profile)
+
+
+def test_a_pipeline_with_a_prefetch_step_keeps_the_promises_too() -> None:
+    """On one that is sure to get a step, whatever hypothesis makes up."""
+    profile = SITE.model_copy(update={"preload": PreloadRules(step=True)})
+    documents = documents_of(made_up)
+    holds(documents, profile)
+    result = rewrite(documents, profile).documents
+    assert any(is_step(name) for name in result.pipeline["root"]["dag"]["tasks"])
+    loads_and_nests(result, profile)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made_up=st.lists(TASKS, min_size=1, max_size=6), profile=PROFILES)
 def test_every_rewrite_keeps_its_promises(made_up: list[dict[str, Any]], profile: Profile) -> None:
@@ -208,14 +231,7 @@ def test_every_rewrite_keeps_its_promises(made_up: list[dict[str, Any]], profile
     holds(documents, profile)
     result = rewrite(documents, profile).documents
     assert author_set(result) == author_set(documents)
-    loaded = components.load_component_from_text(dump_documents(result))
-    assert dump_documents(documents_of(loaded)) == dump_documents(result)
-
-    @dsl.pipeline(name="outer")
-    def outer() -> None:
-        loaded()
-
-    holds(documents_of(outer), profile)
+    loads_and_nests(result, profile)
 
 
 DATA = Path(os.environ.get("EGS_DATA", "")) / "kfp-pipelines"
