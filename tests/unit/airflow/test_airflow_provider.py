@@ -21,7 +21,7 @@ from egs_core.adapter import CAPABILITIES, Adapter, WorkloadSource
 def test_the_provider_info_is_what_airflow_wants() -> None:
     """Airflow's own schema accepts it, and every option can be read from airflow.cfg."""
     import airflow
-    from jsonschema import validate  # type: ignore[import-untyped]  # its types are a distribution of their own
+    from jsonschema import validate
 
     schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
     info = provider.get_provider_info()

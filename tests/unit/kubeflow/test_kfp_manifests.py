@@ -14,6 +14,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from celpy.adapter import json_to_cel
 from kfp import compiler
 
 from egs_core.cli.app import run
@@ -250,7 +251,7 @@ def test_the_controller_may_make_and_delete_preloads_and_no_other_pods(
 
     def refused(pod: Object | None, operation: str = "CREATE", old: Object | None = None) -> list[str]:
         given = {"object": pod, "oldObject": old, "request": {"operation": operation}}
-        activation = {name: celpy.json_to_cel(value) for name, value in given.items()}
+        activation = {name: json_to_cel(value) for name, value in given.items()}
         return [message for message, rule in rules.items() if not rule.evaluate(activation)]
 
     pod = yaml.safe_load(files["pipelines/made-up/preload-train.yaml"])
