@@ -9,6 +9,7 @@ function was over, GPU and all. Who waits for whom is the compiled pipeline's wo
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -41,8 +42,11 @@ class Result(msgspec.Struct, frozen=True):
 def run_alone(root: Path, factor: float) -> tuple[str, r.Header, list[r.Record]]:
     """The pipeline's result, and the run log. Raises EgsError where kfp has failed."""
     command = [sys.executable, "-m", "egs_kubeflow.demo.alone", str(root), str(factor)]
+    own = root / "temp"
+    own.mkdir()
+    environment = {**os.environ, "TMPDIR": str(own)}  # what kfp leaves there goes with the run
     with (root / LOG).open("w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        code = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     if code:
         said = " | ".join((root / LOG).read_text().strip().splitlines()[-3:])
         raise EgsError(f"kfp's own runner has failed: {said}")
