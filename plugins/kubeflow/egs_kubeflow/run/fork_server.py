@@ -109,8 +109,10 @@ def _end_all(children: dict[int, int]) -> None:
     os._exit(0)
 
 
-def execute(source: str, arguments: list[str], environment: dict[str, str], folder: str, pipe: int) -> None:
-    """What kfp's command for a lightweight component does, in this process."""
+def execute(
+    source: str, arguments: list[str], environment: dict[str, str], folder: str, scratch: str, pipe: int
+) -> None:
+    """What kfp's command for a lightweight component does, in this process. scratch: for the component's module."""
     me, code = os.getpid(), 1
 
     def give_own_word() -> None:
@@ -123,7 +125,7 @@ def execute(source: str, arguments: list[str], environment: dict[str, str], fold
     os.chdir(folder)
     if not sys.flags.safe_path:
         sys.path[0] = folder
-    path = os.path.join(tempfile.mkdtemp(), "ephemeral_component.py")
+    path = os.path.join(tempfile.mkdtemp(dir=scratch), "ephemeral_component.py")
     with open(path, "w") as file:
         file.write(source)
     sys.argv = [EXECUTOR, "--component_module_path", path, *arguments]

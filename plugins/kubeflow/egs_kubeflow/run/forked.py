@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, TextIO
 
 from egs_kubeflow import compat
@@ -65,6 +66,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._varying, self._environment = varying, dict(os.environ)
         self._has_answered = False
+        self._scratch = TemporaryDirectory(prefix="egs-components-")
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
@@ -83,7 +85,8 @@ class ForkServer:
         alike = {**environment, self._varying: ""} == {**self._environment, self._varying: ""}
         if call is None or not alike:
             return None
-        request = {"source": call[0], "arguments": call[1], "environment": dict(environment), "folder": os.getcwd()}
+        places = {"folder": os.getcwd(), "scratch": self._scratch.name}
+        request = {"source": call[0], "arguments": call[1], "environment": dict(environment), **places}
         with self._lock:
             return self._ask(json.dumps(request).encode()) if self._process is not None else None
 
@@ -91,6 +94,7 @@ class ForkServer:
         """End the server, and what it still runs."""
         with self._lock:
             self._end()
+        self._scratch.cleanup()
 
     def _ask(self, text: bytes) -> Forked | None:
         output, their_output = os.pipe()
