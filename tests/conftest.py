@@ -1,6 +1,6 @@
 """What all tests share: nothing is read from or left in the user's own folders, and no usage report is sent.
 
-Where several processes share the tests (`pytest -n 2`), one of them has all those of a framework, which start it once.
+Where several processes share the tests (`pytest -n 2`), one of them has all those that share a start of a framework.
 """
 
 from __future__ import annotations
@@ -14,19 +14,35 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-FRAMEWORKS = ("tests/conformance/ray/", "tests/conformance/airflow/", "tests/conformance/kubeflow/")
+TOGETHER = (
+    "tests/conformance/ray/",
+    "tests/conformance/airflow/",
+    "tests/conformance/kubeflow/",
+    "tests/scenarios/test_examples.py",
+)
+"""What shares a start of a framework; the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes begins first: nothing then waits for it at the end."""
+    items.sort(key=lambda item: _number(item.nodeid))
+
+
+def _number(nodeid: str) -> int:
+    return next((number for number, place in enumerate(TOGETHER) if nodeid.startswith(place)), len(TOGETHER))
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Hands out a framework's tests as one piece, the largest first, and all others one by one."""
+    """Hands out what belongs together as one piece, and all others one by one, in the order in which they stand."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFramework(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
         def _split_scope(self, nodeid: str) -> str:
-            return next((folder for folder in FRAMEWORKS if nodeid.startswith(folder)), nodeid)
+            return [*TOGETHER, nodeid][_number(nodeid)]
 
-    return ByFramework(config, log)
+    config.option.loadscopereorder = False  # else what has most tests comes first
+    return Together(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from egs_core.runlog.io import read_run
 from egs_core.runlog.metrics import summarise
@@ -26,6 +27,7 @@ TASKS = [
 ]
 
 
+@pytest.mark.slow  # an Airflow of its own
 def test_a_replay_with_egs_holds_the_gpu_in_gpu_phases(tmp_path: Path) -> None:
     """Every phase has run; the GPU is held for no longer than it is used and a process takes to start and to load; the
     run log gives the figures that were printed; nothing is left."""

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from egs_airflow.compat import airflow_version
 from tests.conformance.airflow.conftest import require_airflow
 from tests.conformance.airflow.live import SOURCES, LiveAirflow, live_airflow
@@ -151,6 +153,7 @@ def test_airflow_knows_egs(airflow: LiveAirflow) -> None:
     assert "[egs]" in airflow.command("config", "list", "--section", "egs")
 
 
+@pytest.mark.slow  # an Airflow of its own
 def test_a_broken_egs_leaves_runs_successful(tmp_path: Path) -> None:
     """An Airflow that EGS does not know, and each part of EGS ends the process that imports it: the DAG run succeeds,
     natively, and each fault is one line in the log of a process."""

@@ -12,6 +12,8 @@ from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.live import LiveAirflow, live_airflow
 from tests.conformance.airflow.postgres import metadata_in, postgres
 
+pytestmark = pytest.mark.slow  # an Airflow of its own, and the tests of order a second time
+
 
 @pytest.fixture(scope="module")
 def airflow_on_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAirflow]:

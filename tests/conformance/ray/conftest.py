@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+# Idle workers serve the next test: Ray would end all but one a CPU after a second, and starting one takes as long.
+KEPT_WORKERS = {"num_workers_soft_limit": 12, "idle_worker_killing_time_threshold_ms": 30_000}
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -58,6 +60,7 @@ def ray_address() -> Iterator[str]:
             include_dashboard=False,
             object_store_memory=80_000_000,
             _temp_dir=folder,
+            _system_config=KEPT_WORKERS,
             log_to_driver=False,
         )
         try:

@@ -31,6 +31,8 @@ for name in ("native", "tuned"):
     pathlib.Path(sys.argv[1], f"{name}.json").write_text(json.dumps(measured.run.reports))
 """
 
+pytestmark = pytest.mark.slow  # two runs of the demo, each on a Ray of its own
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
