@@ -58,8 +58,10 @@ def release(airflow: LiveAirflow) -> None:
 def test_the_page_says_why_each_task_waits(airflow: LiveAirflow) -> None:
     """A pool that is full and who holds it, a slot that is kept and for whom, a dependency; then what was wasted."""
     run = begin(airflow)
+    place = f"/egs/dag/view/run/{quote(run, safe='')}"
     try:
-        status, page = get(airflow.url, f"/egs/dag/view/run/{quote(run, safe='')}", airflow.token)
+        wait_until(lambda: "kept for large" in get(airflow.url, place, airflow.token)[1], "a slot that is kept")
+        status, page = get(airflow.url, place, airflow.token)
         rows = rows_of(page)
         assert status == 200
         assert rows["large"][-1] == "pool view: needs 2 of 2 slots, 1 open; held by holder (1)"
