@@ -100,7 +100,6 @@ def test_native_holds_gpus_for_whole_tasks_and_egs_only_in_gpu_phases(
     native, egs = runs["native"][0], runs["egs"][0]
     assert native["gpu_held_s"] >= USED_S + SCALE * (10 + 10 + 5 + 0.5 * 5 + 5 + 5)
     assert egs["gpu_held_s"] - egs["gpu_used_s"] < 0.3
-    assert egs["makespan_s"] < native["makespan_s"]
 
 
 def test_egs_loads_ahead_and_native_starts_cold(runs: dict[str, tuple[dict[str, Any], Run]]) -> None:
