@@ -103,19 +103,14 @@ def rebuild(
                 believed.append((one.gap_s, one.gap_s))
                 parents = (gap.id,)
             flavors = (one.item.node,) if pinned and one.item.node else ()
-            if hints and pinned:
-                for task in _links(one.item, lasted, parents, flavors):
-                    builder.add(task)
-                    believed.extend(_known(task.phases))
-                rebuilt.startups.append((one.item.gpus, lasted.overhead_s))
-                rebuilt.held_gpu_s += one.item.gpus * lasted.overhead_s
-                continue
-            task = _task(one.item, lasted, parents, hints, flavors)
-            builder.add(task)
-            believed.extend(_belief(task.phases, peers, hints))
-            cold_s = 0.0 if hints else lasted.cold_s
-            rebuilt.startups.append((one.item.gpus, lasted.overhead_s + cold_s))
-            rebuilt.held_gpu_s += 0.0 if hints else one.item.gpus * (lasted.overhead_s + cold_s)
+            in_links = hints and pinned
+            whole = _task(one.item, lasted, parents, hints, flavors)
+            for task in _links(one.item, lasted, parents, flavors) if in_links else [whole]:
+                builder.add(task)
+                believed.extend(_known(task.phases) if in_links else _belief(task.phases, peers, hints))
+            startup_s = lasted.overhead_s + (0.0 if hints else lasted.cold_s)
+            rebuilt.startups.append((one.item.gpus, startup_s))
+            rebuilt.held_gpu_s += one.item.gpus * startup_s if in_links or not hints else 0.0
         arrival_s = min(item.submitted_s for item in members) - begin_s
         rebuilt.workloads.append(LoadedWorkload(job, job, "", "", arrival_s, builder.finish()))
         rebuilt.believed[job] = believed
