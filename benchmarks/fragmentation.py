@@ -35,9 +35,9 @@ from benchmarks.packing_arrays import ArrayCluster
 from benchmarks.plots import drawn, figure_of
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.packer import milestone
-from egs_core.engine.packing import PACKINGS, SHIPPED, TYPICAL_PERCENT, TypicalWorkload, typical_workload
-from egs_core.engine.placement import Place
+from egs_core.engine.rules.fit import Place
+from egs_core.engine.rules.packer import milestone
+from egs_core.engine.rules.packing import PACKINGS, SHIPPED, TYPICAL_PERCENT, TypicalWorkload, typical_workload
 from egs_core.errors import EgsError, InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from benchmarks.gpu_jobs_teams import Hold, draw_cdfs, rows_by_team
 from benchmarks.plots import drawing_library
-from egs_core.engine.quota import UNLIMITED, QueueSpec
+from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload

@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.heterogeneous_peers import Allocate, max_min, run_rounds, srpt
-from egs_core.engine.flavors import FlavorSpec
+from egs_core.engine.specs import FlavorSpec
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from benchmarks.plots import drawn, figure_of
 from benchmarks.single_dags_peers import PEERS
-from egs_core.engine.policy import POLICIES
+from egs_core.engine.order.policy import POLICIES
 from egs_core.sim import Durations
 
 NETWORKS: dict[str, float | None] = {"instant": None, "125MB/s": 125e6}

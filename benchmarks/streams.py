@@ -7,10 +7,12 @@ tasks, drawn with a seed; Poisson arrivals, so that the work that arrives in a s
 task takes one of 32 slots. Its duration is the file's times a seeded log-normal factor (sigma 0.3), so no two runs of a
 workflow are alike. At a load above 1 the queue grows until the stream ends.
 
-exact: durations are known. predicted: the median and P95 of a predictor that has seen, when a workload arrives, all
-tasks of the workloads that came before it, in their order. Sides are the engine's policies, and peers (`streams_peers`)
-in a list simulation. Figures are means over seeds of each stream's mean, 95th and 99th percentile; over_egs is the mean
-of ratios stream by stream, over_best a ratio of means.
+--at-once: instead of a stream all workflows of DIR at the same moment, in as many random orders as there are seeds.
+
+exact: durations are known. blind: nothing is known. predicted: the median and P95 of a predictor that has seen, when a
+workload arrives, all tasks of the workloads that came before it, in their order. Sides are the engine's policies, and
+peers (`streams_peers`) in a list simulation. Figures are means over seeds of each stream's mean, 95th and 99th
+percentile; over_egs is the mean of ratios stream by stream, over_best a ratio of means.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from rich.table import Table
 from benchmarks.plots import drawing_library, is_printed
 from benchmarks.single_dags_instances import Instance, load_instances
 from benchmarks.streams_peers import PEERS, USE_BELIEFS, Arrival, missing_peers, run_peer
-from egs_core.engine.policy import POLICIES
+from egs_core.engine.order.policy import POLICIES
 from egs_core.errors import InputError
 from egs_core.graph.columns import Shape
 from egs_core.graph.load import LoadedWorkload
@@ -53,6 +55,9 @@ class Options(msgspec.Struct, frozen=True):
     slots: int = 32
     length: int = 60
     placements: int = 0
+    durations: tuple[str, ...] = (Durations.EXACT.value, Durations.PREDICTED.value)
+    sides: tuple[str, ...] = ()
+    at_once: bool = False
 
 
 class Run(msgspec.Struct):
@@ -79,6 +84,20 @@ def drawn_workloads(instances: Sequence[Instance], length: int, seed: int) -> li
         )
         drawn.append(msgspec.structs.replace(given, id=f"{number}:{given.id}", graph=single))
     return drawn
+
+
+def shuffled(instances: Sequence[Instance], seed: int) -> list[LoadedWorkload]:
+    """Every instance once, as it is, at time 0: in the order given for seed 0, else in a random one."""
+    order = list(instances)
+    if seed:
+        random.Random(f"order {seed}").shuffle(order)
+    out = []
+    for number, instance in enumerate(order):
+        graph = instance.workload.graph
+        single = msgspec.structs.replace(graph, shapes=[Shape()], phase_shape=[0] * graph.n_phases)
+        name = f"{number}:{instance.workload.id}"
+        out.append(msgspec.structs.replace(instance.workload, id=name, graph=single, arrival_s=0.0))
+    return out
 
 
 def arrive(workloads: Sequence[LoadedWorkload], load: float, slots: int, seed: int) -> list[LoadedWorkload]:
@@ -134,15 +153,17 @@ def jct_of_peer(
 def measure(instances: Sequence[Instance], options: Options) -> list[Run]:
     """Every stream under every side and both kinds of knowledge."""
     runs: list[Run] = []
-    peers = [peer for peer in PEERS if peer not in missing_peers()]
+    peers = [peer for peer in PEERS if peer not in missing_peers() and Durations.BLIND not in options.durations]
+    sides = options.sides or (*POLICIES, *peers)
     for seed in range(options.seeds):
-        started, drawn = time.perf_counter(), drawn_workloads(instances, options.length, seed)
+        started = time.perf_counter()
+        drawn = shuffled(instances, seed) if options.at_once else drawn_workloads(instances, options.length, seed)
         beliefs = learned(drawn)
         for load in options.loads:
-            stream = arrive(drawn, load, options.slots, seed)
-            for side in (*POLICIES, *peers):
+            stream = drawn if options.at_once else arrive(drawn, load, options.slots, seed)
+            for side in sides:
                 jct: list[float] = []
-                for durations in (Durations.EXACT.value, Durations.PREDICTED.value):
+                for durations in options.durations:
                     if not jct or side not in KNOWS_NOTHING:
                         jct = (
                             jct_of_engine(side, stream, durations, beliefs, options)
@@ -171,7 +192,7 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for (load, durations), sides in sorted(groups.items()):
         means = {side: float(np.mean([r.mean_s for r in found])) for side, found in sides.items()}
         for side, found in sides.items():
-            ratios = [r.mean_s / e.mean_s for r, e in zip(found, sides["egs"], strict=True)]
+            ratios = [r.mean_s / e.mean_s for r, e in zip(found, sides.get("egs", found), strict=True)]
             rows.append(
                 {
                     "load": load,
@@ -244,7 +265,20 @@ def options_of(arguments: argparse.Namespace) -> Options:
     for place in ("seeds", "slots", "length"):
         if getattr(arguments, place) < 1:
             raise InputError(f"--{place}", "is not above 0", f"--{place} 10")
-    return Options(loads, arguments.seeds, arguments.slots, arguments.length, arguments.placements)
+    known = [d.value for d in Durations]
+    durations = _words("--durations", arguments.durations, known)
+    sides = _words("--sides", arguments.sides, [*POLICIES, *PEERS]) if arguments.sides else ()
+    slots, placements = arguments.slots, arguments.placements
+    loads = (1.0,) if arguments.at_once else loads
+    return Options(loads, arguments.seeds, slots, arguments.length, placements, durations, sides, arguments.at_once)
+
+
+def _words(place: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    for word in words:
+        if word not in known:
+            raise InputError(place, f"unknown {word!r}", f"of {', '.join(known)}")
+    return words
 
 
 def parser() -> argparse.ArgumentParser:
@@ -256,6 +290,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seeds", type=int, default=defaults.seeds)
     p.add_argument("--slots", type=int, default=defaults.slots)
     p.add_argument("--length", type=int, default=defaults.length, help="workloads of a stream")
+    p.add_argument("--durations", default=",".join(defaults.durations), help="of exact, predicted, blind")
+    p.add_argument("--sides", default="", help="policies and peers, comma separated (default: all)")
+    p.add_argument("--at-once", action="store_true", help="all workflows at the same moment instead of streams")
     p.add_argument("--placements", type=int, default=0, help="budget of the look-ahead (default 0: none)")
     p.add_argument("--json", nargs="?", const="-", metavar="FILE", help="the result as JSON, to stdout or a file")
     p.add_argument("--plot", type=Path, metavar="FILE.png")

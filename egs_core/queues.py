@@ -10,13 +10,16 @@ queues:
     half_life: 1h                # how fast past usage is forgotten in the fair share
     max_wait: 30m                # of tasks that state none: then they go to the front
     deadline: 12h                # of workloads that state none, from their submission
+    order: arrival               # between its workloads: remaining_work (the default), dependents or arrival
     limits: {max_runtime: 24h, max_gpu_time: 96h, max_cost: 200}    # of each task, if it states no smaller ones
   - name: interactive
     cohort: lab
     nominal: {gpus: 1}
     borrowing_limit: {gpus: 0}   # a fixed quota: never more …
     lending_limit: {gpus: 0}     # … and never given away
-    limits: {max_runtime: 2h, idle_timeout: 15m, on_limit: end}     # a time box: what has had it counts as succeeded
+    limits: {max_runtime: 2h, on_limit: end}     # a time box: what has had it counts as succeeded
+
+`idle_timeout` is a known name that cannot be used yet: nothing measures whether a task is idle.
 """
 
 from __future__ import annotations
@@ -26,8 +29,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from egs_core.engine.quota import NO_LIMIT, UNLIMITED, Amounts, QueueSpec
-from egs_core.engine.usage import Limits
+from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
 from egs_core.errors import InputError
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_text, read_yaml
 
@@ -38,8 +40,11 @@ class Quota(FileModel):
     """Amounts by kind of resource; one that is left out is not limited."""
 
     cpus: Amount | None = None
+    """CPUs; a kind of resource that is left out is not limited."""
     gpus: Amount | None = None
+    """GPUs."""
     memory: Size | None = None
+    """Main memory."""
 
     def to_amounts(self) -> Amounts:
         return _milli(self.cpus), _milli(self.gpus), UNLIMITED if self.memory is None else self.memory
@@ -48,11 +53,16 @@ class Quota(FileModel):
 class TaskLimits(FileModel):
     """The most that each task of a queue may use, and what becomes of it then: fail, requeue or end."""
 
-    max_runtime: Seconds | None = None
-    max_gpu_time: Seconds | None = None
+    max_runtime: Annotated[Seconds, Field(gt=0)] | None = None
+    """The longest that one attempt at a task may run."""
+    max_gpu_time: Annotated[Seconds, Field(gt=0)] | None = None
+    """The most GPU time that one attempt may hold."""
     max_cost: Amount | None = None
+    """The most that one attempt may cost, in the currency of the prices."""
     idle_timeout: Seconds | None = None
+    """How long a task may be idle before it is stopped. Not available yet, and refused: use `max_runtime`."""
     on_limit: Literal["", "fail", "requeue", "end"] = ""
+    """A task that is stopped at a limit has failed (`fail`, the default), starts again, or has succeeded (`end`)."""
 
     def to_limits(self) -> Limits:
         return Limits(self.max_runtime, self.max_gpu_time, self.max_cost, self.idle_timeout, self.on_limit)
@@ -62,15 +72,28 @@ class Queue(FileModel):
     """One queue as a user writes it; see the module for what the fields mean."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Name of the queue."""
     cohort: str = ""
+    """Cohort: queues of one cohort may use each other's idle quota."""
     nominal: Quota = Quota()
+    """The quota that the queue is promised."""
     borrowing_limit: Quota | None = None
+    """The most that it may use beyond `nominal`; left out: no limit."""
     lending_limit: Quota | None = None
+    """The most of `nominal` that other queues may use; left out: all."""
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Weight of its fair share."""
     half_life: Annotated[Seconds, Field(gt=0)] = 3600.0
+    """How fast past usage is forgotten in the fair share."""
     max_wait: Seconds | None = None
+    """`max_wait` of tasks that state none."""
     limits: TaskLimits | None = None
+    """Limits of each task; a task's own hints may only lower them."""
     deadline: Seconds | None = None
+    """Deadline of workloads that state none, from their submission."""
+    order: Literal["remaining_work", "dependents", "arrival"] = "remaining_work"
+    """Between its workloads: the one with the least work left first; the longest remaining path first, in whatever
+    workload; or the workload that came first."""
 
     def to_spec(self) -> QueueSpec:
         """What the engine is told."""
@@ -85,6 +108,7 @@ class Queue(FileModel):
             self.max_wait,
             self.limits.to_limits() if self.limits else None,
             self.deadline,
+            self.order,
         )
 
 
@@ -92,6 +116,7 @@ class Queues(FileModel):
     """The whole file."""
 
     queues: Annotated[tuple[Queue, ...], Field(min_length=1)]
+    """The queues."""
 
 
 _FIELDS = (*Queue.model_fields, *Quota.model_fields, *TaskLimits.model_fields)
@@ -111,6 +136,11 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
         queues = Queues.model_validate(data).queues
     except ValidationError as error:
         raise input_error(error, lines, place, [*_FIELDS, "queues"]) from None
+    for number, queue in enumerate(queues):
+        if queue.limits is not None and queue.limits.idle_timeout is not None:
+            line = line_of(("queues", number, "limits", "idle_timeout"), lines)
+            where = f"{place} line {line}: queues[{number}].limits.idle_timeout"
+            raise InputError(where, "is not available yet: nothing measures whether a task is idle", "use max_runtime")
     seen: dict[str, int] = {}
     for number, queue in enumerate(queues):
         if seen.setdefault(queue.name, number) != number:

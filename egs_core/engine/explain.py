@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from egs_core.engine import quota
-from egs_core.engine.capacity import UNTRACKED, WHOLE_DEVICE, Node
-from egs_core.engine.deadlines import window_of
-from egs_core.engine.gangs import index_of, missing_members
-from egs_core.engine.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.messages import Reason
-from egs_core.engine.placement import fits_ever, fits_task, has_process, lacking, possible_nodes
-from egs_core.engine.queue import ReadyQueue
-from egs_core.engine.reservation import can_ever_start, queues_with_kept
-from egs_core.engine.state import State
-from egs_core.engine.topology import describe_levels, levels_of
-from egs_core.engine.usage import described, task_reaches
+from egs_core.engine.order.place_words import why_another_goes_first
+from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.rules import quota
+from egs_core.engine.rules.deadlines import window_of
+from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, has_process, lacking, possible_nodes
+from egs_core.engine.rules.flavor_choice import Refused
+from egs_core.engine.rules.gangs import index_of, missing_members
+from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept
+from egs_core.engine.rules.topology import describe_levels, levels_of
+from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
+from egs_core.engine.state.metering import described, task_reaches
+from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.state.state import State
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
 
 
-def explain(state: State, task: int, queue: ReadyQueue, waits_for_process: bool) -> Reason:
-    """The reason for `task`. waits_for_process: it is kept out of the queue until its process is warm."""
+def explain(
+    state: State, task: int, queue: ReadyQueue, refused: Mapping[int, Refused], waits_for_process: bool
+) -> Reason:
+    """The reason for `task`. refused: phases that wait for a better flavor. waits_for_process: the task is kept
+    out of the queue until its process is warm."""
     phase = state.cursor[task]
     status = state.status[phase]
     name, label = state.task_ids[task], STATUS_NAMES[status]
@@ -35,7 +40,7 @@ def explain(state: State, task: int, queue: ReadyQueue, waits_for_process: bool)
     if status == READY and waits_for_process:
         return _cold(state, task, name)
     if status == READY:
-        return _gang(state, task, queue) or _quota(state, task, queue) or _ready(state, task, name, queue)
+        return _gang(state, task, queue) or _quota(state, task, queue) or _ready(state, task, name, queue, refused)
     if status == HELD and phase in state.paused and (pause := state.pause_of(task)):
         why = f": {pause.reason}" if pause.reason else ""
         return Reason(name, label, "paused", f"paused by {pause.actor or 'operator'} at {pause.at:.3f} s{why}")
@@ -102,7 +107,7 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
         return Reason(name, "ready", "gang", text, names)
     phases = queue.members(queue.leader_of(phase))
     if not can_ever_start(state, phases):
-        wanted = _describe(_sum([state.shapes[state.shape[p]] for p in phases]))
+        wanted = describe_shape(_sum([state.shapes[state.shape[p]] for p in phases]))
         levels = levels_of(state, phases)
         where = f", {describe_levels(state, levels)}" if levels else ""
         text = f"the {len(phases)} phases of its gang {called} need {wanted} at once{where}"
@@ -144,7 +149,7 @@ def _sum(shapes: Sequence[Shape]) -> Shape:
     return Shape(cpu_milli, gpu_milli, memory_bytes)
 
 
-def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
+def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mapping[int, Refused]) -> Reason:
     phase = state.cursor[task]
     ahead = queue.ahead_of(phase)
     shape = state.shapes[state.shape[phase]]
@@ -153,17 +158,18 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
         return Reason(name, "ready", "infeasible", f"there is no node of flavor {' or '.join(allowed)}")
     fitting = [i for i in possible_nodes(state, phase) if fits_ever(state.nodes[i], shape)]
     if not fitting:
-        return Reason(name, "ready", "infeasible", f"needs {_describe(shape)}; no node offers that at all")
+        return Reason(name, "ready", "infeasible", describe_lack(state.nodes, shape))
     if state.is_first_phase(phase):
         fitting = [i for i in fitting if fits_task(state, task, state.nodes[i])]
     if not fitting:
         return Reason(name, "ready", "infeasible", f"no one node{_of(allowed)} offers what all its phases need")
-    if phase in queue.refused:
-        return Reason(name, "ready", "flavor", queue.refused[phase].text)
+    if phase in refused:
+        return Reason(name, "ready", "flavor", refused[phase].text)
     room = [i for i in fitting if not lacking(state.nodes[i], shape)]
     missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
+    in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
     in_line += _deadline(state, queue.members(queue.leader_of(phase))) if state.has_deadlines else ""
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
@@ -172,7 +178,7 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue) -> Reason:
         missing = kept
     if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
         kind, missing = "process_slots", "room is there, but every process slot is taken by a task at work"
-    return Reason(name, "ready", kind, f"needs {_describe(shape)}: {missing}{in_line}", names)
+    return Reason(name, "ready", kind, f"needs {describe_shape(shape)}: {missing}{in_line}", names)
 
 
 def _deadline(state: State, phases: Sequence[int]) -> str:
@@ -211,10 +217,31 @@ def _scattered(nodes: Sequence[Node], shape: Shape) -> str:
     if len(nodes) < 2 or not is_enough or (is_tracked and free_memory < shape.memory_bytes):
         return ""
     free = Shape(free_cpu * bool(shape.cpu_milli), free_gpu * bool(shape.gpu_milli))
-    return f"{_describe(free)} are free on {len(nodes)} nodes together, on none of them enough"
+    return f"{describe_shape(free)} are free on {len(nodes)} nodes together, on none of them enough"
 
 
-def _describe(shape: Shape) -> str:
+def describe_lack(nodes: Sequence[Node], shape: Shape) -> str:
+    """What a phase needs that no node offers even when it is empty, and the most that any of them has of it."""
+    alive = [node for node in nodes if node.alive]
+    offers: list[tuple[float, list[float], int, str]] = [
+        (shape.cpu_milli, [node.cpu_milli for node in alive], 1000, "CPUs"),
+        (devices_of(shape), [node.gpus for node in alive], 1, "GPUs"),
+        (shape.memory_bytes, [_tracked(node.memory_bytes) for node in alive], GIB, "GiB"),
+        (shape.gpu_memory_bytes, [_tracked(node.gpu_memory_bytes) for node in alive], GIB, "GiB of GPU memory"),
+    ]
+    tops = [(needs, max([0.0, *has]), unit, name) for needs, has, unit, name in offers]
+    short = [f"{top / unit:g} {name}" for needs, top, unit, name in tops if needs > top]
+    most = f"no node has more than {' and '.join(short)}" if short else "no one node offers that together"
+    return f"needs {describe_shape(shape)}; {most}: it fits nowhere"
+
+
+def _tracked(amount: int) -> float:
+    """An amount of memory; without end where a node does not tell."""
+    return float("inf") if amount == UNTRACKED else amount
+
+
+def describe_shape(shape: Shape) -> str:
+    """An amount of resources in words."""
     parts = []
     if shape.cpu_milli:
         parts.append(f"{shape.cpu_milli / 1000:g} CPUs")

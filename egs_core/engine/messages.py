@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_core.engine.flavors import FlavorSpec
-from egs_core.engine.quota import QueueSpec
-from egs_core.engine.usage import Limits
+from egs_core.engine.specs import FlavorSpec, Limits, QueueSpec
 from egs_core.graph.columns import Graph
 
 
@@ -53,14 +51,16 @@ class QueuesChanged(Event, frozen=True, tag="queues"):
 
 
 class FlavorsChanged(Event, frozen=True, tag="flavors"):
-    """The flavors as now known, all of them. One that is not listed is as fast as the reference and costs nothing."""
+    """The flavors as now known, all of them. One that is not listed is as fast as the reference and costs nothing. The
+    simulator sends this; no adapter does yet."""
 
     flavors: tuple[FlavorSpec, ...]
 
 
 class WorkloadSubmitted(Event, frozen=True, tag="workload"):
     """A workload is there; its tasks follow. deadline_s: seconds from now until all of it should have ended; limits:
-    of all of it together."""
+    of all of it together. submission: what it is a part of, if anything: workloads with the same one are ordered as if
+    they were one workload. Unique on the site."""
 
     workload: str
     name: str = ""
@@ -68,6 +68,7 @@ class WorkloadSubmitted(Event, frozen=True, tag="workload"):
     queue: str = ""
     deadline_s: float | None = None
     limits: Limits | None = None
+    submission: str = ""
 
 
 class TasksAdded(Event, frozen=True, tag="tasks"):
@@ -94,7 +95,7 @@ class Estimates(Event, frozen=True, tag="estimates"):
 
 class FlavorEstimates(Event, frozen=True, tag="flavor_estimates"):
     """Beliefs about single flavors: (phase, flavor, median seconds, 95th percentile seconds). They go before what the
-    flavor's speed says."""
+    flavor's speed says. No adapter sends this yet."""
 
     values: tuple[tuple[int, str, float, float], ...]
 
@@ -148,7 +149,8 @@ class Checkpointed(Event, frozen=True, tag="checkpoint"):
 
 
 class Activity(Event, frozen=True, tag="activity"):
-    """Whoever holds what the running task has been given has done something: it is not idle."""
+    """Whoever holds what the running task has been given has done something: it is not idle. No adapter sends this yet;
+    the site server will."""
 
     task: int
     attempt: int

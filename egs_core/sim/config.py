@@ -7,8 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from egs_core.engine import EngineConfig
-from egs_core.engine.flavors import FlavorSpec
-from egs_core.engine.quota import QueueSpec
+from egs_core.engine.specs import FlavorSpec, QueueSpec
 
 
 class Durations(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egs_core.engine.state import State
+from egs_core.engine.state.state import State
 
 
 def over_limit(state: State) -> dict[str, str]:

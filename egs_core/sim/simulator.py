@@ -16,7 +16,7 @@ import msgspec
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.usage import Limits
+from egs_core.engine.specs import Limits
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
@@ -106,7 +106,7 @@ class Simulation:
         self._learner = learner if config.durations is Durations.PREDICTED else None
         self._place_of: dict[int, tuple[int, int]] = {}  # phase -> place of its workload, number in its graph
         self._phases_of: dict[int, list[int]] = {}  # and back; both only for the learner
-        self._log = RunRecords(self.state, self.records.append) if config.records else None
+        self._log = RunRecords(self.state, self.records.append, self.engine.explain) if config.records else None
         self._random = random.Random(config.seed)
         self._trace = Trace(self.state, config)
         self._events: list[tuple[float, int, m.Event]] = []
@@ -195,7 +195,10 @@ class Simulation:
             self._schedule(due, m.Tick())
 
     def _send(self, event: m.Event, now: float) -> None:
-        self._perform(self.engine.handle(event, now), now)
+        decisions = self.engine.handle(event, now)
+        if self._log:
+            self._log.after(event, now)
+        self._perform(decisions, now)
 
     # --- events ---
 
@@ -228,6 +231,7 @@ class Simulation:
             given.queue,
             given.deadline_s,
             None if limits.is_none else limits,
+            given.submission,
         )
         self._submitted.append(index)
         self._send(submitted, now)
@@ -244,6 +248,8 @@ class Simulation:
             numbered = zip(self._trace.phase_numbers, believed, strict=True)
             estimates = m.Estimates(tuple([(phase, p50, p95) for phase, (p50, p95) in numbered]))
             decisions += self.engine.handle(estimates, now)
+        if self._log:
+            self._log.after(tasks, now)
         self._perform(decisions, now)
 
     def _believed(self, given: LoadedWorkload, workload: str) -> tuple[m.TasksAdded, list[tuple[float, float]]]:
@@ -278,6 +284,7 @@ class Simulation:
         decisions += self.engine.handle(event, now)
         if self._log:
             self._log.ended(phase, event.attempt, event.outcome, now)
+            self._log.after(event, now)
         if not state.workloads[workload].open_tasks:
             self._ended_at[self._submitted[workload]] = now
             if self._log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_core.engine.state import State
+from egs_core.engine.state.state import State
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, Graph, Shape
 from egs_core.graph.load import LoadedWorkload

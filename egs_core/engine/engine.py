@@ -1,0 +1,503 @@
+"""The engine: `handle(event, now)` returns decisions, and `explain` says why a task waits.
+
+One call: take the event in, let due timers act, grant what may start, then plan preloads. The rooms, each of which
+imports only those before it:
+
+    specs      values that configure: limits, queues, flavors
+    messages   events in, decisions out
+    state/     all that is known, as columns and records, and every change of it
+    rules/     answers without effects: what fits, what quotas allow, who is in the way
+    order/     who is next: the ready phases in the policy's order
+    passes/    one step each: readiness, aborts, pauses, restarts, grant, warm_pool, limits, look_ahead, scaling
+    engine     which pass runs after which event; explain says why a task waits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from egs_core.engine import messages as m
+from egs_core.engine.explain import explain
+from egs_core.engine.order.policy import make_policy
+from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.order.submission_order import backlog_wait
+from egs_core.engine.passes.aborts import Aborts
+from egs_core.engine.passes.grant import Granting
+from egs_core.engine.passes.issuer import Issuer
+from egs_core.engine.passes.limits import Limiter
+from egs_core.engine.passes.look_ahead import LOOKED_AHEAD_AFTER, LookAhead
+from egs_core.engine.passes.pauses import Pauses
+from egs_core.engine.passes.readiness import Readiness
+from egs_core.engine.passes.restarts import Restarts
+from egs_core.engine.passes.scaling import Scaling
+from egs_core.engine.passes.warm_pool import Processes
+from egs_core.engine.rules.flavor_choice import Refused
+from egs_core.engine.rules.overruns import next_overrun_s
+from egs_core.engine.rules.packer import make_packer
+from egs_core.engine.rules.packing import SHIPPED
+from egs_core.engine.state.invariants import validate_state
+from egs_core.engine.state.journal import Transition
+from egs_core.engine.state.lifecycle import (
+    GRANTED,
+    HOLDS_LEASE,
+    OUTCOMES,
+    PENDING,
+    PREEMPTED,
+    READY,
+    RUNNING,
+    SUCCEEDED,
+)
+from egs_core.engine.state.snapshots import decode_state
+from egs_core.engine.state.state import State
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """policy: a name of `POLICIES`; preload: whether to plan preloads; default_max_wait_s: `max_wait` of tasks that
+    state none (None: they never go forward by age); seed: of the random policy; record: keep transitions.
+
+    preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
+    run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway.
+
+    search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none. packing: a name of `PACKINGS`,
+    which of the nodes that fit. objective: a name of `OBJECTIVES`, which flavor of hardware where there are several.
+    scaling_hints: say how much capacity is needed, for what is to be done within scaling_horizon_s."""
+
+    policy: str = "egs"
+    preload: bool = True
+    default_max_wait_s: float | None = None
+    seed: int = 0
+    record: bool = False
+    preempt: bool = False
+    grace_s: float = 30.0
+    min_gain_s: float = 60.0
+    search_placements: int = 200_000
+    packing: str = SHIPPED
+    objective: str = "finish"
+    scaling_hints: bool = False
+    scaling_horizon_s: float = 600.0
+
+
+CHANGES_NO_WORK = frozenset(
+    {
+        m.PhaseStarted,
+        m.DecisionApplied,
+        m.NodeAdded,
+        m.WorkloadSubmitted,
+        m.Checkpointed,
+        m.Activity,
+        m.PreloadReady,
+        m.PreloadFailed,
+        m.PauseRequested,
+        m.ResumeRequested,
+    }
+)  # unless something is metered: a limit may end tasks at any time
+
+
+class Engine:
+    """See the module. Not thread-safe: one driver owns it."""
+
+    def __init__(self, config: EngineConfig | None = None, state: State | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.policy = make_policy(self.config.policy, self.config.seed)
+        self.state = state or State()
+        self._issuer = Issuer(self.state, self.config.record)
+        self._transitions = self._issuer.transitions
+        self._queue = ReadyQueue(self.state, self.policy, self.config.default_max_wait_s, self.config.preempt)
+        self._processes = Processes(self._issuer, self._queue, self.config.preload)
+        self._started = self._issuer.started
+        self._refused: Mapping[int, Refused] = {}  # phases that wait for a better flavor than what is free
+        packer = make_packer(self.config.packing)
+        objective = self.config.objective
+        self._granting = Granting(self._issuer, self._queue, self._processes, packer, objective)
+        self._preempts = self.config.preempt
+        self._by_submission = self.policy.by_submission
+        self._timers = self._queue.lines.timers
+        self._readiness = Readiness(self._issuer, self._queue, self._processes)
+        self._aborts = Aborts(self._issuer, self._queue, self._processes, self._readiness)
+        self._restarts = Restarts(self._issuer, self._queue, self._readiness, self._aborts)
+        self._limits = Limiter(self._issuer, self._aborts, self._restarts, self.config.grace_s, preempts=self._preempts)
+        self._pauses = Pauses(self._issuer, self._queue, self._readiness, self._aborts)
+        placements = self.config.search_placements if self.policy.looks_ahead else 0
+        is_cheap, horizon_s = objective == "cost", self.config.scaling_horizon_s
+        self._scaling = Scaling(self._issuer, horizon_s, is_cheap) if self.config.scaling_hints else None
+        self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
+        self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
+            m.PhaseEnded: self._on_ended,
+            m.PhaseStarted: self._on_started,
+            m.DecisionApplied: self._on_applied,
+            m.DecisionRejected: self._on_rejected,
+            m.DecisionLost: self._on_lost,
+            m.NodeAdded: self._on_node,
+            m.NodeLost: self._on_node_lost,
+            m.QueuesChanged: self._on_queues,
+            m.FlavorsChanged: self._on_flavors,
+            m.WorkloadSubmitted: self._on_workload,
+            m.TasksAdded: self._on_tasks,
+            m.BranchSkipped: self._on_skipped,
+            m.Estimates: self._on_estimates,
+            m.FlavorEstimates: self._on_flavor_estimates,
+            m.TaskFinished: self._on_finished,
+            m.Checkpointed: self._on_checkpoint,
+            m.Activity: self._on_activity,
+            m.PreloadReady: self._on_preload_ready,
+            m.PreloadFailed: self._on_preload_failed,
+            m.AbortRequested: self._on_abort,
+            m.PauseRequested: self._pauses.pause,
+            m.ResumeRequested: self._on_resume,
+            m.Tick: self._on_tick,
+        }
+        self._rebuild()
+
+    # --- the contract ---
+
+    def handle(self, event: m.Event, now: float) -> list[m.Decision]:
+        """Take one event in at `now` (clamped: it never goes back) and return what to do. Unknown or outdated task,
+        attempt and decision numbers are ignored, so events may be repeated or late. Raises ValueError, and changes
+        nothing, for a block that is no graph or whose workload is unknown, and for an unknown outcome."""
+        state = self.state
+        if now < state.now:
+            now = state.now
+        elif now > state.now:
+            self._transitions.clock(now)
+        issuer = self._issuer
+        issuer.out = []
+        self._handlers[type(event)](event, now)
+        if type(event) in LOOKED_AHEAD_AFTER:
+            self._look_ahead.after(event)
+        if state.is_metered:
+            self._limits.enforce(now)
+        if self.policy.work_left is not None:
+            self._reorder_workloads(event)
+        if self._by_submission and (state.is_metered or type(event) not in CHANGES_NO_WORK):
+            self._note_work(event)
+        if self._timers and self._timers[0][0] < now and self._queue.heed_waits(now):
+            self._processes.needs_planning = True
+        if state.retry_at:
+            self._readiness.retry_held(now)
+        if self._queue.deadlines:
+            self._queue.age(now)
+        if state.has_deadlines:
+            self._queue.apply_deadline_changes(now)
+        if self._queue.is_dirty or state.review_at is not None:
+            blocked, self._refused = self._granting.run()
+            if self._preempts:
+                self._restarts.preempt(blocked, self.config.grace_s, self.config.min_gain_s, now)
+        if self._processes.has_keys and self.config.preload:
+            while self._processes.plan(now):
+                _, self._refused = self._granting.run()
+        if self._scaling is not None:
+            self._scaling.after(now)
+        return issuer.out
+
+    def next_wakeup(self) -> float | None:
+        """When to send a `Tick` if nothing happens before; None: never."""
+        state = self.state
+        due = self._queue.next_deadline() if self._queue.deadlines else None
+        if state.plan_at is not None and (due is None or state.plan_at < due):
+            due = state.plan_at
+        if state.retry_at:
+            retry = min(state.retry_at.values())
+            due = retry if due is None else min(due, retry)
+        if self._preempts and state.reservations and (overrun := next_overrun_s(state)) is not None:
+            due = overrun if due is None else min(due, overrun)
+        if state.has_deadlines and (urgent := self._queue.next_urgent()) is not None:
+            due = urgent if due is None else min(due, urgent)
+        if state.is_metered and (limit := self._limits.next_due()) is not None:
+            due = limit if due is None else min(due, limit)
+        if state.review_at is not None and (due is None or state.review_at < due):
+            due = state.review_at
+        if state.scale_at is not None and (due is None or state.scale_at < due):
+            due = state.scale_at
+        return due
+
+    def explain(self, task: int) -> m.Reason:
+        """Why the task is where it is, with the numbers that decide it."""
+        return explain(self.state, task, self._queue, self._refused, task in self._processes.cold_wait)
+
+    def snapshot(self) -> bytes:
+        """The whole state, versioned."""
+        return msgspec.json.encode(self.state)
+
+    @classmethod
+    def restore(cls, data: bytes, config: EngineConfig | None = None) -> Engine:
+        """An engine in the snapshot's state. Raises ValueError for another format version or damaged data."""
+        return cls(config, decode_state(data))
+
+    def take_transitions(self) -> list[Transition]:
+        """Transitions since the last call; needs `record`."""
+        return self._issuer.recorder.take() if self._issuer.recorder else []
+
+    def validate_state(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        validate_state(self.state)
+        self._queue.free.validate()
+        gathered = {p for phases in self._queue.arrived.values() for p in phases}
+        queued, cold = set(self._queue.keys) | gathered, {self.state.cursor[t] for t in self._processes.cold_wait}
+        ready = {p for p, status in enumerate(self.state.status) if status == READY}
+        assert not queued & cold, f"both queued and waiting for a process: {sorted(queued & cold)}"
+        assert queued | cold == ready, f"queued or cold {sorted(queued | cold)}, ready {sorted(ready)}"
+        assert not (stale := self._queue.stale_deadlines()), f"not where their deadlines put them: {stale}"
+        assert not (stale := self._queue.stale_submissions()), f"submissions not where their work puts them: {stale}"
+
+    def task_number(self, workload: str, index: int) -> int:
+        """The engine's number of a workload's task, by its index in the order in which the graph listed it."""
+        return self.state.workloads[self.state.workload_number(workload)].numbers[index]
+
+    # --- events: phases ---
+
+    def _on_ended(self, event: m.PhaseEnded, now: float) -> None:
+        state, phase = self.state, event.phase
+        status = OUTCOMES.get(event.outcome)
+        if status is None:
+            raise ValueError(f"unknown outcome {event.outcome!r}; one of {', '.join(OUTCOMES)}")
+        if not self._is_current(phase, event.attempt):
+            return
+        task = state.task_of[phase]
+        if state.status[phase] not in HOLDS_LEASE:
+            if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
+                self._restarts.lost_between(task, now)
+            return
+        is_last = phase + 1 == state.first_phase[task + 1]
+        if task in state.recalled and not (status == SUCCEEDED and is_last):
+            status = PREEMPTED
+        if state.over_limit:
+            status = self._limits.outcome(task, status)
+        self._readiness.freed(state.leases[phase].node if status == SUCCEEDED else None)
+        freed = self._transitions.end(phase, status)
+        if status != SUCCEEDED:
+            self._restarts.after_failure(task, status, now)
+        elif task in state.stopping:
+            self._aborts.finish(task)
+        else:
+            if is_last:
+                self._issuer.mark_over(task)
+                if state.gang_of:
+                    self._readiness.regather(task)
+            for p in freed:
+                self._readiness.make_ready(p, now)
+
+    def _on_finished(self, event: m.TaskFinished, now: float) -> None:
+        task = event.task
+        if task in self._started and self.state.attempt[task] == event.attempt:
+            self._readiness.freed()
+            self._queue.remove(self.state.cursor[task])
+            self._issuer.mark_over(task)
+            freed = self._transitions.finish(task)
+            self._readiness.regather(task)
+            for phase in freed:
+                self._readiness.make_ready(phase, now)
+
+    def _on_started(self, event: m.PhaseStarted, now: float) -> None:
+        phase = event.phase
+        if self._is_current(phase, event.attempt) and self.state.status[phase] == GRANTED:
+            self._transitions.start(phase, now)  # plans no preloads: a late start only makes them due later
+            if self.state.is_metered:
+                self._limits.started(phase)
+
+    def _on_checkpoint(self, event: m.Checkpointed, now: float) -> None:
+        state, task = self.state, event.task
+        is_known = 0 <= task < len(state.cursor) and self._is_current(state.cursor[task], event.attempt)
+        if is_known and state.status[state.cursor[task]] == RUNNING:
+            self._transitions.checkpointed(task, now)
+
+    def _on_activity(self, event: m.Activity, now: float) -> None:
+        state, task = self.state, event.task
+        if task in state.meters and state.meters[task].running and state.attempt[task] == event.attempt:
+            self._transitions.active(task, now)
+
+    # --- events: answers to decisions ---
+
+    def _on_applied(self, event: m.DecisionApplied, _now: float) -> None:
+        if event.decision in self.state.decisions:
+            self._transitions.applied(event.decision)
+
+    def _on_rejected(self, event: m.DecisionRejected, now: float) -> None:
+        phase = self._open_grant(event.decision)
+        if phase is not None:
+            self._readiness.freed()
+            self._restarts.rejected(phase, now)
+
+    def _on_lost(self, event: m.DecisionLost, now: float) -> None:
+        phase = self._open_grant(event.decision)
+        if phase is not None:
+            self._readiness.freed()
+            self._restarts.lost(self.state.task_of[phase], now)
+
+    def _open_grant(self, decision: int) -> int | None:
+        """The phase of an open grant; an open preload has then failed."""
+        subject = self.state.decisions.get(decision)
+        if subject is not None and subject < 0:
+            self._processes.failed(-1 - subject, decision)
+            return None
+        return subject
+
+    def _on_preload_ready(self, event: m.PreloadReady, _now: float) -> None:
+        self._processes.warmed(event.task, event.decision)
+
+    def _on_preload_failed(self, event: m.PreloadFailed, _now: float) -> None:
+        self._processes.failed(event.task, event.decision)
+
+    # --- events: capacity ---
+
+    def _on_node(self, event: m.NodeAdded, _now: float) -> None:
+        self._transitions.absorb_node(event)
+        self._queue.capacity_changed()
+        self._readiness.freed()
+        self._processes.review()
+
+    def _on_node_lost(self, event: m.NodeLost, now: float) -> None:
+        state = self.state
+        number = next((i for i, node in enumerate(state.nodes) if node.name == event.node and node.alive), None)
+        if number is None:
+            return
+        for task in self._transitions.lose_node(number):
+            self._queue.remove(state.cursor[task])
+            self._restarts.lost(task, now)
+        self._queue.capacity_changed()
+        self._processes.lose_node(number)
+        self._processes.review()
+        self._readiness.freed()
+
+    def _on_queues(self, event: m.QueuesChanged, _now: float) -> None:
+        self._transitions.absorb_queues(event)
+        for phase in self._queue.take_all():
+            self._queue.add(phase)
+        self._readiness.freed()
+        self._limits.rebuild()
+
+    def _on_flavors(self, event: m.FlavorsChanged, _now: float) -> None:
+        self._transitions.absorb_flavors(event)
+        for phase in self._queue.take_all():
+            self._queue.add(phase)
+        self._readiness.freed()
+        self._limits.rebuild()
+
+    # --- events: work ---
+
+    def _on_workload(self, event: m.WorkloadSubmitted, now: float) -> None:
+        if event.workload not in self.state.workload_numbers:
+            self._transitions.absorb_workload(event, now)
+
+    def _on_tasks(self, event: m.TasksAdded, now: float) -> None:
+        state, first = self.state, len(self.state.task_ids)
+        if event.workload not in state.workload_numbers:
+            raise ValueError(f"tasks for the unknown workload {event.workload!r}")
+        changed = self._transitions.absorb_tasks(event)
+        self._set_wait(state.workloads[state.workload_number(event.workload)].submission)
+        added = range(first, len(state.task_ids))
+        if any(options.warm_key for options in event.graph.options.values()):
+            self._processes.has_keys = True
+        self._aborts.after_growth(event.workload, added)
+        if state.is_metered:
+            self._limits.grown(state.workload_number(event.workload))
+        for task in added:
+            if not state.waiting[task] and state.status[state.cursor[task]] == PENDING:
+                self._readiness.make_ready(state.cursor[task], now)
+        self._reorder(changed)
+
+    def _on_skipped(self, event: m.BranchSkipped, now: float) -> None:
+        freed = self._aborts.skip(event.task)
+        if 0 <= event.task < len(self.state.task_ids):
+            self._readiness.regather(event.task)
+        for phase in freed:
+            self._readiness.make_ready(phase, now)
+
+    def _on_estimates(self, event: m.Estimates, _now: float) -> None:
+        self._reorder(self._transitions.absorb_estimates(event))
+
+    def _on_flavor_estimates(self, event: m.FlavorEstimates, _now: float) -> None:
+        self._transitions.absorb_flavor_estimates(event)
+        for phase in {p for p, *_ in event.values if p in self._queue.keys}:
+            self._queue.place_changed(phase)
+        self._readiness.freed()
+
+    def _on_abort(self, event: m.AbortRequested, _now: float) -> None:
+        self._aborts.request(event)
+
+    def _on_resume(self, event: m.ResumeRequested, now: float) -> None:
+        self._pauses.resume(event, now)
+        if self.state.is_metered:
+            self._limits.rebuild()
+
+    def _on_tick(self, _event: m.Tick, now: float) -> None:
+        if self.state.plan_at is not None and self.state.plan_at <= now:
+            self._processes.want_plan()
+        if self._preempts and self.state.reservations:
+            self._queue.mark_changed()
+
+    # --- what several events need ---
+
+    def _is_current(self, phase: int, attempt: int) -> bool:
+        state = self.state
+        return 0 <= phase < len(state.status) and state.attempt[state.task_of[phase]] == attempt
+
+    def _reorder(self, changed: list[int]) -> None:
+        """The ranks of these tasks have moved, or what follows them."""
+        cursor, keys = self.state.cursor, self._queue.keys
+        if self.policy.whole_graph:
+            self._queue.rekey(list(keys))
+        else:
+            self._queue.rekey([cursor[t] for t in changed])
+        self._processes.rekey(changed)
+        self._processes.want_plan()
+
+    def _reorder_workloads(self, event: m.Event | None) -> None:
+        """Some workloads are so much nearer to their end, or farther from it, that they change places."""
+        counted = self.policy.work_left
+        for workload in counted.after(self.state, event) if counted is not None else ():
+            self._reorder(self.state.workloads[workload].numbers)
+
+    def _note_work(self, event: m.Event) -> None:
+        """What is left of some submissions has changed, and with it perhaps their places."""
+        state, queue = self.state, self._queue
+        if type(event) is m.PhaseEnded and not state.is_metered:
+            known = 0 <= event.phase < len(state.task_of)
+            task = state.task_of[event.phase] if known else 0
+            moved = known and queue.work_changed(state.workloads[state.task_workload[task]].submission)
+        else:
+            is_told = isinstance(event, m.TasksAdded | m.Estimates) and not state.is_metered
+            moved = not is_told and queue.all_work_changed()
+            for number in self._submissions_in(event):
+                moved |= queue.work_changed(number)
+        if moved:
+            self._processes.needs_planning = True
+
+    def _submissions_in(self, event: m.Event) -> set[int]:
+        """The submissions of which an event tells."""
+        state = self.state
+        if isinstance(event, m.TasksAdded):
+            return {state.workloads[state.workload_number(event.workload)].submission}
+        if not isinstance(event, m.Estimates):
+            return set()
+        tasks = [state.task_of[phase] for phase, _, _ in event.values if 0 <= phase < len(state.task_of)]
+        return {state.workloads[workload].submission for workload in {state.task_workload[t] for t in tasks}}
+
+    def _set_wait(self, number: int) -> None:
+        """Tasks have joined a submission: how long it waits for others, by the queue's load now."""
+        if self._by_submission:
+            submission = self.state.submissions[number]
+            wait = backlog_wait(self.state, submission, self._queue.capacity())
+            if wait != (submission.wait_s, submission.wait_lengths):
+                self._transitions.set_wait(number, *wait)
+                self._queue.wait_changed(number)
+
+    def _rebuild(self) -> None:
+        """Queues and sets follow from the state; needed after a restore."""
+        state = self.state
+        self._processes.has_keys = any(options.warm_key for options in state.options.values())
+        for task in range(len(state.task_ids)):
+            phase = state.cursor[task]
+            status = state.status[phase]
+            is_later = phase != state.first_phase[task]
+            if status in HOLDS_LEASE or (is_later and task in state.home):
+                self._issuer.mark_started(task)
+            if status == READY:
+                self._readiness.enqueue(phase)
+        self._limits.rebuild()
+        self._reorder_workloads(None)
+        if self._by_submission:
+            self._queue.heed_waits(state.now)
+        self._processes.needs_planning = False

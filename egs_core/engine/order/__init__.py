@@ -1,0 +1,1 @@
+"""Who is next: the ready phases in order."""

@@ -1,0 +1,265 @@
+"""Which nodes are worth a look for a phase: what a scan of all of them would find, without the scan.
+
+Nodes only get freer when something ends on them. So once a shape has been found to fit nowhere, only nodes on which
+something has ended since need a look, and as long as there is none its keys (`fronts`) stay closed.
+
+    shape 3 fits nowhere        nodes[3] = {}           its keys are closed
+    a phase ends on node 7      nodes[3] = {7}          if it fits there now: open, and only 7 is looked at
+    capacity has changed        nodes = unknown         everything is open, all nodes are looked at
+
+A CPU phase fits on many nodes at once, and most of those have no GPU left that it could take the CPUs from: among these
+the one with the least free CPU is the best, so they are kept in that order; for GPU phases nodes are kept in the order
+of the packing's scores. What is here follows from the state; decisions are the same without it (a test).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from egs_core.engine.order.classes import ANY, ClassId, needs_process
+from egs_core.engine.order.fronts import ClassFronts, ResourceKey
+from egs_core.engine.rules.fit import lacking, may_start_on
+from egs_core.engine.rules.packer import Packer
+from egs_core.engine.rules.packing import TypicalWorkload
+from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.state.state import State
+from egs_core.graph.columns import Shape
+
+UNLIMITED = 1 << 62
+MOST_CHANGES = 10_000  # that are kept for rankings; then these are made anew
+FEW_NODES = 4  # up to so many a scan is quicker: nothing is noted then, and one node more makes all be looked at
+Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the node
+
+
+Watched = tuple[Shape, int, int, int, set[int], ResourceKey]
+"""A shape, its CPU, memory and GPU, every node on which it fits, and its key without a node."""
+
+
+def _free_on(node: Node) -> tuple[int, int]:
+    """CPUs and memory that phases may take; what a phase does not ask for is never lacking."""
+    return max(node.free_cpu, 0), UNLIMITED if node.memory_bytes == UNTRACKED else max(node.free_memory, 0)
+
+
+class Ranking:
+    """Nodes on which a shape fits, those first that a packing prefers. read: of the changes, those that it knows."""
+
+    def __init__(self, read: int) -> None:
+        self.order: list[tuple[tuple[int, ...], int]] = []
+        self.read = read
+        self._of: dict[int, tuple[tuple[int, ...], int]] = {}
+
+    def settle(self, moved: Iterable[int], nodes: Sequence[Node], shape: Shape, packer: Packer) -> None:
+        """Give the nodes that have changed their new places."""
+        for number in moved:
+            old = self._of.pop(number, None)
+            if old is not None:
+                del self.order[bisect_left(self.order, old)]
+            if nodes[number].alive and not lacking(nodes[number], shape):
+                entry = self._of[number] = packer.score(nodes[number], shape), number
+                insort(self.order, entry)
+
+
+class FreeIndex:
+    """See the module. freed: nodes on which something has ended since `refresh`."""
+
+    def __init__(self, state: State, fronts: ClassFronts) -> None:
+        self._state = state
+        self._fronts = fronts
+        self._nodes: dict[int, set[int]] = {}  # shape -> every node on which it fits; not there: unknown
+        self._watched: list[Watched] = []  # the same for the loops
+        self._bound: dict[int, set[ResourceKey]] = {}  # node -> keys bound to it that have been closed
+        self._freed: set[int] = set()
+        self._moved: set[int] = set()  # nodes whose rank may have changed
+        self._ranks: dict[int, Rank] = {}
+        self._order: list[Rank] = []  # of all nodes that are there
+        self._withdrawn: set[int] = set()  # nodes with devices that are held and have been withdrawn
+        self._rankings: dict[int, Ranking] = {}  # shape with GPUs -> its nodes
+        self._changes: list[int] = []  # nodes in the order in which they have changed, since there are rankings
+        self._typical: TypicalWorkload = ()  # for which the rankings were made
+        self.forget()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is used at all."""
+        return len(self._state.nodes) > FEW_NODES
+
+    # --- what has changed ---
+
+    def forget(self) -> None:
+        """Anything may fit anywhere."""
+        for container in (
+            self._nodes,
+            self._watched,
+            self._bound,
+            self._freed,
+            self._ranks,
+            self._order,
+            self._rankings,
+        ):
+            container.clear()
+        self._moved.update(range(len(self._state.nodes)))
+        self._fronts.reopen_all()
+
+    def freed(self, node: int) -> None:
+        """A phase has ended on the node."""
+        if len(self._state.nodes) > FEW_NODES:
+            self._freed.add(node)
+            self._change(node)
+
+    def taken(self, number: int) -> None:
+        """A phase has been granted there: what fitted nowhere else may fit nowhere now."""
+        if len(self._state.nodes) <= FEW_NODES:
+            return
+        self._change(number)
+        node, fronts = self._state.nodes[number], self._fronts
+        free_cpu, free_bytes = _free_on(node)
+        for shape, cpu, memory, gpu, fitting, resources in self._watched:
+            if number not in fitting or len(fitting) > FEW_NODES:
+                continue
+            if cpu > free_cpu or memory > free_bytes or (gpu and lacking(node, shape)):
+                fitting.discard(number)
+                if not fitting:
+                    fronts.close(resources)
+        if number in self._bound:
+            shapes = self._state.shapes
+            for resources in self._bound[number]:
+                if resources in fronts.open and lacking(node, shapes[resources[0]]):
+                    fronts.close(resources)
+
+    def _change(self, number: int) -> None:
+        self._moved.add(number)
+        if self._rankings:
+            self._changes.append(number)
+            if len(self._changes) > MOST_CHANGES:
+                self._rankings.clear()
+                self._changes.clear()
+
+    def refresh(self) -> None:
+        """Open the keys in which something fits now."""
+        shapes, fronts = self._state.shapes, self._fronts
+        for number in self._freed:
+            node = self._state.nodes[number]
+            (free_cpu, free_bytes), free_gpu = _free_on(node), max(node.devices, default=0)
+            free_gpu = free_gpu if free_gpu < WHOLE_DEVICE else UNLIMITED
+            for shape, cpu, memory, gpu, fitting, resources in self._watched:
+                if number in fitting or cpu > free_cpu or gpu > free_gpu or memory > free_bytes:
+                    continue
+                if not (gpu and lacking(node, shape)):
+                    fitting.add(number)
+                    if len(fitting) == 1:  # else it is open
+                        fronts.reopen(resources)
+            for resources in self._bound.get(number, ()):
+                if resources in fronts.closed and not lacking(node, shapes[resources[0]]):
+                    fronts.reopen(resources)
+        self._freed.clear()
+
+    def found_none(self, resources: ResourceKey) -> None:
+        """No place was found for phases of this key: close it if that is for lack of room, and for nothing else."""
+        if len(self._state.nodes) <= FEW_NODES:
+            return
+        shape, bound = resources
+        nodes, wanted = self._state.nodes, self._state.shapes[shape]
+        if bound != ANY:
+            if lacking(nodes[bound], wanted):
+                self._bound.setdefault(bound, set()).add(resources)
+                self._fronts.close(resources)
+            return
+        fitting = {n for n in self.candidates(shape) if nodes[n].alive and not lacking(nodes[n], wanted)}
+        self._watch(shape, wanted, fitting)
+        if not fitting:
+            self._fronts.close(resources)
+
+    def _watch(self, shape: int, wanted: Shape, fitting: set[int]) -> None:
+        """From now on it is known on which nodes the shape fits."""
+        known = self._nodes.get(shape)
+        if known is None:
+            self._nodes[shape] = fitting
+            self._watched.append(
+                (wanted, wanted.cpu_milli, wanted.memory_bytes, wanted.gpu_milli, fitting, (shape, ANY))
+            )
+        else:
+            known.intersection_update(fitting)
+
+    def validate(self) -> None:
+        """Raise AssertionError where a closed key has resources, or a node that fits would not be looked at."""
+        nodes, shapes = self._state.nodes, self._state.shapes
+        for number, known in self._nodes.items():
+            fits = {n for n, node in enumerate(nodes) if node.alive and not lacking(node, shapes[number])}
+            assert fits <= known, f"shape {number} fits on {sorted(fits)}, looked at {sorted(known)}"
+        for number, bound in self._fronts.closed:
+            assert self._nodes[number] == set() if bound == ANY else lacking(nodes[bound], shapes[number])
+
+    # --- where to look ---
+
+    def candidates(self, shape: int) -> Sequence[int]:
+        """Numbers of nodes, all those among them on which the shape fits."""
+        fitting = self._nodes.get(shape)
+        return range(len(self._state.nodes)) if fitting is None else sorted(fitting)
+
+    def worth_a_look(self, phase: int, class_id: ClassId, packer: Packer | None, keeps: bool) -> Iterable[int] | None:
+        """Nodes among which the best for the first of a class is; None: no more is known than where it may go.
+        keeps: whether room is kept for others, or files lie somewhere, so that not only the packing decides."""
+        number, bound, _, _ = class_id
+        if len(self._state.nodes) <= FEW_NODES or bound != ANY or needs_process(class_id):
+            return None
+        found = self.candidates(number)
+        if len(found) > FEW_NODES and not keeps:
+            shape = self._state.shapes[number]
+            best = self._ranked(phase, number, packer) if shape.gpu_milli else self._tightest(phase, shape, packer)
+            if best is not None:
+                return (best,)
+        return found
+
+    def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:
+        """The best node for a GPU phase, if a packing says which."""
+        if packer is None:
+            return None
+        if packer.typical is not self._typical:
+            self._typical = packer.typical
+            self._rankings.clear()
+        ranking = self._rankings.get(number)
+        moved: Iterable[int] = ()
+        if ranking is None:
+            ranking, moved = Ranking(len(self._changes)), range(len(self._state.nodes))
+            self._rankings[number] = ranking
+        elif ranking.read < len(self._changes):
+            moved = set(self._changes[ranking.read :])
+            ranking.read = len(self._changes)
+        if moved:
+            ranking.settle(moved, self._state.nodes, self._state.shapes[number], packer)
+        return next((n for _, n in ranking.order if may_start_on(self._state, phase, n)), None)
+
+    def _tightest(self, phase: int, shape: Shape, packer: Packer | None) -> int | None:
+        """The best node for a CPU phase, if it is found before all have been looked at.
+
+        Packings that learn put it where it costs no GPU phase anything (the score's second number is then 0, and never
+        less), on a node with the least free GPU, then CPU: the order of `_order`. So the first such node is the best.
+        Without a packing the same holds of nodes without GPUs.
+        """
+        self._rank_moved()
+        if self._withdrawn or (packer is not None and not packer.packing.learns):
+            return None
+        state, order = self._state, self._order
+        for has_gpus in (False, True) if packer is not None else (False,):
+            at = bisect_left(order, (has_gpus, 0, shape.cpu_milli or -UNLIMITED, -1))
+            while at < len(order) and order[at][0] is has_gpus:
+                number = order[at][3]
+                node, at = state.nodes[number], at + 1
+                if lacking(node, shape) or not may_start_on(state, phase, number):
+                    continue
+                if packer is None or not packer.score(node, shape)[1]:
+                    return number
+        return None
+
+    def _rank_moved(self) -> None:
+        for number in self._moved:
+            old = self._ranks.pop(number, None)
+            if old is not None:
+                del self._order[bisect_left(self._order, old)]
+            node = self._state.nodes[number]
+            (self._withdrawn.add if len(node.devices) > node.gpus else self._withdrawn.discard)(number)
+            if node.alive:
+                rank = self._ranks[number] = node.gpus > 0, sum(node.devices), node.free_cpu, number
+                insort(self._order, rank)
+        self._moved.clear()

@@ -1,0 +1,243 @@
+"""The queued phases of each class, by submission: a heap for each of both, and one of the submissions' firsts.
+
+    class A   firsts   (place of s1, key of p4)   (place of s7, key of p2)          the smallest fronts the class
+                              ▲                          ▲
+              s1   p4 p9 p5 p8                s7   p2 p3                            keys alone, without places
+
+When a submission's place changes, only its firsts move, one a class, however many phases wait behind them. Heaps keep
+outdated entries until they come up: only the entry whose key is the very object in `keys` counts.
+
+Where the policy does not tell submissions apart, all phases are of one, and a full key is the key.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from egs_core.engine.order.classes import ClassId
+from egs_core.engine.order.fronts import ClassFronts
+from egs_core.engine.order.policy import DEPENDENTS_TERM, OVERDUE_TERM, PATH_TERM, FullKey, Key, Policy
+from egs_core.engine.order.submission_order import NO_ORDER, WAITED_LONG, Place, SubmissionOrder, Waiter
+from egs_core.engine.state.state import State
+
+Entry = tuple[Key, int]
+First = tuple[FullKey, int, int]  # full key, phase, submission
+NONE = -1
+ALL = 0  # the one submission of a policy that does not tell them apart
+
+
+class Line:
+    """Of one class. heaps: submission -> its phases; firsts: heap of the first of each; shown: those that count."""
+
+    __slots__ = ("firsts", "heaps", "shown")
+
+    def __init__(self) -> None:
+        self.heaps: dict[int, list[Entry]] = {}
+        self.firsts: list[First] = []
+        self.shown: dict[int, First] = {}
+
+
+class Lines:
+    """See the module. keys: phase -> its key, without its submission's place."""
+
+    def __init__(self, state: State, policy: Policy, fronts: ClassFronts, *, has_max_wait: bool) -> None:
+        self._state = state
+        self._fronts = fronts
+        self.keys: dict[int, Key] = {}
+        self._at: dict[int, tuple[ClassId, int]] = {}  # phase -> class and submission
+        self._lines: dict[ClassId, Line] = {}
+        self._held = NONE  # submission that keeps its place for now
+        self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
+        self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
+        self.timers = self.order.timers if self.order is not None else []  # of submissions that wait
+
+    def clear(self) -> None:
+        for container in (self.keys, self._at, self._lines, self._tops):
+            container.clear()
+        if self.order is not None:
+            self.order.forget_waits()
+
+    def submission_of(self, phase: int) -> int:
+        if self.order is None:
+            return ALL
+        state = self._state
+        return state.workloads[state.task_workload[state.task_of[phase]]].submission
+
+    def full_key(self, phase: int, key: Key) -> FullKey:
+        """The key with its submission's place."""
+        return key if self.order is None else self._placed(key, self.order.place(self.submission_of(phase)))
+
+    def _placed(self, key: Key, place: Place) -> FullKey:
+        """Among overdue phases submissions are not told apart."""
+        return (*key[:PATH_TERM], place if key[OVERDUE_TERM] else NO_ORDER, *key[PATH_TERM:])
+
+    # --- in and out ---
+
+    def put(self, phase: int, key: Key, class_id: ClassId) -> None:
+        """Queue a phase, or give a queued one a new key and class."""
+        old, order = self._at.get(phase), self.order
+        number = self.submission_of(phase) if old is None else old[1]
+        self.keys[phase] = key
+        self._at[phase] = class_id, number
+        line = self._lines.get(class_id)
+        if line is None:
+            line = self._lines[class_id] = Line()
+        heap = line.heaps.get(number)
+        if heap is None:
+            heap = line.heaps[number] = []
+        entry = key, phase
+        heapq.heappush(heap, entry)
+        if old is not None:
+            self._settle(*old)
+        elif order is not None and (number not in order.due or self._state.ready_at[phase] < self._state.now):
+            order.waits(number, self._state.ready_at[phase])
+        if heap[0] is entry:
+            self._show(class_id, line, number, entry)
+
+    def drop(self, phase: int) -> bool:
+        """Take a phase out, wherever it is; whether it was there."""
+        if phase not in self.keys:
+            return False
+        self.take(phase)
+        self.settle_place(phase)
+        return True
+
+    def take(self, phase: int) -> None:
+        """Take a phase out whose submission keeps its place until `settle_place`: who comes next is asked before."""
+        del self.keys[phase]
+        class_id, number = self._at.pop(phase)
+        self._held = number
+        self._settle(class_id, number)
+        self._held = NONE
+
+    def settle_place(self, phase: int) -> None:
+        """The phase is gone, and perhaps what gave its submission its place."""
+        order = self.order
+        if order is not None:
+            number = self.submission_of(phase)
+            is_new = self._leaf_changed(number, self._tops.get(number, {}))
+            if (order.late and order.left(number, phase)) or is_new:
+                self.refresh(number)
+
+    # --- firsts ---
+
+    def _settle(self, class_id: ClassId, number: int) -> None:
+        """See to it that the submission's first entry in the class counts; what is empty is forgotten."""
+        keys, line = self.keys, self._lines[class_id]
+        heap = line.heaps[number]
+        if heap[0] is self._tops[number].get(class_id) and keys.get(heap[0][1]) is heap[0][0]:
+            return
+        while heap and keys.get(heap[0][1]) is not heap[0][0]:
+            heapq.heappop(heap)
+        if heap:
+            self._show(class_id, line, number, heap[0])
+            return
+        tops = self._tops[number]
+        del line.heaps[number], line.shown[number], tops[class_id]
+        if not tops:
+            del self._tops[number]
+        if self._leaf_changed(number, tops):
+            self.refresh(number)
+        self._settle_class(class_id, line)
+
+    def _show(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
+        """This is the submission's first in the class."""
+        tops = self._tops.get(number)
+        if tops is None:
+            tops = self._tops[number] = {}
+        tops[class_id] = entry
+        if self.order is not None and self._leaf_changed(number, tops):
+            self.refresh(number)
+        else:
+            self._put_first(class_id, line, number, entry)
+
+    def _leaf_changed(self, number: int, tops: dict[ClassId, Entry]) -> bool:
+        """Whether the submission's next task says something new of who waits for it, and that moves the submission."""
+        order = self.order
+        if order is None:
+            return False
+        leaf = 0
+        if number == self._held:
+            return False
+        if tops:
+            leaf = int((min(tops.values()) if len(tops) > 1 else next(iter(tops.values())))[0][DEPENDENTS_TERM])
+        return order.leaves.get(number, 0) != leaf and order.set_leaf(number, leaf)
+
+    def refresh(self, number: int) -> None:
+        """The submission has a new place."""
+        for class_id, entry in self._tops.get(number, {}).items():
+            self._put_first(class_id, self._lines[class_id], number, entry)
+
+    def _put_first(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
+        key, phase = entry
+        first = (key if self.order is None else self._placed(key, self.order.place(number))), phase, number
+        firsts, shown = line.firsts, line.shown
+        if firsts and firsts[0] is shown.get(number):
+            heapq.heapreplace(firsts, first)
+        else:
+            heapq.heappush(firsts, first)
+        shown[number] = first
+        if firsts[0] is first:
+            self._fronts.put(class_id, first[0], phase)
+        else:
+            self._settle_class(class_id, line)
+
+    def _settle_class(self, class_id: ClassId, line: Line) -> None:
+        firsts, shown = line.firsts, line.shown
+        while firsts and shown.get(firsts[0][2]) is not firsts[0]:
+            heapq.heappop(firsts)
+        if firsts:
+            self._fronts.put(class_id, firsts[0][0], firsts[0][1])
+        else:
+            del self._lines[class_id]
+            self._fronts.drop(class_id)
+
+    # --- questions ---
+
+    def classes_of(self, number: int) -> tuple[ClassId, ...]:
+        """The classes in which the submission has phases."""
+        return tuple(self._tops.get(number, ()))
+
+    def is_late(self, number: int) -> bool:
+        """Whether the submission has waited too long for others."""
+        return self.order is not None and self.order.place(number)[0] == WAITED_LONG
+
+    def are_several(self) -> bool:
+        """Whether phases of more than one submission wait."""
+        return len(self._tops) > 1
+
+    def queued(self, class_id: ClassId) -> Iterator[tuple[FullKey, int]]:
+        """All entries of a class that count, with their full keys, in no order."""
+        for heap in self._lines[class_id].heaps.values():
+            for key, phase in heap:
+                if self.keys.get(phase) is key:
+                    yield self.full_key(phase, key), phase
+
+    def first_of(self, class_id: ClassId, count: int) -> list[Entry]:
+        """The first `count` of a class that are of the submission that goes first in it, in order, without sorting."""
+        line, found = self._lines[class_id], list[Entry]()
+        heap = line.heaps[line.firsts[0][2]]
+        next_up = [(heap[0], 0)]
+        while next_up and len(found) < count:
+            entry, at = heapq.heappop(next_up)
+            if self.keys.get(entry[1]) is entry[0]:
+                found.append(entry)
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(next_up, (heap[child], child))
+        return found
+
+    def _oldest(self, number: int) -> Waiter | None:
+        """The waiting phase of the submission that became ready first."""
+        ready_at, order = self._state.ready_at, self._state.order
+        found = [
+            (ready_at[phase], order[phase], phase)
+            for class_id in self._tops.get(number, ())
+            for key, phase in self._lines[class_id].heaps[number]
+            if self.keys.get(phase) is key
+        ]
+        if not found:
+            return None
+        at, _, phase = min(found)
+        return at, phase

@@ -1,0 +1,39 @@
+"""Why another submission goes before a waiting task's: the deciding term in words, with its numbers."""
+
+from __future__ import annotations
+
+from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.order.submission_order import remaining_work
+from egs_core.engine.state.state import State
+
+HOUR_S, MINUTE_S = 3600.0, 60.0
+WORK_UNITS = 1_000_000  # thousandths times milliseconds of a second
+
+
+def why_another_goes_first(state: State, queue: ReadyQueue, phase: int, first: int) -> str:
+    """Of two queued phases of different submissions the second goes first: why, "" where submissions do not decide."""
+    term = queue.place_term(first, phase)
+    own, other = (state.workloads[state.task_workload[state.task_of[p]]] for p in (phase, first))
+    mine, theirs = f"workload {own.id!r}", f"workload {other.id!r}"
+    order = queue.lines.order
+    if not term or order is None:
+        return ""
+    if term == "remaining_work":
+        left = f"{_work(state, own.submission)} left, that of the first {_work(state, other.submission)}"
+        return f"; {mine} has about {left}: less work goes first"
+    if term == "dependents":
+        return f"; tasks wait for what is next in {theirs}, nothing waits for what is next in {mine}"
+    if term == "workload_wait":
+        return (
+            f"; {theirs} has waited for others longer than the {order.wait_limit(other.submission):.0f} s that it may"
+        )
+    return f"; {theirs} came first, and has about as much work left"
+
+
+def _work(state: State, number: int) -> str:
+    """What is left of a submission, in device time or slot time."""
+    submission = state.submissions[number]
+    seconds, kind = remaining_work(state, submission) / WORK_UNITS, "GPU" if submission.needs_devices else "slot"
+    if seconds >= HOUR_S:
+        return f"{seconds / HOUR_S:.1f} {kind} hours"
+    return f"{seconds / MINUTE_S:.1f} {kind} minutes" if seconds >= MINUTE_S else f"{seconds:.0f} {kind} seconds"

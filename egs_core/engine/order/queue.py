@@ -1,0 +1,467 @@
+"""Ready phases in the policy's order.
+
+Queued phases wait in lines, by class (`classes`) and submission (`lines`). When the first of a class cannot be placed,
+the whole class is passed over and the first of another may start (backfill). With queues configured they come before
+what is in them: one that stays within its nominal quota before one that borrows, then the smaller fair share.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from egs_core.engine.order.classes import (
+    GANG_NUMBER,
+    OTHERS,
+    QUEUE,
+    SHAPE,
+    ClassId,
+    SchedulingClasses,
+    is_chooser,
+    is_gang,
+)
+from egs_core.engine.order.free_index import FreeIndex
+from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey
+from egs_core.engine.order.lines import Entry, Lines
+from egs_core.engine.order.policy import (
+    AGE_TERM,
+    DEADLINE_TERM,
+    OVERDUE_TERM,
+    PATH_TERM,
+    PLACE_TERMS,
+    FullKey,
+    Key,
+    Policy,
+)
+from egs_core.engine.order.urgency import Urgency
+from egs_core.engine.rules import quota
+from egs_core.engine.rules.deadlines import NO_DEADLINE
+from egs_core.engine.rules.gangs import index_of, missing_members
+from egs_core.engine.specs import NO_QUEUE, Amounts
+from egs_core.engine.state.state import State
+from egs_core.graph.columns import Shape
+
+Standing = tuple[bool, float]
+SAME_STANDING: Standing = (False, 0.0)
+QUEUE_TERMS = ("nominal_quota", "fair_share")
+ONLY_CANDIDATE = "only_candidate"
+
+
+class ReadyQueue:
+    """See the module. keys: phase -> key of its entry; unplaceable_classes: what fits nowhere for now."""
+
+    def __init__(self, state: State, policy: Policy, default_max_wait_s: float | None, preempts: bool = False) -> None:
+        self.state = state
+        self.policy = policy
+        self.unplaceable_classes: set[ClassId] = set()
+        self.preempts = preempts
+        self.is_dirty = True  # something has changed that may let a phase start
+        self._ages = policy.ages
+        self._by_submission = policy.by_submission
+        self._key_of = policy.key
+        self._names = policy.term_names
+        self._default_max_wait_s = default_max_wait_s
+        self.classes = SchedulingClasses(state)
+        self.fronts = ClassFronts(self.resource_key_of)
+        self.lines = Lines(state, policy, self.fronts, has_max_wait=default_max_wait_s is not None)
+        self.keys = self.lines.keys  # of what is queued, without the place of its submission
+        self.free = FreeIndex(state, self.fronts)
+        self.deadlines: list[tuple[float, int, int]] = []  # heap of (time, phase, order) of phases that age
+        self._urgency = Urgency(state, self.keys, self.members)
+        self._capacity: Amounts | None = None
+        self.arrived: dict[int, set[int]] = {}  # gang -> ready phases of its members that wait for the others
+        self.leaders: dict[int, int] = {}  # gang -> the phase under which it is queued
+
+    # --- in and out ---
+
+    def add(self, phase: int) -> None:
+        """Queue a ready phase; one of a gang when it is there as a whole."""
+        state = self.state
+        if not state.gang_of or (gang := state.gang_of.get(state.task_of[phase])) is None:
+            self._enter(phase)
+        else:
+            self.arrived.setdefault(gang, set()).add(phase)
+            self.regather(gang)
+
+    def _enter(self, phase: int) -> None:
+        state = self.state
+        if self._ages and (self._default_max_wait_s is not None or state.options or state.queues):
+            self._set_deadline(phase)
+        if state.gang_of or state.has_deadlines:
+            self._push(phase, self._place_of(phase))
+        else:
+            self._push(phase, self._key_of(state, phase))
+        if state.has_deadlines and self._ages:
+            self._urgency.enter(phase)
+
+    def _place_of(self, phase: int) -> Key:
+        """The phase's key; for the leader of a gang the best of its members."""
+        key = min(self._key_of(self.state, p) for p in self.members(phase))
+        if not (self.state.has_deadlines and self.policy.ages):
+            return key
+        return (*key[:DEADLINE_TERM], self._urgency.term(phase), *key[DEADLINE_TERM + 1 :])
+
+    def remove(self, phase: int) -> bool:
+        """Whether it was there."""
+        self.mark_changed()  # what it had reserved is open to others
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        if gang is None:
+            return self._forget_key(phase)
+        was_there = phase in self.arrived.get(gang, ())
+        self.arrived.get(gang, set()).discard(phase)
+        self.regather(gang)
+        return was_there
+
+    def take_all(self) -> list[int]:
+        """Empty the queue: every ready phase that was in it, lowest number first."""
+        phases = sorted(set(self.keys).union(*self.arrived.values()))
+        self.fronts.clear()
+        self.lines.clear()
+        for container in (self.arrived, self.leaders, self.deadlines, self.unplaceable_classes):
+            container.clear()
+        self._urgency.clear()
+        return phases
+
+    # --- gangs ---
+
+    def regather(self, gang: int) -> None:
+        """A member has arrived, left or ended: queue the gang when nobody is missing, else take it out."""
+        arrived = self.arrived.get(gang, set())
+        leader = None
+        if arrived:
+            index = min(index_of(self.state, p) for p in arrived)
+            if not missing_members(self.state, gang, index, arrived):
+                leader = min(p for p in arrived if index_of(self.state, p) == index)
+        before = self.leaders.get(gang)
+        if before is not None and before != leader:
+            self._forget_key(self.leaders.pop(gang))
+        if leader is not None and before != leader:
+            self.leaders[gang] = leader
+            self._enter(leader)
+
+    def members(self, phase: int) -> tuple[int, ...]:
+        """The phases that start together with this one: itself, or those of the gang that it leads."""
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        if gang is None or self.leaders.get(gang) != phase:
+            return (phase,)
+        index = index_of(self.state, phase)
+        return tuple(sorted(p for p in self.arrived[gang] if index_of(self.state, p) == index))
+
+    def leader_of(self, phase: int) -> int:
+        """The phase under which this one is queued: itself, or its gang's leader."""
+        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        return phase if gang is None else self.leaders.get(gang, phase)
+
+    def mark_changed(self) -> None:
+        """Something may let a phase start."""
+        self.is_dirty = True
+
+    def mark_settled(self) -> None:
+        """All that can start as things are has been granted."""
+        self.is_dirty = False
+
+    def something_freed(self, node: int | None = None) -> None:
+        """Capacity or a process is there that was not; on this node only, where one is named."""
+        self.unplaceable_classes.clear()
+        self.is_dirty = True
+        if node is None:
+            self.free.forget()
+        else:
+            self.free.freed(node)
+
+    def capacity_changed(self) -> None:
+        """A node has come, gone or changed."""
+        self._capacity = None
+
+    def take(self, class_id: ClassId, key: FullKey) -> str:
+        """Remove the first of a class, which has this key, with the gang behind it; what put it before the next."""
+        phase = self.fronts.of[class_id][1]
+        self.lines.take(phase)
+        if class_id[OTHERS] and is_gang(class_id):
+            gang = class_id[OTHERS][GANG_NUMBER]
+            del self.leaders[gang]
+            index = index_of(self.state, phase)
+            self.arrived[gang] = {p for p in self.arrived[gang] if index_of(self.state, p) != index}
+        reason = self.deciding_term(key, class_id)
+        self.lines.settle_place(phase)
+        return reason
+
+    def take_one(self, phase: int) -> str:
+        """Remove a phase that is in no gang, wherever in its class it is; what put it before the next."""
+        key, class_id = self.full_key(phase), self.classes.of(phase)
+        self.is_dirty = True
+        self.lines.take(phase)
+        reason = self.deciding_term(key, class_id)
+        self.lines.settle_place(phase)
+        return reason
+
+    def first_of(self, class_id: ClassId, count: int) -> list[Entry]:
+        """The first `count` of a class, of one submission, with their own keys."""
+        return self.lines.first_of(class_id, count)
+
+    def take_later(self, phase: int) -> None:
+        """Remove one that need not be the first of its class, and leads no gang."""
+        self.lines.drop(phase)
+
+    def place_changed(self, phase: int) -> None:
+        """A process was parked for the phase's task, got warm, or is gone: its place, or its class, is new."""
+        old = self.keys.get(phase)
+        if old is not None:
+            key = self._place_of(phase)
+            self._push(phase, overdue_key(key, self.state.order[phase]) if self.is_overdue(old) else (*key,))
+
+    def _push(self, phase: int, key: Key) -> None:
+        self.is_dirty = True
+        class_id = self.classes.of(phase)
+        self.lines.put(phase, key, class_id)
+        if (self.preempts or self.state.reservations) and self.fronts.of[class_id][1] == phase:
+            self.unplaceable_classes.discard(class_id)  # it may have rights that what waited in front of it had not
+
+    def has_split_tasks(self) -> bool:
+        """Whether a task waits whose GPU phase comes after a CPU phase: it can start while every device is taken."""
+        shapes = self.state.shapes
+        may_choose = [c for c in self.fronts.of if is_chooser(c) or is_gang(c)]
+        return any(not shapes[class_id[SHAPE]].gpu_milli for class_id in may_choose)
+
+    def first_choosers(self, count: int) -> list[int]:
+        """The first queued phases of those that may choose between flavors, in order."""
+        found: list[tuple[Standing, FullKey, int]] = []
+        for class_id in self.fronts.of:
+            if is_chooser(class_id):
+                first = heapq.nsmallest(count, self.lines.queued(class_id))
+                found += [(self._standing(class_id, phase), key, phase) for key, phase in first]
+        return [phase for _, _, phase in heapq.nsmallest(count, found)]
+
+    # --- order ---
+
+    def front(self, passed: set[ClassId]) -> Front | None:
+        """The first candidate over all classes that may have room: its key, phase and class."""
+        if self.state.queues:
+            return self._front_of_queues(passed)
+        return self.fronts.first(self.unplaceable_classes, passed)
+
+    def _front_of_queues(self, passed: set[ClassId]) -> Front | None:
+        best: tuple[Standing, Front] | None = None
+        for fronts in self.fronts.open.values():
+            for front in fronts:
+                if front[2] not in self.unplaceable_classes and front[2] not in passed:
+                    placed = self._standing(front[2], front[1]), front
+                    if best is None or placed < best:
+                        best = placed
+        return None if best is None else best[1]
+
+    def _standing(self, class_id: ClassId, phase: int) -> Standing:
+        """Whether the queue would borrow for this, and its fair share with it. Work without a queue goes first: nobody
+        has limited it."""
+        state, number = self.state, class_id[QUEUE]
+        if number == NO_QUEUE:
+            return SAME_STANDING
+        queue, wanted = state.queues[number], quota.total(self.shapes(phase))
+        return quota.borrows(queue, wanted), quota.fair_share(queue, wanted, self.capacity(), state.now)
+
+    def capacity(self) -> Amounts:
+        """What all nodes that are there offer."""
+        if self._capacity is None:
+            self._capacity = self.state.capacity()
+        return self._capacity
+
+    def shapes(self, phase: int) -> list[Shape]:
+        """What starts together with this phase needs."""
+        return [self.state.shapes[self.state.shape[p]] for p in self.members(phase)]
+
+    def _forget_key(self, phase: int) -> bool:
+        """Take a phase out, wherever in its heap it is; whether it was there."""
+        return self.lines.drop(phase)
+
+    def resource_key_of(self, class_id: ClassId, key: FullKey) -> ResourceKey | None:
+        """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
+        that need a process or choose among flavors, and phases that are overdue, urgent or late, which reserve."""
+        if self.has_come_forward(key):
+            return None
+        if class_id[OTHERS] and self.classes.has_own_rights(class_id):
+            return None
+        return class_id[:OTHERS]
+
+    def deciding_term(self, key: FullKey, class_id: ClassId) -> str:
+        """The first term in which the next in order, of those that are first in their class, is worse than this key."""
+        if self.state.queues and (by_queue := self._deciding_queue(class_id)):
+            return by_queue
+        following = self.fronts.following(key)
+        if following is None:
+            return ONLY_CANDIDATE
+        for i, other in enumerate(following):
+            if key[i] != other:
+                return self._name_of_term(i, key, following)
+        return self._names[-1]
+
+    def _name_of_term(self, at: int, key: FullKey, other: FullKey) -> str:
+        """Of the term in which two full keys differ first."""
+        if at == AGE_TERM + self._by_submission and self.is_overdue(key):
+            return self._names[OVERDUE_TERM]
+        if self._names[at]:
+            return self._names[at]
+        return next(name for name, a, b in zip(PLACE_TERMS, key[at], other[at], strict=True) if a != b)
+
+    def _deciding_queue(self, class_id: ClassId) -> str:
+        """What put this class's queue before the next other queue; "" when there is none."""
+        others = [
+            self._standing(other_id, front[1])
+            for other_id, front in self.fronts.of.items()
+            if other_id[QUEUE] != class_id[QUEUE]
+        ]
+        if not others:
+            return ""
+        return QUEUE_TERMS[0] if min(others)[0] else QUEUE_TERMS[1]
+
+    def has_come_forward(self, key: FullKey) -> bool:
+        """Whether it is overdue, a deadline has put it forward, or its submission has waited too long for others."""
+        is_forward = self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] != NO_DEADLINE)
+        return is_forward or (self._by_submission and not key[PATH_TERM][0])
+
+    def is_overdue(self, key: FullKey) -> bool:
+        return self._ages and not key[OVERDUE_TERM]
+
+    def ahead_of(self, phase: int) -> list[int]:
+        """Phases queued before this one, first first; none when it is not queued."""
+        key = self.keys.get(self.leader_of(phase))
+        if key is None:
+            return []
+        full_key = self.lines.full_key
+        own = full_key(self.leader_of(phase), key)
+        ahead = [(full, p) for p, other in self.keys.items() if (full := full_key(p, other)) < own]
+        return [p for _, p in sorted(ahead)]
+
+    def rekey(self, phases: Iterable[int]) -> None:
+        """Ranks have moved: give those of the phases that are queued their new place."""
+        for member in phases:
+            phase = self.leader_of(member)
+            old = self.keys.get(phase)
+            if old is None:
+                continue
+            key = self._place_of(phase)
+            if self.is_overdue(old):
+                key = overdue_key(key, self.state.order[phase])
+            if key != old:
+                self._push(phase, key)
+            if self.state.has_deadlines and self.policy.ages:
+                self._urgency.enter(phase)
+
+    # --- age ---
+
+    def _set_deadline(self, phase: int) -> None:
+        options = self.state.options.get(self.state.task_of[phase])
+        wait = self._queue_max_wait_s(phase) if options is None or options.max_wait_s is None else options.max_wait_s
+        if wait is not None:
+            heapq.heappush(self.deadlines, (self.state.ready_at[phase] + wait, phase, self.state.order[phase]))
+
+    def _queue_max_wait_s(self, phase: int) -> float | None:
+        number = self.state.queue_of(self.state.task_of[phase])
+        stated = self.state.queues[number].spec.max_wait_s if number != NO_QUEUE else None
+        return self._default_max_wait_s if stated is None else stated
+
+    def next_deadline(self) -> float | None:
+        """When the next queued phase becomes overdue."""
+        while self.deadlines and not self._is_waiting(self.deadlines[0]):
+            heapq.heappop(self.deadlines)
+        return self.deadlines[0][0] if self.deadlines else None
+
+    def age(self, now: float) -> None:
+        """Phases whose `max_wait` has passed go to the front of their priority, oldest first."""
+        while self.deadlines and self.deadlines[0][0] <= now:
+            entry = heapq.heappop(self.deadlines)
+            if self._is_waiting(entry):
+                phase = entry[1]
+                self._push(phase, overdue_key(self.keys[phase], entry[2]))
+                self.unplaceable_classes.discard(
+                    self.classes.of(phase)
+                )  # it reserves what it lacks, so it must be looked at
+
+    def next_urgent(self) -> float | None:
+        """When a deadline next changes the place of a queued phase."""
+        return self._urgency.next_change() if self.policy.ages else None
+
+    def apply_deadline_changes(self, now: float) -> None:
+        """Phases whose slack is about used up go forward, those that are too late go back."""
+        for phase in self._urgency.changed(now):
+            key = self._place_of(phase)
+            if not self.is_overdue(self.keys[phase]) and key != self.keys[phase]:
+                self._push(phase, key)
+                self.unplaceable_classes.discard(self.classes.of(phase))  # it may reserve what it lacks
+
+    def stale_deadlines(self) -> list[int]:
+        """Queued phases that are not where their deadlines put them; none, always."""
+        if not (self.state.has_deadlines and self.policy.ages):
+            return []
+        waiting = [p for p, key in self.keys.items() if not self.is_overdue(key)]
+        return [p for p in waiting if self.keys[p][DEADLINE_TERM] != self._urgency.term(p)]
+
+    # --- submissions ---
+
+    def work_changed(self, submission: int) -> bool:
+        """What is left of a submission has changed; whether its place in the order, or another's, has."""
+        order = self.lines.order
+        changed = order.recount(submission) if order is not None else ()
+        return bool(changed) and self._move(changed)
+
+    def all_work_changed(self) -> bool:
+        order = self.lines.order
+        return order is not None and self._move(order.recount_all())
+
+    def heed_waits(self, now: float) -> bool:
+        """Submissions of which something has waited too long for others go forward; whether any did."""
+        order = self.lines.order
+        return order is not None and order.has_timers(now) and self._move(order.heed_waits(now))
+
+    def _move(self, submissions: Iterable[int]) -> bool:
+        moved = False
+        for number in submissions:
+            moved = True
+            self.lines.refresh(number)
+            if self.preempts or self.state.reservations or self.lines.is_late(number):
+                self.unplaceable_classes.difference_update(
+                    self.lines.classes_of(number)
+                )  # it may have rights that others had not
+                self.is_dirty = True
+        return moved
+
+    def stale_submissions(self) -> list[int]:
+        """Open submissions that are not where the state puts them; none, always."""
+        return self.lines.order.stale() if self.lines.order is not None else []
+
+    def wait_changed(self, submission: int) -> None:
+        """How long a submission may wait has changed."""
+        if self.lines.order is not None:
+            self.lines.order.look_again(submission)
+
+    def is_late(self, key: FullKey) -> bool:
+        """Whether its submission has waited too long for others."""
+        return self.policy.by_submission and not key[PATH_TERM][0]
+
+    def is_late_behind_others(self, key: FullKey) -> bool:
+        """The same, while other submissions wait too: one alone waits for nobody."""
+        return self.is_late(key) and self.lines.are_several()
+
+    def place_term(self, first: int, second: int) -> str:
+        """What of their submissions' places puts one queued phase before another; "" when something else does."""
+        keys = [self.full_key(self.leader_of(phase)) for phase in (first, second)]
+        if not self.policy.by_submission or keys[0][:PATH_TERM] != keys[1][:PATH_TERM]:
+            return ""
+        return next((n for n, a, b in zip(PLACE_TERMS, *(key[PATH_TERM] for key in keys), strict=True) if a != b), "")
+
+    def full_key(self, phase: int) -> FullKey:
+        """The key of a queued phase, with the place of its submission."""
+        return self.lines.full_key(phase, self.keys[phase])
+
+    def is_urgent(self, key: FullKey) -> bool:
+        """Whether a deadline has put it forward."""
+        return self._ages and key[DEADLINE_TERM] != NO_DEADLINE
+
+    def _is_waiting(self, deadline: tuple[float, int, int]) -> bool:
+        _, phase, order = deadline
+        key = self.keys.get(phase)
+        return key is not None and self.state.order[phase] == order and not self.is_overdue(key)
+
+
+def overdue_key(key: Key, order: int) -> Key:
+    """In front of everything of its priority that is not overdue; among overdue ones the oldest first."""
+    return (*key[:OVERDUE_TERM], 0, NO_DEADLINE, order, *key[AGE_TERM + 1 :])

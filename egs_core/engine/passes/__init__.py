@@ -1,0 +1,1 @@
+"""One step of the engine each: what it takes in, grants, warms, stops."""

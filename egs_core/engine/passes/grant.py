@@ -1,0 +1,339 @@
+"""Giving out what fits, in order. What does not fit is passed over (backfill); a gang and an overdue phase reserve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from egs_core.engine import messages as m
+from egs_core.engine.order.classes import ANY, BOUND, OTHERS, QUEUE, SHAPE, ClassId, is_chooser, is_gang
+from egs_core.engine.order.fronts import Front
+from egs_core.engine.order.policy import PATH_TERM, Key
+from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.passes.issuer import Issuer
+from egs_core.engine.passes.warm_pool import Processes
+from egs_core.engine.rules import quota
+from egs_core.engine.rules.fit import Place, devices_for, lacking, select_place
+from egs_core.engine.rules.flavor_choice import FlavorChoice, Refused
+from egs_core.engine.rules.flavors import chooses
+from egs_core.engine.rules.locality import CANDIDATES, TRANSFER_TERM, select_reader
+from egs_core.engine.rules.packer import Packer
+from egs_core.engine.rules.reservation import (
+    MOST_RESERVATIONS,
+    find_reservation,
+    keeps_reservations,
+    queues_with_kept,
+    select_gang,
+)
+from egs_core.engine.state.lifecycle import READY
+from egs_core.engine.state.nodes import WHOLE_DEVICE
+from egs_core.engine.state.records import Reservation
+
+MOST_CHOOSERS = 200  # of those that wait, first ones in order, that are looked at together for flavors in one pass
+GANG_PATIENCE = 5.0  # times its P95 that a gang waits before it reserves: reserving at once costs the others more
+
+
+NOTHING_REFUSED: Mapping[int, Refused] = {}
+
+
+class Blocked(NamedTuple):
+    """The first of a class that found no place. phases: it, or those of its gang; queue: the number of its queue."""
+
+    phase: int
+    phases: tuple[int, ...]
+    queue: int
+
+
+class Outcome(NamedTuple):
+    """Of a pass. blocked: gathered where somebody may be preempted for them; refused: phases that wait for a better
+    flavor than what is free."""
+
+    blocked: list[Blocked]
+    refused: Mapping[int, Refused]
+
+
+class Granting:
+    """See the module."""
+
+    def __init__(
+        self,
+        issuer: Issuer,
+        queue: ReadyQueue,
+        processes: Processes,
+        packer: Packer | None = None,
+        objective: str = "finish",
+    ) -> None:
+        self._issuer = issuer
+        self._transitions = issuer.transitions
+        self._state = issuer.state
+        self._queue = queue
+        self._processes = processes
+        self._packer = packer
+        self._packs: Packer | None = None  # the same once it has learned what the workloads look like
+        self._objective = objective
+        self._choice: FlavorChoice | None = None  # of this pass; none where all devices are alike
+
+    def run(self) -> Outcome:
+        """Grant until nothing fits within quotas, devices and what is reserved; what found no place."""
+        queue, state = self._queue, self._state
+        queue.free.refresh()
+        if state.reservations:
+            self._drop_reservations()
+        self._choice = self._make_choice() if state.flavors else None
+        if state.reservations:
+            self._grant_reserved()
+        if self._choice is not None:
+            self._grant_choosers(self._choice)
+        queue.mark_settled()
+        self._packs = self._packer.learn(state.shapes, state.shape) if self._packer is not None else None
+        blocked = self._grant_in_order()
+        if state.review_at is None and self._choice is None:
+            return Outcome(blocked, NOTHING_REFUSED)
+        return Outcome(blocked, self._review())
+
+    def _grant_in_order(self) -> list[Blocked]:
+        """What fits, the first candidate of each class at a time; returns the first of each class that found none."""
+        queue, state = self._queue, self._state
+        blocked: list[Blocked] = []
+        passed: set[ClassId] = set()
+        has_rules = bool(state.queues or state.flavors)
+        while (found := queue.front(passed)) is not None:
+            key, phase, class_id = found
+            is_simple = not (class_id[OTHERS] or has_rules or state.reservations)
+            phases = (phase,) if is_simple else queue.members(phase)
+            is_within = is_simple or not state.queues or self._is_within_quota(phases, class_id[QUEUE])
+            places = None
+            if is_within:
+                places = self._simple_place(phase, class_id) if is_simple else self._places(phases, class_id)
+            if places is None:
+                passed.add(class_id)
+                self._pass_over(found, phases, blocked, is_within=is_within)
+            elif not (state.reads and self._grant_local_reader(class_id, places[0])):
+                reason = queue.take(class_id, key)
+                for member, place in zip(phases, places, strict=True):
+                    self._grant(member, place, reason)
+        return blocked
+
+    def _pass_over(self, front: Front, phases: Sequence[int], blocked: list[Blocked], *, is_within: bool) -> None:
+        """The first of a class has found no place: it reserves one, or its class waits until something is freed."""
+        queue, (key, phase, class_id) = self._queue, front
+        if self._choice is not None and phase in self._choice.refused:
+            return
+        if queue.preempts:  # who may preempt must be among the blocked, so its resources are never closed
+            blocked.append(Blocked(phase, tuple(phases), class_id[QUEUE]))
+        elif is_within and queue.free.is_kept and (resources := queue.resource_key_of(class_id, key)) is not None:
+            queue.free.found_none(resources)
+        has_own_rights = bool(class_id[OTHERS]) and queue.classes.has_own_rights(class_id)
+        may_reserve = has_own_rights or queue.has_come_forward(key)
+        if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):
+            self._reserve(phase, phases)
+        elif not has_own_rights:
+            queue.unplaceable_classes.add(class_id)
+
+    def _simple_place(self, phase: int, class_id: ClassId) -> Sequence[Place] | None:
+        """A place for one phase that has no wishes beyond its shape, where nothing is kept for others."""
+        state, bound = self._state, class_id[BOUND]
+        if bound == ANY and len(state.nodes) != 1:
+            keeps = state.task_of[phase] in state.reads
+            numbers = self._queue.free.worth_a_look(phase, class_id, self._packs, keeps)
+            place = select_place(state, phase, None, self._packs, numbers)
+            return None if place is None else (place,)
+        number, shape = max(bound, 0), state.shapes[class_id[SHAPE]]
+        node = state.nodes[number]
+        if not node.alive or lacking(node, shape):
+            return None
+        if not shape.gpu_milli:
+            return ((number, ()),)
+        return ((number, devices_for(node, shape) if self._packs is None else self._packs.devices(node, shape)),)
+
+    def _make_choice(self) -> FlavorChoice | None:
+        """None where devices are all alike, or all taken and nobody starts with a CPU phase."""
+        nodes = [node for node in self._state.nodes if node.alive and node.gpus]
+        if self._objective == "blind" or len({node.flavor for node in nodes}) < 2:
+            return None
+        is_open = any(max(node.devices[: node.gpus]) for node in nodes) or self._queue.has_split_tasks()
+        return FlavorChoice(self._state, self._objective) if is_open else None
+
+    def _grant_choosers(self, choice: FlavorChoice) -> None:
+        """Those that have a choice between flavors, in order: each is given a place where it is best off, or is left
+        to wait, and then what it waits for counts as taken for those behind it."""
+        queue, state = self._queue, self._state
+        phases = queue.first_choosers(MOST_CHOOSERS)
+        choice.line_up(phases)
+        for phase in phases:
+            if not choice.has_room and self._needs_gpu(phase):
+                continue
+            class_id = queue.classes.of(phase)
+            if state.queues and not self._is_within_quota((phase,), class_id[QUEUE]):
+                continue
+            places = self._places((phase,), class_id)
+            if places is not None:
+                self._grant(phase, places[0], queue.take_one(phase))
+        queue.mark_settled()
+
+    def _review(self) -> Mapping[int, Refused]:
+        """When to look again at those that wait although something is free: once what they wait for should be."""
+        refused = self._choice.refused if self._choice is not None else NOTHING_REFUSED
+        at = min((found.better.start_s for found in refused.values()), default=None)
+        if at != self._state.review_at:
+            self._transitions.review(at)
+        return refused
+
+    def _grant_reserved(self) -> None:
+        """Single phases that fit in what is reserved for them: the loop asks the first of each class only, and that may
+        be one that has to leave this place alone."""
+        queue, state = self._queue, self._state
+        for owner in sorted(state.reservations, key=lambda p: (state.reservations[p].at, p)):
+            class_id = queue.classes.of(owner)
+            if is_gang(class_id) or not self._is_within_quota((owner,), class_id[QUEUE]):
+                continue
+            places = self._places((owner,), class_id)
+            if places is not None:
+                self._grant(owner, places[0], queue.take_one(owner))
+
+    def _grant_local_reader(self, class_id: ClassId, place: Place) -> bool:
+        """Whether the place went to a phase behind the first of its class, for what it need not fetch there."""
+        queue, state = self._queue, self._state
+        is_free = class_id[BOUND] == ANY and not queue.classes.has_own_rights(class_id)
+        is_free = is_free and not state.reservations
+        if not is_free or state.plan_is_firm or not queue.policy.weighs_transfers:
+            return False
+        first, *others = queue.first_of(class_id, CANDIDATES)
+        chosen = select_reader(state, (first, *others), place[0], PATH_TERM)
+        if chosen is first:
+            return False
+        queue.take_later(chosen[1])
+        self._grant(chosen[1], place, TRANSFER_TERM)
+        return True
+
+    def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
+        state = self._state
+        wanted = quota.total([state.shapes[state.shape[p]] for p in phases])
+        queues = queues_with_kept(state, phases) if state.reservations else state.queues
+        return quota.blocked_by(queues, number, wanted) is None
+
+    def _places(self, phases: Sequence[int], class_id: ClassId) -> Sequence[Place] | None:
+        """A place for each, without delaying what is reserved for others."""
+        state = self._state
+        if is_gang(class_id):
+            places = self._gang_places(phases)
+            keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
+            return places if keeps else None
+
+        def may_take(place: Place) -> bool:
+            return keeps_reservations(state, phases, (place,), state.now)
+
+        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phases[0]]):
+            return self._chosen_place(self._choice, phases[0], may_take if state.reservations else None)
+        keeps = bool(state.reservations or state.flavors) or state.task_of[phases[0]] in state.reads
+        numbers = self._queue.free.worth_a_look(phases[0], class_id, self._packs, keeps)
+        place = select_place(state, phases[0], may_take if state.reservations else None, self._packs, numbers)
+        return None if place is None else (place,)
+
+    def _gang_places(self, phases: Sequence[int]) -> Sequence[Place] | None:
+        """All on one flavor, the best one that has room, else on several: the slowest member holds up the others."""
+        state = self._state
+        if self._choice is not None and chooses(state, state.task_of[phases[0]]):
+            for offer in self._choice.offers(phases[0]):
+                nodes = {number: node for number, node in enumerate(state.nodes) if node.flavor == offer.flavor}
+                if (places := select_gang(state, phases, nodes)) is not None:
+                    return places
+        return select_gang(state, phases)
+
+    def _chosen_place(
+        self, choice: FlavorChoice, phase: int, may_take: Callable[[Place], bool] | None
+    ) -> Sequence[Place] | None:
+        """A place on the flavor on which the task should start now; what waits too long takes the best that is free."""
+        if phase in choice.waits or (not choice.has_room and self._needs_gpu(phase)):
+            return None
+        is_patient = not self._queue.is_overdue(self._queue.keys[phase]) and phase not in self._state.reservations
+        for flavor in choice.flavors_now(phase, is_patient):
+            place = select_place(self._state, phase, may_take, self._packs, flavor=flavor)
+            if place is not None:
+                return (place,)
+        if is_patient:
+            choice.wait(phase)
+        return None
+
+    def _needs_gpu(self, phase: int) -> bool:
+        return self._state.shapes[self._state.shape[phase]].gpu_milli > 0
+
+    def _must_reserve(self, key: Key, phases: Sequence[int], class_id: ClassId) -> bool:
+        """What has waited too long for other submissions; a gang that has waited long; and a gang or a set of GPUs that
+        a deadline has put forward: the order alone never brings it more than one free device at a time."""
+        if self._queue.is_late_behind_others(key) or (is_gang(class_id) and self._has_waited_long(phases)):
+            return True
+        state = self._state
+        is_set = is_gang(class_id) or state.shapes[state.shape[phases[0]]].gpu_milli > WHOLE_DEVICE
+        return is_set and self._queue.is_urgent(key)
+
+    def _has_waited_long(self, phases: Sequence[int]) -> bool:
+        """Whether a gang has waited so long, measured by its own length, that the order of the others must give way."""
+        state = self._state
+        waited_s = state.now - max(state.ready_at[p] for p in phases)
+        return waited_s >= GANG_PATIENCE * max(state.estimate_p95_s[p] for p in phases)
+
+    def _reserve(self, owner: int, phases: Sequence[int]) -> None:
+        """Keep the earliest place that the phases can have; once made, it is firm."""
+        state = self._state
+        kept = state.reservations.get(owner)
+        if kept is None and len(state.reservations) >= MOST_RESERVATIONS:
+            return
+        if kept is not None and kept.at > state.now:
+            return
+        found = find_reservation(state, phases, state.now)
+        if found is None:
+            return
+        if kept is None:
+            self._transitions.reserve(owner, *found)
+        elif found[1] != kept.places:  # what runs there has outlived its estimate: other places may be free sooner
+            self._transitions.reserve(owner, kept.at, found[1])
+
+    def _drop_reservations(self) -> None:
+        """Of phases that do not wait any more, or whose gang is not whole any more."""
+        state = self._state
+        for owner in list(state.reservations):
+            kept = state.reservations[owner]
+            waits = owner in self._queue.keys and state.status[owner] == READY
+            is_there = all(state.nodes[node].alive for _, node in kept.places)
+            is_there = is_there and not (state.queues and self._has_no_quota(kept))
+            if not waits or not is_there or tuple(p for p, _ in kept.places) != self._queue.members(owner):
+                self._transitions.unreserve(owner)
+                self._queue.unplaceable_classes.clear()
+
+    def _has_no_quota(self, kept: Reservation) -> bool:
+        """Whether its queue could not even have it if nothing ran: what is kept would be kept for ever."""
+        state = self._state
+        wanted = quota.total([state.shapes[state.shape[p]] for p, _ in kept.places])
+        number = state.queue_of(state.task_of[kept.places[0][0]])
+        return quota.never_fits(state.queues, number, wanted) is not None
+
+    def _grant(self, phase: int, place: Place, reason: str) -> None:
+        state = self._state
+        node, devices = place
+        task = state.task_of[phase]
+        warm = None
+        if state.first_phase[task] == phase:
+            self._issuer.mark_started(task)
+            if task in state.options and state.options[task].warm_key:
+                self._processes.forget(task)
+                warm = self._processes.secure(task, node)
+        self._processes.want_plan()
+        decision = state.next_decision
+        if self._choice is not None:
+            self._choice.granted(phase, node, devices)
+        self._transitions.grant(phase, decision, node, devices, bool(warm))
+        self._queue.free.taken(node)
+        self._issuer.out.append(
+            m.Grant(
+                decision,
+                phase,
+                task,
+                state.attempt[task],
+                state.nodes[node].name,
+                devices,
+                reason,
+                warm,
+                state.leases[phase].positions,
+            )
+        )

@@ -1,0 +1,46 @@
+"""From ready to wherever the phase waits: in the queue, for a warm process, or paused."""
+
+from __future__ import annotations
+
+from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.passes.issuer import Issuer
+from egs_core.engine.passes.warm_pool import Processes
+
+
+class Readiness:
+    """See the module."""
+
+    def __init__(self, issuer: Issuer, queue: ReadyQueue, processes: Processes) -> None:
+        self._transitions = issuer.transitions
+        self._state = issuer.state
+        self._queue = queue
+        self._processes = processes
+
+    def make_ready(self, phase: int, now: float) -> None:
+        self._transitions.ready(phase, now)
+        self.enqueue(phase)
+
+    def enqueue(self, phase: int) -> None:
+        """A ready phase goes where it waits."""
+        if self._state.pauses and self._state.pause_of(self._state.task_of[phase]):
+            self._transitions.hold_paused(phase)
+        elif self._state.task_of[phase] in self._state.options:
+            self._processes.enqueue(phase)
+        else:
+            self._queue.add(phase)
+
+    def retry_held(self, now: float) -> None:
+        """Phases whose grant was rejected, when their time has come."""
+        for phase in sorted(p for p, at in self._state.retry_at.items() if at <= now):
+            self._transitions.unhold(phase)
+            self.enqueue(phase)
+
+    def freed(self, node: int | None = None) -> None:
+        """Something may fit now that did not before: anywhere, or on this node only."""
+        self._queue.something_freed(node)
+        self._processes.want_plan()
+
+    def regather(self, task: int) -> None:
+        """A task that has ended holds up its gang no more."""
+        if task in self._state.gang_of:
+            self._queue.regather(self._state.gang_of[task])

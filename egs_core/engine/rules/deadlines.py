@@ -1,0 +1,63 @@
+"""Deadlines in the order: a phase whose slack is about used up goes before its equals, while that can still help.
+
+                 urgent_at              latest_start              deadline
+    --- ordinary ---|------- urgent --------|-- too late: ordinary --|---> now
+                    |<--- as long again --->|<- remaining path, P95 ->|
+
+The moments follow from the deadline and the estimates alone, so keys are made anew only when one of them has come or an
+estimate has changed. Who cannot be in time any more, even as expected, waits like everybody: that is said, and
+starves nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+import msgspec
+
+from egs_core.engine.state.columns import Columns
+
+NO_DEADLINE = inf
+LEAD = 1.0  # of the remaining path: how much slack is "about used up"
+
+
+class Window(msgspec.Struct, frozen=True):
+    """When a phase is urgent: from urgent_at until before too_late_at; latest_start: to be in time by its P95."""
+
+    deadline: float
+    urgent_at: float
+    latest_start: float
+    too_late_at: float
+
+    def term(self, now: float) -> float:
+        """The number in the order: the earliest latest start first; NO_DEADLINE outside of the window."""
+        return self.latest_start if self.urgent_at <= now < self.too_late_at else NO_DEADLINE
+
+    def next_change(self, now: float) -> float | None:
+        if now < self.urgent_at:
+            return self.urgent_at
+        return self.too_late_at if now < self.too_late_at else None
+
+
+def window_of(state: Columns, phases: Iterable[int]) -> Window | None:
+    """The window of phases that start together: of the one that must start first. None without a deadline."""
+    windows = [window for p in phases for window in _windows(state, p)]
+    return min(windows, key=lambda window: window.latest_start) if windows else None
+
+
+def _windows(state: Columns, phase: int) -> list[Window]:
+    """By its workload's deadline, with all that follows on the longest path; and by what tasks of their own state."""
+    task = state.task_of[phase]
+    workload = state.workloads[state.task_workload[task]]
+    ends = range(phase, state.first_phase[task + 1])
+    own_s = sum(state.estimate_s[p] for p in ends)
+    spread_s = sum(state.estimate_p95_s[p] - state.estimate_s[p] for p in ends)
+    whole_s, own_end_s = state.workload_deadline_s(task), state.latest_end_s.get(task)
+    found = []
+    for path_s, end_s in ((state.rank_s[phase], whole_s), (own_s, own_end_s)):
+        if end_s is not None:
+            deadline = workload.submitted_at + end_s
+            latest, lead_s = deadline - path_s - spread_s, LEAD * (path_s + spread_s)
+            found.append(Window(deadline, latest - lead_s, latest, deadline - path_s))
+    return found

@@ -1,0 +1,216 @@
+"""Where a phase fits: pure questions on the state. Which flavor it should take is for `flavor_choice`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from egs_core.engine.rules.locality import start_delay_s
+from egs_core.engine.rules.packer import Packer
+from egs_core.engine.state.lifecycle import READY
+from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.state.slices import smallest
+from egs_core.engine.state.state import State
+from egs_core.graph.columns import GPU, Shape
+
+Place = tuple[int, tuple[int, ...]]  # node, devices
+
+
+def devices_of(shape: Shape) -> int:
+    """How many devices a phase of this shape touches."""
+    return -(-shape.gpu_milli // WHOLE_DEVICE)
+
+
+def fits_ever(node: Node, shape: Shape) -> bool:
+    """Whether an empty node could run it."""
+    wanted = devices_of(shape)
+    return (
+        node.alive
+        and shape.cpu_milli <= node.cpu_milli
+        and (node.memory_bytes == UNTRACKED or shape.memory_bytes <= node.memory_bytes)
+        and wanted <= node.gpus
+        and (not wanted or node.gpu_memory_bytes == UNTRACKED or shape.gpu_memory_bytes <= node.gpu_memory_bytes)
+        and (not is_sliced(node, shape) or offers_slice(node, shape))
+    )
+
+
+def is_sliced(node: Node, shape: Shape) -> bool:
+    """Whether the phase would get a slice of a device there."""
+    return bool(node.profiles) and 0 < shape.gpu_milli < WHOLE_DEVICE
+
+
+def offers_slice(node: Node, shape: Shape) -> bool:
+    """Whether an empty device there could be split so that the phase gets a slice."""
+    profile = smallest(node.profiles, shape)
+    if profile is None:
+        return False
+    return node.gpu_memory_bytes == UNTRACKED or profile.memory_bytes <= node.gpu_memory_bytes
+
+
+def fits_task(state: State, task: int, node: Node) -> bool:
+    """Whether an empty node could run every phase of the task, which stays where it starts, and is of a flavor that it
+    may have."""
+    shapes = [state.shapes[state.shape[p]] for p in state.phases_of(task)]
+    return is_allowed(state, task, node) and all(fits_ever(node, shape) for shape in shapes)
+
+
+def lacking(node: Node, shape: Shape) -> str:
+    """The first resource kind of which too little is free on the node: cpus, memory, gpus, or "" when it fits."""
+    if shape.cpu_milli > node.free_cpu and shape.cpu_milli:
+        return "cpus"
+    if shape.memory_bytes > node.free_memory and shape.memory_bytes and node.memory_bytes != UNTRACKED:
+        return "memory"
+    return "gpus" if shape.gpu_milli and not _has_devices(node, shape) else ""
+
+
+def _has_devices(node: Node, shape: Shape) -> bool:
+    """Whether the devices for the shape are free."""
+    devices, wanted = node.devices, shape.gpu_milli
+    if node.profiles or node.gpu_memory_bytes != UNTRACKED or len(devices) != node.gpus:
+        return max(devices, default=0) >= min(wanted, WHOLE_DEVICE) and select_devices(node, shape) is not None
+    if wanted < WHOLE_DEVICE:
+        return max(devices, default=0) >= wanted
+    return devices.count(WHOLE_DEVICE) * WHOLE_DEVICE >= wanted
+
+
+def select_devices(node: Node, shape: Shape) -> tuple[int, ...] | None:
+    """Devices for the shape: whole ones lowest index first; a share goes to the fullest device that still fits."""
+    if is_sliced(node, shape):
+        usable = [device for device in range(node.gpus) if node.slice_of(shape, device)]
+        return (min(usable, key=lambda i: (node.devices[i], i)),) if usable else None
+    tracked = node.gpu_memory_bytes != UNTRACKED
+    share = min(shape.gpu_milli, WHOLE_DEVICE)
+    usable = [
+        i
+        for i, free in enumerate(node.devices[: node.gpus])
+        if free >= share and (not tracked or node.device_memory[i] >= shape.gpu_memory_bytes)
+    ]
+    if shape.gpu_milli < WHOLE_DEVICE:
+        return (min(usable, key=lambda i: (node.devices[i], i)),) if usable else None
+    wanted = devices_of(shape)
+    return tuple(usable[:wanted]) if len(usable) >= wanted else None
+
+
+def select_place(
+    state: State,
+    phase: int,
+    may_take: Callable[[Place], bool] | None = None,
+    packer: Packer | None = None,
+    numbers: Iterable[int] | None = None,
+    flavor: str | None = None,
+) -> Place | None:
+    """Node and devices for the phase now, or None. may_take: asked for each place where it fits. numbers: the nodes to
+    look at, where others are known not to be the answer. flavor: only there.
+
+    Where it can begin its work first, if it reads files of others (`locality`); where its warm process waits, or one is
+    idle; then for a task that begins on CPUs and will want a device beside its process the least `process_pressure`;
+    then nodes without GPUs for CPU phases; then where the packer wants it, or without one the node with the least
+    free that still fits (best fit); then the first. Where room is kept for others it is best fit too: that room is
+    counted on the devices that `select_devices` would take.
+    """
+    shape = state.shapes[state.shape[phase]]
+    if may_take is not None or (state.flavors and any(is_sliced(node, shape) for node in state.nodes)):
+        packer = None
+    task = state.task_of[phase]
+    has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
+    is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
+    spreads = not is_plain and phase == state.first_phase[task] and wants_device_later(state, task)
+    best, best_score = None, None
+    possible = range(len(state.nodes)) if is_plain else possible_nodes(state, phase)
+    for number in possible if numbers is None else numbers:
+        node = state.nodes[number]
+        if flavor is not None and node.flavor != flavor:
+            continue
+        if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
+            continue
+        if may_take is not None and not may_take((number, devices_for(node, shape))):
+            continue
+        crowding = process_pressure(node) if spreads else ()
+        if packer is not None:
+            score: tuple[float, ...] = (-warmth_on(state, task, number), *crowding, *packer.score(node, shape), number)
+        else:
+            fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
+            score = (-warmth_on(state, task, number), *crowding, fullness, node.free_cpu, number)
+        if has_inputs:
+            score = (start_delay_s(state, task, number, warmth_on(state, task, number) > 0), *score)
+        if best_score is None or score < best_score:
+            best, best_score = number, score
+    if best is None:
+        return None
+    node = state.nodes[best]
+    return best, devices_for(node, shape) if packer is None else packer.devices(node, shape)
+
+
+def wants_device_later(state: State, task: int) -> bool:
+    """Whether a task with a process that can be kept begins on CPUs and has a GPU phase after that."""
+    if not state.warm_key_of(task):
+        return False
+    gpu_milli = [state.shapes[state.shape[p]].gpu_milli for p in state.phases_of(task)]
+    return not gpu_milli[0] and any(gpu_milli)
+
+
+def process_pressure(node: Node) -> tuple[int, ...]:
+    """Lower is better for a task that begins on CPUs: whether a process kept for another would be given up for its own,
+    then how many processes are at work or kept there, since each will want a device."""
+    in_use = node.working + node.parked
+    return int(in_use >= node.process_slots), in_use
+
+
+def devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
+    """Devices that the shape takes on a node on which it fits; none for one without a GPU."""
+    return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
+
+
+def possible_nodes(state: State, phase: int) -> Iterable[int]:
+    """A started task stays on its node, and a GPU is not held while a process loads: it is where the process waits. A
+    member of a gang that must be close together need not start there: others of it may have theirs too far away."""
+    task = state.task_of[phase]
+    is_parked = task in state.parked and state.kind[phase] == GPU and not state.options[task].gang_same
+    if phase != state.first_phase[task] or is_parked:
+        return (state.home[task],)
+    return range(len(state.nodes))
+
+
+def may_start_on(state: State, phase: int, number: int) -> bool:
+    """Apart from what is free: the node is there, could run the whole task, and has or may make its process."""
+    node = state.nodes[number]
+    if not node.alive:
+        return False
+    task = state.task_of[phase]
+    first = state.first_phase[task]
+    if phase != first:
+        return True
+    if state.first_phase[task + 1] - first > 1 and not fits_task(state, task, node):
+        return False
+    return task not in state.options or (is_allowed(state, task, node) and has_process(state, task, number))
+
+
+def is_allowed(state: State, task: int, node: Node) -> bool:
+    """Whether the task may run on hardware of the node's flavor."""
+    flavors = state.options_of(task).flavors
+    return not flavors or node.flavor in flavors
+
+
+def warmth_on(state: State, task: int, number: int) -> int:
+    """2: its own process waits on this node; 1: an idle warm one would serve; 0: it would start cold, or needs none."""
+    key = state.warm_key_of(task)
+    if not key:
+        return 0
+    if state.home.get(task) == number:
+        return 2
+    return 1 if key in state.nodes[number].idle_warm else 0
+
+
+def has_process(state: State, task: int, number: int) -> bool:
+    """Whether the node has, or may make, a process for the task. One kept for a task that is not yet ready, or idle
+    with other things loaded, can be given up for it; one kept for a ready task cannot."""
+    if not state.warm_key_of(task) or state.home.get(task) == number:
+        return True
+    node = state.nodes[number]
+    return node.working + ready_parked(state, number) < node.process_slots
+
+
+def ready_parked(state: State, number: int) -> int:
+    """Processes on the node that are kept for tasks which only wait to be granted."""
+    if not state.nodes[number].parked:
+        return 0
+    return sum(state.home[t] == number and state.status[state.cursor[t]] == READY for t in state.parked)

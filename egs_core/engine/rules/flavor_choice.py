@@ -1,0 +1,288 @@
+"""Which flavor a task should take, and whether to wait for a better one: list scheduling on unlike devices.
+
+    fast   |####################|        a device that is held until its median
+    slow   ·                             free
+    task   ?==|                          4 times as fast there: started now on `slow` it would end later than
+                                         if it waits for `fast`, so it waits, and the next in order may have `slow`
+
+Of each flavor that offers what all phases of the task need, an offer says when it could start there, when it would end
+(its processes loaded first) and what that costs. An objective ranks them:
+
+    finish   the sooner end, and the less delay to those that wait for the same flavor (comparative advantage); of
+             offers that meet the deadline, where any does
+    soonest  the same without regard to others (the rule of HEFT)
+    cost     the lowest cost of those that meet the deadline; without a deadline, of those that end within twice the
+             soonest possible
+    greedy   of what is free now the fastest (never waits)
+    blind    flavors make no difference
+
+Equal offers: the one that leaves less device memory idle. What is promised to a task that waits counts as taken for
+those behind it, so a long line at the fast devices makes the slow ones attractive; but for what is free now, which
+anybody may have (backfill).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from egs_core.engine.rules.fit import devices_of, fits_task, select_devices
+from egs_core.engine.rules.flavors import cost_of, seconds_on
+from egs_core.engine.specs import REFERENCE
+from egs_core.engine.state.lifecycle import RUNNING
+from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE
+from egs_core.engine.state.state import State
+from egs_core.graph.columns import Shape
+
+OBJECTIVES = ("finish", "soonest", "cost", "greedy", "blind")
+STRETCH = 2.0  # without a deadline a lower price may make a task end so many times as late, counted from now
+SOONEST_S = 1.0  # what has outlived its estimate is not expected to end sooner than in so long
+
+
+class Offer(NamedTuple):
+    """One flavor's: start and end in the engine's time. seconds: for which it would be held."""
+
+    flavor: str
+    start_s: float
+    end_s: float
+    seconds: float
+    cost: float
+    idle_bytes: int
+
+
+class Refused(NamedTuple):
+    """What a phase waits for, and what it could have at once."""
+
+    better: Offer
+    instead: Offer
+
+    @property
+    def text(self) -> str:
+        better, instead = self.better, self.instead
+        return (
+            f"is better off waiting for a device of flavor {better.flavor!r}, free at about {better.start_s:.3f} s: it "
+            f"would end at {better.end_s:.3f} s for {better.cost:.2f}, on {instead.flavor!r}, which is free now, at "
+            f"{instead.end_s:.3f} s for {instead.cost:.2f}"
+        )
+
+
+class Demand(NamedTuple):
+    """What a task needs at once at most, and the nodes that offer it, by flavor."""
+
+    largest: Shape
+    devices: int
+    nodes: dict[str, list[int]]
+
+    @property
+    def gpu_milli(self) -> int:
+        return self.largest.gpu_milli
+
+
+class FlavorChoice:
+    """Made for one pass, while the engine grants. waits: phases that found no place, and what is promised to them;
+    refused: those of them that could start now on a worse flavor."""
+
+    def __init__(self, state: State, objective: str) -> None:
+        self._state = state
+        self._objective = objective
+        self._frees: dict[int, list[float]] = {}  # node -> when each of its devices comes free
+        self._nodes: dict[str, list[int]] = {}  # flavor -> its nodes
+        self._devices: dict[str, int] = {}  # flavor -> how many there are
+        for number, node in enumerate(state.nodes):
+            if node.alive and node.gpus:
+                self._frees[number] = [state.now] * node.gpus
+                self._nodes.setdefault(node.flavor, []).append(number)
+                self._devices[node.flavor] = self._devices.get(node.flavor, 0) + node.gpus
+        self._found: dict[str, dict[int, tuple[float, int]]] = {}  # flavor -> demand -> when and where it is free first
+        for phase, lease in state.leases.items():
+            if lease.devices and lease.node in self._frees:
+                self._hold(lease.node, lease.devices, expected_end_s(state, phase))
+        self._demands: dict[tuple[tuple[int, ...], tuple[str, ...]], Demand] = {}
+        self._lines: dict[str, int] = {}  # flavor -> how many wait that are best off there
+        self.waits: dict[int, Offer] = {}
+        self.refused: dict[int, Refused] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a device, or a part of one, is free."""
+        nodes = self._state.nodes
+        return any(max(nodes[number].devices[: nodes[number].gpus]) for number in self._frees)
+
+    def line_up(self, phases: Iterable[int]) -> None:
+        """Count who waits for which flavor: what a task takes there delays them."""
+        self._lines = {}
+        for phase in phases:
+            task = self._state.task_of[phase]
+            nodes = self._demand(task).nodes
+            if nodes:
+                best = min([(self._seconds(task, flavor), flavor) for flavor in nodes])[1]
+                self._lines[best] = self._lines.get(best, 0) + 1
+
+    def offers(self, phase: int) -> list[Offer]:
+        """What each flavor has to offer to the task of this first phase, best first."""
+        state, task = self._state, self._state.task_of[phase]
+        demand = self._demand(task)
+        found = [self._offer(task, flavor, demand) for flavor in demand.nodes]
+        if self._objective == "greedy":
+            return sorted((o for o in found if o.start_s <= state.now), key=lambda o: (o.seconds, o.idle_bytes))
+        if self._objective == "cost" and found:
+            until = self._latest_end_s(task, found)
+            meets = sorted((o for o in found if o.end_s <= until), key=lambda o: (o.cost, o.end_s, o.idle_bytes))
+            late = sorted((o for o in found if o.end_s > until), key=lambda o: (o.end_s, o.cost, o.idle_bytes))
+            return meets + late
+        best = min([(o.seconds, o.flavor) for o in found], default=(0.0, ""))[1]
+        until = self._latest_end_s(task, found) if found and state.deadline_of(task) is not None else float("inf")
+
+        def rank(offer: Offer) -> tuple[bool, float, int, float]:
+            end_s = offer.end_s + self._delay_s(demand, offer, best)
+            return offer.end_s > until, end_s, offer.idle_bytes, offer.cost
+
+        return sorted(found, key=rank)
+
+    def flavors_now(self, phase: int, is_patient: bool = True) -> list[str]:
+        """The flavors on which the task should start now, best first; none when it is better off waiting. Without
+        patience: all on which it can."""
+        now, flavors = self._state.now, []
+        for offer in self.offers(phase):
+            if offer.start_s <= now:
+                flavors.append(offer.flavor)
+            elif is_patient:
+                break
+        return flavors
+
+    def wait(self, phase: int) -> None:
+        """It found no place: the devices that it waits for are promised to it."""
+        offers, now = self.offers(phase), self._state.now
+        best = next((offer for offer in offers if offer.start_s > now), None)
+        if best is None:
+            return
+        self._book(phase, best)
+        instead = next((offer for offer in offers if offer.start_s <= now), None)
+        if instead is not None:
+            self.refused[phase] = Refused(best, instead)
+
+    def _book(self, phase: int, offer: Offer) -> None:
+        self.waits[phase] = offer
+        demand = self._demand(self._state.task_of[phase])
+        if demand.gpu_milli >= WHOLE_DEVICE:
+            node = self._soonest(offer.flavor, demand)[1]
+            frees = self._frees[node]
+            first = sorted(range(len(frees)), key=frees.__getitem__)
+            self._hold(node, [i for i in first[: demand.devices] if frees[i] > self._state.now], offer.end_s)
+
+    def granted(self, phase: int, node: int, devices: Sequence[int]) -> None:
+        """A phase has just been given these devices."""
+        if node in self._frees and devices:
+            seconds = self._seconds(self._state.task_of[phase], self._state.nodes[node].flavor)
+            self._hold(node, devices, self._state.now + seconds)
+
+    def _hold(self, node: int, devices: Sequence[int], until: float) -> None:
+        """Devices that have been withdrawn come back to nobody."""
+        self._found.pop(self._state.nodes[node].flavor, None)
+        frees = self._frees[node]
+        for device in devices:
+            if device < len(frees):
+                frees[device] = max(frees[device], until)
+
+    # --- one offer ---
+
+    def _demand(self, task: int) -> Demand:
+        """What the task needs, and where that is offered; the same for all tasks of its shapes and allowed flavors."""
+        state = self._state
+        shapes = tuple([state.shape[p] for p in state.phases_of(task)])
+        key = shapes, state.options_of(task).flavors
+        found = self._demands.get(key)
+        if found is None:
+            largest = max([state.shapes[number] for number in shapes], key=lambda shape: shape.gpu_milli)
+            nodes = {flavor: self._suitable(task, numbers) for flavor, numbers in self._nodes.items()}
+            offered = {flavor: numbers for flavor, numbers in nodes.items() if numbers}
+            found = self._demands[key] = Demand(largest, devices_of(largest), offered)
+        return found
+
+    def _suitable(self, task: int, numbers: Sequence[int]) -> list[int]:
+        state = self._state
+        return [n for n in numbers if fits_task(state, task, state.nodes[n])]
+
+    def _offer(self, task: int, flavor: str, demand: Demand) -> Offer:
+        free_at, node = self._soonest(flavor, demand)
+        lead_s, now = self._lead_s(task, flavor), self._state.now
+        start = now if lead_s else max(now, free_at)
+        seconds = self._seconds(task, flavor)
+        held = max(start + lead_s, free_at) - start - lead_s  # a task with a CPU phase first may then wait for a GPU
+        end = start + self._loading_s(task, flavor) + held + seconds
+        return Offer(flavor, start, end, seconds, self._cost(task, flavor), self._idle_bytes(task, node))
+
+    def _soonest(self, flavor: str, demand: Demand) -> tuple[float, int]:
+        """When devices for the demand come free on a node of the flavor, and which one."""
+        found = self._found.setdefault(flavor, {})
+        if id(demand) not in found:
+            found[id(demand)] = min((self._free_at(demand, number), number) for number in demand.nodes[flavor])
+        return found[id(demand)]
+
+    def _free_at(self, demand: Demand, number: int) -> float:
+        node = self._state.nodes[number]
+        if demand.gpu_milli < WHOLE_DEVICE and select_devices(node, demand.largest) is not None:
+            return self._state.now
+        return sorted(self._frees[number])[demand.devices - 1]
+
+    def _seconds(self, task: int, flavor: str) -> float:
+        state = self._state
+        return sum([seconds_on(state, p, flavor)[0] for p in state.phases_of(task)])
+
+    def _lead_s(self, task: int, flavor: str) -> float:
+        """Seconds of the phases before the first that needs a GPU."""
+        state, seconds = self._state, 0.0
+        for phase in state.phases_of(task):
+            if state.shapes[state.shape[phase]].gpu_milli:
+                break
+            seconds += seconds_on(state, phase, flavor)[0]
+        return seconds
+
+    def _loading_s(self, task: int, flavor: str) -> float:
+        """What it takes until the task's process is warm, where none of the flavor's nodes has one idle."""
+        state, key = self._state, self._state.warm_key_of(task)
+        if not key or any(key in state.nodes[number].idle_warm for number in self._nodes[flavor]):
+            return 0.0
+        return state.options_of(task).warmup_s
+
+    def _cost(self, task: int, flavor: str) -> float:
+        state, spec = self._state, self._state.flavors.get(flavor, REFERENCE)
+        phases = state.phases_of(task)
+        return sum([cost_of(spec, state.shapes[state.shape[p]], seconds_on(state, p, flavor)[0]) for p in phases])
+
+    def _idle_bytes(self, task: int, number: int) -> int:
+        state, node = self._state, self._state.nodes[number]
+        if node.gpu_memory_bytes == UNTRACKED:
+            return 0
+        return node.gpu_memory_bytes - max(state.shapes[state.shape[p]].gpu_memory_bytes for p in state.phases_of(task))
+
+    # --- objectives ---
+
+    def _delay_s(self, demand: Demand, offer: Offer, best: str) -> float:
+        """What taking a device of this flavor costs the others: each that is best off there, and comes to wait for
+        this very device, ends so much later. best: where the task itself stands in line."""
+        if self._objective == "soonest":
+            return 0.0
+        others = self._lines.get(offer.flavor, 0) - (offer.flavor == best)
+        return max(others, 0) * demand.devices / self._devices[offer.flavor] * offer.seconds
+
+    def _latest_end_s(self, task: int, offers: Iterable[Offer]) -> float:
+        """By when the task must have ended to leave what follows it enough of the time until the deadline."""
+        state = self._state
+        deadline = state.deadline_of(task)
+        if deadline is not None:
+            first, end = state.first_phase[task], state.first_phase[task + 1]
+            return deadline - (state.rank_s[first] - sum(state.estimate_s[first:end]))
+        soonest = min(offer.end_s for offer in offers)
+        return state.now + STRETCH * (soonest - state.now)
+
+
+def expected_end_s(state: State, phase: int) -> float:
+    """When what holds a device has ended, by the median of its task's phases from here on. One that has outlived its
+    median is not about to end: it is taken to run as long again."""
+    flavor, task = state.nodes[state.leases[phase].node].flavor, state.task_of[phase]
+    since = state.started_at[phase] if state.status[phase] == RUNNING else state.now
+    end = since + seconds_on(state, phase, flavor)[0]
+    if end <= state.now:
+        end = state.now + max(state.now - since, SOONEST_S)
+    return end + sum(seconds_on(state, p, flavor)[0] for p in range(phase + 1, state.first_phase[task + 1]))

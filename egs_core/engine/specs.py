@@ -1,0 +1,158 @@
+"""Values that configure: limits, queues with their quotas, and flavors of hardware with the slices of their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+import msgspec
+
+from egs_core.graph.columns import GIB, ON_LIMIT, Shape, TaskOptions
+
+FAIL, REQUEUE, END = ON_LIMIT[1:]
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The most that may be used; None: no limit. A workload has no idle_timeout_s, and always fails on its limit.
+
+    on_limit: fail; requeue, to go on from its checkpoint with as much again, a few times; end: it has had what it
+    asked for and counts as succeeded (a time-boxed interactive request). "": not stated.
+    """
+
+    max_runtime_s: float | None = None
+    max_gpu_s: float | None = None
+    max_cost: float | None = None
+    idle_timeout_s: float | None = None
+    on_limit: str = ""
+
+    @property
+    def amounts(self) -> tuple[float | None, float | None, float | None]:
+        """By the kinds TIME, GPU_TIME and COST."""
+        return self.max_runtime_s, self.max_gpu_s, self.max_cost
+
+    @property
+    def is_none(self) -> bool:
+        return self.idle_timeout_s is None and self.amounts == (None, None, None)
+
+
+NO_LIMITS = Limits()
+
+
+def limits_in(options: TaskOptions) -> Limits:
+    """What the task's own options state."""
+    return Limits(options.max_runtime_s, options.max_gpu_s, options.max_cost, options.idle_timeout_s, options.on_limit)
+
+
+def strictest(first: Limits, second: Limits) -> Limits:
+    """Of two limits of a kind the smaller one holds; what is to happen then says the first that says anything."""
+    pairs = zip((*first.amounts, first.idle_timeout_s), (*second.amounts, second.idle_timeout_s), strict=True)
+    time_s, gpu_s, cost, idle_s = (min((v for v in pair if v is not None), default=None) for pair in pairs)
+    return Limits(time_s, gpu_s, cost, idle_s, first.on_limit or second.on_limit)
+
+
+KINDS = ("cpus", "gpus", "memory")
+UNLIMITED = 1 << 62
+NO_QUEUE = -1
+Amounts = tuple[int, int, int]  # cpu_milli, gpu_milli, memory_bytes
+NOTHING: Amounts = (0, 0, 0)
+NO_LIMIT: Amounts = (UNLIMITED, UNLIMITED, UNLIMITED)
+
+
+ORDERS = ("remaining_work", "dependents", "arrival")
+
+
+class QueueSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One queue as configured. UNLIMITED in `nominal`: the kind is not limited for this queue.
+
+    borrowing_limit: how much beyond nominal; lending_limit: how much of nominal others may use. cohort "": alone.
+    weight: of its fair share; half_life_s: how fast past usage is forgotten in it. max_wait_s: of its tasks that state
+    none of their own. limits: of each of its tasks; of the task's own and these the smaller ones hold.
+    deadline_s: of its workloads that state none. order: between its workloads, one of ORDERS.
+    """
+
+    name: str
+    cohort: str = ""
+    nominal: Amounts = NO_LIMIT
+    borrowing_limit: Amounts = NO_LIMIT
+    lending_limit: Amounts = NO_LIMIT
+    weight: float = 1.0
+    half_life_s: float = 3600.0
+    max_wait_s: float | None = None
+    limits: Limits | None = None
+    deadline_s: float | None = None
+    order: str = "remaining_work"
+
+
+SEVENTHS, EIGHTHS = 7, 8
+WHOLE = 1000
+
+
+class Profile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """compute: sevenths of the device; size: positions it takes; starts: positions at which it may begin."""
+
+    name: str
+    compute: int
+    memory_bytes: int
+    size: int
+    starts: tuple[int, ...]
+
+    @property
+    def gpu_milli(self) -> int:
+        """What it takes of the device, rounded so that seven sevenths fit."""
+        return WHOLE * self.compute // SEVENTHS
+
+    def covers(self, shape: Shape) -> bool:
+        """Whether a share of this shape has room in it; 1/7 is 143 thousandths when it is rounded."""
+        enough = shape.gpu_milli <= -(-WHOLE * self.compute // SEVENTHS)
+        return enough and shape.gpu_memory_bytes <= self.memory_bytes
+
+    def mask(self, start: int) -> int:
+        """The positions it takes, as bits."""
+        return ((1 << self.size) - 1) << start
+
+    def masks(self, taken: int) -> Iterator[int]:
+        """The masks at which it could be placed now."""
+        return (mask for start in self.starts if not taken & (mask := self.mask(start)))
+
+
+def mig_profiles(device_bytes: int) -> tuple[Profile, ...]:
+    """Those of an A100 or H100 with so much memory, and their placements, as NVIDIA's MIG user guide lists them."""
+    table = (
+        (1, 1, (0, 1, 2, 3, 4, 5, 6)),
+        (1, 2, (0, 2, 4, 6)),
+        (2, 2, (0, 2, 4)),
+        (3, 4, (0, 4)),
+        (4, 4, (0,)),
+        (7, 8, (0,)),
+    )
+    per_eighth = device_bytes // EIGHTHS
+    return tuple(
+        [
+            Profile(f"{compute}g.{round(per_eighth * size / GIB)}gb", compute, per_eighth * size, size, starts)
+            for compute, size, starts in table
+        ]
+    )
+
+
+HOUR_S = 3600.0
+
+
+class FlavorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One flavor. gpu_hour, cpu_hour: price of a device, and of a CPU, for an hour, in any one currency; speed: how
+    many times as fast as the reference its devices are. profiles: into which its devices are split (MIG); none: a share
+    of a device can be of any size."""
+
+    name: str
+    gpu_hour: float = 0.0
+    cpu_hour: float = 0.0
+    speed: float = 1.0
+    profiles: tuple[Profile, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether speed and prices can be counted with."""
+        prices = self.gpu_hour, self.cpu_hour
+        return isfinite(self.speed) and self.speed > 0 and all(isfinite(p) and p >= 0 for p in prices)
+
+
+REFERENCE = FlavorSpec("")

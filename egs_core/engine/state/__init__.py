@@ -1,0 +1,1 @@
+"""What is known, as columns and records, and every change of it."""

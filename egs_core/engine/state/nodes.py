@@ -1,0 +1,161 @@
+"""What nodes offer and what phases hold of it: the small structs of the state and their arithmetic."""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine.messages import NodeAdded
+from egs_core.engine.specs import Profile
+from egs_core.engine.state.slices import best_mask, smallest
+from egs_core.graph.columns import Shape
+
+UNTRACKED = -1
+WHOLE_DEVICE = 1000
+NOT_STARTED = -1.0
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """What a granted or running phase holds. gpu_milli and gpu_memory_bytes are per device."""
+
+    decision: int
+    node: int
+    cpu_milli: int
+    memory_bytes: int
+    gpu_milli: int
+    gpu_memory_bytes: int
+    devices: tuple[int, ...]
+    positions: int = 0  # of a slice on its device, as bits
+
+
+class Node(msgspec.Struct):
+    """One machine: capacity, what is free, its devices (free thousandths each) and its warm processes.
+
+    Of the processes that tasks with a warm key run in, `working` belong to a started task, `parked` wait for a certain
+    task (`warming` of them are still loading), and idle_warm counts those without a task, by warm key.
+    Devices from number `gpus` on have been withdrawn while held: nothing new takes them, and they go when given back.
+    """
+
+    name: str
+    cpu_milli: int = 0
+    free_cpu: int = 0
+    memory_bytes: int = UNTRACKED
+    free_memory: int = 0
+    gpu_memory_bytes: int = UNTRACKED
+    gpus: int = 0
+    devices: list[int] = []
+    device_memory: list[int] = []
+    preload_slots: int = 2
+    process_slots: int = 8
+    alive: bool = True
+    idle_warm: dict[str, int] = {}
+    working: int = 0
+    parked: int = 0
+    warming: int = 0
+    bandwidth_bytes_s: float = 0.0  # of files from other nodes; 0: they cost nothing
+    flavor: str = ""
+    topology: dict[str, str] = {}  # level -> which of its groups the node is in
+    profiles: tuple[Profile, ...] = ()  # into which its devices are split
+    positions: dict[int, int] = {}  # device -> positions that slices have taken, as bits
+
+    @property
+    def processes(self) -> int:
+        return self.working + self.parked + sum(self.idle_warm.values())
+
+    def take_capacity(self, event: NodeAdded) -> None:
+        """Become what the event says; what is free moves by the difference, never what is held.
+
+        Capacity below what is held leaves a negative free amount: nothing new starts until it is paid back.
+        Processes at work are not ended, so process_slots goes down no further than to their number.
+        """
+        cpu = round(event.cpus * 1000)
+        self.free_cpu += cpu - self.cpu_milli
+        self.cpu_milli = cpu
+        memory = UNTRACKED if event.memory_bytes is None else event.memory_bytes
+        self.free_memory += max(memory, 0) - max(self.memory_bytes, 0)
+        self.memory_bytes = memory
+        self._take_devices(event)
+        self.preload_slots = event.preload_slots
+        self.process_slots = max(event.process_slots, self.working + self.parked)
+        while self.processes > self.process_slots:
+            self.retire(max(key for key, count in self.idle_warm.items() if count))
+        self.bandwidth_bytes_s = event.bandwidth_bytes_s or 0.0
+        self.flavor, self.topology = event.flavor, dict(event.topology)
+        self.alive = True
+
+    def _take_devices(self, event: NodeAdded) -> None:
+        per_device = UNTRACKED if event.gpu_memory_bytes is None else event.gpu_memory_bytes
+        change = max(per_device, 0) - max(self.gpu_memory_bytes, 0)
+        self.device_memory = [free + change for free in self.device_memory]
+        self.gpu_memory_bytes = per_device
+        self.gpus = event.gpus
+        while len(self.devices) < self.gpus:
+            self.devices.append(WHOLE_DEVICE)
+            self.device_memory.append(max(per_device, 0))
+        self._drop_withdrawn()
+
+    def _drop_withdrawn(self) -> None:
+        while len(self.devices) > self.gpus and self.devices[-1] == WHOLE_DEVICE:
+            self.devices.pop()
+            self.device_memory.pop()
+
+    def take(self, lease: Lease) -> None:
+        """Count what the lease holds as no longer free."""
+        self.free_cpu -= lease.cpu_milli
+        self.free_memory -= lease.memory_bytes
+        for device in lease.devices:
+            self.devices[device] -= lease.gpu_milli
+            self.device_memory[device] -= lease.gpu_memory_bytes
+            if lease.positions:
+                self.positions[device] = self.positions.get(device, 0) | lease.positions
+
+    def give_back(self, lease: Lease) -> None:
+        """The opposite of `take`."""
+        self.free_cpu += lease.cpu_milli
+        self.free_memory += lease.memory_bytes
+        for device in lease.devices:
+            self.devices[device] += lease.gpu_milli
+            self.device_memory[device] += lease.gpu_memory_bytes
+            if lease.positions:
+                left = self.positions.pop(device) & ~lease.positions
+                if left:
+                    self.positions[device] = left
+        if len(self.devices) > self.gpus:
+            self._drop_withdrawn()
+
+    def slice_of(self, shape: Shape, device: int) -> tuple[Profile, int] | None:
+        """The profile that a share of this shape gets on the device now, and its positions; None when there is no
+        room."""
+        profile = smallest(self.profiles, shape)
+        if profile is None or self.devices[device] < profile.gpu_milli:
+            return None
+        if self.gpu_memory_bytes != UNTRACKED and self.device_memory[device] < profile.memory_bytes:
+            return None
+        mask = best_mask(self.profiles, profile, self.positions.get(device, 0))
+        return None if mask is None else (profile, mask)
+
+    def lease(self, decision: int, number: int, shape: Shape, devices: tuple[int, ...]) -> Lease:
+        """The lease of a phase of this shape on these devices of this node, which has that number."""
+        plain = lease_of(decision, number, shape, devices)
+        if not self.profiles or not 0 < shape.gpu_milli < WHOLE_DEVICE or not devices:
+            return plain
+        profile, mask = self.slice_of(shape, devices[0]) or (smallest(self.profiles, shape), 0)
+        if profile is None:
+            return plain
+        changes = {"gpu_milli": profile.gpu_milli, "gpu_memory_bytes": profile.memory_bytes, "positions": mask}
+        return msgspec.structs.replace(plain, **changes)
+
+    def add_idle(self, key: str) -> None:
+        self.idle_warm[key] = self.idle_warm.get(key, 0) + 1
+
+    def retire(self, key: str) -> None:
+        """An idle warm process is taken, or ends."""
+        if self.idle_warm[key] > 1:
+            self.idle_warm[key] -= 1
+        else:
+            del self.idle_warm[key]
+
+
+def lease_of(decision: int, node: int, shape: Shape, devices: tuple[int, ...]) -> Lease:
+    """The lease of a phase of this shape on these devices."""
+    per_device = shape.gpu_milli // len(devices) if devices else 0
+    return Lease(decision, node, shape.cpu_milli, shape.memory_bytes, per_device, shape.gpu_memory_bytes, devices)

@@ -1,0 +1,132 @@
+"""Small records of the state: workloads, gangs, reservations, pauses, usage of queues, and meters of limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from egs_core.engine.specs import NO_LIMITS, Amounts, Limits, QueueSpec
+from egs_core.graph.columns import Shape
+
+TIME, GPU_TIME, COST, IDLE = range(4)
+Rates = tuple[float, float, float]  # seconds, GPU seconds and cost a second
+Reads = tuple[tuple[int, int], ...]  # parent, bytes
+
+
+class Workload(msgspec.Struct):
+    """One submission: who, when, and its tasks. aborted: tasks that join it later are aborted at once."""
+
+    id: str
+    name: str = ""
+    tenant: str = ""
+    queue: str = ""
+    submitted_at: float = 0.0
+    open_tasks: int = 0
+    failed: bool = False
+    aborted: bool = False
+    lost_s: float = 0.0  # work of phases that had to start again, beyond their last checkpoint
+    numbers: list[int] = []  # task index within the workload -> engine's task number
+    deadline_s: float | None = None  # after submission
+    limits: Limits | None = None
+    over_limit: str = ""  # the one that it has reached, in words
+    submission: int = -1  # index in `submissions`
+
+
+class Gang(msgspec.Struct):
+    """Tasks of one workload that start each of their phases together; `members` grows with the workload."""
+
+    name: str
+    members: list[int] = []
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What is kept for a phase, or for the gang that it leads: (phase, node) for each, from `at` on, in seconds.
+    since: the first decision after it was made, so what was granted later has been let past it."""
+
+    at: float
+    places: tuple[tuple[int, int], ...]
+    since: int = 1 << 62
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """An operator's wish that nothing more of a workload, stage or task starts."""
+
+    actor: str
+    reason: str
+    at: float
+
+
+class Meter(msgspec.Struct):
+    """Used by kind up to `at`, and how fast that grows. running: phases that use; active_at: last sign of life;
+    limits: what holds now, of the task and its queue or of the workload."""
+
+    at: float
+    used: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])
+    rates: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])
+    running: int = 0
+    active_at: float = 0.0
+    limits: Limits = NO_LIMITS
+
+    def used_at(self, now: float) -> list[float]:
+        passed = max(0.0, now - self.at)
+        return [used + rate * passed for used, rate in zip(self.used, self.rates, strict=True)]
+
+    def settle(self, now: float) -> None:
+        """Count what was used until now; before the rates change."""
+        self.used, self.at = self.used_at(now), max(now, self.at)
+
+
+class Over(msgspec.Struct, frozen=True):
+    """A task that has reached a limit: which, in words, and what becomes of it (FAIL, REQUEUE or END)."""
+
+    text: str
+    then: str
+
+
+class QueueState(msgspec.Struct):
+    """A queue's usage. smoothed: usage averaged over the past with the half-life, as it was at `smoothed_at`."""
+
+    spec: QueueSpec
+    cohort: tuple[int, ...] = ()  # numbers of the queues it shares quota with, itself included
+    used: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0])
+    smoothed: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])
+    smoothed_at: float = 0.0
+
+    def use(self, amounts: Amounts, sign: int, now: float) -> None:
+        """Take what a lease holds, or give it back; usage so far goes into the average first."""
+        self.smoothed = smoothed_at(self, now)
+        self.smoothed_at = max(now, self.smoothed_at)
+        for kind, amount in enumerate(amounts):
+            self.used[kind] += sign * amount
+
+
+def amounts_of(shape: Shape) -> Amounts:
+    """What a phase of this shape counts against a quota; a share of a device counts as that share."""
+    return shape.cpu_milli, shape.gpu_milli, shape.memory_bytes
+
+
+def smoothed_at(queue: QueueState, now: float) -> list[float]:
+    """Usage averaged with weights that halve every `half_life_s`, as of now."""
+    passed = max(0.0, now - queue.smoothed_at)
+    keep = 2.0 ** (-passed / queue.spec.half_life_s) if queue.spec.half_life_s > 0 else 0.0
+    return [keep * past + (1 - keep) * used for past, used in zip(queue.smoothed, queue.used, strict=True)]
+
+
+def make_queues(specs: Sequence[QueueSpec], known: Sequence[QueueState] = ()) -> list[QueueState]:
+    """The queues in this order, cohorts resolved; those already known by name keep their usage, and those that are
+    no longer listed limit nothing any more."""
+    used = {queue.spec.name: queue for queue in known}
+    out = [QueueState(spec) for spec in specs]
+    names = {spec.name for spec in specs}
+    for queue in known:
+        if queue.spec.name not in names:
+            out.append(QueueState(QueueSpec(queue.spec.name)))
+    for queue in out:
+        if queue.spec.name in used:
+            before = used[queue.spec.name]
+            queue.used, queue.smoothed, queue.smoothed_at = list(before.used), list(before.smoothed), before.smoothed_at
+    for number, queue in enumerate(out):
+        cohort = queue.spec.cohort
+        queue.cohort = tuple([i for i, q in enumerate(out) if cohort and q.spec.cohort == cohort]) or (number,)
+    return out

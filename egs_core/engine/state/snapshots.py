@@ -1,0 +1,42 @@
+"""Snapshots of the state: one JSON text with a format version."""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine.state.columns import STATE_VERSION
+from egs_core.engine.state.lifecycle import GRANTED, HELD, PENDING, READY, SKIPPED
+from egs_core.engine.state.nodes import NOT_STARTED
+from egs_core.engine.state.state import State
+from egs_core.engine.state.submissions import count_anew
+
+
+def decode_state(data: bytes) -> State:
+    """The state of a snapshot. Raises ValueError for another format version or damaged data."""
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != STATE_VERSION:
+            raise ValueError(f"snapshot: format version {version}, this engine reads {STATE_VERSION}")
+        return _with_submissions(_with_starts(msgspec.json.decode(data, type=State)))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"snapshot: {error}") from error
+
+
+def _with_starts(state: State) -> State:
+    """Snapshots once said 0.0 for a phase that has not started."""
+    for phase, status in enumerate(state.status):
+        is_old = status in (PENDING, READY, HELD, GRANTED, SKIPPED) or state.ready_at[phase] > 0.0
+        if state.started_at[phase] == 0.0 and is_old:
+            state.started_at[phase] = NOT_STARTED
+    return state
+
+
+def _with_submissions(state: State) -> State:
+    """Snapshots once knew no submissions."""
+    if state.workloads and not state.submissions:
+        count_anew(state)
+    return state
+
+
+class _Versioned(msgspec.Struct):
+    version: int
