@@ -3,30 +3,34 @@
 An adapter's distribution registers an object of this shape in the entry-point group `egs.adapters`:
 
     [project.entry-points."egs.adapters"]
-    ray = "egs_ray.adapter:ADAPTER"
+    NAME = "egs_NAME.adapter:ADAPTER"
 
 Importing that module must be cheap and must not start the framework: `egs doctor` asks every adapter what it can do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.compat import Features
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph, TaskOptions
-from egs_core.graph.load import LoadedWorkload
 from egs_core.hints import TaskHints
+from egs_core.notices import warn_once
+from egs_core.surfaces import CAPABILITIES as CAPABILITIES
+from egs_core.surfaces import Surface as Surface
+
+if TYPE_CHECKING:  # brings pydantic, which every process that runs pipelines would import
+    from egs_core.graph.load import LoadedWorkload
 
 GROUP = "egs.adapters"
-
-CAPABILITIES = ("observe", "order", "split", "preload", "gang", "preempt", "limits", "abort", "audit")
-"""What an adapter answers for, each with `yes` or `no: why`."""
 
 POLICIES = ("egs", "native")
 """What a replay may run under: EGS on, or the framework alone."""
@@ -44,11 +48,22 @@ HINTED = (
     "gang",
     "gang_same",
 )
-"""What hints say under the names that the engine knows, and mean the same in every framework."""
+"""What hints say under the names that the engine knows. An adapter that does not apply one of them states so."""
 
 
-def options_of_hints(hints: TaskHints, **stated: Any) -> TaskOptions:
-    """What the engine is told of a task with these hints. stated: what its framework says, or cannot do, instead."""
+MAX_COST_UNUSED = "max_cost is not applied: the hardware here has no prices; use max_gpu_time"
+
+
+def options_of_hints(hints: TaskHints, *, has_prices: bool = False, **stated: Any) -> TaskOptions:
+    """What the engine is told of a task with these hints. stated: what its framework says, or cannot do, instead.
+
+    has_prices: whether the hardware has prices there. Without them a cost is never reached, and `max_cost` is left out
+    with one warning.
+    """
+    if not has_prices:
+        stated["max_cost"] = None
+        if hints.max_cost is not None:
+            warn_once(MAX_COST_UNUSED)
     return TaskOptions(**{**{name: getattr(hints, name) for name in HINTED}, **stated})
 
 
@@ -58,6 +73,14 @@ class Check(msgspec.Struct, frozen=True):
     name: str
     ok: bool
     detail: str = ""
+
+
+def private_api_checks(features: Features) -> list[Check]:
+    """One line where all of an adapter's features are available; else one for each that is not, with what is lost."""
+    missing = features.missing()
+    if not missing:
+        return [Check("private API", True, f"all {len(features)} uses found")]
+    return [Check(f"private API: {feature.name}", False, feature.lost) for feature in missing]
 
 
 CONTROLS = ("abort", "pause", "resume", "preempt")
@@ -177,7 +200,7 @@ class Adapter(Protocol):
     name: str
 
     def capabilities(self) -> dict[str, str]:
-        """Each of `CAPABILITIES` with `yes` or `no: why`."""
+        """Each of `CAPABILITIES` with `yes` or `no: why`, over all of its surfaces; see `surfaces.combined`."""
         ...
 
     def doctor(self) -> list[Check]:
@@ -195,6 +218,22 @@ class Adapter(Protocol):
 
 
 @runtime_checkable
+class Surfaced(Protocol):
+    """What an adapter offers besides where EGS can be used in several ways that differ in what they can do."""
+
+    def surfaces(self) -> Sequence[Surface]:
+        """The ways, the most used one first."""
+        ...
+
+
+def surfaces_of(adapter: Adapter) -> list[Surface]:
+    """The surfaces of an adapter; one under its own name where it declares none."""
+    if isinstance(adapter, Surfaced):
+        return list(adapter.surfaces())
+    return [Surface(adapter.name, "", {**dict.fromkeys(CAPABILITIES, "no: not declared"), **adapter.capabilities()})]
+
+
+@runtime_checkable
 class Controlling(Protocol):
     """What an adapter offers whose running work can be reached from another process."""
 
@@ -207,9 +246,21 @@ class Controlling(Protocol):
         ...
 
 
+class AuditSource(msgspec.Struct, frozen=True):
+    """The option of `egs audit` under which an adapter's history is named, `--NAME`: an address, or a path.
+
+    events: what `--events` is to this adapter: read `alone`, read `beside` the history, or nothing.
+    """
+
+    help: str
+    is_path: bool = False
+    events: Literal["", "alone", "beside"] = ""
+
+
 @runtime_checkable
 class Auditor(Protocol):
-    """What an adapter with the capability `audit` offers besides: its framework's history, read and not changed."""
+    """What an adapter with the capability `audit` offers besides: its framework's history, read and not changed. An
+    attribute `audit_source` (AuditSource) says how the command line names it."""
 
     def audit(self, request: AuditRequest) -> Observed:
         """The history as run log records; InputError for one that cannot be reached or read."""
@@ -218,7 +269,8 @@ class Auditor(Protocol):
 
 @runtime_checkable
 class WorkloadSource(Protocol):
-    """What an adapter offers besides that can read its framework's own pipeline files."""
+    """What an adapter offers besides that can read its framework's own pipeline files. An attribute `suffixes` has the
+    endings of files that are always this framework's, as (".yaml",)."""
 
     def load(self, path: Path, select: str) -> LoadedWorkload:
         """One pipeline of a file as a workload; select: which, where it has several. InputError for what cannot be."""
@@ -227,7 +279,8 @@ class WorkloadSource(Protocol):
 
 @runtime_checkable
 class Commanding(Protocol):
-    """What an adapter offers besides that has commands of its own: `egs kubeflow …`."""
+    """What an adapter offers besides that has commands of its own: `egs NAME …`. Its distribution also names
+    them in the entry-point group `egs.commands`, so that `egs --help` lists them."""
 
     def commands(self) -> Any:
         """A typer app; the command line adds it under the adapter's name."""
@@ -254,8 +307,46 @@ class Collector(Protocol):
         ...
 
 
-def load_collector(name: str) -> Collector:
-    """The installed adapter of that name, which must be able to collect; else an `InputError`."""
+def installed_adapters() -> dict[str, Adapter]:
+    """The installed adapters that can be loaded, by name."""
+    found = {}
+    for name in adapter_names():
+        with contextlib.suppress(InputError):
+            found[name] = load_adapter(name)
+    return found
+
+
+def default_adapter() -> str:
+    """The adapter that a command uses where none is named: the only one, else the first that states `is_default`."""
+    names = adapter_names()
+    if len(names) < 2:
+        return names[0] if names else ""
+    return next((name for name, one in installed_adapters().items() if getattr(one, "is_default", False)), names[0])
+
+
+def audit_sources() -> dict[str, AuditSource]:
+    """How the history of each installed adapter that can audit is named on the command line."""
+    return {
+        name: getattr(one, "audit_source", AuditSource(f"Address of the history of {name}."))
+        for name, one in installed_adapters().items()
+        if isinstance(one, Auditor)
+    }
+
+
+def source_of_suffix(suffix: str) -> str:
+    """The installed adapter whose framework keeps pipelines in files of that ending; "" where none does."""
+    adapters = installed_adapters().items() if suffix else ()
+    return next((name for name, one in adapters if suffix in getattr(one, "suffixes", ())), "")
+
+
+def load_collector(name: str = "") -> Collector:
+    """The installed adapter of that name, which must be able to collect; without one, the only one that is."""
+    if not name:
+        able = [one for one in installed_adapters().values() if isinstance(one, Collector)]
+        if len(able) != 1:
+            problem = f"{len(able)} installed adapters can collect"
+            raise InputError("egs collect", problem, f"name one with --on; installed: {', '.join(adapter_names())}")
+        return able[0]
     adapter = load_adapter(name)
     if not isinstance(adapter, Collector):
         raise InputError(f"adapter '{name}'", "cannot collect", "update it")
@@ -297,7 +388,7 @@ def adapter_distributions() -> list[str]:
 
 
 def _how_to_install(name: str) -> str:
-    return f"pip install {'airflow-provider-egs' if name == 'airflow' else f'egs-{name}'}"
+    return f"pip install 'egs-core[{name}]'"
 
 
 def load_adapter(name: str) -> Adapter:

@@ -29,8 +29,7 @@ from typing import Annotated
 import msgspec
 from pydantic import Field, ValidationError
 
-from egs_core.engine.flavors import FlavorSpec
-from egs_core.engine.slices import mig_profiles
+from egs_core.engine.specs import FlavorSpec, mig_profiles
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.sim.config import SimNode
@@ -54,10 +53,15 @@ class Flavor(FileModel):
     """One flavor as a user writes it."""
 
     name: Name
+    """Name of the kind of hardware."""
     gpu_hour: Amount = 0.0
+    """Price of a GPU for an hour, in any one currency."""
     cpu_hour: Amount = 0.0
+    """Price of a CPU for an hour."""
     speed: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """Speed relative to the hardware for which durations are stated."""
     mig: Size | None = None
+    """The GPUs are split into MIG profiles; memory of one GPU."""
 
     def to_spec(self) -> FlavorSpec:
         profiles = () if self.mig is None else mig_profiles(self.mig)
@@ -68,13 +72,21 @@ class Nodes(FileModel):
     """One node, or `count` equal ones."""
 
     name: Name
+    """Name of the node; with `count`, the start of the names: `fast-0`, `fast-1` …"""
     count: Annotated[int, Field(ge=1, le=MOST_NODES)] | None = None
+    """How many equal nodes."""
     flavor: str = ""
+    """Kind of hardware, one of `flavors`."""
     cpus: Amount
+    """CPUs of a node."""
     gpus: Annotated[int, Field(ge=0, le=MOST_NODES)] = 0
+    """GPUs of a node."""
     memory: Size | None = None
+    """Main memory of a node."""
     gpu_memory: Size | None = None
+    """Memory of each GPU."""
     topology: dict[Name, Name] = Field(default_factory=dict)
+    """Where the node is: level to name, for gangs that must be close together."""
 
     def to_nodes(self) -> list[SimNode]:
         names = [self.name] if self.count is None else [f"{self.name}-{i}" for i in range(self.count)]
@@ -85,7 +97,9 @@ class Nodes(FileModel):
 
 class _File(FileModel):
     nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)]
+    """The nodes."""
     flavors: tuple[Flavor, ...] = ()
+    """The kinds of hardware; without them all nodes are equally fast and cost nothing."""
 
 
 def load_cluster(path: Path) -> ClusterFile:

@@ -1,4 +1,5 @@
-"""What pipeline authors may say about a task. It means the same in every framework, and nothing where EGS is off.
+"""What pipeline authors may say about a task; nothing where EGS is off. Hints are checked here, in the same way for
+every framework; which of them an adapter applies differs (`egs doctor`, and the adapter's page).
 
     import egs_core as egs
 
@@ -27,6 +28,7 @@ from egs_core.checkpoints import CheckpointKeeper, checkpoint, checkpoint_keeper
 from egs_core.copied_source import begin_at_def
 from egs_core.errors import InputError
 from egs_core.gpu_phase import GpuProvider, call_on_gpu, gpu, gpu_provider, has_gpu_block, set_gpu_provider
+from egs_core.notices import warn_once
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
 from egs_core.units import parse_bytes, parse_seconds
 
@@ -119,6 +121,7 @@ def task(
     max_runtime: Span | None = None,
     max_gpu_time: Span | None = None,
     max_cost: float | None = None,
+    idle_timeout: Span | None = None,
     deadline: Span | None = None,
     max_wait: Span | None = None,
     priority: int = 0,
@@ -139,8 +142,8 @@ def task(function: object = None, /, **hints: Any) -> Any:
     Works below the framework's own decorator, also one that copies the function's source. gpus, cpus, gpu_cpus:
     numbers, a GPU share below 1 allowed. memory, gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline,
     max_wait, grace, expect: seconds or "2h"; expect has one entry a phase. A task past max_runtime, max_gpu_time or
-    max_cost is stopped and has failed; a deadline only orders. Raises InputError that names the function and the
-    argument.
+    max_cost is stopped and has failed; a deadline only orders. idle_timeout is accepted, and not applied: nothing
+    measures yet whether a task is idle. Raises InputError that names the function and the argument.
     """
     if function is not None:
         return _attach(function, {})
@@ -259,6 +262,8 @@ def _checked_hints(place: str, raw: dict[str, Any]) -> TaskHints:
         field, check = _CHECKS[argument]
         if value is not None:
             out[field] = check(value, f"{place}: {argument}")
+    if out.pop("idle_timeout_s", None) is not None:
+        warn_once("the hint idle_timeout is not applied: nothing measures yet whether a task is idle; use max_runtime")
     out.setdefault("gpu_cpus", out.get("cpus"))
     if out.get("split") and out.get("gpus") == 0:
         raise InputError(f"{place}: split", "there is nothing to split in a task with gpus=0")
@@ -276,6 +281,21 @@ def _check_gpus(value: object, place: str) -> float:
     if count > 1 and not count.is_integer():
         raise InputError(place, f"{value!r} GPUs cannot be given", "a share of one (below 1) or a whole number")
     return count
+
+
+def _check_positive(value: object, place: str) -> float:
+    amount = _check_count(value, place)
+    if amount == 0:
+        raise InputError(place, "must be more than 0", "leave it out for no limit")
+    return amount
+
+
+def _check_limit(value: object, place: str) -> float:
+    """A span that is a limit: nothing can run for no time."""
+    seconds = parse_seconds(value, place)
+    if seconds == 0:
+        raise InputError(place, "must be more than 0 seconds", "leave it out for no limit")
+    return seconds
 
 
 def _check_int(value: object, place: str) -> int:
@@ -334,10 +354,11 @@ _CHECKS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "memory": ("memory_bytes", parse_bytes),
     "gpu_memory": ("gpu_memory_bytes", parse_bytes),
     "preload": ("preload", _check_preload),
-    "max_runtime": ("max_runtime_s", parse_seconds),
-    "max_gpu_time": ("max_gpu_s", parse_seconds),
-    "max_cost": ("max_cost", _check_count),
-    "deadline": ("deadline_s", parse_seconds),
+    "max_runtime": ("max_runtime_s", _check_limit),
+    "max_gpu_time": ("max_gpu_s", _check_limit),
+    "max_cost": ("max_cost", _check_positive),
+    "idle_timeout": ("idle_timeout_s", _check_limit),
+    "deadline": ("deadline_s", _check_limit),
     "max_wait": ("max_wait_s", parse_seconds),
     "priority": ("priority", _check_int),
     "gang": ("gang", _check_text),

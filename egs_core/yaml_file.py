@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from egs_core.errors import InputError
-from egs_core.graph.places import did_you_mean
 from egs_core.units import parse_bytes, parse_seconds
+from egs_core.validation_words import hint_of, problem_of
 
 MAX_FILE_BYTES = 4 << 20
 MOST_DEEP = 20
@@ -190,12 +190,8 @@ def input_error(error: ValidationError, lines: dict[Path_, int], place: str, kno
     first = error.errors(include_url=False, include_input=False)[0]
     path = tuple(first["loc"])
     shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
-    problem, hint = first["msg"].removeprefix("Value error, "), ""
-    if first["type"] == "extra_forbidden":
-        problem = "unknown field"
-        hint = did_you_mean(str(path[-1]), known)
     where = f"{place} line {line_of(path, lines)}{': ' if shown else ''}{shown}"
-    return InputError(where, problem[:1].lower() + problem[1:], hint)
+    return InputError(where, problem_of(first), hint_of(first, known))
 
 
 def line_of(path: Path_, lines: dict[Path_, int]) -> int:

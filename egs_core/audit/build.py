@@ -49,9 +49,9 @@ class Audit(msgspec.Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""
         built: dict[str, Any] = msgspec.to_builtins(self)
-        for row, account in zip(built["by_job"] + built["by_task"], self.by_job + self.by_task, strict=True):
-            row["wasted_s"] = account.wasted_s
-        built["total"]["wasted_s"] = self.total.wasted_s
+        rows = [built["total"], *built["by_job"], *built["by_task"]]
+        for row, account in zip(rows, [self.total, *self.by_job, *self.by_task], strict=True):
+            row["taken_s"], row["wasted_s"] = account.taken_s, account.wasted_s
         if self.forecast is not None:
             for name in FIGURES:
                 built["forecast"][name]["saved_share"] = getattr(self.forecast, name).saved
@@ -90,7 +90,7 @@ def audit(
         by_task=gpu_time_by_task(line, kind),
         waits=longest_waits(line, cpu_name=observed.cpu_name, pinned=observed.pinned),
         wait_gpu_mean_s=metrics.wait_gpu.mean_s,
-        cost_held=_cost(total.held_s, gpu_hour) if kind == "gpu" else None,
+        cost_held=_cost(total.taken_s, gpu_hour) if kind == "gpu" else None,
         cost_wasted=_cost(total.wasted_s, gpu_hour) if kind == "gpu" else None,
         forecast=expected,
         unknown=[*observed.notes, *_unknown(observed, line, gpu, expected)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from egs_core.audit.forecast import Band, Forecast
 from egs_core.audit.items import FIGURES, figures_of_items, items_of
 from egs_core.errors import InputError
 from egs_core.runlog.io import Run
+from egs_core.runlog.same_tasks import task_difference, task_names
 from egs_core.runlog.timeline import build_timeline
 
 FORMAT = "egs-forecast"
@@ -23,6 +25,7 @@ class ForecastFile(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     version: int = VERSION
     source: str = ""
+    tasks: dict[str, int] = {}  # of the history, by name; empty in a file that did not keep them
     forecast: Forecast
 
 
@@ -35,9 +38,11 @@ class Compared(msgspec.Struct, frozen=True):
     in_band: bool
 
 
-def write_forecast(path: Path, forecast: Forecast, source: str) -> None:
-    """Keep a forecast for a later comparison. Raises InputError where that cannot be."""
-    encoded = msgspec.json.format(msgspec.json.encode(ForecastFile(source=source, forecast=forecast)))
+def write_forecast(path: Path, forecast: Forecast, source: str, tasks: Mapping[str, int]) -> None:
+    """Keep a forecast for a later comparison; tasks: how many of each name it is about. Raises InputError where that
+    cannot be."""
+    file = ForecastFile(source=source, tasks=dict(tasks), forecast=forecast)
+    encoded = msgspec.json.format(msgspec.json.encode(file))
     try:
         path.write_bytes(encoded + b"\n")
     except OSError as error:
@@ -62,13 +67,16 @@ def read_forecast(path: Path) -> ForecastFile:
 
 
 def compare(file: ForecastFile, run: Run) -> list[Compared]:
-    """What a run achieved of a forecast. Raises InputError for a run without EGS or without a task that ended."""
+    """What a run achieved of a forecast. Raises InputError for a run without EGS, without an ended task, or of other
+    tasks than the forecast is about."""
     if run.header.mode != "on":
         mode = run.header.mode or "unknown"
         raise InputError(run.path, f"is a run in mode {mode}", "compare a forecast with a run log of EGS_MODE=on")
     items = items_of(build_timeline(run.records))
     if not items:
         raise InputError(run.path, "no task of it has ended")
+    if file.tasks and (differs := task_difference(file.tasks, task_names(run.records), ("the forecast", run.path))):
+        raise InputError(run.path, f"is not of the same tasks: {differs}", "forecast and run must be of one pipeline")
     achieved = figures_of_items(items)
     rows = []
     for name in FIGURES:

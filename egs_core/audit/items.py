@@ -11,6 +11,7 @@ import msgspec
 
 from egs_core.audit.accounts import name_of
 from egs_core.runlog.intervals import Hold, Timeline
+from egs_core.runlog.window import makespan_of
 
 
 class Item(msgspec.Struct):
@@ -69,7 +70,7 @@ def figures_of_items(items: Sequence[Item]) -> Figures:
     """The figures of a run's items."""
     if not items:
         return Figures(0.0, 0.0, 0.0)
-    span_s = max(item.end_s for item in items) - min(item.submitted_s for item in items)
+    span_s = makespan_of((item.submitted_s for item in items), (item.end_s for item in items))
     for_gpu = [item for item in items if item.gpus > 0]
     waits = [item.start_s + item.cold_s - item.ready_s for item in for_gpu or items]
     return Figures(span_s, statistics.fmean(waits), sum(item.gpus * (item.seconds - item.cold_s) for item in items))

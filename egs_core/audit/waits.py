@@ -13,13 +13,12 @@ from itertools import pairwise
 
 import msgspec
 
-from egs_core.audit.accounts import name_of
+from egs_core.audit.accounts import EXECUTOR, name_of
 from egs_core.runlog.flow import Feasibility
 from egs_core.runlog.intervals import Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
 
 SLACK = 1e-6  # amounts of resources are sums of floats
-EXECUTOR = "executor"  # the kind of hold in which a phase has been admitted
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
 UNSTARTED = "admitted, but no worker or process of the executor had taken it yet"
 

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -27,22 +28,20 @@ COMMANDS: dict[str, str] = {
     "plan": "Show the order in which EGS would run a workload, and why.",
     "simulate": "Run workloads on a simulated cluster in virtual time.",
     "replay": "Run a workload file on a real framework, natively or with EGS.",
-    "audit": "Say what a cluster wasted and what EGS would have saved, from its history.",
-    "collect": "Receive Ray's pushed events and keep them: run logs and durations that outlive the cluster.",
-    "report": "Turn run logs into one self-contained page.",
-    "why": "Say why a task of a run waited.",
-    "ps": "List what runs with EGS on a framework: workloads, stages, tasks.",
-    "abort": "End a workload, a stage or a task that another process runs.",
-    "pause": "Start nothing more of a workload, a stage or a task.",
-    "resume": "Take back a pause.",
-    "preempt": "Stop a workload, a stage or a task now, and start it again later.",
+    "audit": "Report what a cluster wasted and what EGS would have saved, from its history.",
+    "collect": "Receive the events that a framework pushes and keep them after the cluster has ended.",
+    "report": "Write run logs as one self-contained HTML page.",
+    "why": "Explain why a task of a run waited.",
+    "ps": "List the workloads and tasks that run with EGS on a framework.",
+    "abort": "Stop a workload, a stage or a task for good.",
+    "pause": "Start no more tasks of a workload or a stage; running ones continue.",
+    "resume": "End a pause.",
+    "preempt": "Stop a workload, a stage or a task now and restart it later.",
     "doctor": "Check Python, packages, adapters, GPUs and the history store.",
 }
 
-ADAPTERS: dict[str, str] = {
-    "kubeflow": "Compile, rewrite and run Kubeflow pipelines (needs egs-kubeflow).",
-}
-"""Adapters with commands of their own: `egs kubeflow --help` lists them."""
+ADAPTERS, WITH_COMMANDS = "egs.adapters", "egs.commands"
+"""Entry-point groups: all adapters, and those that have commands of their own (`egs NAME --help` lists them)."""
 
 MODULES = dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control")
 """Where the command is not in a module of its own name."""
@@ -78,14 +77,21 @@ def build_app(asked_for: str | None = None) -> typer.Typer:
     app.callback()(_options)
     for name, summary in COMMANDS.items():
         app.command(name, help=None if name == asked_for else summary)(_load(name) if name == asked_for else _listed)
-    for name, summary in ADAPTERS.items():
-        if name == asked_for:
-            from egs_core.adapter import load_commands
+    if asked_for is not None and asked_for not in COMMANDS:
+        from egs_core.adapter import load_commands
 
-            app.add_typer(load_commands(name), name=name, help=summary)
-        else:
-            app.command(name, help=summary)(_listed)
+        app.add_typer(load_commands(asked_for), name=asked_for, help=_summary(asked_for))
+    elif asked_for is None:
+        for entry in entry_points(group=WITH_COMMANDS):
+            app.command(entry.name, help=_summary(entry.name))(_listed)
     return app
+
+
+def _summary(adapter: str) -> str:
+    """What an adapter's distribution says of itself; read without importing it."""
+    found = next((entry for entry in entry_points(group=ADAPTERS) if entry.name == adapter), None)
+    summary = found.dist.metadata["Summary"] if found is not None and found.dist is not None else ""
+    return f"{summary}." if summary else f"Commands of the adapter {adapter}."
 
 
 def _show_version(wanted: bool) -> None:
@@ -97,7 +103,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     _version: Annotated[bool, typer.Option("--version", callback=_show_version, help="Show the version.")] = False,
 ) -> None:
-    """Makes pipelines stop wasting GPUs. Every command has its own --help; most take --json."""
+    """Pipelines that stop wasting GPUs. Every command has its own --help; most take --json."""
 
 
 def _listed() -> None:
@@ -106,7 +112,8 @@ def _listed() -> None:
 
 def _asked_for(args: Sequence[str]) -> str | None:
     first = next((arg for arg in args if not arg.startswith("-")), None)
-    return first if first in COMMANDS or first in ADAPTERS else None
+    is_known = first in COMMANDS or any(entry.name == first for entry in entry_points(group=ADAPTERS))
+    return first if is_known else None
 
 
 def _load(name: str) -> Callable[..., Any]:

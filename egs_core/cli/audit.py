@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from egs_core.adapter import load_auditor
+from egs_core.adapter import audit_sources, load_auditor
 from egs_core.audit.accounts import GpuTime
 from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
@@ -24,56 +27,67 @@ from egs_core.graph.places import did_you_mean
 from egs_core.report.build import write_report
 from egs_core.runlog.io import Run, read_run, write_run
 from egs_core.runlog.records import TaskAdded, WorkloadSubmitted
+from egs_core.runlog.same_tasks import task_names
 
 SHOWN = 8
 FIGURE_NAMES = {"makespan_s": "makespan s", "wait_s": "mean wait s", "gpu_held_s": "GPU·s held"}
 
 
-def audit(
-    runlogs: Annotated[list[Path] | None, typer.Argument(metavar="[RUNLOG]...", help="Run logs of EGS.")] = None,
-    ray: Annotated[str, typer.Option(help="Dashboard of a running Ray cluster: http://HOST:8265.")] = "",
+def _audit(
+    runlogs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUNLOG]...", help="Run logs that EGS has written.")
+    ] = None,
     events: Annotated[
         Path | None,
-        typer.Option(help="Ray's export events or the folder of egs collect; of --airflow: what its listener left."),
+        typer.Option(
+            help="Events that a framework has left, or the folder of `egs collect` or of an adapter's listener."
+        ),
     ] = None,
-    airflow: Annotated[str, typer.Option(help="Airflow's own address: http://HOST:8080.")] = "",
-    kubeflow: Annotated[
-        Path | None,
-        typer.Option(help="File or folder of `kubectl get workflows,pods,nodes -A -o json`, or some of them."),
-    ] = None,
-    days: Annotated[float, typer.Option(help="Of an Airflow: runs of so many last days.")] = 30.0,
+    days: Annotated[
+        float, typer.Option(help="Of a history that goes far back: read the runs of this many days.")
+    ] = 30.0,
     gpu_pool: Annotated[
-        list[str] | None, typer.Option(help="Of an Airflow: a pool whose slots are GPUs; may be repeated.")
+        list[str] | None, typer.Option(help="Of a framework with pools: one whose slots are GPUs; repeatable.")
     ] = None,
-    user: Annotated[str, typer.Option(help="Who asks Airflow; the password is in EGS_AIRFLOW_PASSWORD.")] = "",
-    job: Annotated[str, typer.Option(help="Only this one of the jobs that the audit lists.")] = "",
-    gpu_price: Annotated[float, typer.Option(help="Of a GPU for an hour.")] = 0.0,
-    seeds: Annotated[int, typer.Option(help="Simulations with other durations, for the band.")] = SEEDS,
-    most_tasks: Annotated[int, typer.Option(help="Simulate at most so many tasks.")] = MOST_TASKS,
-    forecast_out: Annotated[Path | None, typer.Option(help="Keep the forecast in this file.")] = None,
+    user: Annotated[
+        str, typer.Option(help="User of the framework; the adapter's page names the password's variable.")
+    ] = "",
+    job: Annotated[str, typer.Option(help="Audit only this job.")] = "",
+    gpu_price: Annotated[float, typer.Option(help="Price of a GPU per hour.")] = 0.0,
+    seeds: Annotated[
+        int, typer.Option(help="Number of simulations with varied durations, for the error band.")
+    ] = SEEDS,
+    most_tasks: Annotated[int, typer.Option(help="Simulate at most this many tasks.")] = MOST_TASKS,
+    forecast_out: Annotated[Path | None, typer.Option(help="Write the forecast to this file.")] = None,
     compare_with: Annotated[
-        Path | None, typer.Option("--compare", help="A kept forecast, to hold a run log of EGS_MODE=on against.")
+        Path | None, typer.Option("--compare", help="A forecast file; compare a run log of EGS_MODE=on with it.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the history as a page.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write the history as an HTML page.")
+    ] = None,
     runlog: Annotated[Path | None, typer.Option(help="Also write the history as a run log.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **frameworks: str,
 ) -> None:
-    """Say what a cluster wasted, why tasks waited, and what EGS would have saved. Read-only.
+    """Report what a cluster wasted, why tasks waited, and what EGS would have saved. Read-only.
 
-    Give one source: --ray, --airflow, --events, --kubeflow, or run logs. With --compare, a run log of a run with EGS.
+    Give one source: the option of an installed adapter, --events, or run logs. With --compare: one run log of
+    EGS_MODE=on.
     """
     logs = runlogs or []
-    framework = "airflow" if airflow else "ray" if kubeflow is None else "kubeflow"
+    given = {name: value for name, value in frameworks.items() if value}
     if compare_with is not None:
-        _compare(compare_with, logs, ray or airflow, events or kubeflow, as_json)
+        _compare(compare_with, logs, bool(given) or events is not None, as_json)
         return
-    _check_options(logs, [ray, airflow or events, kubeflow], gpu_price, seeds, most_tasks, days)
-    request = AuditRequest(airflow or ray, events or kubeflow, days, user, tuple(gpu_pool or ()))
-    histories = [observed_in(read_run(path)) for path in logs] or [_of_framework(framework, request)]
+    framework = _chosen(logs, given, events)
+    _check_options(gpu_price, seeds, most_tasks, days)
+    address, path = _place_of(framework, given, events)
+    request = AuditRequest(address, path, days, user, tuple(gpu_pool or ()))
+    histories = [observed_in(read_run(log)) for log in logs] or [_of_framework(framework, request)]
     if job:
         histories = [_only(history, job) for history in histories]
     if len(histories) > 1 and (forecast_out or runlog):
-        raise InputError("--forecast-out, --runlog", "are of one history", "name one run log")
+        raise InputError("--forecast-out, --runlog", "need exactly one history", "name one run log")
     audits = [build_audit(history, gpu_price, seeds, most_tasks) for history in histories]
     _keep(audits[0], histories, forecast_out, runlog, output)
     if as_json:
@@ -84,12 +98,48 @@ def audit(
             _print(one)
 
 
-def _check_options(
-    logs: list[Path], sources: list[str | Path | None], gpu_price: float, seeds: int, most_tasks: int, days: float
-) -> None:
-    if bool(logs) + sum(source not in ("", None) for source in sources) != 1:
-        hint = "egs audit --ray http://HOST:8265, --airflow http://HOST:8080, --events or --kubeflow PATH, or RUNLOG..."
-        raise InputError("egs audit", "needs one source", hint)
+SOURCES = audit_sources()
+
+
+def _with_sources(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one option for each installed adapter that can audit, in the place of `**frameworks`."""
+    parameters = [p for p in signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, source in SOURCES.items():
+        option = Annotated[
+            str, typer.Option(f"--{name}", metavar="PATH" if source.is_path else "URL", help=source.help)
+        ]
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default="", annotation=option))
+
+    @wraps(command)
+    def with_sources(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    with_sources.__dict__["__signature__"] = Signature(parameters)
+    with_sources.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_sources
+
+
+def _chosen(logs: list[Path], given: dict[str, str], events: Path | None) -> str:
+    """The adapter whose history is read; "" for run logs. Raises InputError unless there is exactly one source."""
+    beside = any(SOURCES[name].events == "beside" for name in given)
+    alone = next((name for name, source in SOURCES.items() if source.events == "alone"), "")
+    if bool(logs) + len(given) + (events is not None and not beside) != 1:
+        options = [f"--{name} {'PATH' if source.is_path else 'URL'}" for name, source in SOURCES.items()]
+        raise InputError(
+            "egs audit", "needs one source", f"egs audit {', '.join([*options, '--events PATH'])}, or RUNLOG..."
+        )
+    if events is not None and not given and not alone:
+        raise InputError("--events", "no installed adapter reads events", "give run logs")
+    return next(iter(given), alone if events is not None else "")
+
+
+def _place_of(framework: str, given: dict[str, str], events: Path | None) -> tuple[str, Path | None]:
+    """The address and the path that the adapter is given."""
+    value = given.get(framework, "")
+    return ("", Path(value)) if value and SOURCES[framework].is_path else (value, events)
+
+
+def _check_options(gpu_price: float, seeds: int, most_tasks: int, days: float) -> None:
     if not 0 <= gpu_price <= 1e6:
         raise InputError("--gpu-price", f"must be 0 to 1000000, not {gpu_price:g}")
     if not 0 < days <= 3650:
@@ -122,15 +172,15 @@ def _keep(
     if forecast_out is not None:
         if audited.forecast is None:
             raise InputError("--forecast-out", "there is no forecast: nothing was simulated")
-        write_forecast(forecast_out, audited.forecast, audited.source)
+        write_forecast(forecast_out, audited.forecast, audited.source, task_names(histories[0].records))
     if runlog is not None:
         write_run(runlog, header_of(histories[0]), histories[0].records)
     if output is not None:
-        write_report(runs, output)
+        write_report(runs, output, compare=False)
 
 
-def _compare(file: Path, logs: list[Path], ray: str, events: Path | None, as_json: bool) -> None:
-    if ray or events is not None or len(logs) != 1:
+def _compare(file: Path, logs: list[Path], has_source: bool, as_json: bool) -> None:
+    if has_source or len(logs) != 1:
         raise InputError("--compare", "needs one run log of a run with EGS_MODE=on")
     kept, run = read_forecast(file), read_run(logs[0])
     rows = compare(kept, run)
@@ -181,8 +231,10 @@ def _summary(audited: Audit) -> str:
         lines.append(f"{audited.unfinished} tasks had not ended")
     if audited.offered_s:
         held, used, wasted = (_hours(seconds) for seconds in (total.held_s, total.used_s, total.wasted_s))
-        offered = _hours(audited.offered_s)
-        lines.append(f"{audited.unit} time: {offered} offered, {held} held, {used} used, {wasted} wasted")
+        offered, queued = _hours(audited.offered_s), ""
+        if total.queued_s:
+            queued = f"{_hours(total.queued_s)} taken by tasks that had yet to start, "
+        lines.append(f"{audited.unit} time: {offered} offered, {queued}{held} held, {used} used, {wasted} wasted")
     if audited.capacity_gpu_s:
         lines.append(f"idle or held unused while work waited for a GPU: {_hours(audited.idle_blocked_gpu_s)}")
     if audited.wastage_by_volume is not None:
@@ -195,10 +247,13 @@ def _summary(audited: Audit) -> str:
 
 
 def _accounts(title: str, rows: list[GpuTime]) -> Table:
-    table = _table(title, "", "runs", "held", "used", "cold start", "idle", "wasted")
+    has_queued = any(row.queued_s for row in rows)  # else the framework does not say
+    table = _table(
+        title, "", "runs", *(["queued"] if has_queued else []), "held", "used", "cold start", "idle", "wasted"
+    )
     for row in rows[:SHOWN]:
-        seconds = (row.held_s, row.used_s, row.cold_s, row.idle_s)
-        share = f"{row.wasted_s / row.held_s:.0%}" if row.held_s else "-"
+        seconds = (*([row.queued_s] if has_queued else []), row.held_s, row.used_s, row.cold_s, row.idle_s)
+        share = f"{row.wasted_s / row.taken_s:.0%}" if row.taken_s else "-"
         table.add_row(row.name, f"{row.runs:,}", *(_hours(value) for value in seconds), share)
     if len(rows) > SHOWN:
         table.caption = f"and {len(rows) - SHOWN} more: --json has them all"
@@ -236,3 +291,6 @@ def _table(title: str, *columns: str) -> Table:
 
 def _hours(gpu_s: float) -> str:
     return f"{gpu_s / 3600:,.2f} h" if gpu_s >= 3600 else f"{gpu_s:,.1f} s"
+
+
+audit = _with_sources(_audit)

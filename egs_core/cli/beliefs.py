@@ -13,7 +13,8 @@ from egs_core.cli.simulated import estimate_of, input_bytes
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
 from egs_core.history import HistoryRow, history_from_runlog
-from egs_core.history.sql import SqlHistory
+from egs_core.history.opened import open_history
+from egs_core.history.pending import learn_pending
 from egs_core.predict import Predictor
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import FORMAT
@@ -54,7 +55,8 @@ def _start_of(path: Path) -> bytes:
 
 
 def _rows_of_database(url: str, pipelines: Sequence[str]) -> list[HistoryRow]:
-    store = SqlHistory(url)
+    learn_pending(url)
+    store = open_history(url)
     rows = [row for pipeline in pipelines for row in store.load(pipeline)]
     store.close()
     if store.problem is not None:

@@ -13,18 +13,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from egs_core.adapter import Controlling, ControlOutcome, ControlRequest, RunningWorkload, adapter_names, load_adapter
+from egs_core.adapter import (
+    Controlling,
+    ControlOutcome,
+    ControlRequest,
+    RunningWorkload,
+    adapter_names,
+    default_adapter,
+    load_adapter,
+)
 from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 
-On = Annotated[str, typer.Option("--on", help="The framework that runs it.")]
-Workload = Annotated[str, typer.Argument(help="As `egs ps` lists it.")]
+On = Annotated[str, typer.Option("--on", help="Framework on which it runs, by its adapter's name.")]
+Workload = Annotated[str, typer.Argument(help="Name of the workload, as `egs ps` lists it.")]
 Stage = Annotated[str, typer.Option(help="Only this stage of it.")]
 Task = Annotated[str, typer.Option(help="Only this task of it.")]
-Address = Annotated[str, typer.Option(help="Of the cluster; without it the one that the framework itself would find.")]
-Driver = Annotated[str, typer.Option(help="Which of several processes that run such a workload (as `egs ps` says).")]
-Reason = Annotated[str, typer.Option(help="For the run log and whoever waits.")]
-Actor = Annotated[str, typer.Option(help="Who asks for it; by default user@host.")]
+Address = Annotated[str, typer.Option(help="Address of the cluster; default: the one that the framework finds.")]
+Driver = Annotated[str, typer.Option(help="Process that runs it, if several do (as `egs ps` lists it).")]
+Reason = Annotated[str, typer.Option(help="Reason, for the run log and for users whose tasks wait.")]
+Actor = Annotated[str, typer.Option(help="Name of the user who asks; default: user@host.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 DONE = {"abort": "ended", "pause": "paused", "resume": "resumed", "preempt": "stopped, to start again"}
@@ -33,17 +41,17 @@ SHOWN = 8
 
 def abort(
     workload: Workload,
-    on: On = "ray",
+    on: On = "",
     stage: Stage = "",
     task: Task = "",
     address: Address = "",
     driver: Driver = "",
     reason: Reason = "",
     actor: Actor = "",
-    grace: Annotated[str, typer.Option(help="How long tasks may take to save a checkpoint.")] = "0s",
+    grace: Annotated[str, typer.Option(help="Time that tasks get to save a checkpoint.")] = "0s",
     as_json: AsJson = False,
 ) -> None:
-    """End a workload, a stage or a task that another process runs, and what waits for it. Nothing is tried again."""
+    """Stop a workload, a stage or a task for good, with the tasks that depend on it. Nothing is retried."""
     grace_s = parse_seconds(grace, "--grace")
     _carry_out(on, ControlRequest("abort", workload, stage, task, address, driver, actor, reason, grace_s), as_json)
 
@@ -53,7 +61,7 @@ def _command(verb: str, what_it_does: str) -> Callable[..., None]:
 
     def command(
         workload: Workload,
-        on: On = "ray",
+        on: On = "",
         stage: Stage = "",
         task: Task = "",
         address: Address = "",
@@ -68,16 +76,15 @@ def _command(verb: str, what_it_does: str) -> Callable[..., None]:
     return command
 
 
-pause = _command("pause", "Start nothing more of a workload, a stage or a task; phases that run go on to their end.")
-resume = _command("resume", "Take back the pause of exactly this workload, stage or task.")
+pause = _command("pause", "Start no more phases of a workload, a stage or a task; running phases continue.")
+resume = _command("resume", "End the pause of exactly this workload, stage or task.")
 preempt = _command(
-    "preempt", "Stop what runs of a workload, a stage or a task now, and start it again when its turn comes."
+    "preempt", "Stop the running tasks of a workload or a stage, or one task, and restart them when their turn comes."
 )
 
 
-def ps(on: On = "ray", address: Address = "", as_json: AsJson = False) -> None:
-    """List what runs with EGS on a framework: workloads, and the tasks that run of each, since when, with how many
-    GPUs."""
+def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
+    """List the workloads that run with EGS on a framework, and their running tasks: since when, on how many GPUs."""
     found = _controlling(on).running(address)
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
@@ -88,6 +95,7 @@ def ps(on: On = "ray", address: Address = "", as_json: AsJson = False) -> None:
 
 
 def _controlling(on: str) -> Controlling:
+    on = on or default_adapter()
     adapter = load_adapter(on)
     if not isinstance(adapter, Controlling):
         able = [name for name in adapter_names() if isinstance(load_adapter(name), Controlling)]

@@ -11,12 +11,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from egs_core.adapter import POLICIES, Adapter, DemoOutcome, DemoRequest, RunOutcome, adapter_names, load_adapter
+from egs_core.adapter import (
+    POLICIES,
+    Adapter,
+    DemoOutcome,
+    DemoRequest,
+    RunOutcome,
+    adapter_names,
+    default_adapter,
+    load_adapter,
+)
 from egs_core.cli.running import shown_progress
 from egs_core.errors import InputError
 from egs_core.report.build import write_report
+from egs_core.runlog.claims import LEAST_NOISE, claim_of, noise_between
 from egs_core.runlog.figures import FIGURES
 from egs_core.runlog.io import read_run
+from egs_core.runlog.timeline import build_timeline
 
 NATIVE, EGS = "native", "egs"
 FIFO, TUNED, NO_HINTS = "fifo", "tuned", "egs-no-hints"
@@ -40,14 +51,15 @@ ROWS = {
 
 
 def demo(
-    on: Annotated[str, typer.Option("--on", help="The framework to run on.")] = "ray",
+    on: Annotated[str, typer.Option("--on", help="Framework to run on, by its adapter's name.")] = "",
     out: Annotated[Path, typer.Option("--out", help="Folder for the run logs and the page.")] = DEFAULT_OUT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Run the demo's pipelines natively and with EGS on a real local framework, and compare.
+    """Run the demo's pipelines natively and with EGS on a real local framework, and compare them.
 
-    Takes three to five minutes. Exit code 1 when the ways to run them do not give the same results.
+    Takes three to five minutes. Exit code 1 if the variants do not give the same results.
     """
+    on = on or default_adapter()
     if on not in adapter_names():
         raise InputError("--on", f"unknown {on!r}", f"one of {', '.join(adapter_names()) or 'none installed'}")
     _make_folder(out)
@@ -58,7 +70,7 @@ def demo(
     if problem:
         print(f"error: {problem}; the run logs are in {out}", file=sys.stderr)
         return 1
-    page = write_report([read_run(run.runlog_path) for run in runs.values()], out / PAGE)
+    page = write_report([read_run(run.runlog_path) for run in runs.values()], out / PAGE, same_work=True)
     if as_json:
         typer.echo(json.dumps(figures(outcomes[0], runs)))
     else:
@@ -109,7 +121,8 @@ def _show(outcome: DemoOutcome, runs: dict[str, RunOutcome], page: Path) -> None
         table.add_row(title, *shown, ideal.get(figure, ""))
     console = Console()
     console.print(table)
-    for line in conclusions(outcome.ideal_bound_s, {name: run.metrics["makespan_s"] for name, run in runs.items()}):
+    makespan_s = {name: run.metrics["makespan_s"] for name, run in runs.items()}
+    for line in conclusions(outcome.ideal_bound_s, makespan_s, noise_of(runs)):
         console.print(line, highlight=False)
     if outcome.emulated_gpus:
         console.print("The GPUs are emulated: a GPU phase is a short real computation, then a wait.", highlight=False)
@@ -120,19 +133,34 @@ def _show(outcome: DemoOutcome, runs: dict[str, RunOutcome], page: Path) -> None
     console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
 
 
-def conclusions(ideal_s: float, makespan_s: dict[str, float]) -> list[str]:
-    """What the makespans of the variants say of EGS, one line each."""
-    native, egs = makespan_s[NATIVE], makespan_s[EGS]
-    lines = [f"{native / egs:.1f} times as fast with EGS, {egs / ideal_s - 1:.0%} above what no scheduler can beat."]
-    if FIFO in makespan_s:
-        lines.append(
-            f"{makespan_s[FIFO] / egs:.1f} times as fast as the same tasks in parallel, first ready first served."
-        )
-    if TUNED in makespan_s:
-        lines.append(f"{makespan_s[TUNED] / egs:.1f} times as fast as tuned by hand.")
-    if NO_HINTS in makespan_s:
-        lines.append(f"{native / makespan_s[NO_HINTS]:.2f} times as fast with EGS on pipelines as they are, no hints.")
+def conclusions(ideal_s: float, makespan_s: dict[str, float], noise: dict[str, float] | None = None) -> list[str]:
+    """What one run of each variant says of EGS, one line each. noise: by variant, of the pair that it is in; see
+    `runlog.claims`."""
+    above = f"{makespan_s[EGS] / ideal_s - 1:.0%} above what no scheduler can beat"
+    said = {
+        NATIVE: (NATIVE, EGS, f"with EGS, {above}", "the pipelines alone"),
+        FIFO: (FIFO, EGS, "as the same tasks in parallel, first ready first served", "the same tasks in parallel"),
+        TUNED: (TUNED, EGS, "as tuned by hand", "the pipelines as tuned by hand"),
+        NO_HINTS: (NATIVE, NO_HINTS, "with EGS on pipelines as they are, no hints", "the pipelines alone, no hints"),
+    }
+    lines = []
+    for name, (slow, fast, claimed, against) in said.items():
+        if name not in makespan_s:
+            continue
+        claim = claim_of([(makespan_s[slow], makespan_s[fast])], (noise or {}).get(name, LEAST_NOISE))
+        if claim is not None and claim.is_claimed:
+            digits = 2 if name == NO_HINTS else 1
+            lines.append(f"{claim.ratio:.{digits}f} times as fast {claimed}.")
+        else:
+            both = f"{makespan_s[slow]:.1f} s and {makespan_s[fast]:.1f} s"
+            lines.append(f"No claim against {against}: {both} are within the noise of one pair of runs.")
     return lines
+
+
+def noise_of(runs: dict[str, RunOutcome]) -> dict[str, float]:
+    """The noise between each variant and what it is held against: EGS; for EGS without hints, the native run."""
+    lines = {name: build_timeline(read_run(run.runlog_path).records) for name, run in runs.items()}
+    return {name: noise_between(lines[NATIVE if name == NO_HINTS else EGS], line) for name, line in lines.items()}
 
 
 def _shown(figure: str, value: float | None) -> str:

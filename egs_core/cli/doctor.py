@@ -15,21 +15,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from egs_core.adapter import Adapter, Check, adapter_distributions, adapter_names, load_adapter
+from egs_core.adapter import Adapter, Check, Surface, adapter_distributions, adapter_names, load_adapter, surfaces_of
 from egs_core.errors import EgsError
+from egs_core.mode import VARIABLE, parse_mode
 from egs_core.places import data_folder
 
-MODES = ("off", "observe", "on")
-MODE_VARIABLE = "EGS_MODE"
 NO_DEVICES = "none visible; GPU phases are emulated"
 
 
 class AdapterState(msgspec.Struct, frozen=True):
-    """One installed adapter: what it can do and how its own checks went."""
+    """One installed adapter: what it can do, in all and with each of its surfaces, and how its own checks went."""
 
     name: str
     capabilities: dict[str, str]
     checks: list[Check]
+    surfaces: list[Surface] = []
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -74,12 +74,11 @@ def python_check(found: tuple[int, int, int]) -> Check:
 
 def current_mode(environment: dict[str, str]) -> tuple[str, Check]:
     """The mode that hooks on unmodified code would take, and where that was set."""
-    value = environment.get(MODE_VARIABLE, "").strip().lower()
-    if not value:
-        return "observe", Check("mode", True, f"observe (the default; {MODE_VARIABLE} is not set)")
-    if value not in MODES:
-        return "observe", Check("mode", False, f"{MODE_VARIABLE}={value!r} is none of {', '.join(MODES)}")
-    return value, Check("mode", True, f"{value} (from {MODE_VARIABLE} in the environment)")
+    stated = environment.get(VARIABLE, "")
+    mode, problem = parse_mode(stated, "observe")
+    if not stated.strip():
+        return mode, Check("mode", True, f"observe (the default; {VARIABLE} is not set)")
+    return mode, Check("mode", not problem, problem or f"{mode} (from {VARIABLE} in the environment)")
 
 
 def visible_gpus() -> tuple[list[str], Check]:
@@ -128,7 +127,7 @@ def installed_packages() -> dict[str, str]:
 def adapters_check(adapters: list[AdapterState]) -> Check:
     """Whether there is any framework that `egs replay` and `egs demo` could use."""
     if not adapters:
-        return Check("adapters", False, "none installed (pip install egs-ray)")
+        return Check("adapters", False, "none installed: each framework has a distribution of its own (see the README)")
     return Check("adapters", True, ", ".join(adapter.name for adapter in adapters))
 
 
@@ -136,7 +135,7 @@ def _adapter_state(name: str) -> AdapterState:
     """Ask one adapter. One that breaks here is a failed check and takes nothing else down."""
     try:
         adapter: Adapter = load_adapter(name)
-        return AdapterState(name, adapter.capabilities(), adapter.doctor())
+        return AdapterState(name, adapter.capabilities(), adapter.doctor(), surfaces_of(adapter))
     except EgsError as error:
         return AdapterState(name, {}, [Check("load", False, str(error))])
     except Exception as error:  # an adapter is someone else's code
@@ -170,10 +169,20 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
     for adapter in diagnosis.adapters:
         for check in adapter.checks:
             _add(table, f"{adapter.name}: ", check)
-        for name, answer in adapter.capabilities.items():
-            table.add_row("", f"{adapter.name}: can {name}", escape(answer))
+        for surface in adapter.surfaces if len(adapter.surfaces) > 1 else ():
+            table.add_row("", f"{adapter.name}: {surface.name} is", escape(surface.use))
+        for name in adapter.capabilities:
+            table.add_row("", f"{adapter.name}: can {name}", escape(_answers(adapter.surfaces, name)))
     console.print(table)
     console.print("packages: " + ", ".join(f"{name} {found}" for name, found in diagnosis.packages.items()))
+
+
+def _answers(surfaces: list[Surface], capability: str) -> str:
+    """One answer where all surfaces agree, else one a line."""
+    answers = [surface.can[capability] for surface in surfaces]
+    if len(set(answers)) == 1:
+        return answers[0]
+    return "\n".join(f"{surface.name}: {answer}" for surface, answer in zip(surfaces, answers, strict=True))
 
 
 def _add(table: Table, prefix: str, check: Check) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.adapter import load_source
+from egs_core.adapter import load_source, source_of_suffix
 from egs_core.errors import InputError
 from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes, topological_order, work_s
 from egs_core.graph.bounds import lower_bound
@@ -19,32 +19,37 @@ from egs_core.graph.columns import GPU
 from egs_core.graph.load import TARGETS, LoadedWorkload, encode_workload, load_workload, save_workload
 
 _SHOWN_TASKS = 6
-SOURCES = {".yaml": "kubeflow", ".yml": "kubeflow"}
-"""Suffix of a file that is no JSON -> the framework whose pipelines are kept in such files."""
+OWN = ("", ".json", ".gz")
+"""Endings of files in the core's own formats; an installed adapter may read files with another one."""
 
 
 def graph(
     file: Annotated[
-        Path, typer.Argument(help="EGS JSON, or WfFormat 1.5 or 1.6, plain or gzip; a compiled Kubeflow pipeline.")
+        Path,
+        typer.Argument(help="Workload file: EGS JSON, WfFormat 1.5 or 1.6 (plain or gzip), or a compiled pipeline."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     to: Annotated[str | None, typer.Option("--to", help=f"Convert: {', '.join(TARGETS)}.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the converted workload here.")] = None,
-    source: Annotated[str | None, typer.Option("--from", help="Framework whose file it is: airflow, kubeflow.")] = None,
-    select: Annotated[str, typer.Option("--select", help="With --from: which pipeline of the file.")] = "",
-    slots: Annotated[int | None, typer.Option("--slots", help="Add the lower bound on this many equal slots.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="Framework that the file belongs to, by its adapter's name.")
+    ] = None,
+    select: Annotated[str, typer.Option("--select", help="With --from: name of the pipeline in the file.")] = "",
+    slots: Annotated[
+        int | None, typer.Option("--slots", help="Add the lower bound of the makespan on this many equal slots.")
+    ] = None,
 ) -> None:
     """Read a workload file and show its graph: tasks, edges, critical path; convert it."""
     if to is not None and to not in TARGETS:
         raise InputError("--to", f"unknown format {to!r}", f"one of {', '.join(TARGETS)}")
     if as_json and to is not None and output is None:
-        raise InputError("--json", "prints the summary, --to the workload", "give -o a file, or use one")
+        raise InputError("--json", "cannot be combined with --to on stdout", "give -o a file, or use one")
     if select and source is None:
-        raise InputError("--select", "chooses a pipeline of a framework's file", "add --from")
+        raise InputError("--select", "selects a pipeline in a file of a framework", "add --from")
     if slots is not None and slots < 1:
         raise InputError("--slots", f"must be at least 1, not {slots}")
     if source is None:
-        source = SOURCES.get(file.suffix)
+        source = None if file.suffix in OWN else source_of_suffix(file.suffix) or None
     loaded = load_workload(file) if source is None else load_source(source).load(file, select)
     if output is not None:
         save_workload(loaded, output, to or "egs", str(file))

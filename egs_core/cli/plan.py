@@ -31,16 +31,16 @@ def plan(
     gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
     nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = "egs",
-    limit: Annotated[int, typer.Option(help="Tasks to show; --json gives all.")] = SHOWN,
+    limit: Annotated[int, typer.Option(help="Number of tasks to show; --json gives all.")] = SHOWN,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the order in which EGS would run a workload, and why. Unknown durations are assumed, and counted."""
+    """Show the order in which EGS would run a workload, and why. Unknown durations are assumed and counted."""
     config = msgspec.structs.replace(
         shared.cluster_config(slots, cpus, gpus, nodes), policy=shared.known_policy(policy)
     )
     if limit < 1:
         raise InputError("--limit", f"must be at least 1, not {limit}")
-    workload, assumed = shared.with_assumed_durations(load_workload(file))
+    workload, assumed = shared.with_assumed_durations(shared.with_applied_limits(load_workload(file)))
     result = simulate([workload], config)
     rows = planned_tasks(workload, result)
     summary = {

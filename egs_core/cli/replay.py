@@ -20,7 +20,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from egs_core.adapter import POLICIES, ReplayRequest, ReplayWorkload, RunOutcome, adapter_names, load_adapter
+from egs_core.adapter import (
+    POLICIES,
+    ReplayRequest,
+    ReplayWorkload,
+    RunOutcome,
+    adapter_names,
+    default_adapter,
+    load_adapter,
+)
 from egs_core.cli.running import shown_progress
 from egs_core.cli.simulated import lower_bound_s
 from egs_core.errors import InputError
@@ -39,11 +47,11 @@ MOST_CPUS, MOST_GPUS = 100_000, 10_000
 
 def replay(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One or more workload files.")],
-    on: Annotated[str, typer.Option("--on", help="sim, or an installed framework: ray, airflow, kubeflow.")] = "ray",
-    policy: Annotated[str, typer.Option(help="egs, or native: the framework alone.")] = "egs",
-    cpus: Annotated[int, typer.Option(help="CPUs to run on (logical on a real framework).")] = 4,
-    gpus: Annotated[int, typer.Option(help="GPUs to run on (logical on a real framework).")] = 2,
-    time_scale: Annotated[float, typer.Option(help="Every duration and arrival times this.")] = 1.0,
+    on: Annotated[str, typer.Option("--on", help="sim (the simulator), or a framework, by its adapter's name.")] = "",
+    policy: Annotated[str, typer.Option(help="egs, or native (the framework alone).")] = "egs",
+    cpus: Annotated[int, typer.Option(help="Number of CPUs (logical on a real framework).")] = 4,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs (logical on a real framework).")] = 2,
+    time_scale: Annotated[float, typer.Option(help="Factor for all durations and arrival times.")] = 1.0,
     runlog: Annotated[Path | None, typer.Option(help="Write the run log to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -52,6 +60,7 @@ def replay(
     Every task occupies its CPUs and GPUs for its scaled duration, and really waits for what it depends on. A task with
     a warm-up really loads for that long. Memory is not reserved and files are not transferred.
     """
+    on = on or default_adapter()
     _check_options(on, policy, cpus, gpus, time_scale)
     _check_output(runlog, files)
     workloads = _named(load_workload(file) for file in files)
@@ -90,7 +99,7 @@ def _check_output(runlog: Path | None, files: Sequence[Path]) -> None:
     if runlog.is_dir():
         raise InputError(str(runlog), "is a folder", "name a file for the run log")
     if not runlog.parent.is_dir():
-        raise InputError(str(runlog.parent), "no such folder", "the run log is to go there")
+        raise InputError(str(runlog.parent), "no such folder", "the run log would be written there")
     if not os.access(runlog if runlog.exists() else runlog.parent, os.W_OK):
         raise InputError(str(runlog), "cannot be written")
     if any(file.exists() and runlog.exists() and runlog.samefile(file) for file in files):

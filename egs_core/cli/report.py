@@ -22,7 +22,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics of each log as one JSON object.")] = False,
 ) -> None:
-    """Turn run logs into one self-contained page.
+    """Write run logs as one self-contained HTML page.
 
     Of several logs the one whose policy is native counts as before, else the first.
     """

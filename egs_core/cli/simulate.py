@@ -16,8 +16,9 @@ from rich.table import Table
 from egs_core.cli import simulated as shared
 from egs_core.cli.beliefs import estimator_of
 from egs_core.engine import POLICIES
-from egs_core.engine.flavor_choice import OBJECTIVES
-from egs_core.engine.flavors import REFERENCE, FlavorSpec, cost_of
+from egs_core.engine.rules.flavor_choice import OBJECTIVES
+from egs_core.engine.rules.flavors import cost_of
+from egs_core.engine.specs import REFERENCE, FlavorSpec
 from egs_core.errors import InputError
 from egs_core.graph.columns import Shape
 from egs_core.graph.load import LoadedWorkload, load_workload
@@ -42,29 +43,35 @@ def simulate(
     durations: Annotated[str, typer.Option(help=f"What the engine is told: {shared.DURATIONS}.")] = "exact",
     history: Annotated[
         list[str] | None,
-        typer.Option(help="For predicted durations: database URL, SQLite file, run log or workload file; repeatable."),
+        typer.Option(help="With predicted durations: database URL, SQLite file, run log or workload file; repeatable."),
     ] = None,
     no_preload: Annotated[
-        bool, typer.Option("--no-preload", help="Start processes only when their task starts.")
+        bool, typer.Option("--no-preload", help="Start a process only when its task starts.")
     ] = False,
-    no_split: Annotated[bool, typer.Option("--no-split", help="Tasks hold all they need from start to end.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the random policy and of failures.")] = 0,
-    bandwidth: Annotated[float | None, typer.Option(help="Bytes per second between nodes; default: instant.")] = None,
-    failure_rate: Annotated[float, typer.Option(help="Chance that a phase fails, 0 to 1.")] = 0.0,
+    no_split: Annotated[
+        bool, typer.Option("--no-split", help="Tasks hold all their resources from start to end.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the random policy and of failures.")] = 0,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="Bandwidth between nodes in bytes per second; default: unlimited.")
+    ] = None,
+    failure_rate: Annotated[float, typer.Option(help="Probability that a phase fails, 0 to 1.")] = 0.0,
     max_wait: Annotated[
-        float | None, typer.Option(help="Seconds after which a waiting task goes to the front.")
+        float | None, typer.Option(help="Seconds after which a waiting task moves to the front.")
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="YAML file of nodes and flavors, instead of --slots or --cpus.")
+        Path | None, typer.Option(help="YAML file of nodes and flavors; replaces --slots and --cpus.")
     ] = None,
-    objective: Annotated[str, typer.Option(help=f"How a flavor is chosen: {', '.join(OBJECTIVES)}.")] = "finish",
+    objective: Annotated[
+        str, typer.Option(help=f"Objective by which a flavor is chosen: {', '.join(OBJECTIVES)}.")
+    ] = "finish",
     queues: Annotated[Path | None, typer.Option(help="YAML file of queues and their quotas.")] = None,
-    gpu_price: Annotated[float, typer.Option(help="Of a GPU for an hour, for limits of cost.")] = 0.0,
-    cpu_price: Annotated[float, typer.Option(help="Of a CPU for an hour, for limits of cost.")] = 0.0,
-    runlog: Annotated[Path | None, typer.Option(help="Write the run's log here.")] = None,
+    gpu_price: Annotated[float, typer.Option(help="Price per GPU-hour, for cost limits.")] = 0.0,
+    cpu_price: Annotated[float, typer.Option(help="Price per CPU-hour, for cost limits.")] = 0.0,
+    runlog: Annotated[Path | None, typer.Option(help="Write the run log to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run workloads on a simulated cluster in virtual time. Phases take what their file says."""
+    """Run workloads on a simulated cluster in virtual time. Durations come from the workload files."""
     config = msgspec.structs.replace(
         shared.cluster_config(slots, cpus, gpus, nodes, cluster),
         durations=shared.known_durations(durations),
@@ -81,11 +88,12 @@ def simulate(
         config = msgspec.structs.replace(config, flavors=_priced(gpu_price, cpu_price, cluster))
     shared.known_policy(policy, (ALL,))
     if policy == ALL and runlog is not None:
-        raise InputError("--runlog", "is the log of one run", "name one policy")
+        raise InputError("--runlog", "takes the log of one run", "name one policy")
     predicted = config.durations is Durations.PREDICTED
     if predicted and not history:
         estimator_of((), ())
-    workloads = [load_workload(path) for path in files]
+    priced = any(flavor.gpu_hour or flavor.cpu_hour for flavor in config.flavors)
+    workloads = [shared.with_applied_limits(load_workload(path), has_prices=priced) for path in files]
     estimator = estimator_of(history or (), [w.name for w in workloads]) if predicted else None
     policies = list(POLICIES) if policy == ALL else [policy]
     runs = [_run(workloads, msgspec.structs.replace(config, policy=name), estimator, runlog) for name in policies]
@@ -196,7 +204,7 @@ def _shown(key: str, value: Any) -> str:
 def _priced(gpu_hour: float, cpu_hour: float, cluster: Path | None) -> tuple[FlavorSpec, ...]:
     for option, price in (("--gpu-price", gpu_hour), ("--cpu-price", cpu_hour)):
         if cluster is not None and price:
-            raise InputError(option, "does not go with --cluster", "state the prices of its flavors in the file")
+            raise InputError(option, "cannot be combined with --cluster", "state the prices of its flavors in the file")
         _positive(option, price, zero=True)
     return (FlavorSpec("", gpu_hour, cpu_hour),)
 

@@ -17,13 +17,14 @@ from egs_core.graph.bounds import compute_bound
 from egs_core.graph.columns import Graph, Shape
 from egs_core.graph.load import LoadedWorkload
 from egs_core.graph.places import did_you_mean
+from egs_core.notices import warn_once
 from egs_core.predict import Features, Predictor, signature_of
 from egs_core.sim import Durations, SimConfig, SimNode
 
-SLOTS_HELP = "Equal places; every phase takes one, whatever it asks for."
-CPUS_HELP = "CPUs of a node; phases take what they ask for."
+SLOTS_HELP = "Number of equal slots; every phase takes one, whatever it requests."
+CPUS_HELP = "CPUs of a node; phases take what they request."
 GPUS_HELP = "GPUs of a node."
-NODES_HELP = "How many such nodes."
+NODES_HELP = "Number of such nodes."
 
 
 def cluster_config(
@@ -32,17 +33,19 @@ def cluster_config(
     """The cluster part of a simulation from a command's options. InputError for what is no cluster."""
     if file is not None:
         if (slots, cpus, gpus, nodes) != (None, None, None, None):
-            raise InputError("--cluster", "stands alone", "the file says what nodes there are")
+            raise InputError("--cluster", "cannot be combined with other sizes", "the file says what nodes there are")
         described = load_cluster(file)
         return SimConfig(nodes=described.nodes, flavors=described.flavors)
     if slots is not None:
         if cpus is not None or gpus is not None or nodes is not None:
-            raise InputError("--slots", "stands alone", "either --slots, or --cpus with --gpus and --nodes")
+            raise InputError(
+                "--slots", "cannot be combined with other sizes", "either --slots, or --cpus with --gpus and --nodes"
+            )
         if slots < 1:
             raise InputError("--slots", f"must be at least 1, not {slots}")
         return SimConfig(slots=slots)
     if cpus is None:
-        raise InputError("--slots", "say what to run on", "--slots M, or --cpus C with --gpus G and --nodes N")
+        raise InputError("--slots", "no cluster is given", "--slots M, or --cpus C with --gpus G and --nodes N")
     count = 1 if nodes is None else nodes
     if not (math.isfinite(cpus) and 0 < cpus <= 1e6):
         raise InputError("--cpus", f"must be above 0 and at most 1000000, not {cpus:g}")
@@ -105,6 +108,22 @@ def with_assumed_durations(workload: LoadedWorkload) -> tuple[LoadedWorkload, in
     return msgspec.structs.replace(workload, graph=msgspec.structs.replace(graph, phase_duration_s=seconds)), len(
         unknown
     )
+
+
+def with_applied_limits(workload: LoadedWorkload, *, has_prices: bool = False) -> LoadedWorkload:
+    """The workload without the limits that cannot be applied, one warning for each kind: nothing measures whether a
+    task is idle, and without prices nothing costs anything."""
+    options = workload.graph.options
+    if any(one.idle_timeout_s is not None for one in options.values()):
+        warn_once("idle_timeout_s is not applied: nothing measures yet whether a task is idle; use max_runtime_s")
+        applied = {task: msgspec.structs.replace(one, idle_timeout_s=None) for task, one in options.items()}
+        workload = msgspec.structs.replace(workload, graph=msgspec.structs.replace(workload.graph, options=applied))
+    costs = [workload.max_cost, *(one.max_cost for one in options.values())]
+    if not has_prices and any(cost is not None for cost in costs):
+        warn_once(
+            "max_cost is not applied: the simulated hardware has no prices; see egs simulate --gpu-price, --cluster"
+        )
+    return workload
 
 
 def lower_bound_s(workloads: Sequence[LoadedWorkload], config: SimConfig) -> float:

@@ -11,8 +11,8 @@ import typer
 
 from egs_core.cli import simulated as shared
 from egs_core.engine import POLICIES
-from egs_core.engine.lifecycle import HELD, PENDING, READY
 from egs_core.engine.messages import Reason
+from egs_core.engine.state.lifecycle import HELD, PENDING, READY
 from egs_core.errors import InputError
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.load import load_workload
@@ -30,11 +30,11 @@ def why(
     cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
     gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
     nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
-    policy: Annotated[str, typer.Option(help=f"Of the simulation: one of {', '.join(POLICIES)}.")] = "egs",
-    at: Annotated[float | None, typer.Option(help="Ask at this second of the simulation, not for every wait.")] = None,
+    policy: Annotated[str, typer.Option(help=f"Policy of the simulation: one of {', '.join(POLICIES)}.")] = "egs",
+    at: Annotated[float | None, typer.Option(help="Explain only the state at this second of the simulation.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say why a task of a run waited: what it waited for in each phase, for how long, and what then let it start."""
+    """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
     if is_runlog(file):
         if slots is not None or cpus is not None or at is not None:
             raise InputError(str(file), "is a run log", "--slots, --cpus and --at are for a workload to simulate")
@@ -42,7 +42,7 @@ def why(
     else:
         config = shared.cluster_config(slots, cpus, gpus, nodes)
         config = msgspec.structs.replace(config, policy=shared.known_policy(policy), records=False)
-        workload, _ = shared.with_assumed_durations(load_workload(file))
+        workload, _ = shared.with_assumed_durations(shared.with_applied_limits(load_workload(file)))
         for task in tasks:
             shared.task_index(workload.graph.ids, task, str(file))
         simulation = Simulation([workload], config)

@@ -21,9 +21,9 @@ import msgspec
 from egs_core.driver.storage import FILE_SYSTEM, File, Storage
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine.messages import AnyEvent, Event
-from egs_core.engine.recording import Transition, fold
-from egs_core.engine.snapshots import decode_state
-from egs_core.engine.state import State
+from egs_core.engine.state.journal import Transition, fold
+from egs_core.engine.state.snapshots import decode_state
+from egs_core.engine.state.state import State
 from egs_core.errors import InputError
 
 FORMAT = "egs-journal"

@@ -2,7 +2,7 @@
 
 A recovered engine believes its journal. Meanwhile work went on: what was granted may have started, ended, or never
 have arrived. So a driver computes its `open_questions` once, before it handles anything else, asks each node what it
-runs, and hands the engine the `events_of` the answer.
+runs, and hands the engine the `events_of` the answer. No adapter asks yet; the site server will.
 
     the engine believes              the node says                       event
     granted or running               it runs                             PhaseStarted
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.engine.state import State
+from egs_core.engine.state.state import State
 
 RUNNING = "running"
 

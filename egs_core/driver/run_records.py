@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from egs_core.driver.waits import Explain, WaitRecords
 from egs_core.engine import messages as m
-from egs_core.engine.flavors import seconds_on
-from egs_core.engine.state import State
+from egs_core.engine.rules.flavors import seconds_on
+from egs_core.engine.state.state import State
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.runlog import records as r
 
@@ -14,14 +15,18 @@ Emit = Callable[[r.Record], None]
 
 
 class RunRecords:
-    """Turns what passes between a driver and its engine into records; call it right after `Engine.handle`.
+    """Turns what passes between a driver and its engine into records; call it right after `Engine.handle`. The driver's
+    clock is the run's clock. explain: the engine's; with it `after` writes what waits, and why, while it waits."""
 
-    offset_s is added to nothing: the driver's clock is the run's clock.
-    """
-
-    def __init__(self, state: State, emit: Emit) -> None:
+    def __init__(self, state: State, emit: Emit, explain: Explain | None = None) -> None:
         self._state = state
         self._emit = emit
+        self._waits = None if explain is None else WaitRecords(state, explain, emit, self.names)
+
+    def after(self, event: m.Event, now: float) -> None:
+        """What the event made ready and was not granted with it, and which reasons to wait have changed."""
+        if self._waits is not None:
+            self._waits.after(event, now)
 
     def node(self, event: m.NodeAdded, now: float) -> None:
         memory = event.memory_bytes or 0
@@ -46,13 +51,14 @@ class RunRecords:
             self._emit(r.TaskAdded(now, event.workload, task_id, graph.names[local], parents, tuple(phases)))
 
     def grant(self, grant: m.Grant, now: float) -> None:
-        """Ready (with its true time), why it was held if it was, and the decision."""
+        """Ready (with its true time) and that it was held, where that is not written yet, and the decision."""
         state, phase = self._state, grant.phase
         workload, task, index = self.names(phase)
-        ready_at = state.ready_at[phase]
-        self._emit(r.Ready(ready_at, workload, task, index, grant.attempt))
-        if now > ready_at:
-            self._emit(r.Held(ready_at, workload, task, index, "capacity", f"until {now:.3f}: {grant.reason}"))
+        if self._waits is None or not self._waits.granted(phase, grant.attempt):
+            ready_at = state.ready_at[phase]
+            self._emit(r.Ready(ready_at, workload, task, index, grant.attempt))
+            if now > ready_at:
+                self._emit(r.Held(ready_at, workload, task, index, "capacity", f"until {now:.3f}: {grant.reason}"))
         p50, p95 = state.estimate_s[phase], state.estimate_p95_s[phase]
         if (state.flavors or state.flavor_estimates) and phase in state.leases:
             p50, p95 = seconds_on(state, phase, state.nodes[state.leases[phase].node].flavor)
@@ -85,6 +91,8 @@ class RunRecords:
         self._emit(r.ColdStart(start, end, workload, task, index, grant.attempt))
 
     def ended(self, phase: int, attempt: int, outcome: str, now: float, reason: str = "") -> None:
+        if self._waits is not None:
+            self._waits.ended(phase)
         workload, task, index = self.names(phase)
         self._emit(r.Ended(now, workload, task, index, attempt, outcome, reason))
 

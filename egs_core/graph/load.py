@@ -30,7 +30,7 @@ TARGETS = ("egs", "wfformat", "mermaid", "dot")
 class LoadedWorkload(msgspec.Struct):
     """A workload ready for the engine: who submits it where and when, and its validated graph.
 
-    deadline_s after its submission; the most that all of it may use: see `egs_core.engine.usage.Limits`.
+    deadline_s after its submission; the most that all of it may use: see `egs_core.engine.specs.Limits`.
     """
 
     id: str
@@ -43,6 +43,7 @@ class LoadedWorkload(msgspec.Struct):
     max_runtime_s: float | None = None
     max_gpu_s: float | None = None
     max_cost: float | None = None
+    submission: str = ""  # workloads with the same one are ordered as one
 
 
 def load_workload(path: str | Path) -> LoadedWorkload:
@@ -106,6 +107,7 @@ def _from_own(document: dict[str, msgspec.Raw], place: str) -> LoadedWorkload:
         head.max_runtime_s,
         head.max_gpu_s,
         head.max_cost,
+        head.submission,
     )
 
 
@@ -154,6 +156,7 @@ def _own_json(loaded: LoadedWorkload) -> Iterator[bytes]:
     """Our own JSON in pieces, one line a task, defaults left out."""
     head: dict[str, object] = {"format": FORMAT, "version": VERSION, "id": loaded.id}
     fields = {"name": loaded.name, "tenant": loaded.tenant, "queue": loaded.queue, "arrival_s": loaded.arrival_s}
+    fields["submission"] = loaded.submission
     head |= {field: value for field, value in fields.items() if value}
     stated = {f: getattr(loaded, f) for f in ("deadline_s", "max_runtime_s", "max_gpu_s", "max_cost")}
     head |= {field: value for field, value in stated.items() if value is not None}

@@ -12,7 +12,7 @@ columnar (`columns.Graph`): `GraphBuilder` takes tasks one by one, so a large fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
@@ -21,6 +21,7 @@ from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape, TaskOptions
 from egs_core.graph.places import did_you_mean, join
 from egs_core.units import parse_bytes
+from egs_core.validation_words import hint_of, problem_of
 
 FORMAT = "egs-workload"
 VERSION = 1
@@ -120,7 +121,7 @@ class Task(_Model):
 
 class WorkloadHead(_Model):
     """A workload without its tasks: who submits it where, when, the files its tasks name, and what all of it together
-    may use. deadline_s: seconds from its submission until it should have ended."""
+    may use. deadline_s: seconds from its submission until it should have ended. submission: what it is a part of."""
 
     format: Literal["egs-workload"] = "egs-workload"
     version: Literal[1] = 1
@@ -133,6 +134,7 @@ class WorkloadHead(_Model):
     max_runtime_s: Seconds | None = None
     max_gpu_s: Seconds | None = None
     max_cost: Amount | None = None
+    submission: str = ""
     files: tuple[File, ...] = ()
 
 
@@ -266,17 +268,13 @@ def input_error(error: ValidationError, place: str, inside: str = "") -> InputEr
     path = inside
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    problem, hint = first["msg"].removeprefix("Value error, "), ""
-    if first["type"] == "too_short":
-        problem = "needs at least one entry"
-    elif first["type"] == "json_invalid" and "recursion" in problem:
-        problem = "JSON is nested too deeply"
-    elif first["type"] == "extra_forbidden":
-        problem = "unknown field"
-        hint = did_you_mean(str(first["loc"][-1]), [*Task.model_fields, *Phase.model_fields, *Workload.model_fields])
-    if not problem.startswith("JSON"):
-        problem = problem[:1].lower() + problem[1:]
-    return InputError(join(place, path), problem, hint)
+    known = [*Task.model_fields, *Phase.model_fields, *Workload.model_fields]
+    problem = "JSON is nested too deeply" if _is_too_deep(first) else problem_of(first)
+    return InputError(join(place, path), problem, hint_of(first, known))
+
+
+def _is_too_deep(error: Mapping[str, Any]) -> bool:
+    return bool(error["type"] == "json_invalid" and "recursion" in error["msg"])
 
 
 __all__ = ["FORMAT", "KIND_NAMES", "VERSION", "File", "GraphBuilder", "Phase", "Task", "Workload", "WorkloadHead"]

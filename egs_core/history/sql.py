@@ -1,32 +1,21 @@
-"""The history in a database: SQLite by default, PostgreSQL by URL. It fails open.
+"""The history in a database: SQLite by default, PostgreSQL by URL. It fails open, see `stored`.
 
-Whatever is wrong with the store (corrupt, locked, read-only, of a later version, no driver), the first time gives one
-warning, and from then on this history is empty and keeps nothing: a pipeline must not notice.
+A plain SQLite file needs none of this: see `sqlite`, and `opened`, which chooses.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
-from egs_core.graph.columns import Shape
-from egs_core.history.rows import HistoryRow, is_storable
+from egs_core.history.stored import FILE_NAME as FILE_NAME
+from egs_core.history.stored import SCHEMA_VERSION, StoredHistory
+from egs_core.history.stored import UnknownVersionError as UnknownVersionError
 from egs_core.places import data_folder
-from egs_core.predict.estimate import Signature
-
-SCHEMA_VERSION = 1
-FILE_NAME = "history.sqlite"
-LOAD_LIMIT = 20_000  # rows of a pipeline that are read at most: a predictor keeps 200 for each signature
-
-T = TypeVar("T")
-_log = logging.getLogger("egs.history")
 
 _metadata = sa.MetaData()
 _schema = sa.Table("egs_history_schema", _metadata, sa.Column("version", sa.Integer, primary_key=True))
@@ -50,16 +39,13 @@ _phases = sa.Table(
     sa.Column("framework", sa.Text, nullable=False),
     sa.Index("egs_history_phase_by_pipeline", "pipeline", "ended_at"),
 )
-_SHAPE_FIELDS = Shape.__struct_fields__
 
 
-class SqlHistory:
-    """A `History` in a database; several processes may write to one. Nothing is opened before the first use."""
+class SqlHistory(StoredHistory):
+    """See `StoredHistory`."""
 
     def __init__(self, url: str, *, busy_timeout_s: float = 5.0) -> None:
-        self.url = url
-        self.busy_timeout_s = busy_timeout_s
-        self.problem: str | None = None  # set once, when the store proved unusable: then every method is a no-op
+        super().__init__(url, busy_timeout_s=busy_timeout_s)
         self._engine: sa.Engine | None = None
 
     @classmethod
@@ -74,56 +60,29 @@ class SqlHistory:
         url = url or os.environ.get("EGS_HISTORY")
         return cls(url) if url else cls.in_folder(data_folder())
 
-    def record(self, rows: Iterable[HistoryRow]) -> int:
-        """Keep rows in one transaction and return how many were kept; rows with impossible times are left out."""
-        values = [_to_columns(row) for row in rows if is_storable(row)]
-        return self._fail_open(lambda: self._insert(values), 0) if values else 0
-
-    def load(self, pipeline: str, limit: int = LOAD_LIMIT) -> list[HistoryRow]:
-        """The newest `limit` rows of a pipeline, oldest first."""
-        newest = (
-            sa.select(_phases)
-            .where(_phases.c.pipeline == pipeline)
-            .order_by(_phases.c.ended_at.desc(), _phases.c.id.desc())
-            .limit(limit)
-        )
-        rows = [row for found in self._select(newest) if (row := _to_row(found)) is not None]
-        return rows[::-1]
-
-    def pipelines(self) -> list[str]:
-        """Names of all pipelines that have rows, sorted."""
-        return sorted(str(found["pipeline"]) for found in self._select(sa.select(_phases.c.pipeline).distinct()))
-
-    def signatures(self, pipeline: str) -> list[Signature]:
-        """The different signatures of a pipeline's rows, in order of first appearance."""
-        return list(dict.fromkeys(row.signature for row in self.load(pipeline)))
-
     def close(self) -> None:
         """Give back what is open; the history can be used again after it."""
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None
 
-    def _fail_open(self, action: Callable[[], T], default: T) -> T:
-        if self.problem is not None:
-            return default
+    def _shown_url(self) -> str:
         try:
-            return action()
-        except Exception as error:  # a driver may raise anything, and none of it is the pipeline's business
-            self.problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            shown = _without_password(self.url)
-            _log.warning("history %s is not usable, going on without it (%s)", shown, self.problem)
-            with contextlib.suppress(Exception):
-                self.close()
-            return default
+            return sa.make_url(self.url).render_as_string(hide_password=True)
+        except sa.exc.ArgumentError:
+            return "with an unreadable URL"
 
     def _insert(self, values: list[dict[str, Any]]) -> int:
         with self._opened(create=True).begin() as connection:
             connection.execute(sa.insert(_phases), values)
         return len(values)
 
-    def _select(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
-        return self._fail_open(lambda: self._read(query), [])
+    def _newest(self, pipeline: str, limit: int) -> list[dict[str, Any]]:
+        newest = sa.select(_phases).where(_phases.c.pipeline == pipeline)
+        return self._read(newest.order_by(_phases.c.ended_at.desc(), _phases.c.id.desc()).limit(limit))
+
+    def _names(self) -> list[str]:
+        return [str(found["pipeline"]) for found in self._read(sa.select(_phases.c.pipeline).distinct())]
 
     def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         if self._engine is None and _is_missing_file(self.url):
@@ -139,10 +98,6 @@ class SqlHistory:
             _prepare(engine)
             self._engine = engine
         return self._engine
-
-
-class UnknownVersionError(Exception):
-    """The store was written by a later EGS."""
 
 
 def _make_engine(url: str, busy_timeout_s: float) -> sa.Engine:
@@ -167,7 +122,7 @@ def _prepare(engine: sa.Engine) -> None:
             _create(engine)
         version = _version(engine)
     if version != SCHEMA_VERSION:
-        raise UnknownVersionError(f"its schema has version {version}, this EGS knows version {SCHEMA_VERSION}")
+        raise UnknownVersionError(version)
 
 
 def _version(engine: sa.Engine) -> int | None:
@@ -186,21 +141,6 @@ def _create(engine: sa.Engine) -> None:
             connection.execute(sa.insert(_schema).values(version=SCHEMA_VERSION))
 
 
-def _to_columns(row: HistoryRow) -> dict[str, Any]:
-    values = msgspec.structs.asdict(row)
-    del values["shape"]
-    return values | {field: getattr(row.shape, field) for field in _SHAPE_FIELDS}
-
-
-def _to_row(found: dict[str, Any]) -> HistoryRow | None:
-    """The row, or None for one that is damaged (SQLite does not enforce column types)."""
-    try:
-        row = msgspec.convert(found | {"shape": [found[field] for field in _SHAPE_FIELDS]}, HistoryRow)
-    except msgspec.ValidationError:
-        return None
-    return row if is_storable(row) else None
-
-
 def _sqlite_path(url: str) -> Path | None:
     parsed = sa.make_url(url)
     plain = parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith("file:")
@@ -216,10 +156,3 @@ def _make_folder(url: str) -> None:
     path = _sqlite_path(url)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _without_password(url: str) -> str:
-    try:
-        return sa.make_url(url).render_as_string(hide_password=True)
-    except sa.exc.ArgumentError:
-        return "with an unreadable URL"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import msgspec
 
+from egs_core.errors import InputError
 from egs_core.report import units
+from egs_core.runlog.claims import Claim, claim_of, noise_between
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.io import Run
 from egs_core.runlog.metrics import RunMetrics, metrics_of
+from egs_core.runlog.same_tasks import task_difference, task_names
 from egs_core.runlog.timeline import build_timeline
 
 
@@ -52,12 +56,65 @@ def shown_runs(runs: list[Run]) -> list[Shown]:
     return out
 
 
-def compared(shown: list[Shown]) -> tuple[Shown | None, Shown]:
-    """(before, after) of the headline; after is the first run under policy egs, else the last one."""
+class Comparison(msgspec.Struct):
+    """Runs of two ways to do the same work, in pairs by their order. claim: None where nothing can be said."""
+
+    before: list[Shown]
+    after: list[Shown]
+    claim: Claim | None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the two ways are called: a run's title without its number."""
+        return _plain_title(self.before), _plain_title(self.after)
+
+
+def compared(shown: list[Shown]) -> Comparison | None:
+    """The comparison of the headline: before is the first run with all that are alike; after the way whose policy is
+    egs, else the last one. None for a single run."""
     if len(shown) == 1:
-        return None, shown[0]
-    others = shown[1:]
-    return shown[0], next((s for s in others if s.run.header.policy == "egs"), others[-1])
+        return None
+    ways = _ways(shown)
+    before, others = ways[0], ways[1:]
+    after = next((way for way in others if way[0].run.header.policy == "egs"), others[-1])
+    return Comparison(before, after, _claim(before, after))
+
+
+def _ways(shown: list[Shown]) -> list[list[Shown]]:
+    """The runs by how they were made: policy and mode, where these are the same the title, else each by itself."""
+    keys: list[Callable[[int], object]] = [
+        lambda n: (shown[n].run.header.policy, shown[n].run.header.mode),
+        lambda n: shown[n].run.header.label,
+        lambda n: n,
+    ]
+    for key in keys:
+        ways: dict[object, list[Shown]] = {}
+        for number, run in enumerate(shown):
+            ways.setdefault(key(number), []).append(run)
+        if len(ways) > 1:
+            break
+    return list(ways.values())
+
+
+def _claim(before: list[Shown], after: list[Shown]) -> Claim | None:
+    pairs = list(zip(before, after, strict=False))
+    times = [(one.metrics.makespan_s, other.metrics.makespan_s) for one, other in pairs]
+    if all(run.run.header.driver == "sim" for pair in pairs for run in pair):
+        return claim_of(times, noise=0.0, least_s=0.0)
+    return claim_of(times, noise_between(before[0].line, after[0].line))
+
+
+def _plain_title(runs: list[Shown]) -> str:
+    return runs[0].title if len(runs) == 1 else runs[0].title.rpartition(" #")[0] or runs[0].title
+
+
+def check_same_tasks(runs: list[Run]) -> None:
+    """Raises InputError that names what differs where two runs are not of the same tasks."""
+    names = [run.path or run.header.label or f"run {number + 1}" for number, run in enumerate(runs)]
+    first = task_names(runs[0].records)
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        if differs := task_difference(first, task_names(run.records), (names[0], name)):
+            raise InputError(name, f"is not of the same tasks: {differs}", "compare runs of one pipeline")
 
 
 # --- cards ------------------------------------------------------------------------------------------------------------
@@ -65,9 +122,13 @@ def compared(shown: list[Shown]) -> tuple[Shown | None, Shown]:
 Figure = tuple[str, Callable[[RunMetrics], float | None], Callable[[float | None], str], str]
 
 
-def _figures(kind: str) -> list[Figure]:
+OF_TIME = ("Makespan", "Mean job time")
+
+
+def _figures(metrics: RunMetrics) -> list[Figure]:
     """(name, value, wording, how a change is told: `share`, `count` or `amount`); for all of them less is better,
     except for useful time."""
+    kind = metrics.wastage_kind
     device = kind.upper()
     return [
         ("Makespan", lambda m: m.makespan_s, units.seconds, "amount"),
@@ -79,18 +140,34 @@ def _figures(kind: str) -> list[Figure]:
     ]
 
 
-def cards(before: Shown | None, after: Shown) -> list[Card]:
-    """The six headline figures of the run after, beside those of the run before."""
-    out = []
-    for name, value_of, word, how in _figures(after.metrics.wastage_kind):
-        value = value_of(after.metrics)
-        if before is None:
-            out.append(Card(name, word(value)))
-            continue
-        old = value_of(before.metrics)
-        change, better = _change(old, value, how)
-        out.append(Card(name, word(value), word(old), change, better))
-    return out
+def cards(comparison: Comparison | None, only: Shown) -> list[Card]:
+    """The six headline figures: of the one run, or of the way after beside those of the way before, each the median
+    over its runs. better: only where every pair agrees, and a difference in time is more than noise."""
+    if comparison is None:
+        return [Card(name, word(value_of(only.metrics))) for name, value_of, word, _ in _figures(only.metrics)]
+    return [_compared_card(comparison, *figure) for figure in _figures(comparison.after[0].metrics)]
+
+
+def _compared_card(
+    comparison: Comparison,
+    name: str,
+    value_of: Callable[[RunMetrics], float | None],
+    word: Callable[[float | None], str],
+    how: str,
+) -> Card:
+    olds, news = ([value_of(run.metrics) for run in way] for way in (comparison.before, comparison.after))
+    old, new = _median(olds), _median(news)
+    change, better = _change(old, new, how)
+    if any(_change(a, b, how)[1] != better for a, b in zip(olds, news, strict=False)):
+        better = None
+    if name in OF_TIME and better is not None and not (comparison.claim and comparison.claim.is_claimed):
+        change, better = f"{change}, within the noise", None
+    return Card(name, word(new), word(old), change, better)
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def _change(old: float | None, new: float | None, how: str) -> tuple[str, bool | None]:
@@ -109,17 +186,25 @@ def _change(old: float | None, new: float | None, how: str) -> tuple[str, bool |
     return text.replace("-", "−"), (difference > 0) == how.startswith("more")  # noqa: RUF001  (a real minus sign)
 
 
-def headline(before: Shown | None, after: Shown) -> str:
-    """One sentence that says what the page shows."""
-    took = units.seconds(after.metrics.makespan_s)
-    if before is None:
-        return f"{after.title} took {took}."
-    old, new = before.metrics.makespan_s, after.metrics.makespan_s
-    versus = f"{took} instead of {units.seconds(old)}"
-    if new <= 0 or old <= 0 or 0.99 < old / new < 1.01:
-        return f"{after.title} took as long as {before.title}: {took}."
-    ratio = old / new if old > new else new / old
-    return f"{after.title} ended {ratio:.1f}× {'sooner' if old > new else 'later'}: {versus}."  # noqa: RUF001  # the sign, not a letter
+def headline(comparison: Comparison | None, only: Shown) -> str:
+    """One sentence that says what the page shows, and no more than its runs allow; see `runlog.claims`."""
+    if comparison is None:
+        return f"{only.title} took {units.seconds(only.metrics.makespan_s)}."
+    (before, after), claim = comparison.names, comparison.claim
+    old, new = (_median([run.metrics.makespan_s for run in way]) for way in (comparison.before, comparison.after))
+    versus = f"{units.seconds(new)} instead of {units.seconds(old)}"
+    if claim is None:
+        return f"{after} took {units.seconds(new)}, {before} {units.seconds(old)}."
+    word = "sooner" if claim.ratio > 1 else "later"
+    if claim.pairs == 1:
+        if claim.is_claimed:
+            return f"{after} ended {claim.times:.1f}× {word} in one pair of runs: {versus}."  # noqa: RUF001  # the sign, not a letter
+        return f"One pair of runs, no claim: {after} took {versus} with {before}, which is within the noise."
+    within = f"95{units.NBSP}% interval {claim.low:.2f} to {claim.high:.2f}"
+    if claim.is_claimed:
+        times = f"{claim.times:.2f}× {word}"  # noqa: RUF001  # the sign, not a letter
+        return f"{after} ended {times}, the median of {claim.pairs} pairs of runs ({within}): {versus}."
+    return f"No claim from {claim.pairs} pairs of runs: {after} took {versus} with {before}, {within}."
 
 
 # --- table ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from importlib import resources
 
 from egs_core.report import units
 from egs_core.report.chart_data import pipelines_of, run_chart
-from egs_core.report.compare import Card, Row, Shown, cards, compared, headline, shown_runs, table_rows
+from egs_core.report.compare import Card, Comparison, Row, Shown, cards, compared, headline, shown_runs, table_rows
 from egs_core.report.html import Markup, join, json_script, tag
 from egs_core.runlog.io import Run
 
@@ -15,13 +15,14 @@ COLOURS = 8
 EMULATED = "emulated GPUs"
 
 
-def render_page(runs: list[Run]) -> str:
-    """The report on one or more runs as HTML."""
+def render_page(runs: list[Run], *, compare: bool = True) -> str:
+    """The report on one or more runs as HTML. compare: say how the runs differ; else each is shown for itself."""
     shown = shown_runs(runs)
-    before, after = compared(shown)
+    comparison = compared(shown) if compare else None
+    title = headline(comparison, shown[0]) if compare or len(shown) == 1 else f"{len(shown)} runs, not compared"
     body = tag(
         "main",
-        _top(shown, before, after),
+        _top(shown, title, cards(comparison, shown[0]) if compare or len(shown) == 1 else [], comparison),
         _timelines(shown),
         _over_time(shown),
         _metrics(shown),
@@ -31,7 +32,7 @@ def render_page(runs: list[Run]) -> str:
     )
     data = json_script("egs-data", {"runs": [run_chart(s.line, s.title) for s in shown]})
     script = Markup(f"<script>{_asset('page.js')}</script>")
-    html = tag("html", _head(headline(before, after)), tag("body", body, data, script), lang="en")
+    html = tag("html", _head(title), tag("body", body, data, script), lang="en")
     return f"<!doctype html>\n{html}\n"
 
 
@@ -56,13 +57,14 @@ def _head(title: str) -> Markup:
 # --- top --------------------------------------------------------------------------------------------------------------
 
 
-def _top(shown: list[Shown], before: Shown | None, after: Shown) -> Markup:
+def _top(shown: list[Shown], title: str, made: list[Card], comparison: Comparison | None) -> Markup:
+    before = comparison.names[0] if comparison else ""
     return tag(
         "header",
         tag("p", "EGS report", class_="eyebrow"),
-        tag("h1", headline(before, after)),
+        tag("h1", title),
         tag("ul", *(_chip(s) for s in shown), class_="chips"),
-        tag("div", *(_card(card, before) for card in cards(before, after)), class_="cards"),
+        tag("div", *(_card(card, before) for card in made), class_="cards"),
     )
 
 
@@ -92,12 +94,12 @@ def _when(started_at: float) -> str:
         return ""
 
 
-def _card(card: Card, before: Shown | None) -> Markup:
+def _card(card: Card, before: str) -> Markup:
     chip = None
     if card.change:
         word = {True: "better", False: "worse", None: ""}[card.better]
         chip = tag("span", card.change, tag("span", f" {word}", class_="unseen"), class_=f"change {word}")
-    was = tag("p", f"{before.title}: ", tag("span", card.before), class_="was") if before else None
+    was = tag("p", f"{before}: ", tag("span", card.before), class_="was") if before else None
     return tag("div", tag("h2", card.name), tag("p", card.value, class_="value"), chip, was, class_="card")
 
 
@@ -270,7 +272,12 @@ TERMS = {
     "Useful": "Held, in a GPU phase, and not in a cold start.",
     "Cold start": "A phase that started a process, imported modules or loaded a model while it held its resources.",
     "Preload": "The same, done before the phase needs it and without holding a GPU; it costs CPU time and memory.",
-    "Job time": "From the submission of a workload to its end.",
+    "Makespan": "From the first submission of a task to the last end. What comes before, as the framework's start, is "
+    "in no run.",
+    "Job time": "The same of one workload.",
+    "Pairs of runs": "One run of each way. A single pair is a claim only where the makespans differ by more than a "
+    "second and by more than the noise: a tenth, or twice the typical difference between the times of the same CPU "
+    "tasks in the two runs. Several pairs are one where the 95 % interval of their ratio excludes 1.",
     "Emulated GPUs": "A GPU phase was a short real computation, then a wait to its stated length, on a logical device.",
 }
 

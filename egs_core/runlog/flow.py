@@ -13,7 +13,7 @@ from egs_core.runlog.records import Capacity
 from egs_core.runlog.steps import Interval, Steps, Units, clip, combine
 
 KINDS = ("cpu", "gpu")
-LEFT_OUT = frozenset({"paused", "limit"})
+LEFT_OUT = frozenset({"paused", "limit", "infeasible"})
 SHOWN_APART = frozenset({"quota", "reservation"})
 
 Part = tuple[float, float, float]  # start, end, amount

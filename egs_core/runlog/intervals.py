@@ -71,7 +71,7 @@ class Preload(msgspec.Struct):
 
 
 class WorkloadSpan(msgspec.Struct):
-    """One workload: when it came and when it was done. end_s is None while something of it is open."""
+    """One workload: when its first task was submitted, and when it was done. end_s is None while something is open."""
 
     name: str
     tenant: str = ""
@@ -81,7 +81,7 @@ class WorkloadSpan(msgspec.Struct):
 
 
 class Timeline(msgspec.Struct):
-    """All intervals of one run; window is (first submission, last end)."""
+    """All intervals of one run; window is (first submission of a task, last end)."""
 
     window: Interval = (0.0, 0.0)
     holds: list[Hold] = []

@@ -65,10 +65,13 @@ class _Preamble(msgspec.Struct):
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """Read a whole run log. Raises InputError (`file:line`) for anything that is not one."""
+    """Read a whole run log; records of one that is not in order are sorted. Raises InputError (`file:line`) for
+    anything that is not one."""
     with _open_for_reading(Path(path)) as stream:
         header, reader = _read_header(stream, str(path))
         records, truncated = _read_records(stream, str(path), reader)
+    if not header.in_order:
+        records.sort(key=_time)  # stable: of one moment, what was written first was first
     return Run(header=header, records=records, path=str(path), truncated=truncated)
 
 
@@ -124,6 +127,10 @@ def _read_records(stream: BinaryIO, path: str, reader: Callable[[bytes], Record]
         _check(record, place)
         records.append(record)
     return records, False
+
+
+def _time(record: Record) -> float:
+    return getattr(record, "t", 0.0)  # of all but headers
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 """Every metric of a run, computed from its records and nothing else. The same rules for every driver and policy.
 
-**Window**: from the first `WorkloadSubmitted` (without one: the first task, ready or started phase) to the last end; a
-log that breaks off while something is open is measured to its last record.
+**Window**: from the first submission of a task (`TaskAdded`; in a log without any: `WorkloadSubmitted`) to the last
+end; see `runlog.window`. A log that breaks off while something is open is measured to its last record. A job's time
+counts from the first submission of one of its own tasks.
 
 **Held and useful**, per resource kind. A phase holds what its `Started` says, until it ends. `held(t)` sums that over
 phases. `useful(t)` is, for CPUs, the same. For GPUs it leaves out the parts of a hold that are not a GPU phase's own
@@ -21,9 +22,10 @@ hold without one counts as used from start to end, unless its phase was declared
 *Demand* is what the phase took when it started, else what its task declared. *Feasible*: it fits one empty node of the
 capacity at that moment (a node with memory_bytes 0 has not told, so memory is no obstacle). All demand of a kind
 counts, also where the phase is kept by another kind: a phase that waits for a GPU is blocked CPU demand too.
-The latest `Held` of a waiting phase says why it waits. Held as `paused` or `limit` is nobody's waste: left out. Held as
-`quota` or `reservation` is in no ratio either, but shown apart: *withheld* is what each ratio would rise by if it were
-blocked work. Preloads give way to phases, so the CPUs they take count as idle; their cost is a figure of its own.
+The latest `Held` of a waiting phase says why it waits. Held as `paused`, `limit` or `infeasible` (nothing here can ever
+run it) is nobody's waste: left out. Held as `quota` or `reservation` is in no ratio either, but shown apart: *withheld*
+is what each ratio would rise by if it were blocked work. Preloads give way to phases, so the CPUs they take count as
+idle; their cost is a figure of its own.
 
 Effective is never below nominal: useful <= held, and the effective blocked demand contains the nominal one. For CPUs
 the two are equal: a CPU that imports modules is at work.
@@ -277,7 +279,7 @@ def quantiles(values: Iterable[float]) -> Quantiles:
 
 
 def _jcts(line: Timeline) -> list[float]:
-    """Job completion time of each finished workload: from its submission to its end."""
+    """Job completion time of each finished workload: from the first submission of a task of it to its end."""
     spans = line.workloads.values()
     return [w.end_s - w.submitted_s for w in spans if w.end_s is not None and w.submitted_s is not None]
 

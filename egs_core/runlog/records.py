@@ -20,7 +20,8 @@ class Record(msgspec.Struct, frozen=True, tag_field="r", omit_defaults=True):
 
 
 class Header(Record, frozen=True, tag="header", omit_defaults=False):
-    """Written in full, so that a reader always finds format and version.
+    """Written in full, so that a reader always finds format and version. in_order: records stand where their
+    writer wants them read; else what happened was written when it became known, and the reader sorts by time.
 
     What an audit must know of a framework to read its history: edges_known: whether the tasks' parents are all there
     (None: not said); else the framework does not tell what a task waited for. cpu_name: what a CPU of the records is
@@ -31,7 +32,7 @@ class Header(Record, frozen=True, tag="header", omit_defaults=False):
     format: str = FORMAT
     version: int = VERSION
     run_id: str = ""
-    driver: str = ""  # sim, ray, airflow, kubeflow
+    driver: str = ""  # sim, or the name of the adapter
     policy: str = ""  # native, or the engine's policy
     mode: str = ""  # off, observe, on
     emulated_gpus: bool = False
@@ -41,6 +42,7 @@ class Header(Record, frozen=True, tag="header", omit_defaults=False):
     cpu_name: str = "CPU"
     pinned: bool = False
     may_split: bool = True
+    in_order: bool = True
 
 
 class Capacity(Record, frozen=True, tag="capacity"):
@@ -81,8 +83,9 @@ class Ready(Record, frozen=True, tag="ready"):
 
 
 class Held(Record, frozen=True, tag="hold"):
-    """Why a ready phase was not started. kind: capacity, quota, reservation, paused, limit, order, executor (admitted,
-    and not started yet by what starts processes)."""
+    """Why a ready phase was not started, from `t` until the next one. kind: as the engine explains it (capacity, quota,
+    reservation, paused, limit, infeasible, gang, warming …), order, or executor (admitted, and not started yet by what
+    starts processes)."""
 
     t: float
     workload: str

@@ -32,6 +32,7 @@ from egs_core.runlog.records import (
     WorkloadSubmitted,
 )
 from egs_core.runlog.steps import Interval, clip, subtract, union
+from egs_core.runlog.window import submission_of, window_of
 
 Attempt = tuple[str, str, int]  # workload, task, attempt
 Phase = tuple[str, str, int]  # workload, task, phase
@@ -59,6 +60,8 @@ class _Builder:
         self.granted: dict[PhaseRun, str] = {}
         self.last_end_s: float | None = None
         self.first_s: float | None = None
+        self.added_s: dict[str, float] = {}  # by workload: the first `TaskAdded`, and the first `Ready`
+        self.ready_s: dict[str, float] = {}
         # A wait has the demand of the start that ends it, and stretches may be logged late: collected ahead.
         self.line.tasks = {(r.workload, r.task): r for r in records if isinstance(r, TaskAdded)}
         self.started_demand = {_run_of(r): self._demand_of_start(r) for r in records if isinstance(r, Started)}
@@ -97,6 +100,7 @@ class _Builder:
 
     def on_ready(self, record: Ready) -> None:
         run = _run_of(record)
+        self.ready_s.setdefault(record.workload, record.t)
         if run in self.open_waits or run in self.open_holds:
             return
         demand = self.started_demand.get(run) or self._declared(record.workload, record.task, record.phase)
@@ -210,6 +214,7 @@ class _Builder:
         span.end_s = t
 
     def on_task(self, record: TaskAdded) -> None:
+        self.added_s.setdefault(record.workload, record.t)
         self._seen(record.t)
 
     def on_capacity(self, record: Capacity) -> None:
@@ -229,13 +234,16 @@ class _Builder:
             self._end_preload(preload, log_end_s, "")
         for workload in unfinished:
             self.line.workloads.setdefault(workload, WorkloadSpan(workload)).end_s = None
+        for workload, span in self.line.workloads.items():
+            added_s, ready_s = self.added_s.get(workload), self.ready_s.get(workload)
+            span.submitted_s = submission_of(added_s, ready_s, span.submitted_s)
         self.line.window = self._window(log_end_s if unfinished else self.last_end_s)
         return self.line
 
     def _window(self, end_s: float | None) -> Interval:
         submitted = [w.submitted_s for w in self.line.workloads.values() if w.submitted_s is not None]
-        start = min(submitted) if submitted else (self.first_s or 0.0)
-        return start, max(start, end_s if end_s is not None else start)
+        first_s = self.first_s or 0.0
+        return window_of(submitted or [first_s], () if end_s is None else [end_s])
 
 
 def _end_piece(piece: tuple[Wait, float, str], t: float) -> Wait:

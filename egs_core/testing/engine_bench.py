@@ -8,9 +8,9 @@ import msgspec
 
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import STATUS_NAMES
-from egs_core.engine.recording import Transition, fold
-from egs_core.engine.state import State
+from egs_core.engine.state.journal import Transition, fold
+from egs_core.engine.state.lifecycle import STATUS_NAMES
+from egs_core.engine.state.state import State
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 
 PhaseSpec = tuple[int, Shape, float | None]

@@ -12,11 +12,9 @@ import msgspec
 
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.flavors import FlavorSpec, price_of
-from egs_core.engine.lifecycle import ENDED, GRANTED, RUNNING, WARMING
-from egs_core.engine.quota import NOTHING, Amounts, QueueSpec
-from egs_core.engine.slices import mig_profiles
-from egs_core.engine.usage import FAIL, REQUEUE, Limits
+from egs_core.engine.specs import FAIL, NOTHING, REQUEUE, Amounts, FlavorSpec, Limits, QueueSpec, mig_profiles
+from egs_core.engine.state.lifecycle import ENDED, GRANTED, RUNNING, WARMING
+from egs_core.engine.state.metering import price_of
 from egs_core.graph.columns import CPU, GIB, GPU, ON_LIMIT, Graph, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench
 
@@ -52,8 +50,14 @@ def _add_files(graph: Graph, known: int) -> None:
 class World:
     """See the module. twin: an engine restored from a snapshot, which must decide the same from then on."""
 
-    def __init__(self, config: EngineConfig, nodes: Sequence[m.NodeAdded], numbers: Sequence[int]) -> None:
-        self.bench = EngineBench(config=config)
+    def __init__(
+        self,
+        config: EngineConfig,
+        nodes: Sequence[m.NodeAdded],
+        numbers: Sequence[int],
+        bench: EngineBench | None = None,
+    ) -> None:
+        self.bench = bench or EngineBench(config=config)
         self.twin: Engine | None = None
         self.nodes = {node.node: node for node in nodes}
         self.numbers = Numbers(numbers)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from egs_core.driver.journal import recover
 from egs_core.engine import Engine
-from egs_core.engine.lifecycle import ENDED, SKIPPED, STATUS_NAMES, SUCCEEDED
-from egs_core.engine.usage import is_over_limit
+from egs_core.engine.state.lifecycle import ENDED, SKIPPED, STATUS_NAMES, SUCCEEDED
+from egs_core.engine.state.metering import is_over_limit
 from egs_core.errors import InputError
 from egs_core.testing.engine_bench import canonical
 from egs_core.testing.fault_sim.ledger import ClaimBroken

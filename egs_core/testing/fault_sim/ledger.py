@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.engine.capacity import WHOLE_DEVICE
-from egs_core.engine.quota import KINDS, Amounts, QueueSpec
+from egs_core.engine.specs import KINDS, Amounts, QueueSpec
+from egs_core.engine.state.nodes import WHOLE_DEVICE
 
 SUCCEEDED = "succeeded"
 

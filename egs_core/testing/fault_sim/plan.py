@@ -9,7 +9,7 @@ import msgspec
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.quota import NO_LIMIT, NOTHING, Amounts, QueueSpec
+from egs_core.engine.specs import NO_LIMIT, NOTHING, Amounts, QueueSpec
 from egs_core.graph.columns import CPU, GPU, ON_LIMIT, Graph, Shape, TaskOptions
 
 GIB = 1 << 30

@@ -15,7 +15,8 @@ from egs_core.driver.journal import Journal
 from egs_core.driver.reconcile import events_of, open_questions, strays
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
-from egs_core.engine.usage import END, is_over_limit
+from egs_core.engine.specs import END
+from egs_core.engine.state.metering import is_over_limit
 from egs_core.testing.fault_sim import wire as w
 from egs_core.testing.fault_sim.disk import Crash
 from egs_core.testing.fault_sim.ledger import Job

@@ -18,7 +18,7 @@ import msgspec
 
 from egs_core.driver.journal import recover
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import ENDED
+from egs_core.engine.state.lifecycle import ENDED
 from egs_core.errors import InputError
 from egs_core.testing.fault_sim import claims
 from egs_core.testing.fault_sim.disk import Crash, SimulatedDisk

@@ -1,0 +1,33 @@
+"""One line to the user on stderr, from anywhere: also where stderr is closed, missing or a full pipe.
+
+What EGS has to say must never become an error of the code that it was called from: a user's `.remote()`, a task, a
+scheduler's loop. Standard library only, as workers use it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+
+def warn(problem: str) -> None:
+    """Write "egs: problem" as one line. Never raises; without a usable stderr the line is lost."""
+    say(f"egs: {problem}")
+
+
+_said: set[str] = set()
+
+
+def warn_once(problem: str) -> None:
+    """The same, at most once a process for the same words."""
+    if problem not in _said:
+        _said.add(problem)
+        warn(problem)
+
+
+def say(line: str) -> None:
+    """Write one line as it is, under the same promise."""
+    if (stream := sys.stderr) is not None:  # a daemon or a windowed program has none
+        with contextlib.suppress(Exception):  # closed (ValueError), gone (OSError), or an object of the user's
+            stream.write(f"{line}\n")
+            stream.flush()

@@ -1,0 +1,70 @@
+"""Pydantic's errors in the words of a file: what is wrong with a value, without the names of Python's types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from egs_core.graph.places import did_you_mean
+
+PLAIN = {
+    "missing": "is missing",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "set_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of names to values",
+    "model_attributes_type": "must be a mapping of names to values",
+    "none_required": "must be left out",
+}
+"""Kind of error -> what to say; kinds that are not here or in `_WITH_VALUES` keep pydantic's sentence."""
+
+_WITH_VALUES = {
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+    "enum": "must be one of {expected}",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_long": "must have at most {max_length} entries",
+}
+
+
+def problem_of(error: Mapping[str, Any]) -> str:
+    """What is wrong, to stand after the place: `must be a list`."""
+    kind, values = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return "unknown field"
+    if kind == "too_short":
+        return "needs at least one entry" if values.get("min_length") == 1 else f"needs {values['min_length']} entries"
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if kind in _WITH_VALUES:
+        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in values.items()}
+        return _WITH_VALUES[kind].format(**shown)
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return text if text.startswith("JSON") else text[:1].lower() + text[1:]
+
+
+def hint_of(error: Mapping[str, Any], known: Iterable[str]) -> str:
+    """For a field that is not known here: the nearest one that there is, or that it belongs to another part."""
+    if error["type"] != "extra_forbidden":
+        return ""
+    name, names = str(error["loc"][-1]), list(dict.fromkeys(known))
+    longer = [one for one in names if one.startswith(f"{name}_")]
+    if longer and name not in names:  # `gpus` for `gpus_per_node`
+        return f"did you mean {longer[0]!r}?"
+    if name in names:
+        return f"{name!r} belongs to another part of the file"
+    return did_you_mean(name, names)
