@@ -1,4 +1,8 @@
-"""EGS for Ray. `egs_ray.run(dag)` runs a static graph; `RAY_RUNTIME_ENV_HOOK=egs_ray.hook` works on unmodified scripts.
+"""EGS for Ray. `egs_ray.run(dag)` runs a static graph; `EGS_HOOK=ray` works on unmodified scripts.
+
+`EGS_HOOK` is read by `egs_ray_hook.pth` when Python starts in an environment that has this package, and only there: it
+sets Ray's own variable, RAY_RUNTIME_ENV_HOOK=egs_ray.hook. Set by hand, that one makes `ray.init` fail with
+ModuleNotFoundError in every other environment that it reaches.
 
 Importing this package imports nothing else: Ray loads it by name inside `ray.init`, where a missing or broken
 dependency must leave Ray as it is. `hook`, `uv_hook` and `run` are functions of this module: no submodule may have
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +35,8 @@ def hook(runtime_env: Any) -> Any:
     Ray calls it inside `ray.init`. Never raises: whatever goes wrong is one line on stderr, and Ray runs natively.
     """
     runtime_env = _without_hook(runtime_env)
+    if os.environ.get("EGS_HOOK") == "ray":  # what this process starts may be in another environment
+        os.environ.pop(_VARIABLE, None)
     if os.environ.get("EGS_MODE", "observe").strip().lower() == "off":
         return runtime_env
     try:
@@ -38,7 +45,9 @@ def hook(runtime_env: Any) -> Any:
         return install(runtime_env)
     except Exception as error:  # Ray has no net of its own around this call
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"egs: off, Ray runs as it would without EGS: {reason}", file=sys.stderr)
+        if sys.stderr is not None:
+            with suppress(Exception):  # it may be closed; egs_core, which has this once for all, may be missing
+                print(f"egs: off, Ray runs as it would without EGS: {reason}", file=sys.stderr)
         return runtime_env
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import site
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from egs_core.adapter import (
+    AuditSource,
     Check,
     CollectRequest,
     ControlOutcome,
@@ -25,26 +27,13 @@ from egs_core.adapter import (
 )
 from egs_core.audit.observed import AuditRequest, Observed
 from egs_core.errors import InputError
+from egs_core.surfaces import Surface, combined
+from egs_ray.surfaces import SURFACES
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from egs_ray.demo.measure import Measured
-
-CAPABILITIES = {
-    "observe": "yes",
-    "order": "yes",
-    "split": "yes",
-    "preload": "yes",
-    "gang": "yes",
-    "preempt": "yes",
-    "limits": "yes",
-    "abort": "yes",
-    "audit": "yes",
-}
-"""`gang`, `limits` and `preempt` (a task is cancelled, within its grace, and submitted again) are for runs of
-`egs_ray.run`; `abort` and `pause` also for GPU tasks of scripts in mode on. A script's own placement groups are left
-alone, and tasks of drivers without EGS cannot be ended."""
 
 HELD_BACK = {
     "submit": "what a script submits is not seen: the hook can only observe, without edges",
@@ -64,14 +53,23 @@ HELD_BACK = {
 """What a user misses where a private API of Ray is not what EGS knows."""
 
 
+PTH = "egs_ray_hook.pth"
+
+
 class RayAdapter:
     """See `egs_core.adapter.Adapter`."""
 
     name = "ray"
+    is_default = True  # it runs without a server, so `egs demo` and the like use it where several are installed
+    audit_source = AuditSource("Dashboard of a running Ray cluster: http://HOST:8265.", events="alone")
+
+    def surfaces(self) -> tuple[Surface, ...]:
+        """What EGS can do on Ray, for each way of using it."""
+        return SURFACES
 
     def capabilities(self) -> dict[str, str]:
-        """What EGS can do on Ray, by the names of `egs_core.adapter.CAPABILITIES`."""
-        return dict(CAPABILITIES)
+        """The same over all of them."""
+        return combined(SURFACES)
 
     def doctor(self) -> list[Check]:
         """Ray's version, the private API that EGS uses, and where the hook would come from."""
@@ -185,10 +183,25 @@ def _hook_check(compat: ModuleType) -> Check:
     if value == "egs_ray.hook" and compat.available("uv") and _runs_under_uv() and not _rays_uv_hook_is_off():
         instead = "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 RAY_RUNTIME_ENV_HOOK=egs_ray.uv_hook runs both"
         return Check("hook", False, f"under `uv run` Ray calls its own hook in place of egs_ray.hook: {instead}")
-    if value in ("", "egs_ray.hook", "egs_ray.uv_hook"):
-        unset = "not set; RAY_RUNTIME_ENV_HOOK=egs_ray.hook observes unmodified scripts"
-        return Check("hook", True, f"{value} is set" if value else unset)
+    if os.environ.get("EGS_HOOK", "") not in ("", "ray"):
+        return Check("hook", False, f"EGS_HOOK={os.environ['EGS_HOOK']} does nothing: it must be `ray`")
+    if value == "":
+        return _pth_check()
+    if value in ("egs_ray.hook", "egs_ray.uv_hook"):
+        elsewhere = "" if os.environ.get("EGS_HOOK") else f"; {ELSEWHERE}"
+        return Check("hook", True, f"{value} is set{elsewhere}")
     return Check("hook", True, f"RAY_RUNTIME_ENV_HOOK={value} is another tool's; EGS is reached by egs_ray.run only")
+
+
+ELSEWHERE = "ray.init fails in environments without egs-ray that the variable reaches: EGS_HOOK=ray does not"
+
+
+def _pth_check() -> Check:
+    """Whether EGS_HOOK works in this environment: an editable install has no .pth file of ours."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    if any((Path(folder) / PTH).exists() for folder in folders):
+        return Check("hook", True, "not set; EGS_HOOK=ray observes unmodified scripts")
+    return Check("hook", True, f"not set; RAY_RUNTIME_ENV_HOOK=egs_ray.hook observes scripts (no {PTH} here)")
 
 
 def _runs_under_uv() -> bool:

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import sys
 import threading
 import time
@@ -52,6 +54,7 @@ Feature = Literal[
 KNOWN_VERSIONS = ("2.59", "2.60")
 WITHOUT = "EGS_RAY_WITHOUT"
 STOP_S = 5.0
+ANSWER_S = 1.0
 
 
 def supported(version: str) -> bool:
@@ -322,7 +325,7 @@ _WAITER = _Waiter()
 # --- disconnect: the last moment at which this session's events can be read -------------------------------------------
 
 
-def before_disconnect(callback: Callable[[], None]) -> Callable[[], None]:
+def before_disconnect(callback: Callable[[], object]) -> Callable[[], None]:
     """Call `callback` before Ray disconnects, as often as that happens. Returns the function that undoes it."""
     owner, name = (ray._private.worker, "disconnect") if available("disconnect") else (ray, "shutdown")
     original = getattr(owner, name)
@@ -335,6 +338,26 @@ def before_disconnect(callback: Callable[[], None]) -> Callable[[], None]:
 
     setattr(owner, name, replacement)
     return lambda: setattr(owner, name, original)
+
+
+RAYS_ALARM_S = 3.0
+
+
+def has_time_to_ask() -> bool:
+    """Whether there is a Ray to ask at the end of this process, and time for it.
+
+    At a SIGTERM Ray sets an alarm of three seconds, after which it aborts the process with another exit code than its
+    own. The time is needed for Ray's own end; what EGS would still have been told is given up.
+    """
+    left_s = signal.getitimer(signal.ITIMER_REAL)[0]  # a longer one is the user's own
+    if 0 < left_s <= RAYS_ALARM_S or not ray.is_initialized():
+        return False
+    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, ValueError):  # its Ray has ended before it: a question would wait for long
+        return False
+    return True
 
 
 # --- task_events, actors: the public state API needs a dashboard ------------------------------------------------------

@@ -220,11 +220,10 @@ def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float
 
 
 def _task_options(hints: TaskHints) -> TaskOptions:
-    """What the engine is told. Not max_cost: Ray knows no prices."""
+    """What the engine is told."""
     key = warm_key(hints)
     return options_of_hints(
         hints,
-        max_cost=None,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
         warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead

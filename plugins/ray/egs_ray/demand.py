@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from egs_core.engine import messages as m
+from egs_core.notices import warn
 from egs_ray import autoscaler, compat
-from egs_ray.install import warn
 from egs_ray.submission import Needs
 
 SCALING = "EGS_SCALING"

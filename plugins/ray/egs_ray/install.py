@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import ray
 
+from egs_core.notices import warn
 from egs_ray import compat, launch
 
 MODES = ("off", "observe", "on")
@@ -108,11 +109,6 @@ def make(which: str, *told: Any) -> Interceptor:
     return made
 
 
-def warn(problem: str) -> None:
-    """One line to the user; the script's stdout stays its own."""
-    print(f"egs: {problem}", file=sys.stderr)
-
-
 def _mode() -> str:
     mode = os.environ.get("EGS_MODE", "").strip().lower() or "observe"
     if mode not in MODES:
@@ -156,6 +152,8 @@ def _put_in_place(chosen: Interceptor) -> None:
     else:
         warn("this build of Ray does not show submissions: observing only, and not which task waits for which")
     compat.before_disconnect(chosen.session_ends)
+    if os.environ.get("EGS_HOOK") == "ray":  # the variable is there only while there is no Ray: see `egs_ray.hook`
+        compat.before_disconnect(lambda: os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", "egs_ray.hook"))
     atexit.register(chosen.close)
 
 

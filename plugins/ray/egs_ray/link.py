@@ -24,6 +24,7 @@ from typing import Any
 Message = dict[str, Any]
 MAX_BYTES = 1 << 20
 REACH_S = 5.0  # a driver on the same network answers in milliseconds; a firewall may swallow the question
+REST, MOST_REST_S = 10, 600.0
 REFUSED = (AuthenticationError, EOFError, OSError, ValueError)
 
 
@@ -140,17 +141,40 @@ class Server:
 
 
 _connected: dict[tuple[int, str, int], Peer] = {}
+_failed: dict[tuple[int, tuple[str, int, str]], tuple[int, float]] = {}  # times in a row, and when to try again
 _guard = threading.Lock()
+_now = time.monotonic
 
 
 def connect(address: tuple[str, int, str]) -> Peer:
-    """This process's connection to the driver; made once. Raises OSError when the driver cannot be reached."""
-    host, port, key = address
+    """This process's connection to the driver; made once. Raises OSError when the driver cannot be reached.
+
+    After a failure it is not tried again for `REST` times as long as that took, and twice that after each further one:
+    where a firewall drops packets, a process's tasks wait for it now and then, not each of them.
+    """
+    place = (os.getpid(), address[0], address[1])
     with _guard:
-        peer = _connected.get((os.getpid(), host, port))
+        peer = _connected.get(place)
         if peer is None:
-            peer = _connected[os.getpid(), host, port] = _dial(host, port, bytes.fromhex(key))
+            peer = _connected[place] = _dial_unless_resting(address)
         return peer
+
+
+def _dial_unless_resting(address: tuple[str, int, str]) -> Peer:
+    host, port, key = address
+    place = (os.getpid(), address)
+    times, until_s = _failed.get(place, (0, 0.0))
+    began_s = _now()
+    if began_s < until_s:
+        raise OSError(f"{host}:{port} could not be reached {times} times: not tried again yet")
+    try:
+        peer = _dial(host, port, bytes.fromhex(key))
+    except OSError:
+        rest_s = min((_now() - began_s) * REST * 2**times, MOST_REST_S)
+        _failed[place] = (times + 1, _now() + rest_s)
+        raise
+    _failed.pop(place, None)
+    return peer
 
 
 def dial(address: tuple[str, int, str]) -> Peer:

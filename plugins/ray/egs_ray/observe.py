@@ -15,23 +15,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
-from egs_core.history import history_from_runlog
-from egs_core.places import data_folder
-from egs_core.runlog.io import read_run
+from egs_core.history.pending import leave
+from egs_core.notices import warn
 from egs_core.runlog.records import Header
+from egs_core.runlog.retention import prune, runs_folder
 from egs_ray import compat
 from egs_ray.events import actor_deaths, task_events
 from egs_ray.gate.ticketing import note_of
-from egs_ray.install import warn
 from egs_ray.sessionlog import SessionLog
 from egs_ray.submission import Submission
-
-if TYPE_CHECKING:
-    from egs_core.history.sql import SqlHistory
 
 RUNLOG_OWNER = "EGS_RUNLOG_OWNER"
 WRITE_EVERY_S = 1.0
@@ -55,22 +51,7 @@ def runlog_path() -> Path:
             return path.with_name(f"{path.stem}-{own}{path.suffix}")
         os.environ[RUNLOG_OWNER] = f"{own} {given}"
         return path
-    return data_folder() / "runs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name()}-{os.getpid()}.jsonl"
-
-
-def keep_history(path: Path) -> None:
-    """Put the durations of a finished run log into the user's history."""
-    history = history_of_user()
-    run = read_run(path)
-    history.record(history_from_runlog([run.header, *run.records]))
-    history.close()
-
-
-def history_of_user() -> SqlHistory:
-    """The history at EGS_HISTORY (a database URL), else in the user's data folder."""
-    from egs_core.history.sql import SqlHistory  # takes its time to import: not while the script starts
-
-    return SqlHistory.of_user()
+    return runs_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{script_name()}-{os.getpid()}.jsonl"
 
 
 def script_name() -> str:
@@ -111,6 +92,8 @@ class Observer:
         """Ray's own submission, noted."""
         at_s = time.time()
         result = original(remote_function, args, kwargs, **options)
+        if self._broken:
+            return result
         try:
             self._noted.append(note_of(at_s, remote_function, args, kwargs, options, result))
         except Exception as error:
@@ -133,11 +116,15 @@ class Observer:
         """Ask Ray a last time and end the workload."""
         if os.getpid() != self._process:  # a fork has the parent's observer and no thread
             return
-        with self._lock:
+        if not self._lock.acquire(timeout=FLUSH_S):  # the writing thread asks a Ray that does not answer any more
+            return
+        try:
             if self._connected:
                 self._connected = False
                 self._guarded(self._ask_until_settled)
                 self._guarded(lambda: self.log.end_workload(time.time()))
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """End the session and the log, and tell the user in one line."""
@@ -147,14 +134,18 @@ class Observer:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=FLUSH_S)
-        with self._lock:
+        if not self._lock.acquire(timeout=FLUSH_S):
+            return
+        try:
             self._guarded(self.log.finish)
-            self._guarded(lambda: keep_history(self.log.path))
+            self._guarded(lambda: leave(self.log.path))
             if not self._broken:
                 log = self.log
                 seen = f"{log.tasks_seen} tasks seen, {log.gpu_held_s:.1f} s of GPU time held"
                 what = self._what_was_done()
                 warn(f"{what}: {seen}; run log: {log.path} (see it: egs report {log.path} -o report.html)")
+        finally:
+            self._lock.release()
 
     def _what_was_done(self) -> str:
         return "observed only"
@@ -163,6 +154,7 @@ class Observer:
 
     def _run(self) -> None:
         compat.never_start_ray()
+        self._guarded(prune)
         next_poll_s = time.monotonic()
         while not self._stop.wait(WRITE_EVERY_S):
             while len(self._noted) > AT_ONCE and not self._broken:
@@ -191,7 +183,7 @@ class Observer:
         self.log.actors_died(actor_deaths())
 
     def _ask_until_settled(self) -> None:
-        if not ray.is_initialized():
+        if not compat.has_time_to_ask():
             self._write_noted()
             return
         deadline_s = time.monotonic() + FLUSH_S
@@ -201,7 +193,7 @@ class Observer:
             time.sleep(0.05)
             self._ask()
 
-    def _guarded(self, action: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[[], object]) -> None:
         if self._broken:
             return
         try:
@@ -212,5 +204,6 @@ class Observer:
     def _give_up(self, error: Exception) -> None:
         """Stop recording, once and for all; the script goes on natively."""
         if not self._broken:
+            self._noted.clear()
             self._broken = f"{type(error).__name__}: {error}".splitlines()[0]
             warn(f"no longer observing, the script is not affected: {self._broken}")

@@ -8,6 +8,7 @@ Ray starts it again and asks it again for what was not answered, and `on_loss` k
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -72,6 +73,17 @@ def _board_class() -> type:
     return EgsBoard
 
 
+def _make_board(patience_s: float | None, retries: int) -> Any:
+    board = ray.remote(_board_class()).options(
+        num_cpus=0,
+        max_concurrency=MOST_WAITING,
+        max_restarts=retries,
+        max_task_retries=retries,
+        enable_task_events=False,  # none of this is the user's
+    )
+    return board.remote(patience_s)
+
+
 class Promises:
     """A session's promises.
 
@@ -80,17 +92,19 @@ class Promises:
     """
 
     def __init__(self, patience_s: float | None = None, on_loss: Callable[[Any], None] | None = None) -> None:
-        retries = 0 if on_loss is None else -1
-        board = ray.remote(_board_class()).options(
-            num_cpus=0,
-            max_concurrency=MOST_WAITING,
-            max_restarts=retries,
-            max_task_retries=retries,
-            enable_task_events=False,  # none of this is the user's
-        )
-        self._board = board.remote(patience_s)
-        self._on_loss = on_loss
+        self._patience_s, self._on_loss = patience_s, on_loss
+        self._made: Any = None
+        self._lock = threading.Lock()
         self._watched: Any = None
+
+    @property
+    def _board(self) -> Any:
+        """The actor, made when something first needs it: a process takes its second of a core, which a pipeline that
+        promises nothing shall not pay."""
+        with self._lock:
+            if self._made is None:
+                self._made = _make_board(self._patience_s, retries=0 if self._on_loss is None else -1)
+            return self._made
 
     def ready(self) -> Any:
         """A reference that is ready when promises can be made."""
@@ -112,14 +126,16 @@ class Promises:
 
     def keep_all(self, keys: Iterable[str]) -> None:
         """Keep None under each of the keys, also if that was done before."""
-        self._board.keep.remote(dict.fromkeys(keys))
+        if kept := dict.fromkeys(keys):
+            self._board.keep.remote(kept)
 
     def board(self) -> bytes:
         """The actor's handle, pickled: for another process that keeps something (`board.keep.remote({key: value})`)."""
         return bytes(ray.cloudpickle.dumps(self._board))
 
     def live(self) -> None:
-        """Say that this process lives, and watch the actor; call it about once a second where patience matters."""
+        """Say that this process lives, and watch the actor; call it about once a second where patience matters. The
+        first call makes the actor, if nothing has before: the next task that must wait finds it there."""
         self._board.hear.remote()
         if self._on_loss is not None and self._watched is None:
             self._watched = self._board.watch.options(max_task_retries=0).remote()

@@ -1,7 +1,7 @@
 """From submissions and Ray's task events to the records of a run log.
 
-One Ray session is one workload. A task's record is written when it is submitted, its start and end when Ray has told
-of them, so the file is complete but not in order while the script runs; `finish` sorts it by time.
+One Ray session is one workload, from its first submission to its last end. A task's record is written when it is
+submitted, its start and end when Ray has told of them, so the file is complete and not in order: `read_run` sorts.
 
 An actor is two tasks: its creation, which ends like any task, and its life, from the end of its creation to its death,
 which holds the actor's resources and is used while one of its methods runs.
@@ -9,14 +9,13 @@ which holds the actor's resources and is used while one of its methods runs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from egs_core.runlog.io import RunLogWriter, read_run, write_run
+from egs_core.runlog.io import RunLogWriter
 from egs_core.runlog.records import (
     Capacity,
     ColdStart,
@@ -55,7 +54,7 @@ class SessionLog:
         self.ended: dict[tuple[str, int], float] = {}  # (task, attempt) that need no more asking; when they ended
         self.reasons: dict[str, str] = {}  # why tasks were aborted, and by whom
         self._header = header
-        self._writer = RunLogWriter(path, header, overwrite=True)
+        self._writer = RunLogWriter(path, msgspec.structs.replace(header, in_order=False), overwrite=True)
         self._capacity: dict[str, Capacity] = {}
         self._warm: set[tuple[int, str]] = set()  # (process, function) that has run before
         self._start_empty("")
@@ -68,7 +67,8 @@ class SessionLog:
         self._started: dict[tuple[str, int], TaskEvent] = {}
         self._unstarted: dict[tuple[str, int], TaskEvent] = {}  # ended by one report, the report of the start to come
         self._pending: set[str] = set()
-        self._session_s = 0.0
+        self._session_s = self._last_end_s = 0.0
+        self._is_submitted = False
         self._lives: dict[str, _Life] = {}
         self._deaths: dict[str, float] = {}
         self._gated_ready: dict[str, float] = {}  # to Ray a task at the gate is not ready
@@ -83,7 +83,11 @@ class SessionLog:
         """A Ray session begins; task ids start over."""
         self._start_empty(workload)
         self._session_s = at_s
-        self._write(WorkloadSubmitted(t=self._t(at_s), workload=workload, name=self._header.label))
+
+    def _submit_workload(self, at_s: float) -> None:
+        """With the session's first task: what a script does before it (it starts Ray) is no part of its makespan."""
+        self._is_submitted = True
+        self._write(WorkloadSubmitted(t=self._t(at_s), workload=self._workload, name=self._header.label))
 
     def submitted(self, task: Submission) -> None:
         """A task of the driver. One without an id (num_returns=0) is left to the events."""
@@ -150,7 +154,9 @@ class SessionLog:
             if key not in self.ended:
                 self._write_end(msgspec.structs.replace(event, outcome="aborted"), at_s)
         self.actors_died({actor_id: self._deaths.get(actor_id, at_s) for actor_id in self._lives})
-        self._write(WorkloadEnded(t=self._t(at_s), workload=self._workload))
+        if not self._is_submitted:
+            self._submit_workload(at_s)
+        self._write(WorkloadEnded(t=self._t(self._last_end_s or at_s), workload=self._workload))
         for node in self._capacity:
             self._write(Capacity(t=self._t(at_s), node=node))
         self._capacity.clear()
@@ -165,16 +171,14 @@ class SessionLog:
             self.seen(msgspec.structs.replace(event, started_s=started_s))
 
     def finish(self) -> None:
-        """Close the log and put its records in the order of time; a crash here leaves the unsorted log."""
+        """Close the log, as it was written: who reads it puts it in the order of time."""
         self._writer.close()
-        records = sorted(read_run(self.path).records, key=lambda record: getattr(record, "t", 0.0))
-        sorted_path = self.path.with_name(self.path.name + ".sorted")
-        write_run(sorted_path, self._header, records)
-        os.replace(sorted_path, self.path)
 
     # --- tasks and edges ----------------------------------------------------------------------------------------------
 
     def _add(self, task: Submission) -> None:
+        if not self._is_submitted:
+            self._submit_workload(task.at_s)
         self.tasks_seen += 1
         self._tasks[task.task_id] = task
         self._by_tail[task.task_id[2:]] = task.task_id
@@ -244,6 +248,7 @@ class SessionLog:
 
     def _write_end(self, event: TaskEvent, at_s: float) -> None:
         task, started_s = self._tasks[event.task_id], event.started_s
+        self._last_end_s = max(self._last_end_s, at_s)
         self._pending.discard(event.task_id)
         if started_s is not None:
             loaded_s = min(event.loaded_s or started_s, at_s)
@@ -283,6 +288,7 @@ class SessionLog:
 
     def _end_life(self, life: _Life, actor_id: str, at_s: float) -> None:
         at_s = max(at_s, life.started_s)
+        self._last_end_s = max(self._last_end_s, at_s)
         if life.task.gpus:
             self.gpu_held_s += life.task.gpus * (at_s - life.started_s)
             # A stretch of no length says that the GPU was held and not used.

@@ -15,7 +15,7 @@ from typing import Any
 
 from egs_core.adapter import CollectRequest
 from egs_core.errors import InputError
-from egs_core.history.sql import SqlHistory
+from egs_core.history.opened import open_history
 from egs_ray.audit.spool import Spool
 
 MOST_BODY_BYTES = 32 * 1024 * 1024
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def collect(request: CollectRequest) -> None:
     """Receive until SIGTERM or SIGINT; then write what is there. InputError where it cannot listen or write."""
-    history = SqlHistory.of_user(request.history)
+    history = open_history(request.history)
     try:
         spool = Spool(request.folder, history)
     except OSError as error:

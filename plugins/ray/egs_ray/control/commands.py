@@ -23,10 +23,11 @@ from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 from egs_ray.control import controller
 from egs_ray.events import processes_of
+from egs_ray.gate.messages import PASSED
 
 PLACE = "control of Ray"
 REACH_S = 3.0
-REPLACED_S = 3.0
+REPORT_S = 3.0  # drivers look twice a second for a controller
 ANSWER_S = 20.0
 AGAIN_S = 0.2
 EVENTS_S = 2.0
@@ -115,9 +116,19 @@ def _asked(verb: str, workload: str, options: dict[str, Any]) -> ControlOutcome:
 def _controller(address: str) -> Any:
     if not ray.is_initialized():
         _connect(address or os.environ.get("RAY_ADDRESS", ""))
-    if (found := controller.find()) is None:
-        raise InputError(PLACE, *NOTHING)
-    return found
+    return controller.find() or _asked_for()
+
+
+def _asked_for() -> Any:
+    """A controller made because somebody asks: drivers that have begun just now look for one, and report to it."""
+    made = controller.get_or_make()
+    ray.get(made.ready.remote(), timeout=ANSWER_S)
+    until = time.monotonic() + REPORT_S
+    while not ray.get(made.table.remote(), timeout=ANSWER_S):
+        if time.monotonic() > until:
+            raise InputError(PLACE, *NOTHING)
+        time.sleep(AGAIN_S)
+    return made
 
 
 def _connect(address: str) -> None:
@@ -137,26 +148,18 @@ def _connect(address: str) -> None:
 
 def _table(address: str) -> tuple[Any, Table]:
     """The controller and what it knows. Ray starts one again that has died; one that has ended itself just now is
-    replaced by a driver that reports then."""
+    replaced."""
     control = _controller(address)
     until = time.monotonic() + ANSWER_S
     while True:
         try:
             return control, list(ray.get(control.table.remote(), timeout=ANSWER_S))
         except ray.exceptions.ActorDiedError:
-            control = _replaced(min(until, time.monotonic() + REPLACED_S))
+            control = controller.find() or _asked_for()
         except (ray.exceptions.RayActorError, TimeoutError) as error:
             if time.monotonic() > until:
                 raise _no_answer(error) from None
         time.sleep(AGAIN_S)
-
-
-def _replaced(until: float) -> Any:
-    while (found := controller.find()) is None:
-        if time.monotonic() > until:
-            raise InputError(PLACE, *NOTHING)
-        time.sleep(AGAIN_S)
-    return found
 
 
 def _answer(ref: Any) -> dict[str, Any]:
@@ -238,7 +241,8 @@ def _workload(driver: dict[str, Any], row: dict[str, Any], at_gate: list[Any] | 
 def _gate_task(task: Any) -> RunningTask:
     name = f"{task.name}-{task.task_id[:8]}"
     state = f"{task.state} (nested)" if task.is_nested else task.state
-    return RunningTask(task=name, name=task.name, state=state, since=task.since, gpus=task.gpus)
+    gpus = task.gpus if task.state == PASSED else 0.0  # what waits at the gate holds none
+    return RunningTask(task=name, name=task.name, state=state, since=task.since, gpus=gpus)
 
 
 def _task(row: dict[str, Any]) -> RunningTask:

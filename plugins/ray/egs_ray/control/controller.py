@@ -72,6 +72,9 @@ def _controller_class() -> type:
 
     class EgsControl:
         def __init__(self, idle_s: float) -> None:
+            # It borrows references to users' tasks and never asks for their values: to Ray an error that nobody has
+            # seen. Whose errors they are has seen them, or is told by Ray there.
+            os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
             self.idle_s = idle_s
             self.heard_s = time.monotonic()
             self.drivers: dict[str, Driver] = {}

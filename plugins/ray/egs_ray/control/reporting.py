@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ray
 
 from egs_core.errors import InputError
+from egs_core.notices import warn
 from egs_ray import compat
 from egs_ray.control import controller
-from egs_ray.install import warn
 
 if TYPE_CHECKING:
     from egs_core.driver.embedded import EmbeddedDriver
@@ -31,6 +31,8 @@ EVERY_S = 0.1
 AGAIN_S = 1.0
 ANSWER_S = 20.0
 CLOSE_S = 1.0
+ALONE_S = 10.0  # from its first work on a driver needs no controller for so long
+LOOK_S = 0.5
 
 Row = dict[str, Any]
 Told = dict[str, dict[str, Any]]
@@ -58,6 +60,7 @@ class Reporter:
         self._closing = threading.Event()
         self._control: Any = None
         self._seen = 0
+        self._since = self._look_at = 0.0
         self._last: Told = {"workloads": {}, "tasks": {}}
         self._thread = threading.Thread(target=self._run, name="egs-report", daemon=True)
         if is_wanted and may_report() and compat.is_plain_driver():
@@ -70,7 +73,7 @@ class Reporter:
             self._thread.join(CLOSE_S)
         control, self._control = self._control, None
         self._last = {"workloads": {}, "tasks": {}}
-        if control is not None and ray.is_initialized():
+        if control is not None and compat.has_time_to_ask():
             control.leave.remote(self._key)
 
     def _run(self) -> None:
@@ -89,7 +92,7 @@ class Reporter:
 
     def _report_until_lost(self) -> None:
         """Returns when the controller does not know this driver (any more); raises when it is gone."""
-        while not self._closing.is_set() and (told := self._source.snapshot()) is None:
+        while not self._closing.is_set() and ((told := self._source.snapshot()) is None or not self._is_worth_it()):
             self._closing.wait(EVERY_S)
         if self._closing.is_set():
             return
@@ -107,6 +110,18 @@ class Reporter:
                     self._seen = request["number"]
                     control.answer.remote(request["number"], self._source.carry_out(request))
             is_known = is_known and self._tell(control)
+
+    def _is_worth_it(self) -> bool:
+        """Whether there is a controller, or should be one: its process takes a second of a core. Short programs end
+        without; an operator who asks for something makes one, and then every driver reports to it."""
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since >= ALONE_S:
+            return True
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_S
+        return controller.find() is not None
 
     def _tell(self, control: Any) -> bool:
         """Tell what is new."""

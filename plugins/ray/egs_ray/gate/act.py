@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from egs_core.graph.columns import Shape
+from egs_core.history.opened import open_history
+from egs_core.history.pending import learn_pending
+from egs_core.notices import warn
 from egs_core.predict import Predictor, signature_of
 from egs_ray.control.reporting import Reporter
 from egs_ray.demand import cluster_grows
@@ -30,8 +33,8 @@ from egs_ray.gate.cluster_operations import ClusterOperations
 from egs_ray.gate.local import Gate
 from egs_ray.gate.operations import GateOperations
 from egs_ray.gate.ordering import AnyGate, Ordering
-from egs_ray.install import chosen_gate, warn
-from egs_ray.observe import Observer, history_of_user, runlog_path, script_name
+from egs_ray.install import chosen_gate
+from egs_ray.observe import Observer, runlog_path, script_name
 from egs_ray.submission import Needs, Ordered, Submission
 
 
@@ -97,12 +100,12 @@ class Orderer(Observer):
         return gate or self._make_local_gate()
 
     def _make_cluster_gate(self) -> ClusterGate:
-        gate = ClusterGate(self._estimate, self._told.append, self._switch_off, self._nested.append)
+        gate = ClusterGate(self._estimate, self._tell, self._switch_off, self._note_nested)
         self._reporter = Reporter(ClusterOperations(gate, self._name, self.log.reasons))
         return gate
 
     def _make_local_gate(self) -> Gate:
-        gate = Gate(self._estimate, self._told.append, self._switch_off)
+        gate = Gate(self._estimate, self._tell, self._switch_off)
         self._reporter = Reporter(GateOperations(gate, self._name, self.log.reasons))
         return gate
 
@@ -124,14 +127,15 @@ class Orderer(Observer):
         return estimate.p50_s if estimate.source == "history" else None
 
     def _learn_from_history(self) -> None:
-        """On a thread of its own: the database stack takes its time to import."""
+        """On a thread of its own: there may be long run logs to learn from first."""
         if not self._is_learning:
             self._is_learning = True
             threading.Thread(target=self._learn, name="egs-history", daemon=True).start()
 
     def _learn(self) -> None:
         try:
-            history = history_of_user()
+            learn_pending()
+            history = open_history()
             rows = history.load(script_name())
             history.close()
             if rows:
@@ -144,6 +148,15 @@ class Orderer(Observer):
             warn(f"no history: {type(error).__name__}: {error}".splitlines()[0])
 
     # --- the run log ---
+
+    def _tell(self, told: Ordered) -> None:
+        """From any thread; once nothing is written any more, nothing is kept for it."""
+        if not self._broken:
+            self._told.append(told)
+
+    def _note_nested(self, submission: Submission) -> None:
+        if not self._broken:
+            self._nested.append(submission)
 
     def _write_noted(self, most: int = sys.maxsize) -> None:
         super()._write_noted(most)

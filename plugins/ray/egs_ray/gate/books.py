@@ -22,7 +22,7 @@ from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.journal import Journal
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import ENDED, HOLDS_LEASE, READY
+from egs_core.engine.state.lifecycle import ENDED, HOLDS_LEASE, READY
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_ray.gate.renewal import renewed
 from egs_ray.gate.room import Room

@@ -34,6 +34,7 @@ from egs_ray.submission import Arrival, Needs, Ordered
 
 WORKLOAD = "script"
 PULSE_S = 1.0
+CLOSE_S, HASTE_S = 5.0, 0.3  # to let its thread end; the latter where Ray has ended
 HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
 REST_S = 0.01  # between two turns while Ray has enough to do: one for all that comes meanwhile
 NO_TURN = "nothing_to_wait_for"
@@ -154,7 +155,7 @@ class Gate:
         """Ray is about to disconnect; what still waits ends with it."""
         self._closing.set()
         DEMAND.withdraw("gate")
-        self.driver.close()
+        self.driver.close(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
 
     def learned(self) -> None:
         """`estimate` knows more now."""

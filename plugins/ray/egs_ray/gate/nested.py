@@ -17,10 +17,10 @@ from typing import Any
 
 import ray
 
+from egs_core.notices import warn
 from egs_ray.gate.client import ClusterGate
 from egs_ray.gate.ordering import Ordering
 from egs_ray.gate.ticketing import note_of
-from egs_ray.install import warn
 from egs_ray.submission import Needs, Submission
 
 MOST_NOTES = 10_000  # of a worker that has not submitted a GPU task yet

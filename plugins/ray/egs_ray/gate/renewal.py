@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import HELD, HOLDS_LEASE, READY
-from egs_core.engine.state import State
+from egs_core.engine.state.lifecycle import HELD, HOLDS_LEASE, READY
+from egs_core.engine.state.state import State
 from egs_core.graph.columns import Graph
 
 
@@ -49,7 +49,8 @@ def _add_tasks(
         phase = state.cursor[task]
         parents = tuple(index[parent] for parent in state.parents[task] if parent in index)
         shape = state.shapes[state.shape[phase]]
-        phases = ((state.kind[phase], shape, state.estimate_s[phase]),)
+        seconds = None if phase in state.unknown else state.estimate_s[phase]
+        phases = ((state.kind[phase], shape, seconds),)
         index[task] = block.add_task(labels[task], parents, phases, state.task_names[task])
         numbers[task] = first + index[task]
     new.absorb_workload(m.WorkloadSubmitted(workload), state.now)

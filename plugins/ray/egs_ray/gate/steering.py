@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import READY
+from egs_core.engine.state.lifecycle import READY
 from egs_ray.gate import messages as g
 from egs_ray.gate.books import Books, Job
 

@@ -18,7 +18,7 @@ import ray
 
 from egs_core.hints import TaskHints, hints_of
 from egs_ray import compat
-from egs_ray.conflicts import check_agreement
+from egs_ray.conflicts import warn_of_disagreement
 from egs_ray.submission import Arrival, Needs, Submission, is_driver
 
 _BY_HAND = ("resources", "accelerator_type", "label_selector", "fallback_strategy")  # where a task may run
@@ -42,7 +42,7 @@ class Twins:
         self._hints: WeakKeyDictionary[Any, TaskHints | None] = WeakKeyDictionary()
 
     def hints_of(self, target: Any) -> TaskHints | None:
-        """The hints on a function. Raises InputError when they contradict its own decorator."""
+        """The hints on a function; one warning when they contradict its own decorator."""
         try:
             if target in self._hints:
                 return self._hints[target]
@@ -52,7 +52,7 @@ class Twins:
         except Exception:  # nothing that carries hints
             return None
         if hints is not None:
-            check_agreement(getattr(function, "__qualname__", "task"), hints, declared)
+            warn_of_disagreement(getattr(function, "__qualname__", "task"), hints, declared)
         self._hints[target] = hints
         return hints
 

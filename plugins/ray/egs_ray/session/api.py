@@ -19,8 +19,8 @@ import ray
 
 from egs_core.engine.messages import Reason
 from egs_core.errors import InputError
+from egs_core.notices import warn
 from egs_ray.convert import convert
-from egs_ray.install import warn
 from egs_ray.payload import graph_input
 from egs_ray.session.session import Options, Session
 from egs_ray.session.tasks import RunBooks, finish_natively, references_in
@@ -87,6 +87,9 @@ class Run:
         if self._session is None:
             raise InputError(self.id, "runs without EGS")
         found = self._session.driver.ask(lambda engine: engine.explain(number))
+        lack = self._books.jobs[self._books.converted.graph.ids.index(task_id)].lack
+        if lack and found.status == "running":  # to the engine a task that is Ray's has begun
+            return msgspec.structs.replace(found, status="pending", kind="unplaceable", text=f"waits in Ray: {lack}")
         stopped = self._books.jobs[self._books.converted.graph.ids.index(task_id)].stopped
         ended = found.status == "aborted" and not found.kind
         why = stopped or self._books.aborted
@@ -124,6 +127,7 @@ def run(
     """
     if not ray.is_initialized():
         ray.init()
+    called_s = time.monotonic()
     converted = convert(dag_node, name or "dag")
     if not name:
         converted.name = converted.graph.names[-1]
@@ -137,7 +141,7 @@ def run(
         books = RunBooks(converted.name, converted, given)
         finish_natively(books)
         return Run(None, books)
-    return Run(chosen, chosen.submit(converted, given, queue))
+    return Run(chosen, chosen.submit(converted, given, queue, called_s))
 
 
 def default_session(options: Options | None = None) -> Session:
@@ -157,6 +161,9 @@ def default_session(options: Options | None = None) -> Session:
 
 def _close() -> None:
     if _current is not None:
+        if _current[1].is_open:
+            path = _current[1].learning.path
+            warn(f"run log: {path} (see it: egs report {path} -o report.html)")
         try:
             _current[1].close(finish=False)
         except Exception as error:

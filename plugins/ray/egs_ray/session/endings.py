@@ -190,7 +190,10 @@ class Endings:
         return True
 
     def _stay_native(self, job: Job, reason: str) -> None:
-        """Workers of this runtime environment cannot work with EGS: tasks to come do not try."""
+        """Workers of this runtime environment cannot work with EGS: tasks to come do not try. Those that have tried
+        already fail alike, and are not worth another line."""
+        if job.env in self._shared.native_envs:
+            return
         self._shared.native_envs.add(job.env)
         self._shared.warn_once(
             f"{job.run.converted.graph.names[job.index]} and tasks like it run without EGS: {reason}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import traceback
 
-from egs_core.engine.lifecycle import ENDED
-from egs_ray.install import warn
+from egs_core.engine.state.lifecycle import ENDED
+from egs_core.notices import say, warn
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.submissions import Submissions
@@ -27,7 +26,7 @@ class FailOpen:
         self._shared.broken = True
         warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {first_line(error)}")
         if os.environ.get("EGS_DEBUG"):
-            traceback.print_exception(error, file=sys.stderr)
+            say("".join(traceback.format_exception(error)))
         self._finish_all()
 
     def hand_over(self, finish: bool) -> None:

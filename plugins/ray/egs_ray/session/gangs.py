@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import HOLDS_LEASE
+from egs_core.engine.state.lifecycle import HOLDS_LEASE
 from egs_core.graph.columns import Graph, Shape
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.tasks import Job, Way

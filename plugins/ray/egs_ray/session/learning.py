@@ -12,12 +12,12 @@ import msgspec
 
 from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
-from egs_core.history.sql import SqlHistory
+from egs_core.history.opened import open_history
+from egs_core.notices import warn
 from egs_core.predict import Predictor
 from egs_core.runlog import records as r
 from egs_core.runlog.io import FailOpenWriter
 from egs_ray.convert import Converted
-from egs_ray.install import warn
 from egs_ray.observe import runlog_path
 
 _used_paths: set[Path] = set()
@@ -48,7 +48,7 @@ class Learning:
             label=f"EGS ({policy})",
         )
         self._writer = FailOpenWriter(self.path, self._header, warn)
-        self._history = SqlHistory.of_user(history)
+        self._history = open_history(history)
         self._predictors: dict[str, Predictor] = {}
 
     def record(self, record: r.Record) -> None:

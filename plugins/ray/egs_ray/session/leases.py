@@ -42,8 +42,9 @@ class Leases:
         Holders of CPUs run in the processes that Ray keeps for its CPUs anyway."""
         if self._touches and len(ray.wait(self._touches, num_returns=len(self._touches), timeout=0)[1]) > 0:
             return
-        leased = sum(len(lease.devices) for lease, _ in self._open.values())
-        free = min(gpus, MOST_KEPT) - leased
+        # Also what was just asked for: its holder gets its process without another one being started beside it.
+        leased = sum(len(lease.devices or lease.grant.devices) for lease, _ in self._open.values())
+        free = max(0, min(gpus, MOST_KEPT) - leased)
         self._touches = [self._touch.options(name="egs-lease", num_gpus=TOUCH).remote(TOUCH_S) for _ in range(free)]
 
     def take(self, job: Job, grant: m.Grant, shape: Shape, strategy: Any = None) -> Lease:

@@ -9,13 +9,13 @@ import time
 from typing import Any
 
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import HOLDS_LEASE, STATUS_NAMES
+from egs_core.engine.state.lifecycle import HOLDS_LEASE, STATUS_NAMES
 from egs_core.errors import InputError
 from egs_ray.control.reporting import Told, answer_of
 from egs_ray.session.endings import Endings
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
-from egs_ray.session.tasks import Job, RunBooks, first_of
+from egs_ray.session.tasks import Job, RunBooks, Way, first_of
 
 Request = dict[str, Any]
 SHOWN = 12
@@ -113,8 +113,10 @@ class Operations:
     def _row(self, job: Job) -> dict[str, Any]:
         state, graph = self._shared.engine.state, job.run.converted.graph
         phase = state.cursor[job.number]
-        holds = state.status[phase] in HOLDS_LEASE
-        since = state.started_at[phase] if holds else state.ready_at[phase]
+        is_let_go = state.status[phase] in HOLDS_LEASE
+        since = state.started_at[phase] if is_let_go else state.ready_at[phase]
+        holds = is_let_go and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
+        status = STATUS_NAMES[state.status[phase]]
         pids = [(job.node, job.pid)] if job.pid and job.node else []
         if job.lease is not None and job.lease.pid:
             pids.append((job.node, job.lease.pid))
@@ -123,7 +125,7 @@ class Operations:
             "stage": graph.options_of(job.index).stage,
             "task": graph.ids[job.index],
             "name": graph.names[job.index],
-            "state": "stopping" if job.stopped else STATUS_NAMES[state.status[phase]],
+            "state": "stopping" if job.stopped else f"waits in Ray: {job.lack}" if job.lack else status,
             "since": round(self._wall_s + since, 3),
             "gpus": state.shapes[state.shape[phase]].gpu_milli / 1000 if holds else 0.0,
             "node": job.node,
@@ -139,6 +141,11 @@ def _noted_late(books: RunBooks, text: str) -> dict[str, Any]:
         if job.failed and not job.stopped:
             job.stopped = text
     return {"tasks": []}
+
+
+def _has_lease(job: Job) -> bool:
+    """Whether its phase holds something in Ray's books by now."""
+    return job.lease is not None and job.lease.peer is not None
 
 
 def _references(job: Job) -> list[Any]:

@@ -140,8 +140,8 @@ class Phases:
 
     def noted(self, job: Job, grant: m.Grant) -> None:
         """Give back what a phase held, and write down that it has ended well."""
-        now = self._shared.driver.now()
         self.started(job, grant)  # when nobody has told of it
+        now = self._shared.driver.now()  # not before that start: records are ordered by time
         self.record_start(job)
         self.used(job, grant, now)
         self.give_back(job)

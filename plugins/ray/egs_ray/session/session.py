@@ -22,8 +22,6 @@ from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
-from egs_core.queues import load_queues
-from egs_core.sim.simulator import merge_phases
 from egs_ray import compat
 from egs_ray.cluster import Cluster
 from egs_ray.control.reporting import Reporter
@@ -41,9 +39,10 @@ from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Options, Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.submissions import Submissions
-from egs_ray.session.tasks import Job, RunBooks
-from egs_ray.session.ways import Plan, check_gangs, for_engine, plan_ways, unshared
+from egs_ray.session.tasks import Job, RunBooks, Way
+from egs_ray.session.ways import Plan, check_gangs, for_engine, lack_of, plan_ways, unshared
 from egs_ray.session.workers import Workers
+from egs_ray.worker import device_memory
 
 __all__ = ["Options", "Session"]
 
@@ -52,6 +51,7 @@ PREPARE_S = 30.0
 KEEP_S = 0.5
 WATCH_S = 2.0
 FOREVER_S = 30.0
+CLOSE_S, HASTE_S = 5.0, 0.3
 
 
 class Session:
@@ -63,14 +63,15 @@ class Session:
         config = _engine_config(self.options, self._grows and may_ask())
         self._hints = Hints("session") if config.scaling_hints else None
         self.engine = Engine(config)
-        queues = load_queues(Path(self.options.queues)) if self.options.queues else ()
+        queues = _queues_of(self.options)
         self._queues = {queue.name for queue in queues}
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
-        self._records = RunRecords(self.engine.state, self.learning.record)
+        self._records = RunRecords(self.engine.state, self.learning.record, self.engine.explain)
         self._leases = Leases(self._server.address, self._on_lease_end)
         self._promises = Promises()
         self._run_numbers = itertools.count()
+        self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
         self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
         self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
@@ -82,7 +83,7 @@ class Session:
         threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
         if queues:
             self.driver.post(m.QueuesChanged(queues))
-        self._prepared = self._describe_cluster()
+        self._describe_cluster()
         self._reporter = Reporter(self._operations, self.options.control)
 
     def _make_parts(self) -> None:
@@ -100,15 +101,19 @@ class Session:
 
     # --- for callers, from any thread ---
 
-    def submit(self, converted: Converted, given: Any, queue: str = "") -> RunBooks:
-        """Start a run of a converted graph; returns at once. Raises InputError for a queue that there is not."""
+    def submit(self, converted: Converted, given: Any, queue: str = "", called_s: float | None = None) -> RunBooks:
+        """Start a run of a converted graph; returns at once. called_s: when the user asked for it (monotonic), from
+        which its run log counts; now, if that is not said. Raises InputError for a queue that there is not."""
         if queue and queue not in self._queues:
             known = ", ".join(sorted(self._queues)) or "none; see Options.queues"
             raise InputError(f"queue {queue!r}", "is not configured", f"there are: {known}")
         if not self.options.split:
+            from egs_core.sim.simulator import merge_phases  # to compare only: most never need it
+
             converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
         books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
         books.queue = queue
+        books.called_s = books.called_s if called_s is None else called_s
         self._shared.runs[books.workload] = books
         self.driver.do(lambda: self._begin(books))
         if not self.driver.is_alive:
@@ -146,13 +151,16 @@ class Session:
         self._close_now()
 
     def _close_now(self) -> None:
-        self.driver.close()
+        # Its thread may be asking a Ray that has ended.
+        self.driver.close(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
         self._server.close()
         self.learning.close()
 
     def __enter__(self) -> Session:
-        """Wait, for a while, until its processes are there, as `ray.init` does for Ray's own."""
-        ray.wait(self._prepared, num_returns=len(self._prepared), timeout=PREPARE_S)
+        """Start its processes and wait for them, for a while, as `ray.init` does for Ray's own."""
+        slots = min(self._cluster.process_slots, MOST_PREPARED)
+        prepared = [self._promises.ready(), *self._submissions.prepare_processes(slots)]
+        ray.wait(prepared, num_returns=len(prepared), timeout=PREPARE_S)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -160,14 +168,11 @@ class Session:
 
     # --- the start of things ---
 
-    def _describe_cluster(self) -> list[Any]:
-        """Tell the engine what Ray's nodes offer, and let Ray start processes; returns references ready when it has."""
+    def _describe_cluster(self) -> None:
+        """Tell the engine what Ray's nodes offer."""
+        self._shared.real_gpus = device_memory.has_devices()  # other machines': when their first process tells
         for event in self._cluster.news():
             self.driver.post(event)
-        return [
-            self._promises.ready(),
-            *self._submissions.prepare_processes(min(self._cluster.process_slots, MOST_PREPARED)),
-        ]
 
     def _look_at_nodes(self) -> None:
         """On the driver's thread: what has become of Ray's nodes since the last look."""
@@ -188,19 +193,31 @@ class Session:
         if self._is_refused(books, plan):
             return
         graph, ways = plan.graph, plan.ways
-        submitted = m.WorkloadSubmitted(books.workload, name, queue=books.queue)
+        submitted = m.WorkloadSubmitted(books.workload, name, queue=books.queue, submission=self._job)
         self._shared.handle(submitted)
         first = len(self.engine.state.task_ids)
         for index, way in enumerate(ways):
             books.jobs.append(Job(books, index, first + index, way))
+            if way is Way.NATIVE:
+                books.jobs[-1].lack = lack_of(books.converted.graph, index, nodes)
             self._shared.jobs[first + index] = books.jobs[-1]
         block = for_engine(graph, ways, nodes)
         used_up = [job.index for job in books.jobs if not self._submissions.keeps_process(job)]
         block = unshared(block, used_up, books.workload)
         tasks = m.TasksAdded(books.workload, block)
-        self._records.workload(submitted, self.driver.now())
+        submitted_s = self.driver.now() - (time.monotonic() - books.called_s)  # before 0 where it had to start EGS
+        self._records.workload(submitted, submitted_s)
         self._shared.handle(tasks)
-        self._records.tasks(m.TasksAdded(books.workload, graph), self.driver.now())
+        self._records.tasks(m.TasksAdded(books.workload, graph), submitted_s)
+        self._prepare_for(books)
+
+    def _prepare_for(self, books: RunBooks) -> None:
+        """Processes for shells whose turn comes later, now that the first tasks have been submitted: as many as can
+        have GPUs at once."""
+        shells = [job for job in books.jobs if job.way is Way.SHELL]
+        later = sum(not job.submission for job in shells)
+        at_once = min(later, self._cluster.gpus, MOST_PREPARED)
+        self._submissions.prepare_processes(at_once - (len(shells) - later))
 
     def _is_refused(self, books: RunBooks, plan: Plan) -> bool:
         """Whether the run is over with an error: a gang of it could never start, and no nodes are to come."""
@@ -231,7 +248,7 @@ class Session:
         takes about that long, with the GPU waiting. And let nothing wait for ever."""
         if self._shared.broken or self._closing.is_set():
             return
-        self._leases.keep(self._cluster.gpus)
+        self._leases.keep(min(self._cluster.gpus, self._submissions.gpu_tasks_left()))
         now = self.driver.now()
         for job in [job for job in self._shared.submitted.values() if job.parked_since is not None and not job.is_warm]:
             if job.parked_since is not None and now - job.parked_since > self.options.preload_timeout_s:
@@ -279,6 +296,7 @@ class Session:
             self._records.node(event, now)
         elif isinstance(event, m.NodeLost):
             self._records.node_lost(event, now)
+        self._records.after(event, now)
 
     def _on_message(self, peer: Peer, message: Message) -> None:
         self.driver.do(lambda: self._workers.take_message(peer, message))
@@ -288,6 +306,14 @@ class Session:
 
     def _on_lease_end(self, lease: int) -> None:
         self.driver.do(lambda: self._phases.lease_over(lease))
+
+
+def _queues_of(options: Options) -> tuple[Any, ...]:
+    if not options.queues:
+        return ()
+    from egs_core.queues import load_queues  # brings pydantic, which takes its time to import
+
+    return load_queues(Path(options.queues))
 
 
 def _engine_config(options: Options, scaling_hints: bool) -> EngineConfig:

@@ -17,9 +17,9 @@ import ray
 from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import messages as m
+from egs_core.notices import warn
 from egs_ray import compat
 from egs_ray.cluster import ACCELERATOR
-from egs_ray.install import warn
 from egs_ray.link import Message, Peer, Server
 from egs_ray.promises import Promises
 from egs_ray.session.learning import Learning
@@ -28,29 +28,38 @@ from egs_ray.session.tasks import Job, RunBooks
 
 
 class Options(msgspec.Struct, frozen=True):
-    """policy: a name of `egs_core.engine.POLICIES`. preload, split: switch off to compare. runlog: where the run log
-    goes (None: EGS_RUNLOG, else the user's data folder); history: a database URL (None: beside the run logs).
-
-    queues: a file of queues and quotas (see `egs_core.queues`), which runs name when they are submitted. preempt: stop
-    running tasks for lent quota that is wanted back, for higher priorities and at limits with `on_limit: requeue`, and
-    start them again later; min_gain_s: nobody is stopped for who would start so soon anyway. control: let other
-    processes list, abort, pause and preempt these runs (`egs ps`, …), for which the cluster gets a small actor;
-    EGS_CONTROL=off in the environment says no for all."""
+    """Options of a session, which runs everything that one process gives to `egs_ray.run`."""
 
     policy: str = "egs"
+    """Rule of order, a name of `egs_core.engine.POLICIES`."""
     preload: bool = True
+    """Whether processes are started and loaded ahead of their tasks."""
     split: bool = True
+    """Whether tasks are split into CPU and GPU phases."""
     runlog: str | None = None
+    """File of the run log; by default that of `EGS_RUNLOG`, else a new one in the user's data folder."""
     history: str | None = None
+    """URL of the database of durations; by default that of `EGS_HISTORY`, else in the user's data folder."""
     default_max_wait_s: float | None = None
-    flavor_label: str = ACCELERATOR  # of nodes: its value is what `flavors=` hints name
-    preload_timeout_s: float = 60.0  # a preload that takes longer does not keep its task from starting
-    residue_bytes: int = 0  # device memory that a process may keep after its GPU block without keeping the GPU
-    gpu_process: bool | None = None  # GPU steps of `egs.phases` in processes of their own; None: on real devices
+    """`max_wait` in seconds of tasks that state none."""
+    flavor_label: str = ACCELERATOR
+    """Node label whose value the hint `flavors` names."""
+    preload_timeout_s: float = 60.0
+    """A preload that takes longer, in seconds, no longer delays its task."""
+    residue_bytes: int = 0
+    """GPU memory that a process may keep after its `with egs.gpu():` block without keeping the GPU."""
+    gpu_process: bool | None = None
+    """Whether GPU steps of `egs.phases` run in processes of their own; by default on real devices only."""
     queues: str | None = None
+    """File of queues and quotas; `egs_ray.run(queue=…)` names one of them."""
     preempt: bool = False
+    """Whether running tasks are stopped, and started again later, to reclaim lent quota, for higher priorities, and at
+    limits with `on_limit: requeue`."""
     min_gain_s: float = 60.0
+    """No task is preempted for one that would start within this time, in seconds, anyway."""
     control: bool = True
+    """Whether other processes can list, abort, pause and preempt these runs (`egs ps` …), through a small actor;
+    `EGS_CONTROL=off` in the environment switches it off for all sessions."""
 
 
 class Shared:

@@ -15,7 +15,7 @@ import threading
 import ray
 
 from egs_core.engine import messages as m
-from egs_core.engine.usage import is_over_limit
+from egs_core.engine.state.metering import is_over_limit
 from egs_core.hints import hints_of
 from egs_ray.link import Message, Peer
 from egs_ray.session.endings import Endings

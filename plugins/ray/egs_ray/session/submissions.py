@@ -10,8 +10,8 @@ from typing import Any
 
 import ray
 
-from egs_core.engine.lifecycle import PENDING
-from egs_core.engine.placement import fits_ever
+from egs_core.engine.rules.fit import fits_ever
+from egs_core.engine.state.lifecycle import PENDING
 from egs_core.graph.columns import GPU
 from egs_core.hints import phase_steps
 from egs_ray.cluster import preload_slots
@@ -19,11 +19,12 @@ from egs_ray.payload import submit
 from egs_ray.session.gangs import NODE_LABEL
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared
-from egs_ray.session.tasks import Job, RemoteFunctions, first_of, is_placed_by_ray, reserving
+from egs_ray.session.tasks import Job, RemoteFunctions, Way, first_of, is_placed_by_ray, reserving
 from egs_ray.worker.shell import Spec, make_observed, make_shell, touch
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
 TOGETHER_S = 0.3  # long enough that several tasks need several processes
+MOST_LOOKED_AT = 1000
 RAYS_RETRIES = 3  # of a task that does not say how many
 
 
@@ -47,6 +48,12 @@ class Submissions:
         for ref in started:
             self._shared.when_ready(ref, partial(self._look_at, ref))
         return started
+
+    def gpu_tasks_left(self) -> int:
+        """Tasks of all runs that will take a GPU by a holder, and have not ended."""
+        runs = [books for books in self._shared.runs.values() if not books.over.is_set()]
+        left = (job for books in runs for job in books.jobs if job.way is Way.SHELL and not job.succeeded)
+        return sum(_uses_gpu(job) for job in itertools.islice(left, MOST_LOOKED_AT))
 
     def _look_at(self, started: Any) -> None:
         """Whether a process has found real devices on its machine."""
@@ -258,9 +265,7 @@ class Submissions:
     def _is_once(self, job: Job) -> bool:
         """Whether its process ends with it, as Ray itself has it for tasks with GPUs: CUDA stays with the first device
         that it has seen, and keeps memory there."""
-        graph = job.run.converted.graph
-        uses = any(graph.phase_kind[p] == GPU for p in graph.phases_of(job.index))
-        return self._shared.real_gpus and uses and not self._is_apart(job)
+        return self._shared.real_gpus and _uses_gpu(job) and not self._is_apart(job)
 
     def _function(self, job: Job) -> Callable[..., Any]:
         return job.run.converted.nodes[job.index].function
@@ -269,6 +274,11 @@ class Submissions:
         job.run.results[job.index] = job.ref
         submission = job.submission
         self._shared.when_ready(first_of(job.ref), lambda: self._on_result(submission))
+
+
+def _uses_gpu(job: Job) -> bool:
+    graph = job.run.converted.graph
+    return any(graph.phase_kind[p] == GPU for p in graph.phases_of(job.index))
 
 
 def _touch(function: Any) -> Any:

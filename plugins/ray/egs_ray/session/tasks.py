@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -50,6 +51,7 @@ class Job(msgspec.Struct, eq=False):
     number: int
     way: Way
     submission: int = 0
+    lack: str = ""  # what no node has of what it needs: it is Ray's, and waits there
     ref: Any = None
     peer: Peer | None = None
     node: str = ""
@@ -118,6 +120,7 @@ class RunBooks:
         self.error: BaseException | None = None
         self.over = threading.Event()
         self.queue = ""
+        self.called_s = time.monotonic()  # when the user asked for the run
         self.aborted = ""  # by whom and why
         self._needed = [0] * converted.graph.n_tasks
         for parents in converted.graph.parents:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.engine.capacity import Node
-from egs_core.engine.placement import fits_ever
+from egs_core.engine.rules.fit import fits_ever
+from egs_core.engine.state.nodes import Node
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph, Shape
 from egs_ray.payload import Payload
@@ -74,6 +74,18 @@ def choose_way(payload: Payload, graph: Graph, index: int, nodes: Sequence[Node]
     fits = any(all(fits_ever(node, shape) for shape in shapes) for node in nodes)
     may_wait = grows and bool(graph.options_of(index).gang)
     return way_of(graph, index) if fits or may_wait else Way.NATIVE
+
+
+def lack_of(graph: Graph, index: int, nodes: Sequence[Node]) -> str:
+    """What a task needs that no node offers, with the numbers; "" where some node can hold each of its phases."""
+    shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
+    alive = [node for node in nodes if node.alive]
+    if any(all(fits_ever(node, shape) for shape in shapes) for node in alive):
+        return ""
+    gpus = max(shape.gpu_milli for shape in shapes) / 1000
+    cpus = max(shape.cpu_milli for shape in shapes) / 1000
+    most = max(((node.gpus, node.cpu_milli / 1000) for node in alive), default=(0, 0.0))
+    return f"needs {gpus:g} GPUs and {cpus:g} CPUs on one node; the largest has {most[0]} and {most[1]:g}"
 
 
 def for_engine(graph: Graph, ways: Sequence[Way], nodes: Sequence[Node]) -> Graph:

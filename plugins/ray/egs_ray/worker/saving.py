@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import pickle
-import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from egs_core.hints import checkpoint_keeper, save_checkpoint
+from egs_core.notices import warn
 from egs_ray.link import Message, Peer, dial
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Keeper:
         try:
             return (pickle.loads(ray.get(self._spec.restored)),)
         except Exception as error:  # lost, or of a class that this process does not know: begin again
-            print(f"egs: the checkpoint of the try before is lost: {type(error).__name__}: {error}", file=sys.stderr)
+            warn(f"the checkpoint of the try before is lost: {type(error).__name__}: {error}")
             return ()
 
     def close(self) -> None:

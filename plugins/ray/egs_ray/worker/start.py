@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from egs_core.notices import warn
 from egs_ray import compat, install
 
 
@@ -55,5 +56,5 @@ class FirstUse:
                 self._interceptor = made
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                install.warn(f"tasks of this worker go to Ray as they are submitted: {reason}")
+                warn(f"tasks of this worker go to Ray as they are submitted: {reason}")
             self._is_made = True
