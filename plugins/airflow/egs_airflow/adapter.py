@@ -10,6 +10,7 @@ from pathlib import Path
 
 from egs_airflow import compat, config
 from egs_core.adapter import (
+    AuditSource,
     Check,
     ControlOutcome,
     ControlRequest,
@@ -46,6 +47,7 @@ class AirflowAdapter:
     """See `egs_core.adapter.Adapter`."""
 
     name = "airflow"
+    audit_source = AuditSource("Address of an Airflow: http://HOST:8080.", events="beside")
     demo_variants = ("native", "tuned", "egs", "egs-no-hints")
 
     def capabilities(self) -> dict[str, str]:
@@ -53,8 +55,8 @@ class AirflowAdapter:
         return dict(CAPABILITIES)
 
     def doctor(self) -> list[Check]:
-        """Airflow's version, how Airflow finds EGS, the mode; each feature, whether it is active and why; the API that
-        EGS uses, and the parts that Airflow loads."""
+        """Airflow's version, how Airflow finds EGS, the mode; options that cannot work; each feature, whether it is
+        active and why; the API that EGS uses, and the parts that Airflow loads."""
         found = compat.airflow_version()
         if not found:
             return [Check("airflow", False, "not installed: pip install airflow-provider-egs")]
@@ -62,9 +64,10 @@ class AirflowAdapter:
             where = "no Airflow is set up here (AIRFLOW_HOME): run `airflow egs doctor` where it is"
             return [_version_check(found), _entry_check(), Check("home", True, where)]
         from egs_airflow.features import api_checks, feature_checks
+        from egs_airflow.option_checks import option_checks
 
         basics = _version_check(found), _entry_check(), mode_check()
-        return [*basics, *feature_checks(), *api_checks(), *_part_checks()]
+        return [*basics, *option_checks(), *feature_checks(), *api_checks(), *_part_checks()]
 
     def load(self, path: Path, select: str = "") -> LoadedWorkload:
         """A DAG of a DAG file or of a stored (serialized) DAG as a workload; InputError for one that cannot be one.

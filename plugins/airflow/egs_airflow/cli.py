@@ -53,7 +53,7 @@ def get_cli_commands() -> list[CLICommand]:
         name="ps",
         help="List the DAG runs that are under way, with what runs of each",
         func=lazy_load_command("egs_airflow.agent.commands.run_ps"),
-        args=(ARG_URL,),
+        args=(ARG_URL, ARG_USER),
     )
     commands = [abort, agent, doctor, learn, pools, ps]
     return [GroupCommand(name="egs", help="EGS: stop wasting GPUs", subcommands=commands)]
@@ -63,7 +63,11 @@ def run_doctor(args: Any) -> None:
     """The lines that `egs doctor` has for Airflow; exit code 1 when a check fails."""
     import json
 
-    from egs_airflow.adapter import ADAPTER
+    try:
+        from egs_airflow.adapter import ADAPTER
+    except ImportError as error:  # of egs-core, or of something that it needs
+        print(f"no  egs-core  cannot be imported, so EGS is off: {error}: pip install egs-core")
+        raise SystemExit(1) from None
 
     checks = ADAPTER.doctor()
     if args.json:

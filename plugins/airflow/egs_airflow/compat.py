@@ -22,8 +22,8 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -34,6 +34,16 @@ Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats", "idle
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 KNOWN_VERSIONS = ("3.3", "3.2")
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
+HELD_BACK: dict[Feature, str] = {
+    "dag_file": "`egs graph` cannot read DAG files",
+    "serialized": "stored DAGs cannot be read",
+    "mutation_hook": "Airflow's own weights hold",
+    "pool_stats": "no slot is kept",
+    "idle_sleep": "the scheduler sleeps on when a task has ended",
+    "queueing": "no gang is kept together",
+    "view": "there is no page in Airflow's UI",
+}
+"""What a user misses where an API that is not public is not there."""
 
 
 @cache
@@ -171,12 +181,16 @@ def _stored(version_id: Any, read: Callable[[Any], Any]) -> Any:
         return None if stored is None else read(stored)
 
 
-def stored_dag(version_id: Any) -> tuple[str, list[str], dict[str, list[str]]]:
-    """Id, tags and successors by task of one stored version of a DAG, without making objects of its tasks."""
+def stored_tasks(version_id: Any) -> list[Mapping[str, Any]]:
+    """The tasks of one stored version of a DAG as they are stored, without making objects of them; [] where it is
+    gone. Reads and decodes the whole DAG: not inside a pass of the scheduler, and only for DAGs that are chosen."""
     dag = _stored(version_id, lambda stored: (stored.data or {}).get("dag")) or {}
-    tasks = [task["__var"] for task in dag.get("tasks", [])]
-    downstream = {task["task_id"]: list(task.get("downstream_task_ids", ())) for task in tasks}
-    return dag.get("dag_id", ""), list(dag.get("tags", ())), downstream
+    return [task["__var"] for task in dag.get("tasks", [])]
+
+
+def stored_downstream(tasks: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Successors by task."""
+    return {task["task_id"]: list(task.get("downstream_task_ids", ())) for task in tasks}
 
 
 # --- attributes of operators that have no public name -----------------------------------------------------------------
@@ -283,6 +297,32 @@ def view_access() -> ViewAccess | None:
         return None
 
 
+# --- listener: what calls them is public, how it is registered is not -------------------------------------------------
+
+
+def try_listener(listener: Any) -> None:
+    """Register a listener with a manager of its own, as Airflow does with its own one: raises where a hook is gone or
+    has other arguments. Probe: the module of the hooks, as it was called in 3.2 and 3.3. Fallback: it is not tried."""
+    specs = _listener_specs()
+    if specs is None:
+        return
+    import pluggy
+
+    trial = pluggy.PluginManager("airflow")
+    trial.add_hookspecs(specs)
+    trial.register(listener)
+    trial.check_pending()
+
+
+def _listener_specs() -> Any:
+    for name in ("airflow._shared.listeners.spec.taskinstance", "airflow.listeners.spec.taskinstance"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
+
+
 # --- titles of task processes: nothing public says which process on a host runs which try -----------------------------
 
 TASK_TITLE = re.compile(rb"airflow worker -- ([0-9a-f-]{36})[\0 ]*")
@@ -346,14 +386,13 @@ def narrowed(session: Any, criterion: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        event.remove(session, "do_orm_execute", narrow)
+        with suppress(Exception):  # raised here it would hide what the scheduler's own step has raised
+            event.remove(session, "do_orm_execute", narrow)
 
 
-def stored_gangs(version_id: Any) -> dict[str, str]:
-    """The gang of each task of one stored version of a DAG that is in one, as `executor_config` says it."""
-    dag = _stored(version_id, lambda stored: (stored.data or {}).get("dag")) or {}
-    tasks = dag.get("tasks", [])
-    found = {task["__var"]["task_id"]: _stored_gang(task["__var"]) for task in tasks}
+def stored_gangs(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The gang of each task that is in one, as `executor_config` says it."""
+    found = {task["task_id"]: _stored_gang(task) for task in tasks}
     return {task: gang for task, gang in found.items() if gang}
 
 

@@ -4,7 +4,8 @@
     dags   ids of DAGs that mode on is for, with wildcards: "train_*, nightly"
     tags   tags of such DAGs; with neither dags nor tags, mode on is for all DAGs
 
-Read in all processes of Airflow, so standard library only. A value that means nothing is one warning, and EGS observes.
+The table of all options is `options`. Read in all processes of Airflow, so standard library only. A value that means
+nothing is one warning: EGS observes, where it is the mode, and else the default holds.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Literal
 
+from egs_airflow.options import NO, OPTIONS, SECTION, YES
+
 Mode = Literal["off", "observe", "on"]
 MODES: tuple[Mode, ...] = ("off", "observe", "on")
-SECTION = "egs"
 
 log = logging.getLogger("egs_airflow")
 
@@ -86,14 +88,42 @@ def unknown_version() -> str:
     return f"Airflow {found} is not a version EGS knows ({', '.join(compat.KNOWN_VERSIONS)}): observing only"
 
 
-def option(name: str, default: str = "") -> str:
+def option(name: str) -> str:
     """The text of an option: EGS_<NAME> in the environment, else `[egs] <name>` of Airflow, else the default."""
-    return stated_option(name)[0] or default
+    return stated_option(name)[0] or OPTIONS[name].default
 
 
 def words(name: str) -> tuple[str, ...]:
-    """An option that is a list, separated by commas or white space."""
-    return tuple(option(name).replace(",", " ").split())
+    """An option that is a list."""
+    return split(option(name))
+
+
+def split(text: str) -> tuple[str, ...]:
+    """What commas or white space separate."""
+    return tuple(text.replace(",", " ").split())
+
+
+def is_yes(name: str) -> bool:
+    """An option that is yes or no; a text that means nothing is one warning, and the default."""
+    text = option(name).strip().lower()
+    if text not in (*YES, *NO):
+        warn(f"[{SECTION}] {name}: {text!r} is neither yes nor no: {OPTIONS[name].default}, as by default")
+        text = OPTIONS[name].default
+    return text in YES
+
+
+def seconds_of(name: str) -> float:
+    """An option that is a span of time, 0 for never; a text that means nothing is one warning, and the default."""
+    from egs_core.errors import InputError
+    from egs_core.units import parse_seconds
+
+    place, default = f"[{SECTION}] {name}", OPTIONS[name].default
+    text = option(name)
+    try:
+        return 0.0 if text.strip().lower() in NO else parse_seconds(text, place)
+    except InputError as error:
+        warn(f"{error}: {default}, as by default")
+        return 0.0 if default in NO else parse_seconds(default, place)
 
 
 def stated_option(name: str) -> tuple[str, str]:
@@ -115,3 +145,9 @@ def stated_option(name: str) -> tuple[str, str]:
 def warn(problem: str) -> None:
     """One line in the log of this process, however often the problem is met."""
     log.warning("egs: %s", problem)
+
+
+def ends_process(error: BaseException) -> bool:
+    """Whether what was raised is to end this process, and must not be caught: Ctrl-C, and the exit with code 0 that the
+    scheduler's handler of SIGTERM raises wherever it is. An exit with another code is a fault of whoever raised it."""
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and not error.code)

@@ -9,23 +9,21 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from egs_airflow import compat, config
+from egs_airflow.compat import HELD_BACK
 from egs_core.adapter import Check
 from egs_core.errors import InputError
 
-HELD_BACK: dict[compat.Feature, str] = {
-    "dag_file": "`egs graph` cannot read DAG files",
-    "serialized": "stored DAGs cannot be read",
-    "mutation_hook": "Airflow's own weights hold",
-    "pool_stats": "no slot is kept",
-    "idle_sleep": "the scheduler sleeps on when a task has ended",
-    "queueing": "no gang is kept together",
-    "view": "there is no page in Airflow's UI",
-}
-"""What a user misses where an API that is not public is not there."""
+if TYPE_CHECKING:
+    from egs_airflow.executors.health import State
+
+
+MOST_NAMED = 5
+MOST_EVENTS = 20
 
 
 def api_checks() -> list[Check]:
@@ -67,7 +65,22 @@ def _api(name: compat.Feature) -> str:
 def _observe() -> tuple[bool, str]:
     from egs_airflow.observe.listener import folder
 
-    return True, _off("observe") or f"active: each task leaves a line in {folder()}"
+    if off := _off("observe"):
+        return True, off
+    return True, f"active: each task leaves a line in {folder()}{_skipped(folder())}"
+
+
+def _skipped(folder: Path) -> str:
+    """Lines that cannot be read, if there are some: nothing is to be done about them, but they are missed."""
+    from egs_airflow.observe.lines import PATTERN, read_all
+
+    if not any(folder.glob(PATTERN)):
+        return ""
+    try:
+        found = read_all(folder)
+    except InputError as error:
+        return f"; none of them can be read: {error}"
+    return f"; {found.skipped} lines cannot be read, the first: {found.first}" if found.skipped else ""
 
 
 def _learned() -> tuple[bool, str]:
@@ -97,7 +110,46 @@ def _order() -> tuple[bool, str]:
 
 
 def _slots() -> tuple[bool, str]:
-    return _by_executor("pool_stats")
+    is_well, detail = _by_executor("pool_stats")
+    if not detail.startswith("active"):
+        return is_well, detail
+    told = gate_lines()
+    return all(ok for ok, _ in told), "; ".join([detail, *(line for _, line in told)])
+
+
+def gate_lines() -> list[tuple[bool, str]]:
+    """What the schedulers say of the gate that keeps slots: in files of this home, else in Airflow's log of events."""
+    from egs_airflow.executors.health import read_states
+
+    now_s = time.time()
+    states = read_states(now_s) or _states_in_log(now_s)
+    if not states:
+        return [
+            (True, "no scheduler has said whether it works (not started, or with another home and without a fault)")
+        ]
+    return [state.check(now_s) for state in states]
+
+
+def _states_in_log(now_s: float) -> list[State]:
+    """The newest event of a pause or a recovery, where there is one that still tells something."""
+    from airflow.models.log import Log
+    from sqlalchemy import select
+
+    from egs_airflow.executors.health import EVENT, newest
+
+    query = select(Log.dttm, Log.extra).where(Log.event == EVENT).order_by(-Log.id).limit(MOST_EVENTS)
+    return newest(((row.dttm.timestamp(), row.extra) for row in _rows(query) or ()), now_s)
+
+
+def _rows(query: Any) -> list[Any] | None:
+    """What Airflow's database answers; None where it cannot be asked, or is not set up."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with compat.connect() as connection:
+            return list(connection.execute(query))
+    except SQLAlchemyError:
+        return None
 
 
 def _gangs() -> tuple[bool, str]:
@@ -106,10 +158,9 @@ def _gangs() -> tuple[bool, str]:
 
 def _by_executor(api: compat.Feature) -> tuple[bool, str]:
     """What an executor of ours does, by that API."""
-    from egs_airflow.executors.mixin import NO
     from egs_airflow.view.run import keeps_slots
 
-    if config.option("keep_slots").strip().lower() in NO:
+    if not config.is_yes("keep_slots"):
         return True, "off: [egs] keep_slots"
     if not _off() and not keeps_slots():
         return True, f"off: {_executor()} is no executor that can (EgsLocalExecutor is)"
@@ -118,9 +169,7 @@ def _by_executor(api: compat.Feature) -> tuple[bool, str]:
 
 
 def _refresh() -> tuple[bool, str]:
-    from egs_airflow.executors.mixin import seconds_of
-
-    every_s = seconds_of("refresh_weights", 0.0)
+    every_s = config.seconds_of("refresh_weights")
     if not every_s:
         return True, "off: [egs] refresh_weights"
     is_well, detail = _order()
@@ -128,15 +177,62 @@ def _refresh() -> tuple[bool, str]:
 
 
 def _pools() -> tuple[bool, str]:
-    from egs_airflow.order.pools import configured_pools, gpu_pool
+    from egs_airflow.order.pools import configured_pools, created_pools
 
-    wanted = ", ".join(f"{pool.name}={pool.slots}" for pool in configured_pools())
-    if not wanted:
+    pools = configured_pools()
+    wanted = ", ".join(f"{pool.name}={pool.slots}" for pool in pools)
+    if not pools:
         return True, "off: [egs] pools names none"
     if _off():
         return True, f"{_off()}: {wanted} not made"
-    is_made = gpu_pool() is not None
-    return True, f"active: {wanted}" if is_made else f"not made yet: {wanted}; `airflow egs pools` makes them"
+    found = _pools_of_airflow()
+    if problem := _unlisted(pools[0].name, found):
+        return False, problem
+    if pools[0].name not in (created_pools() if found is None else found):
+        return True, f"not made yet: {wanted}; `airflow egs pools` makes them"
+    held = _held_for_ever()
+    return not held, "; ".join([f"active: {wanted}", *held])
+
+
+def _unlisted(name: str, found: Mapping[str, str | None] | None) -> str:
+    """Why tasks are not put into the GPU pool where DAG files are parsed with this home, though the pool is there."""
+    from egs_airflow.order.pools import created_pools, list_path, listed_in
+
+    if name in created_pools():
+        gone = f"{list_path()} lists {name}, and Airflow has no such pool: `airflow egs pools` makes it"
+        return gone if found is not None and name not in found else ""
+    if found is None or name not in found:
+        return ""
+    where = listed_in(found[name])
+    by = f"was made with the list {where}" if where else "was not made by EGS"
+    return (
+        f"pool {name} {by}; what runs with this home looks into {list_path()}, where it is not, so that DAG files read "
+        f"there have their GPU tasks in the default pool: run `airflow egs pools` as the dag-processor's user"
+    )
+
+
+def _pools_of_airflow() -> dict[str, str | None] | None:
+    """Descriptions by name; None where Airflow's database cannot be asked."""
+    from airflow.models.pool import Pool
+    from sqlalchemy import select
+
+    rows = _rows(select(Pool.pool, Pool.description))
+    return None if rows is None else {row.pool: row.description for row in rows}
+
+
+def _held_for_ever() -> list[str]:
+    """Tasks that wait for more slots than their pool has."""
+    from airflow.models.pool import Pool
+    from airflow.models.taskinstance import TaskInstance as TI
+    from sqlalchemy import select
+
+    columns = (TI.dag_id, TI.task_id, TI.pool_slots, Pool.pool, Pool.slots)
+    waits = (TI.state == "scheduled", Pool.slots >= 0, TI.pool_slots > Pool.slots)
+    query = select(*columns).join(Pool, Pool.pool == TI.pool).where(*waits).distinct().limit(MOST_NAMED)
+    return [
+        f"{row.dag_id}.{row.task_id} never starts: needs {row.pool_slots} slots, {row.pool} has {row.slots}"
+        for row in _rows(query) or ()
+    ]
 
 
 def _preload() -> tuple[bool, str]:

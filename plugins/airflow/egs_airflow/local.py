@@ -63,9 +63,9 @@ class LocalAirflow:
             (self.dags / f"{name}.py").write_text(source)
         self.reserialize()
 
-    def reserialize(self) -> str:
+    def reserialize(self, **environment: str) -> str:
         """Read all DAG files, as a dag-processor does; what that printed."""
-        return self.command("dags", "reserialize")
+        return self.command("dags", "reserialize", **environment)
 
     def command(self, *words: str, **environment: str) -> str:
         """Run `airflow …` and return what it printed; LocalAirflowError, with the output, when it fails."""

@@ -15,13 +15,12 @@ from egs_airflow import config
 from egs_airflow.agent.control import abort, own_url
 from egs_airflow.agent.control import running as running_at
 from egs_airflow.agent.learner import Learner
+from egs_airflow.options import NO
 from egs_airflow.rest import Rest, Unreachable, airflow_url, connect
 from egs_core.adapter import ControlRequest
 from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 
-LEARN_EVERY = "1h"
-NEVER = ("never", "off", "no", "0")
 MOST_WAIT_S = 30.0
 
 
@@ -36,8 +35,8 @@ def run_abort(args: Any) -> None:
 
 
 def run_ps(args: Any) -> None:
-    """The command: args has url."""
-    _mended(lambda: _run_ps(args.url))
+    """The command: args has url and user."""
+    _mended(lambda: _run_ps(args.url, args.user))
 
 
 def _mended(act: Callable[[], None]) -> None:
@@ -68,7 +67,7 @@ def _run_agent(address: str, user: str) -> None:
     learner = Learner(address, user, every_s)
     try:
         rest = _connect(address, user)
-        learning = f"learning every {config.option('learn_every', LEARN_EVERY)}" if every_s else "not learning"
+        learning = f"learning every {config.option('learn_every')}" if every_s else "not learning"
         say(f"on {socket.gethostname()} for {url}, mode {mode}, {learning}")
         agent = Agent(rest, learner, rules)
         agent.run()
@@ -104,8 +103,8 @@ def _connect(address: str, user: str) -> Rest:
 
 def learn_every_s() -> float:
     """`[egs] learn_every` in seconds; 0 for never. Raises InputError."""
-    stated = config.option("learn_every", LEARN_EVERY)
-    return 0.0 if stated.strip().lower() in NEVER else parse_seconds(stated, "[egs] learn_every")
+    stated = config.option("learn_every")
+    return 0.0 if stated.strip().lower() in NO else parse_seconds(stated, "[egs] learn_every")
 
 
 def _run_abort(args: Any) -> None:
@@ -123,8 +122,8 @@ def _run_abort(args: Any) -> None:
         print(f"on {', '.join(done.hosts)}: ended there by the host's agent, or in about 10 s by Airflow")
 
 
-def _run_ps(address: str) -> None:
-    for workload in running_at(address):
+def _run_ps(address: str, user: str) -> None:
+    for workload in running_at(address, user):
         print(f"{workload.workload}  {workload.state}, {workload.tasks - workload.open} of {workload.tasks} ended")
         for task in workload.running:
             where = f"process {task.pid} on {task.node}"

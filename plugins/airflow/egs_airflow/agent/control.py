@@ -52,9 +52,9 @@ def control(request: ControlRequest) -> ControlOutcome:
     return ControlOutcome(request.workload, rest.url, done.tasks)
 
 
-def running(address: str) -> list[RunningWorkload]:
+def running(address: str, user: str = "") -> list[RunningWorkload]:
     """The DAG runs that are under way, with the task instances that run. Raises InputError."""
-    rest = connect(address or own_url())
+    rest = connect(address or own_url(), user)
     runs = [run for state in RUNS for run in rest.rows("dags/~/dagRuns", "dag_runs", order_by="id", state=state)]
     return [_workload(rest, run["dag_id"], run["dag_run_id"], str(run["state"])) for run in runs]
 

@@ -6,9 +6,11 @@ are parsed: nothing heavy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from egs_airflow import config
 from egs_airflow.convert.needs import callable_of
 from egs_core.hints import Files, hints_of
 
@@ -25,7 +27,7 @@ def declare(task: Any) -> None:
     stated: dict[str, Any] = {}
     if hints is not None:
         stated = {"max_runtime": hints.max_runtime_s, "max_gpu_time": hints.max_gpu_s, GANG: hints.gang or None}
-        stated[FILES] = [path for item in hints.preload if isinstance(item, Files) for path in item.paths] or None
+        stated[FILES] = _absolute(hints.preload, task) or None
     wanted = {name: value for name, value in stated.items() if value is not None}
     present: Mapping[str, Any] = task.executor_config or {}
     if not wanted or KEY in present:
@@ -34,3 +36,13 @@ def declare(task: Any) -> None:
         task.partial_kwargs["executor_config"] = {**present, KEY: wanted}
     else:
         task.executor_config = {**present, KEY: wanted}
+
+
+def _absolute(preload: Iterable[object], task: Any) -> list[str]:
+    """The files to stage; one that is relative is one warning, for only the task's process knows to what."""
+    paths = [path for item in preload if isinstance(item, Files) for path in item.paths]
+    for path in paths:
+        if not os.path.isabs(path):
+            place = f"{task.dag_id}.{task.task_id}: egs.files({path!r})"
+            config.warn(f"{place} is relative, so no agent can read it ahead: name the whole path")
+    return [path for path in paths if os.path.isabs(path)]

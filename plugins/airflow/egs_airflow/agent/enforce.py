@@ -35,9 +35,9 @@ from egs_airflow.agent.limits import (
 )
 from egs_airflow.agent.processes import TaskProcess
 from egs_airflow.agent.tags import Modes
-from egs_airflow.order.pools import DESCRIPTION, configured_pools
+from egs_airflow.order.pools import configured_pools, is_gpu_pool
 from egs_airflow.rest import Rest, quoted
-from egs_core.engine.usage import END, REQUEUE, Limits
+from egs_core.engine.specs import END, REQUEUE, Limits
 
 BEFORE_S = 30.0
 RUN_LOOK_S = 10.0
@@ -110,7 +110,7 @@ class Enforcer:
         if one.pool not in self._gpu_pools:
             names = [pool.name for pool in configured_pools()]
             pool = self._rest.get(f"pools/{quoted(one.pool)}") or {}
-            self._gpu_pools[one.pool] = one.pool in names or pool.get("description") == DESCRIPTION
+            self._gpu_pools[one.pool] = one.pool in names or is_gpu_pool(pool.get("description"))
         return float(one.slots) if self._gpu_pools[one.pool] else 0.0
 
     def _used_before(self, one: Instance) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from egs_airflow.agent.instances import Instance
-from egs_core.engine.ends import NOW, When, after, latest, length_of, remaining
+from egs_core.engine.rules.durations import NOW, TimeEstimate, after, latest, length_of, remaining
 
 TAIL = 2.0
 """The 95th percentile of a duration whose median is all that is known, in medians: as `egs_core.predict` begins."""
@@ -27,7 +27,7 @@ def expected_starts(
     instances: Iterable[Instance],
     seconds: Mapping[str, float],
     now_s: float,
-) -> dict[str, When | None]:
+) -> dict[str, TimeEstimate | None]:
     """By id of each task that has not begun, in how many seconds it starts; None where that is not known.
 
     seconds: learned medians, by task id.
@@ -39,8 +39,8 @@ def expected_starts(
         order = list(TopologicalSorter({task: set(above) for task, above in parents.items()}).static_order())
     except CycleError:
         return {}
-    starts: dict[str, When | None] = {}
-    ends: dict[str, When | None] = {}
+    starts: dict[str, TimeEstimate | None] = {}
+    ends: dict[str, TimeEstimate | None] = {}
     for task in order:
         own = found.get(task, [])
         begun = [one for one in own if one.state == "running"]
@@ -65,7 +65,9 @@ def is_next(task: str, parents: Mapping[str, Collection[str]], instances: Collec
     return all(one.state == "running" for one in instances if one.task_id in waited and one.is_open)
 
 
-def _end(start: When | None, begun: list[Instance], median_s: float | None, now_s: float) -> When | None:
+def _end(
+    start: TimeEstimate | None, begun: list[Instance], median_s: float | None, now_s: float
+) -> TimeEstimate | None:
     if median_s is None:
         return None
     if not begun:
@@ -73,7 +75,7 @@ def _end(start: When | None, begun: list[Instance], median_s: float | None, now_
     return _last(remaining(median_s, TAIL * median_s, max(0.0, now_s - one.started_s)) for one in begun)
 
 
-def _last(moments: Iterable[When | None]) -> When | None:
+def _last(moments: Iterable[TimeEstimate | None]) -> TimeEstimate | None:
     last = NOW
     for moment in moments:
         if moment is None:

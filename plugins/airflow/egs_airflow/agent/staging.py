@@ -31,6 +31,7 @@ from egs_airflow.agent.declare import FILES, KEY
 from egs_airflow.agent.foresee import expected_starts, is_next
 from egs_airflow.agent.instances import Instance, instances_place, own_names, read_instances
 from egs_airflow.agent.tags import Modes
+from egs_airflow.options import NO
 from egs_airflow.order.durations import durations_path, load_durations
 from egs_airflow.rest import Rest, quoted
 from egs_core.units import parse_bytes
@@ -40,8 +41,6 @@ LEAD_FACTOR, LEAD_S = 1.2, 1.0  # reading takes a little longer than believed, a
 FIRST_RATE = 100e6  # bytes a second, until this host has shown its own
 KEPT_S = 600.0
 """So long what was read is believed to be in memory still."""
-NO = ("no", "off", "never", "0")
-MOST = "16GiB"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -208,7 +207,7 @@ def stated_files(executor_config: str) -> tuple[str, ...]:
 
 def most_bytes() -> int:
     """`[egs] stage_bytes`; 0 for nothing. Raises InputError."""
-    stated = config.option("stage_bytes", MOST)
+    stated = config.option("stage_bytes")
     return 0 if stated.strip().lower() in NO else parse_bytes(stated, "[egs] stage_bytes")
 
 

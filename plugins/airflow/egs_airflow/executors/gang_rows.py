@@ -80,6 +80,14 @@ def scheduled_runs(connection: Any) -> list[tuple[Any, str, str]]:
     return [tuple(row) for row in connection.execute(select(*columns).where(TI.state == "scheduled").distinct())]
 
 
+def scheduled_versions(connection: Any) -> list[tuple[Any, str]]:
+    """DAG version and DAG of all that waits for slots."""
+    from airflow.models.taskinstance import TaskInstance as TI
+
+    query = select(TI.dag_version_id, TI.dag_id).where(TI.state == "scheduled").distinct()
+    return [tuple(row) for row in connection.execute(query)]
+
+
 def companies(connection: Any, gang_of: Mapping[tuple[str, str], Mapping[str, str]]) -> list[Company]:
     """The gangs of these runs. gang_of: by DAG and run, then by task, its gang."""
     if not gang_of:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +24,7 @@ from egs_airflow import compat, config
 from egs_airflow.executors import gang_rows
 from egs_airflow.executors.admitting import Gang, Turn
 from egs_airflow.executors.gang_rows import Company, GangName
-from egs_airflow.executors.reading import waited_s
+from egs_airflow.executors.reading import is_chosen, waited_s
 
 LEFT_EVENT = "egs gang left to Airflow"
 MOST_REFUSALS = 5
@@ -32,6 +33,7 @@ MOST_REFUSALS = 5
 REFUSED_S = 5.0
 MOST_SHAPES = 512
 MOST_LEFT = 1000
+Guard = Callable[[Callable[[], Any]], None]
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Gangs:
         """The gangs that wait for nothing but slots. What of them may not begin is hidden from here on."""
         gang_of: dict[tuple[str, str], dict[str, str]] = {}
         for version, dag, run in gang_rows.scheduled_runs(connection) if not self.is_broken else ():
-            if gangs := self._shape(version):
+            if gangs := self._shape(version, dag):
                 gang_of.setdefault((dag, run), {}).update(gangs)
         found = [one for one in gang_rows.companies(connection, gang_of) if self._is_kept_together(one, pools)]
         self.hidden = frozenset((*one.name[:2], task) for one in found for task in one.tasks)
@@ -74,27 +76,52 @@ class Gangs:
         """What this pass is for."""
         self.admitted, self.floor = turn.gang, turn.floor
 
-    def queue(self, queue: compat.Queue, most: int, session: Any) -> list[Any]:
+    def let_go(self) -> None:
+        """The scheduler sees all that waits, and no pass is for a gang."""
+        self.hidden, self.admitted, self.floor = frozenset(), None, None
+
+    def prepare(self) -> None:
+        """Read the DAGs of what waits for slots and was not met before, while no pool is locked."""
+        with compat.connect() as connection:
+            waiting = dict(gang_rows.scheduled_versions(connection))
+            for version, dag_id in waiting.items():
+                if version is not None and version not in self.shapes:
+                    self.shapes[version] = _read_shape(version, dag_id) if is_chosen(connection, dag_id) else {}
+        unused = [version for version in self.shapes if version not in waiting]
+        for version in unused[: max(0, len(self.shapes) - MOST_SHAPES)]:
+            del self.shapes[version]
+
+    def queue(self, queue: compat.Queue, most: int, session: Any, guard: Guard) -> list[Any]:
         """The scheduler's step, in its place: it sees what it may, and a gang is queued as a whole or not at all.
 
-        A gang larger than what Airflow queues at once is queued in several goes, within the one transaction.
+        A gang larger than what Airflow queues at once is queued in several goes, within the one transaction. guard:
+        does what is EGS's own; what fails in it lets the scheduler see everything, and what `queue` raises is the
+        scheduler's, as natively.
         """
-        self.hidden, self.admitted, self.floor = frozenset(), None, None
-        with compat.narrowed(session, self._criterion):
+        self.let_go()
+        if not self.is_broken:
+            guard(self.prepare)
+        with ExitStack() as narrowing:
+            guard(lambda: narrowing.enter_context(compat.narrowed(session, self._criterion)))
             found = queue(most)
             while self.admitted is not None and len(found) < self.admitted.size:
                 more = queue(self.admitted.size - len(found))
                 found += more
                 if not more:
                     break
-        if self.admitted is None:
-            self._check(found)
-        elif len(found) < self.admitted.size:
-            session.rollback()
-            self._refuse(self.admitted)
-            found = []
-        self.admitted = None
-        return found
+        return self._settle(found, session, guard)
+
+    def _settle(self, found: list[Any], session: Any, guard: Guard) -> list[Any]:
+        """What was queued; nothing, where it is a part of a gang."""
+        admitted, self.admitted = self.admitted, None
+        if admitted is None:
+            guard(lambda: self._check(found))
+            return found
+        if len(found) >= admitted.size:
+            return found
+        session.rollback()
+        guard(lambda: self._refuse(admitted))
+        return []
 
     def has(self, version: Any, task_id: str) -> bool:
         """Whether a task of that version of a DAG is in a gang: slots are kept for gangs, not for members."""
@@ -104,15 +131,14 @@ class Gangs:
         only = {(*self.admitted.name[:2], task) for task in self.admitted.tasks} if self.admitted is not None else ()
         return gang_rows.criterion(self.hidden, only, self.floor)
 
-    def _shape(self, version: Any) -> Mapping[str, str]:
-        """The gangs of one version of a DAG: read once, in the pass that meets it, for the next could be too late."""
-        if version is None:
-            return {}
-        if version not in self.shapes:
-            if len(self.shapes) >= MOST_SHAPES:
-                self.shapes.pop(next(iter(self.shapes)))
-            self.shapes[version] = _read_shape(version)
-        return self.shapes[version]
+    def _shape(self, version: Any, dag_id: str = "") -> Mapping[str, str]:
+        """The gangs of one version of a DAG. Only one that another scheduler has made ready since `prepare` is still
+        to be read in the middle of a pass: the next pass could be too late."""
+        if version is not None and dag_id and version not in self.shapes:
+            with compat.connect() as connection:
+                is_on = is_chosen(connection, dag_id)
+            self.shapes[version] = _read_shape(version, dag_id) if is_on else {}
+        return self.shapes.get(version, {})
 
     def _is_kept_together(self, one: Company, pools: Mapping[str, Any]) -> bool:
         if one.is_joined or not one.waiting or one.name in self.left:
@@ -181,15 +207,11 @@ class Gangs:
             config.warn("gangs start in parts, as without EGS: this Airflow looks for waiting tasks in another way")
 
 
-def _read_shape(version: Any) -> Mapping[str, str]:
+def _read_shape(version: Any, dag_id: str) -> Mapping[str, str]:
     """The gang of each task of a chosen DAG; gangs that could never begin are left out, with a warning."""
-    gang_of = compat.stored_gangs(version)
-    if not gang_of:
-        return {}
-    dag_id, tags, downstream = compat.stored_dag(version)
-    if config.mode_of(dag_id, tags) != "on":
-        return {}
-    stuck = gang_rows.gangs_in_cycle(downstream, gang_of)
+    tasks = compat.stored_tasks(version)
+    gang_of = compat.stored_gangs(tasks)
+    stuck = gang_rows.gangs_in_cycle(compat.stored_downstream(tasks), gang_of) if gang_of else set()
     for gang in sorted(stuck):
         why = "its tasks wait for each other, so they cannot start together"
         config.warn(f"gang {gang!r} of DAG {dag_id} is left to Airflow, which starts its members one by one: {why}")

@@ -2,8 +2,8 @@
 
 Once a pass the scheduler asks how many slots of each pool are open. The gate reads, on a connection of its own, what
 has ended since the scheduler last looked at its run, and answers with what `keeping` leaves; gangs are part of that,
-see `admitting`. It writes nothing, so an executor that dies leaves nothing behind. Whatever fails in it is one warning,
-and from then on Airflow counts alone.
+see `admitting`. It writes nothing, so an executor that dies leaves nothing behind. Whatever fails in it is one warning;
+Airflow counts alone for a while, and then the gate tries again: see `health`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from egs_airflow import compat, config
+from egs_airflow.executors import health as gate_health
 from egs_airflow.executors import reading
 from egs_airflow.executors.admitting import Turn, compute_turn
 from egs_airflow.executors.gangs import Gangs
+from egs_airflow.executors.health import Health
 from egs_airflow.executors.keeping import Claim, Kept, compute_kept
 from egs_airflow.history import kept as kept_events
 
@@ -30,6 +33,7 @@ RESERVE_AFTER_S = 30.0
 
 EVENT = kept_events.EVENT
 MOST_SHAPES = 512
+"""So many versions of DAGs are kept beyond those that are in use."""
 
 
 @dataclass
@@ -57,7 +61,7 @@ class Gate:
     """The state of one executor's gate. log_event: Airflow's own log of what happened to a task instance.
 
     gangs: None where they are not kept together. started: by task instance id; shapes: by DAG version; keeping: by
-    pool and key; awaited: the ended task for whose successor a slot is kept.
+    pool and key; awaited: the ended task for whose successor a slot is kept; last_key: of the task started last.
     """
 
     log_event: Callable[..., None]
@@ -68,39 +72,71 @@ class Gate:
     shapes: dict[Any, reading.Shape] = field(default_factory=dict)
     keeping: dict[tuple[str, Any], Keeping] = field(default_factory=dict)
     awaited: Started | None = None
-    is_broken: bool = False
     last_pass_s: float = 0.0
+    last_key: Any = None
+    health: Health = field(init=False)
 
-    def guard(self, action: Callable[[], None]) -> None:
-        """Do it, unless something has failed before; what it raises is one warning. Never raises itself."""
-        if self.is_broken:
+    def __post_init__(self) -> None:
+        self.health = Health(self.clock)
+
+    def guard(self, action: Callable[[], object]) -> None:
+        """Do it, unless the gate is paused; what it raises is one warning, and a pause. Never raises itself, but for
+        what is to end the scheduler."""
+        if self.health.is_paused:
             return
         try:
             action()
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
+            if config.ends_process(error):
                 raise
-            self.is_broken = True
-            self.awaited = None
-            config.warn(f"slots go to whoever Airflow finds first, as without EGS: {type(error).__name__}: {error}")
+            self._pause(error)
+
+    def _pause(self, error: BaseException) -> None:
+        """Keep nothing from anybody until the pause is over."""
+        self.awaited = None
+        self.keeping.clear()
+        if self.gangs is not None:
+            self.gangs.let_go()
+        self.health.fail(error)
+        config.warn(f"slots go to whoever Airflow finds first, as without EGS, for a while: {self.health.problem}")
+        self._tell()
+
+    def check_recovery(self) -> None:
+        """Say when the gate has worked again for a while."""
+        if self.health.recovers():
+            config.log.warning("egs: slots are kept again, after faults: %d", self.health.faults)
+            self._tell()
+
+    def _tell(self) -> None:
+        """A pause or a recovery is an event of the task that was started last; before the first there is none."""
+        if self.last_key is not None:
+            with suppress(Exception):  # the log has it too
+                self.log_event(event=gate_health.EVENT, extra=gate_health.event_of(self.health), ti_key=self.last_key)
 
     def note(self, workload: Any) -> None:
         """A workload was given to the executor."""
         ti = getattr(workload, "ti", None)
         if ti is not None:
             self.started[ti.id] = Started(ti.key, ti.dag_version_id, ti.external_executor_id)
+            self.last_key = ti.key
 
     def learn(self) -> None:
         """Read the DAGs of new tasks, and forget the tasks that nothing waits for. Not inside the scheduler's pass."""
-        for version in {task.version for task in self.started.values()} - self.shapes.keys():
-            if len(self.shapes) >= MOST_SHAPES:
-                self.shapes.pop(next(iter(self.shapes)))
-            dag_id, tags, downstream = compat.stored_dag(version)
-            is_chosen = config.mode_of(dag_id, tags) == "on"
-            self.shapes[version] = reading.Shape(downstream if is_chosen else {})
+        dag_of = {task.version: task.key.dag_id for task in self.started.values()}
+        for version in dag_of.keys() - self.shapes.keys():
+            self.shapes[version] = _shape_of(version, dag_of[version])
         for ti, task in list(self.started.items()):
             if not self.shapes[task.version].downstream.get(task.key.task_id):
                 del self.started[ti]
+        self._forget_shapes()
+
+    def _forget_shapes(self) -> None:
+        """Those that are not in use, oldest first: as many as there are too many."""
+        if len(self.shapes) > MOST_SHAPES:
+            used = {task.version for task in self.started.values()}
+            unused = [version for version in self.shapes if version not in used]
+            for version in unused[: len(self.shapes) - MOST_SHAPES]:
+                del self.shapes[version]
 
     def adjust(self, pools: dict[str, Any]) -> None:
         """Take what is kept out of the pools' `open`, in the middle of the scheduler's pass."""
@@ -170,6 +206,14 @@ class Gate:
         for place, one in current.items():
             tasks = self.gangs.tasks_of.get(one.key, []) if self.gangs is not None else []
             self.keeping.setdefault(place, Keeping(one, now_s, tasks)).passes += 1
+
+
+def _shape_of(version: Any, dag_id: str) -> reading.Shape:
+    """Who comes after whom, read only where the DAG is chosen."""
+    with compat.connect() as connection:
+        if not reading.is_chosen(connection, dag_id):
+            return reading.Shape()
+    return reading.Shape(compat.stored_downstream(compat.stored_tasks(version)))
 
 
 def _claims_of(ready: list[reading.Ready], pool: str) -> list[Claim]:

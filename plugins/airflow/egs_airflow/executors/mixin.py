@@ -12,8 +12,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from egs_airflow import compat, config
+from egs_airflow.compat import HELD_BACK
 from egs_airflow.executors.gangs import Gangs
-from egs_airflow.executors.gate import RESERVE_AFTER_S, Gate
+from egs_airflow.executors.gate import Gate
+from egs_airflow.executors.health import Reporter, drop_dead
 from egs_airflow.order.refresh import Refresher
 
 if TYPE_CHECKING:
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 else:
     Base = object  # a mixin: its base is the executor that follows it
 
-NO = ("no", "off", "false", "0")
 MOST_EVENTS = 1000
+NEEDS: dict[str, compat.Feature] = {"slots": "pool_stats", "gangs": "queueing"}
+"""What the gate does -> the API of Airflow that it needs for that."""
 
 
 class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
@@ -31,28 +34,36 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
     gate: Gate | None = None
     _open: ExitStack | None = None
     _events: deque[Any]
+    _reporter: Reporter | None = None
     _refresher: Refresher | None = None
 
     def start(self) -> None:
         """Start the executor, then open the gate."""
         super().start()
         if is_on():
-            self.gate = Gate(self._log_event, seconds_of("reserve_after", RESERVE_AFTER_S))
-            self._refresher = Refresher(seconds_of("refresh_weights", 0.0))
+            self.gate = gate = Gate(self._log_event, config.seconds_of("reserve_after"))
+            self._reporter = Reporter(gate.health)
+            self._refresher = Refresher(config.seconds_of("refresh_weights"))
             self._open = ExitStack()
             self._events = deque(maxlen=MOST_EVENTS)
-            self.gate.guard(self._open_gate)
+            gate.guard(drop_dead)
+            gate.guard(lambda: self._open_gate(gate))
             _create_missing_pools()
 
-    def _open_gate(self) -> None:
-        gate, way_back = self.gate, self._open
-        if gate is None or way_back is None or not compat.available("pool_stats"):
+    def _open_gate(self, gate: Gate) -> None:
+        way_back = self._open
+        if way_back is None:
+            return
+        gate.health.missing |= {part: HELD_BACK[api] for part, api in NEEDS.items() if not compat.available(api)}
+        if "slots" in gate.health.missing:
             return
         way_back.callback(compat.wrap_pool_stats(lambda pools: gate.guard(lambda: gate.adjust(pools))))
-        if compat.available("queueing"):
+        if "gangs" not in gate.health.missing:
             told = (self._log_event, gate.reserve_after_s, gate.clock)
-            gate.gangs = Gangs(self.parallelism, lambda: int(self.slots_available), *told)
-            way_back.callback(compat.wrap_queueing(gate.gangs.queue))
+            gangs = gate.gangs = Gangs(self.parallelism, lambda: int(self.slots_available), *told)
+            way_back.callback(
+                compat.wrap_queueing(lambda queue, most, session: gangs.queue(queue, most, session, gate.guard))
+            )
 
     def _log_event(self, event: str, extra: str, ti_key: Any) -> None:
         """One line in Airflow's log of events. Airflow 3.3 loses the record where nobody else refers to it."""
@@ -73,6 +84,9 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         if gate is not None:
             gate.guard(gate.learn)
             gate.guard(self._keep_awake)
+            gate.check_recovery()
+        if self._reporter is not None:
+            self._reporter.tick()
         if self._refresher is not None:
             self._refresher.tick()
 
@@ -90,6 +104,8 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         """Close the gate, then end the executor."""
         if self._open is not None:
             self._open.close()
+        if self._reporter is not None:
+            self._reporter.close()
         super().end()
 
 
@@ -104,16 +120,4 @@ def _create_missing_pools() -> None:
 
 def is_on() -> bool:
     """Whether executors of ours keep slots in this process."""
-    return config.settings().mode == "on" and config.option("keep_slots").strip().lower() not in NO
-
-
-def seconds_of(option: str, default_s: float) -> float:
-    """An option that is a span of time; a value that means nothing is one warning."""
-    from egs_core.errors import InputError
-    from egs_core.units import parse_seconds
-
-    try:
-        return parse_seconds(config.option(option) or default_s, f"[egs] {option}")
-    except InputError as error:
-        config.warn(str(error))
-        return default_s
+    return config.settings().mode == "on" and config.is_yes("keep_slots")

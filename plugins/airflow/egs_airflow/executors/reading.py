@@ -139,10 +139,16 @@ def _is_free_to_start(connection: Any, row: Any) -> bool:
     """Whether nothing but the pool keeps a task of a chosen DAG from starting."""
     from airflow.models.taskinstance import TaskInstance as TI
 
-    if row.has_task_concurrency_limits or config.mode_of(row.dag_id, tags_of(connection, row.dag_id)) != "on":
+    if row.has_task_concurrency_limits or not is_chosen(connection, row.dag_id):
         return False
     active = (TI.dag_id == row.dag_id, TI.run_id == row.run_id, TI.state.in_(("queued", "running")))
     return bool(connection.scalar(select(func.count()).select_from(TI).where(*active)) < row.max_active_tasks)
+
+
+def is_chosen(connection: Any, dag_id: str) -> bool:
+    """Whether mode on is for a DAG; its tags are asked for only where they decide."""
+    tags = tags_of(connection, dag_id) if config.settings().tags else []
+    return config.mode_of(dag_id, tags) == "on"
 
 
 def tags_of(connection: Any, dag_id: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from egs_airflow import config
 from egs_airflow.history.keep import DAYS, keep_history, learned
-from egs_airflow.observe.lines import PATTERN, Line, drop_old, read_lines
+from egs_airflow.observe.lines import PATTERN, Line, drop_old, read_all
 from egs_airflow.observe.listener import folder
 from egs_airflow.order.durations import durations_path, write_durations
 from egs_airflow.order.pools import configured_pools
@@ -52,10 +52,13 @@ def _lines() -> list[Line]:
         return []
     drop_old(place)
     try:
-        return read_lines(place)
+        found = read_all(place)
     except InputError as error:
         config.warn(str(error))
         return []
+    if found.skipped:
+        config.warn(f"{found.skipped} lines of tasks were skipped, the first: {found.first}")
+    return found.lines
 
 
 def run_learn(args: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from egs_airflow.agent.instances import was_aborted
 from egs_airflow.history.kept import read_kept
 from egs_airflow.history.seen import WAITING, Dag, Pool, Run, Seen, Try, TryKey
-from egs_airflow.order.pools import DESCRIPTION as GPU_POOL
+from egs_airflow.order.pools import is_gpu_pool
 from egs_airflow.rest import Rest, quoted
 from egs_core.errors import InputError
 
@@ -57,7 +57,7 @@ def _changed(rest: Rest, path: str, key: str, since_s: float) -> Iterable[dict[s
 
 
 def _pool(row: Row) -> Pool:
-    return Pool(row["name"], int(row["slots"]), row["description"] == GPU_POOL)
+    return Pool(row["name"], int(row["slots"]), is_gpu_pool(row["description"]))
 
 
 def _run(row: Row) -> Run:

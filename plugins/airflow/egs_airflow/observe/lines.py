@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,8 @@ from egs_core.errors import InputError
 VERSION = 1
 PATTERN = "tasks-*.jsonl"
 KEPT_DAYS = 30.0
+BEGIN = b'{"v":'
+"""With this begins what the listener writes; inside a line it cannot stand, for quotes are escaped there."""
 
 
 class Line(msgspec.Struct, rename={"version": "v", "map_index": "map", "number": "try"}):
@@ -40,31 +43,73 @@ class Line(msgspec.Struct, rename={"version": "v", "map_index": "map", "number":
         return self.dag, self.run, self.task, self.map_index, self.number
 
 
+class Read(NamedTuple):
+    """Lines, and how many others were skipped: half lines of a full disk, and what another version of EGS wrote.
+    first: place and problem of the first of these."""
+
+    lines: list[Line]
+    skipped: int = 0
+    first: str = ""
+
+
 def read_lines(place: Path) -> list[Line]:
-    """All lines of a folder, or of one file. Raises InputError naming file and line for one that is none."""
+    """See `read_all`."""
+    return read_all(place).lines
+
+
+def read_all(place: Path) -> Read:
+    """The lines of a folder, or of one file; what is none is skipped and counted, for the others are worth reading.
+    Raises InputError where there is nothing to read, naming file and line where there is nothing else than such."""
     if not place.exists():
         raise InputError(str(place), "no such file or folder")
     files = sorted(place.glob(PATTERN)) if place.is_dir() else [place]
     if not files:
         raise InputError(str(place), f"has no lines of EGS's listener ({PATTERN})")
-    return [line for file in files for line in _lines_of(file)]
+    lines: list[Line] = []
+    problems: list[InputError] = []
+    for found in (one for file in files for one in _lines_of(file)):
+        if isinstance(found, Line):
+            lines.append(found)
+        else:
+            problems.append(found)
+    if problems and not lines:
+        raise problems[0]
+    return Read(lines, len(problems), str(problems[0]) if problems else "")
 
 
-def _lines_of(file: Path) -> Iterator[Line]:
+def _lines_of(file: Path) -> Iterator[Line | InputError]:
+    """Each line, or why it is none."""
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise InputError(str(file), f"cannot be read: {error.strerror}") from None
+        yield InputError(str(file), f"cannot be read: {error.strerror}")
+        return
     for number, encoded in enumerate(content.splitlines(keepends=True), start=1):
+        place = f"{file}:{number}"
         try:
-            line = msgspec.json.decode(encoded, type=Line)
+            line = _decode(encoded)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             if encoded.endswith(b"\n"):
-                raise InputError(f"{file}:{number}", f"is no line of EGS's listener: {error}") from None
-            continue  # half a line: its disk was full, or its host died
+                yield InputError(place, f"is no line of EGS's listener: {error}")
+            continue  # the end of a file is being written, or was when its host died
         if line.version != VERSION:
-            raise InputError(f"{file}:{number}", f"version {line.version} is unknown", f"readable: {VERSION}")
+            yield InputError(place, f"version {line.version} is unknown", f"readable: {VERSION}")
+            continue
+        begin = encoded.rfind(BEGIN)
+        if begin > 0:
+            yield InputError(place, "begins with half a line")
         yield line
+
+
+def _decode(encoded: bytes) -> Line:
+    """A line; of one that was appended to half a line, the one that is whole."""
+    try:
+        return msgspec.json.decode(encoded, type=Line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        begin = encoded.rfind(BEGIN)
+        if begin <= 0:
+            raise
+        return msgspec.json.decode(encoded[begin:], type=Line)
 
 
 def drop_old(folder: Path, days: float = KEPT_DAYS) -> int:

@@ -9,7 +9,7 @@ of one of the scheduler's transactions. A file that is absent or cannot be read 
 from __future__ import annotations
 
 import json
-import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,20 @@ from egs_airflow import config
 
 FORMAT = "egs-airflow-durations"
 VERSION = 1
+MOST_S = 1e10
+"""300 years."""
 
 Durations = Mapping[str, Mapping[str, float]]
 """Seconds that a task of a DAG is expected to take: by DAG id, by task id. A mapped task has one entry."""
 
+NOTHING: Durations = {}
+"""What an absent file says."""
+LOOK_S = 0.2
+"""How often it is looked whether the file has changed, where task instances are made."""
+
 _Stamp = tuple[int, int, int]
 _read: dict[Path, tuple[_Stamp, Durations]] = {}
+_current: list[tuple[float, Durations]] = []
 
 
 def durations_path() -> Path:
@@ -43,12 +51,26 @@ def write_durations(path: Path, durations: Durations) -> None:
     replace_file(path, json.dumps(stored, sort_keys=True).encode())
 
 
+def current_durations() -> Durations:
+    """What the configured file says, the same object until it changes; a run of 1,500 task instances asks as often."""
+    now_s = time.monotonic()
+    if _current and now_s - _current[0][0] < LOOK_S:
+        return _current[0][1]
+    path = durations_path()
+    found = load_durations(path)
+    if found is NOTHING:
+        how = "`airflow egs learn` or the agent writes it; where they run with another home, name one file for all in"
+        config.warn(f"every task counts as equally long: {path} is not there; {how} [egs] durations")
+    _current[:] = [(now_s, found)]
+    return found
+
+
 def load_durations(path: Path) -> Durations:
     """What the file says now, the same object until it changes; {} for an absent one and, with a warning, a bad one."""
     try:
         status = path.stat()
     except OSError:
-        return {}
+        return NOTHING
     stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
     known = _read.get(path)
     if known is None or known[0] != stamp:
@@ -71,4 +93,5 @@ def _parse(path: Path) -> Durations:
 
 
 def _is_duration(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    """Longer than MOST_S is a broken file: sums of such numbers would be no numbers any more."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST_S

@@ -2,6 +2,10 @@
 
 Only where the user has left the default pool and one slot. What is set here is stored with the DAG and depends on the
 task and the configuration alone, so the same file gives the same DAG at each parse.
+
+A task that needs more GPUs than the pool has goes there too: Airflow then holds it as `scheduled`, says so in the
+scheduler's log, and starts it as soon as somebody makes the pool larger. In the default pool it would run at once,
+beside all that the pool is to keep apart.
 """
 
 from __future__ import annotations
@@ -27,13 +31,15 @@ def apply_to_task(task: Any) -> None:
     slots = math.ceil(needs_of(task, place).gpus or 0.0)
     if not slots:
         return
-    from egs_airflow.order.pools import gpu_pool
+    from egs_airflow.order.pools import gpu_pool, why_no_pool
 
     pool = gpu_pool()
     if pool is None:
+        if problem := why_no_pool():
+            config.warn(problem)
         return
     if slots > pool.slots:
-        config.warn(f"{place}: pool {pool.name} has {pool.slots} slots, not the {slots} it needs: left where it is")
-        return
+        held = "Airflow keeps it scheduled until the pool is larger"
+        config.warn(f"{place}: needs {slots} slots, pool {pool.name} is configured with {pool.slots}: {held}")
     task.pool = pool.name
     task.pool_slots = slots

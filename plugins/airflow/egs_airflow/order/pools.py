@@ -5,8 +5,10 @@
 
 A host without GPUs, where the scheduler usually runs, would say 0, and a pool without slots stops its tasks for ever.
 The first pool is the one for tasks with a GPU hint. Pools are created by `airflow egs pools`, or when an executor of
-EGS starts, in mode on only. A task whose pool does not exist is never started, so a task is put into a pool only where
-the list of pools that were created, in the user's data folder, has it.
+EGS starts, in mode on only. A task whose pool does not exist is never started, and where DAG files are parsed nobody
+can ask Airflow's database; so a task is put into a pool only where the list of pools that were created, in the user's
+data folder, has it. Where that is another user's folder than the one in which they were created, each side says so: the
+parser in its log, `airflow egs doctor` with both paths, of which one is in the pool's description.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from egs_core.places import data_folder, replace_file
 OPTION = "[egs] pools"
 EXAMPLE = "name each with its slots: gpu=8, gpu_large=4"
 DESCRIPTION = "GPUs, one slot each; size from [egs] pools"
+LISTED = "; listed in "
+"""What follows in the description of a pool that EGS makes: the list, in the home of whoever made it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,12 @@ class GpuPool:
 
 def configured_pools() -> list[GpuPool]:
     """The pools that the user wants, in the order of the configuration; InputError for a text that means nothing."""
-    pools = [_parse(part) for part in config.words("pools")]
+    return parse_pools(config.option("pools"))
+
+
+def parse_pools(text: str) -> list[GpuPool]:
+    """The pools that a text names; InputError for one that means nothing."""
+    pools = [_parse(part) for part in config.split(text)]
     names = [pool.name for pool in pools]
     if len(set(names)) < len(names):
         raise InputError(OPTION, "two pools of one name", EXAMPLE)
@@ -53,8 +62,8 @@ def _parse(part: str) -> GpuPool:
 def create_pools(resize: bool) -> list[str]:
     """Create the configured pools that are missing; one line for each pool, saying what was done.
 
-    A deferred task keeps its slots, because the GPU work that it waits for goes on. resize: an existing pool gets the
-    configured size too; its description and its team stay.
+    In a new pool a deferred task keeps its slots, because the GPU work that it waits for goes on. resize: an existing
+    pool gets the configured size; all else of it stays.
     """
     from airflow.models.pool import Pool
     from airflow.utils.session import create_session
@@ -64,15 +73,31 @@ def create_pools(resize: bool) -> list[str]:
         for pool in wanted:
             found: Any = Pool.get_pool(pool.name, session=session)
             if found is None:
-                Pool.create_or_update_pool(pool.name, pool.slots, DESCRIPTION, True, session=session)
+                text = f"{DESCRIPTION}{LISTED}{list_path()}"
+                Pool.create_or_update_pool(pool.name, pool.slots, text, True, session=session)
                 told.append(f"{pool.name}: created with {pool.slots} slots")
-            elif resize and (found.slots, found.include_deferred) != (pool.slots, True):
-                found.slots, found.include_deferred = pool.slots, True
-                told.append(f"{pool.name}: {pool.slots} slots, deferred tasks included")
+            elif resize and found.slots != pool.slots:
+                found.slots = pool.slots
+                told.append(f"{pool.name}: {pool.slots} slots{_deferred(found)}")
             else:
-                told.append(f"{pool.name}: left as it is, {found.slots} slots")
+                told.append(f"{pool.name}: left as it is, {found.slots} slots{_deferred(found)}")
     _note_created(wanted)
     return told
+
+
+def _deferred(pool: Any) -> str:
+    """What a user may not expect of a pool that EGS has not made."""
+    return "" if pool.include_deferred else "; deferred tasks give their slots away there (include_deferred is off)"
+
+
+def is_gpu_pool(description: str | None) -> bool:
+    """Whether a pool is one that EGS has made, by its description."""
+    return (description or "").split(LISTED)[0] == DESCRIPTION
+
+
+def listed_in(description: str | None) -> str:
+    """The list that a pool's description names; empty where it names none."""
+    return (description or "").partition(LISTED)[2]
 
 
 def run_pools(_: Any = None) -> None:
@@ -90,19 +115,33 @@ def run_pools(_: Any = None) -> None:
 def gpu_pool() -> GpuPool | None:
     """The pool for tasks with a GPU hint: the first configured one, once it has been created."""
     pools = configured_pools()
-    return pools[0] if pools and pools[0].name in _created() else None
+    return pools[0] if pools and pools[0].name in created_pools() else None
 
 
-def _list_path() -> Path:
+def why_no_pool() -> str:
+    """What to tell whoever wonders why no task is in the configured pool; empty where none is configured, or it is."""
+    pools = configured_pools()
+    if not pools or gpu_pool() is not None:
+        return ""
+    return (
+        f"{OPTION}: tasks that state GPUs stay in the default pool, without a limit: {pools[0].name} is not in "
+        f"{list_path()}, where this process looks which pools were created. Run `airflow egs pools` as this user; "
+        f"where the pool is there already, its description names the list of the user who made it"
+    )
+
+
+def list_path() -> Path:
+    """The list of the pools that were created by processes with this home."""
     return data_folder() / "airflow" / "pools.json"
 
 
 def _note_created(pools: list[GpuPool]) -> None:
-    replace_file(_list_path(), json.dumps([pool.name for pool in pools]).encode())
+    replace_file(list_path(), json.dumps([pool.name for pool in pools]).encode())
 
 
-def _created() -> list[str]:
+def created_pools() -> list[str]:
+    """Their names; none where there is no list."""
     try:
-        return list(json.loads(_list_path().read_text()))
+        return list(json.loads(list_path().read_text()))
     except (OSError, ValueError, TypeError):
         return []

@@ -48,7 +48,7 @@ def _weight_or_none(ti: Any) -> int | None:
         task = getattr(ti, "task", None)
         return None if task is None else weight_of(task)
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
+        if config.ends_process(error):
             raise
         config.warn(f"Airflow's own weights hold: {type(error).__name__}: {error}")
         return None

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from egs_airflow import config
-from egs_airflow.order.durations import durations_path, load_durations
+from egs_airflow.order.durations import Durations, current_durations
 
 STEPS = 10.0
 """Weights for each doubling of a path."""
@@ -30,11 +30,11 @@ HIGHEST = 2**31 - 1
 """The largest number that PostgreSQL and MySQL keep in the column."""
 
 UNKNOWN_S = 60.0
-"""What a task counts for while nothing is known of any task of its DAG: the same for all."""
+"""What a task counts for while nothing is known of any task at all."""
 
 USUAL_PRIORITY = 1
 KEPT = 8
-_kept: OrderedDict[int, tuple[Any, Mapping[str, float] | None, dict[str, int]]] = OrderedDict()
+_kept: OrderedDict[int, tuple[Any, Durations, dict[str, int]]] = OrderedDict()
 
 
 def remaining_path_s(downstream: Mapping[str, Iterable[str]], seconds: Mapping[str, float]) -> dict[str, float]:
@@ -62,17 +62,33 @@ def remaining_path_s(downstream: Mapping[str, Iterable[str]], seconds: Mapping[s
 
 def weight(path_s: float, has_dependents: bool) -> int:
     """The priority weight of a task with that remaining path."""
-    return min(HIGHEST, 1 + round(STEPS * math.log2(1.0 + max(0.0, path_s))) + has_dependents)
+    steps = STEPS * math.log2(1.0 + max(0.0, path_s))
+    return min(HIGHEST, 1 + round(min(steps, HIGHEST)) + has_dependents)
 
 
-def weights(downstream: Mapping[str, Iterable[str]], known_s: Mapping[str, float]) -> dict[str, int]:
-    """The weight of each task of a DAG. known_s: learned durations; other tasks count as the median of those."""
-    from statistics import median  # 10 ms, which not every process of Airflow is to spend
+def weights(
+    downstream: Mapping[str, Iterable[str]], known_s: Mapping[str, float], usual_s: float = UNKNOWN_S
+) -> dict[str, int]:
+    """The weight of each task of a DAG. known_s: learned durations; other tasks count as the median of those.
 
-    known = [known_s[task] for task in downstream if task in known_s]
-    guess = median(known) if known else UNKNOWN_S
+    usual_s: what they count as where none of the DAG is known: the median of other DAGs' tasks, so that a DAG in its
+    first run goes neither before nor after all that are known.
+    """
+    guess = guess_s(downstream, known_s, usual_s)
     path = remaining_path_s(downstream, {task: known_s.get(task, guess) for task in downstream})
     return {task: weight(path_s, any(True for _ in downstream[task])) for task, path_s in path.items()}
+
+
+def guess_s(tasks: Iterable[str], known_s: Mapping[str, float], usual_s: float) -> float:
+    """What a task of a DAG counts as whose duration is not known."""
+    return _median((known_s[task] for task in tasks if task in known_s), usual_s)
+
+
+def _median(values: Iterable[float], otherwise: float) -> float:
+    from statistics import median  # 10 ms, which not every process of Airflow is to spend
+
+    known = list(values)
+    return median(known) if known else otherwise
 
 
 def weight_of(task: Any) -> int | None:
@@ -82,26 +98,33 @@ def weight_of(task: Any) -> int | None:
     with each other, so ordering the rest of such a DAG by seconds would undo what the user has set.
     """
     dag = task.get_dag()
-    if dag is None or config.mode_of(dag.dag_id, dag.tags) != "on":
-        return None
-    return _weights_of(dag).get(task.task_id)
+    return None if dag is None else _weights_of(dag).get(task.task_id)
 
 
-def _weights_of(dag: Any) -> dict[str, int]:
-    learned = load_durations(durations_path()).get(dag.dag_id)
+def _weights_of(dag: Any) -> Mapping[str, int]:
+    """Of all tasks of a DAG at once: its task instances are made one after the other."""
+    if config.settings().mode != "on":
+        return {}
+    durations = current_durations()
     kept = _kept.get(id(dag))
-    if kept is None or kept[0] is not dag or kept[1] is not learned:
-        kept = _kept[id(dag)] = (dag, learned, _compute(dag, learned or {}))
+    if kept is None or kept[0] is not dag or kept[1] is not durations:
+        kept = _kept[id(dag)] = (dag, durations, _compute(dag, durations))
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     return kept[2]
 
 
-def _compute(dag: Any, learned: Mapping[str, float]) -> dict[str, int]:
+def _compute(dag: Any, durations: Durations) -> dict[str, int]:
     tasks = dag.task_dict
-    if any(is_set_by_hand(task) for task in tasks.values()):
+    if config.mode_of(dag.dag_id, dag.tags) != "on" or any(is_set_by_hand(task) for task in tasks.values()):
         return {}
-    return weights({name: task.downstream_task_ids for name, task in tasks.items()}, learned)
+    learned = durations.get(dag.dag_id, {})
+    return weights({name: task.downstream_task_ids for name, task in tasks.items()}, learned, usual_s(durations))
+
+
+def usual_s(durations: Durations) -> float:
+    """The median duration of all tasks that are known."""
+    return _median((seconds for tasks in durations.values() for seconds in tasks.values()), UNKNOWN_S)
 
 
 def is_set_by_hand(task: Any) -> bool:

@@ -37,10 +37,9 @@ def run_page(view: RunView) -> str:
     on = view.mode == "on"
     weights = "EGS's, by longest remaining path" if on else "Airflow's own: mode on is not for this DAG"
     known = f"{view.learned} of {view.tasks} tasks"
+    facts = [("run", view.run_id), ("mode", view.mode), ("weights", weights), ("durations known", known)]
     body = [
-        _top(
-            view.dag_id, [("run", view.run_id), ("mode", view.mode), ("weights", weights), ("durations known", known)]
-        ),
+        _top(view.dag_id, [*facts, ("slots kept", view.slots)] if view.slots else facts),
         tag(
             "div",
             *(
@@ -135,6 +134,7 @@ def _figures(audited: Audit, kept_s: float) -> list[Markup]:
     return [
         _card("Wasted", units.share(audited.wastage_by_volume)),
         _card("Offered", units.amount(audited.offered_s, unit)),
+        _card("Queued", units.amount(total.queued_s, unit)),
         _card("Held", units.amount(total.held_s, unit)),
         _card("Used", units.amount(total.used_s, unit)),
         _card("Cold starts", units.amount(total.cold_s, unit)),
@@ -146,12 +146,14 @@ def _figures(audited: Audit, kept_s: float) -> list[Markup]:
 def _accounts(title: str, accounts: Sequence[GpuTime], unit: str) -> Markup:
     if not accounts:
         return tag("p", f"{title}: no task held a {unit}.", class_="note")
-    heads = ["", "Tasks", *(f"{name}, {unit}·s" for name in ("Held", "Used", "Cold starts", "Idle"))]
+    heads = ["", "Tasks", *(f"{name}, {unit}·s" for name in ("Queued", "Held", "Used", "Cold starts", "Idle"))]
+    figures = [(one.runs, one.queued_s, one.held_s, one.used_s, one.cold_s, one.idle_s) for one in accounts]
     rows = [
-        _row(one.name, [units.number(figure) for figure in (one.runs, one.held_s, one.used_s, one.cold_s, one.idle_s)])
-        for one in accounts[:MOST_ACCOUNTS]
+        _row(one.name, [units.number(figure) for figure in row])
+        for one, row in list(zip(accounts, figures, strict=True))[:MOST_ACCOUNTS]
     ]
-    return tag("section", tag("h2", title), _table(title, heads, "", rows))
+    note = "Queued: a task has its slots, and its executor has not started it yet."
+    return tag("section", tag("h2", title), _table(title, heads, "", rows), tag("p", note, class_="note"))
 
 
 def _waits(waits: Sequence[ExplainedWait]) -> Markup | None:

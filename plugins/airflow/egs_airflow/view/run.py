@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from itertools import islice
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -16,8 +15,9 @@ from egs_airflow import config
 from egs_airflow.executors.gate import EVENT
 from egs_airflow.executors.mixin import KeepsSlots, is_on
 from egs_airflow.order.durations import durations_path, load_durations
-from egs_airflow.order.weights import UNKNOWN_S, remaining_path_s, weight
+from egs_airflow.order.weights import guess_s, remaining_path_s, usual_s, weight
 from egs_airflow.rest import Rest, quoted
+from egs_airflow.view.gate import gate_says
 from egs_airflow.view.waits import ACTIVE, Dag, Pool, Task, why
 from egs_core.errors import InputError
 
@@ -50,7 +50,8 @@ class Kept(msgspec.Struct):
 
 
 class RunView(msgspec.Struct):
-    """What a page shows. counts: tasks by state; learned: how many tasks of the DAG have a known duration, of tasks."""
+    """What a page shows. counts: tasks by state; learned: how many tasks of the DAG have a known duration, of tasks;
+    slots: whether the schedulers keep slots now, "" where they are not to."""
 
     dag_id: str
     run_id: str
@@ -61,6 +62,7 @@ class RunView(msgspec.Struct):
     kept: list[Kept]
     learned: int
     tasks: int
+    slots: str = ""
 
 
 def newest_run(rest: Rest, dag_id: str) -> str:
@@ -94,6 +96,7 @@ def read_run(rest: Rest, dag_id: str, run_id: str) -> RunView:
         kept=read_kept(rest, dag_id=dag_id, run_id=run_id),
         learned=sum(task in load_durations(durations_path()).get(dag_id, {}) for task in below),
         tasks=len(below),
+        slots=gate_says(rest) if dag.keeps else "",
     )
 
 
@@ -141,9 +144,10 @@ def _counts(tasks: Iterable[Task]) -> dict[str, int]:
 
 def _rows(rest: Rest, dag: Dag, tasks: list[Task], below: Mapping[str, list[str]]) -> list[Row]:
     """Unfinished tasks, those that run first, then in the order in which they get slots."""
-    known = load_durations(durations_path()).get(dag.dag_id, {})
+    durations = load_durations(durations_path())
+    known = durations.get(dag.dag_id, {})
     known_s = {task: known[task] for task in below if task in known}
-    guess = median(known_s.values()) if known_s else UNKNOWN_S
+    guess = guess_s(below, known_s, usual_s(durations))
     path_s = remaining_path_s(below, {task: known_s.get(task, guess) for task in below})
     unfinished = [task for task in tasks if task.state not in ENDED]
     pools, others = _pools(rest), _others(rest, unfinished)
