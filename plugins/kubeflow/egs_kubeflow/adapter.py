@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.adapter import AuditSource, Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
 from egs_core.audit.observed import AuditRequest, Observed
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
@@ -37,6 +37,8 @@ class KubeflowAdapter:
     """See `egs_core.adapter.Adapter`."""
 
     name = "kubeflow"
+    suffixes = (".yaml", ".yml")
+    audit_source = AuditSource("File or folder of `kubectl get workflows,pods,nodes -A -o json`.", is_path=True)
     demo_variants = ("native", "fifo", "tuned", "egs")
 
     def capabilities(self) -> dict[str, str]:

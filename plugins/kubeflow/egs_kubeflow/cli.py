@@ -12,6 +12,7 @@ import typer
 
 from egs_core.errors import InputError
 from egs_core.predict import Predictor
+from egs_kubeflow.convert.arguments import Argument, parse_arguments, split_arguments
 from egs_kubeflow.convert.documents import dump_documents, load_documents
 from egs_kubeflow.manifests.command import manifests_command
 from egs_kubeflow.rewrite.changes import Rewritten, explain
@@ -37,6 +38,7 @@ def compile_(
     history: Annotated[
         str | None, typer.Option(help="How long tasks took: a database URL, an SQLite file or a predictor's snapshot.")
     ] = None,
+    arg: Argument = [],  # noqa: B006  # typer makes a new list for each call
     prefetch_step: Annotated[
         bool,
         typer.Option("--prefetch-step", help="Add steps that pull images ahead. One that fails, fails its run."),
@@ -53,7 +55,8 @@ def compile_(
     if prefetch_step:
         site = site.model_copy(update={"preload": site.preload.model_copy(update={"step": True})})
     known: Predictor | None = load_history(history, documents.name) if history is not None else None
-    result = rewrite(documents, site, known, place=str(pipeline))
+    arguments = parse_arguments(documents, split_arguments(arg), str(pipeline))
+    result = rewrite(documents, site, known, arguments, place=str(pipeline))
     text = dump_documents(result.documents)
     if output is None:
         typer.echo(text, nl=False)

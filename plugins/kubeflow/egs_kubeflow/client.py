@@ -5,13 +5,13 @@
 
 Runs, recurring runs and uploads are rewritten, from a file or a function. What fails in the rewriting costs a warning:
 the pipeline is then submitted as it is. A run that is started from the web page does not come by here: upload the
-pipeline with this client, or compile it with `egs kubeflow compile`.
+pipeline with this client, or compile it with `egs kubeflow compile`. `EGS_MODE=observe` submits what it was given, and
+says what would be changed; `EGS_MODE=off` says nothing.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,11 +22,13 @@ from typing import Any
 import kfp
 
 from egs_core.errors import InputError
+from egs_core.mode import current_mode
+from egs_core.notices import warn
 from egs_kubeflow.convert.documents import dump_documents, load_documents
+from egs_kubeflow.rewrite.changes import Rewritten
 from egs_kubeflow.rewrite.history import load_history
 from egs_kubeflow.rewrite.pipeline import rewrite
 from egs_kubeflow.rewrite.profile import load_profile
-from egs_kubeflow.run.learning import warn
 
 PACKAGE = "pipeline_package_path"
 
@@ -68,13 +70,30 @@ class Client(kfp.Client):  # type: ignore[misc]  # kfp ships no types
         except TypeError:
             return submit(*args, **kwargs)  # which says what is wrong with them
         path = given.arguments.get(PACKAGE)
-        if path is None or os.environ.get("EGS_MODE", "").strip().lower() == "off":
+        mode = current_mode(default="on")  # who makes this client has asked for it
+        if path is None or mode == "off":
             return submit(*args, **kwargs)
         # Names that are a run's own only where there is one run, and its arguments only where nobody changes them.
         run_id, arguments = (uuid.uuid4().hex[:8], given.arguments.get("params")) if is_run else ("", None)
+        if mode == "observe":
+            self._observe(str(path), arguments or {}, run_id)
+            return submit(*args, **kwargs)
         with self._rewritten(str(path), arguments or {}, run_id) as package:
             given.arguments[PACKAGE] = package
             return submit(*given.args, **given.kwargs)
+
+    def _observe(self, path: str, arguments: Mapping[str, Any], run_id: str) -> None:
+        """Say what mode on would change."""
+        try:
+            found = self._found(path, arguments, run_id)
+        except Exception as error:  # whatever it is, the user's run comes first
+            warn(f"{path} could not be rewritten: {error}")
+            return
+        tasks = len({change.task for change in found.changes})
+        warn(
+            f"observing: {path} is submitted as it is; on, {len(found.changes)} fields of {tasks} tasks would be "
+            "written (egs kubeflow compile --diff shows them)"
+        )
 
     @contextmanager
     def _rewritten(self, path: str, arguments: Mapping[str, Any], run_id: str) -> Iterator[str]:
@@ -82,18 +101,18 @@ class Client(kfp.Client):  # type: ignore[misc]  # kfp ships no types
         with TemporaryDirectory(prefix="egs-kubeflow-") as folder:
             package = Path(folder) / Path(path).with_suffix(".yaml").name
             try:
-                package.write_text(self._text(path, arguments, run_id))
+                found = self._found(path, arguments, run_id)
+                package.write_text(dump_documents(found.documents))
                 path = str(package)
+                for note in found.notes:
+                    warn(note)
             except Exception as error:  # whatever it is, the user's run comes first
                 warn(f"{path} is submitted as it is: {error}")
             yield path
 
-    def _text(self, path: str, arguments: Mapping[str, Any], run_id: str) -> str:
+    def _found(self, path: str, arguments: Mapping[str, Any], run_id: str) -> Rewritten:
         if self._profile is None:
             raise InputError("Client", "has no profile of the site", "Client(profile='site.yaml')")
         documents, profile = load_documents(path), load_profile(self._profile)
         history = load_history(self._history, documents.name) if self._history is not None else None
-        found = rewrite(documents, profile, history, arguments, run_id, path)
-        for note in found.notes:
-            warn(note)
-        return dump_documents(found.documents)
+        return rewrite(documents, profile, history, arguments, run_id, path)

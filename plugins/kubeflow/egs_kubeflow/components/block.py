@@ -21,9 +21,11 @@ from typing import Any
 
 from egs_core.errors import InputError
 from egs_core.gpu_phase import gpu
-from egs_kubeflow.components.source import Source, names_in
+from egs_kubeflow.components.names import names_in, used_at_once
+from egs_kubeflow.components.source import Source
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+"""A lambda with a name is one, too: pickle takes none. See `_is_definition`."""
 _NO_PARTS = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)
 _HINT = "use egs.phases(...), or move it into the block or behind it"
 
@@ -98,12 +100,14 @@ def handed_on(parts: Sequence[list[ast.stmt]], source: Source) -> tuple[list[lis
         state.append(sorted(bound & later))
         for statement in part:
             _check_can_go_on(statement, set(state[-1]), source)
+        for definition in whole[number][: len(whole[number]) - len(part)]:
+            _check_can_be_repeated(definition, [s for each in parts[:number] for s in each], source)
     return whole, state
 
 
 def _definitions(earlier: Sequence[list[ast.stmt]], part: list[ast.stmt]) -> list[ast.stmt]:
     """Definitions in earlier parts that a part needs, and those that they need in turn."""
-    known: list[ast.stmt] = [statement for each in earlier for statement in each if isinstance(statement, _DEFINITIONS)]
+    known: list[ast.stmt] = [statement for each in earlier for statement in each if _is_definition(statement)]
     chosen: list[ast.stmt] = []
     while True:
         used = names_in([*chosen, *part])[1]
@@ -114,12 +118,17 @@ def _definitions(earlier: Sequence[list[ast.stmt]], part: list[ast.stmt]) -> lis
 
 
 def _defined(parts: Sequence[list[ast.stmt]]) -> set[str]:
-    return names_in([s for part in parts for s in part if isinstance(s, _DEFINITIONS)])[0]
+    return names_in([s for part in parts for s in part if _is_definition(s)])[0]
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    names_a_lambda = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda)
+    return isinstance(statement, _DEFINITIONS) or names_a_lambda
 
 
 def _check_can_go_on(statement: ast.stmt, state: set[str], source: Source) -> None:
-    """Handles and modules cannot go from one container to another."""
-    if isinstance(statement, _DEFINITIONS):
+    """Handles, generators and modules cannot go from one container to another."""
+    if _is_definition(statement):
         return
     for node in ast.walk(statement):
         if isinstance(node, (ast.Import, ast.ImportFrom)) and (lost := names_in([node])[0] & state):
@@ -127,13 +136,27 @@ def _check_can_go_on(statement: ast.stmt, state: set[str], source: Source) -> No
                 f"{', '.join(sorted(lost))} is imported inside a statement and used on the other side of the block"
             )
             raise InputError(source.place(node), problem, "import it at the function's own level")
-        if isinstance(node, ast.Assign) and _opens(node.value) and (lost := names_in([node])[0] & state):
-            problem = f"the open file {', '.join(sorted(lost))} is used on the other side of the block"
-            raise InputError(source.place(node), problem, "open it where it is used")
+        what = _bound_to_a_process(node.value) if isinstance(node, ast.Assign) else ""
+        if what and (lost := names_in([node])[0] & state):
+            problem = f"the {what} {', '.join(sorted(lost))} is used on the other side of the block"
+            hint = "open it where it is used" if what == "open file" else "make it a list"
+            raise InputError(source.place(node), problem, hint)
 
 
-def _opens(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "open"
+def _check_can_be_repeated(definition: ast.stmt, earlier: Sequence[ast.stmt], source: Source) -> None:
+    """It is written again in a later part: with the same result only where nothing it takes has changed meanwhile."""
+    after = [statement for statement in earlier[earlier.index(definition) + 1 :] if not _is_definition(statement)]
+    if changed := (names_in([definition])[0] | used_at_once(definition)) & names_in(after)[0]:
+        problem = f"is written again in a later part, and {', '.join(sorted(changed))} changes in between"
+        raise InputError(source.place(definition), problem, "define it where it is used")
+
+
+def _bound_to_a_process(value: ast.expr) -> str:
+    """What a value is that pickle does not take, as far as its expression shows; "" for any other."""
+    if isinstance(value, ast.GeneratorExp):
+        return "generator"
+    is_open = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "open"
+    return "open file" if is_open else ""
 
 
 def _check(parts: Sequence[list[ast.stmt]], source: Source) -> None:

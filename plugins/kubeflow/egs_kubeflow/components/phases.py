@@ -15,7 +15,7 @@ import ast
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from kfp import dsl
 from kfp.dsl import Artifact, Input, Output
@@ -24,7 +24,8 @@ from egs_core.errors import InputError
 from egs_core.hints import OnGpu, PhaseKind, TaskHints, has_gpu_block, phase_kinds, phase_steps
 from egs_kubeflow import compat
 from egs_kubeflow.components.block import cpus_of, cut, handed_on, without_blocks
-from egs_kubeflow.components.source import Source, bare, make_function, names_in, source_of
+from egs_kubeflow.components.names import names_in
+from egs_kubeflow.components.source import Source, bare, make_function, source_of
 
 STATE_IN, STATE_OUT = "egs_state", "egs_state_out"
 _LOAD = f"with open({STATE_IN}.path, 'rb') as egs_file:\n    egs_values = pickle.load(egs_file)"
@@ -173,8 +174,9 @@ def graph_of(function: Callable[..., Any], parts: Sequence[Part], components: Se
     given = [parameter for name, parameter in signature.parameters.items() if name not in outputs]
     last = phase_steps(function)[-1] if phase_steps(function) else function
     returns = inspect.signature(last.function if isinstance(last, OnGpu) else last).return_annotation
-    gives = returns not in (inspect.Signature.empty, None)
-    fields = [*outputs.items(), *([("Output", returns)] if gives else [])]
+    results_of_last = _results(returns)
+    fields = [*outputs.items(), *results_of_last.items()]
+    is_plain = not outputs and results_of_last.get("Output") is returns
     results: Any = NamedTuple("Outputs", fields)  # type: ignore[misc]  # its fields are the function's
 
     def build(*values: Any) -> Any:
@@ -186,14 +188,21 @@ def graph_of(function: Callable[..., Any], parts: Sequence[Part], components: Se
             made = component(**arguments)
             tasks.append(made.after(tasks[-1]) if tasks and not part.takes_state else made)
             found.update({name: made.outputs[name] for name in part.inputs if name in outputs})
-        if gives:
-            found["Output"] = tasks[-1].outputs["Output"]
-        return found["Output"] if list(found) == ["Output"] else results(**found) if found else None
+        found.update({name: tasks[-1].outputs[name] for name in results_of_last})
+        return found["Output"] if is_plain else results(**found) if found else None
 
-    annotation: Any = None if not fields else returns if not outputs else results
+    annotation: Any = None if not fields else returns if is_plain else results
     build.__name__, build.__doc__ = function.__name__, function.__doc__
     build.__dict__["__signature__"] = signature.replace(parameters=given, return_annotation=annotation)
     return dsl.pipeline(build)
+
+
+def _results(returns: Any) -> dict[str, Any]:
+    """The outputs that a function's return annotation makes, by name: the fields of a NamedTuple, else `Output`."""
+    if returns in (inspect.Signature.empty, None):
+        return {}
+    is_named = isinstance(returns, type) and issubclass(returns, tuple) and hasattr(returns, "_fields")
+    return get_type_hints(returns, include_extras=True) if is_named else {"Output": returns}
 
 
 def _check_outputs(parts: Sequence[Part], whole: _Cut) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import symtable
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,21 +55,6 @@ def bare(tree: ast.FunctionDef) -> ast.FunctionDef:
         if isinstance(argument, ast.arg):
             argument.annotation = None
     return found
-
-
-def names_in(statements: Sequence[ast.stmt]) -> tuple[set[str], set[str]]:
-    """The names that statements of a function bind, and those that they use, nested functions included."""
-    text = textwrap.indent("\n".join(map(ast.unparse, statements)) or "pass", "    ")
-    table = symtable.symtable(f"def part():\n{text}", "<part>", "exec").get_children()[0]
-    bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    return bound, _used(table)
-
-
-def _used(table: symtable.SymbolTable) -> set[str]:
-    used = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced()}
-    for child in table.get_children():
-        used |= {name for name in _used(child) if not child.lookup(name).is_local()}
-    return used
 
 
 def make_function(name: str, text: str, names: dict[str, Any], like: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from egs_core.errors import InputError
 from egs_core.graph.places import join
 from egs_core.yaml_file import read_documents, read_text
+from egs_kubeflow import compat
+from egs_kubeflow.convert.unknown import Unknown, split_unknown
+from egs_kubeflow.yaml_text import dump_like_kfp
 
 MOST_BYTES = 32 << 20  # what the API server of Kubeflow Pipelines takes
 MOST_DEEP = 90  # protobuf itself reads at most 100 levels
@@ -41,13 +43,15 @@ class Documents(msgspec.Struct):
 
 
 class Spec(msgspec.Struct):
-    """Checked documents as messages of kfp. executors: by label; kubernetes: what the platform says of each."""
+    """Checked documents as messages of kfp. executors: by label; kubernetes: what the platform says of each, and
+    unknown: fields of that which this kfp-kubernetes does not know, as they were."""
 
     name: str
     pipeline: Any
     platform: Any
     executors: dict[str, Any]
     kubernetes: dict[str, Any]
+    unknown: dict[str, Unknown] = {}
 
 
 def load_documents(path: str | Path) -> Documents:
@@ -82,17 +86,15 @@ def documents_of(pipeline: Any) -> Documents:
 def dump_documents(documents: Documents) -> str:
     """The text as kfp's own compiler writes it."""
     found = [documents.pipeline, documents.platform] if documents.platform else [documents.pipeline]
-    return documents.comments + str(yaml.dump_all(found, Dumper=_Dumper, sort_keys=True))
+    return documents.comments + dump_like_kfp(found)
 
 
 def checked(documents: Documents, place: str, strict: bool = False) -> Spec:
     """The documents as messages. Raises InputError for what kfp would not read either, naming where it is.
 
-    strict: also for fields of the platform that kfp passes on unread, and this kfp-kubernetes does not know.
+    strict: also for values of the platform that kfp passes on unread, and this kfp-kubernetes does not know.
     """
     from kfp.pipeline_spec import pipeline_spec_pb2 as pb
-
-    from egs_kubeflow import compat
 
     pipeline = parsed(documents.pipeline, pb.PipelineSpec(), place)
     if not pipeline.pipeline_info.name:
@@ -102,11 +104,14 @@ def checked(documents: Documents, place: str, strict: bool = False) -> Spec:
     stated = as_plain(pipeline.deployment_spec)
     deployment = parsed(stated, pb.PipelineDeploymentConfig(), place, "deploymentSpec")
     platform = parsed(documents.platform, pb.PlatformSpec(), place, "platform")
-    kubernetes = {}
+    kubernetes: dict[str, Any] = {}
+    unknown: dict[str, Unknown] = {}
     for label, config in compat.kubernetes_executors(platform).items():
         where = f"platforms.kubernetes: {label}"
-        kubernetes[label] = parsed(config, compat.executor_config(), place, where, strict)
-    return Spec(pipeline.pipeline_info.name, pipeline, platform, dict(deployment.executors), kubernetes)
+        known, left = split_unknown(config, compat.executor_config())
+        kubernetes[label] = parsed(known, compat.executor_config(), place, where, strict)
+        unknown |= {label: left} if left else {}
+    return Spec(pipeline.pipeline_info.name, pipeline, platform, dict(deployment.executors), kubernetes, unknown)
 
 
 def parsed(value: Any, message: M, place: str, inside: str = "", strict: bool = True) -> M:
@@ -117,7 +122,10 @@ def parsed(value: Any, message: M, place: str, inside: str = "", strict: bool = 
         json_format.ParseDict(value, message, ignore_unknown_fields=not strict)
     except Exception as error:
         problem = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(join(place, inside), f"is no pipeline that kfp reads: {problem[:300]}", _HINT) from None
+        newer = (
+            f"a newer kfp wrote it? This one is {compat.kfp_version()}" if "has no field named" in problem else _HINT
+        )
+        raise InputError(join(place, inside), f"is no pipeline that kfp reads: {problem[:300]}", newer) from None
     return message
 
 
@@ -133,10 +141,3 @@ def _comments(text: str) -> str:
     lines = text.splitlines(keepends=True)
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return "".join(lines[:end])
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # PyYAML is not typed
-    """No aliases: kfp's compiler writes none, and equal parts here may be one object."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
-        return True

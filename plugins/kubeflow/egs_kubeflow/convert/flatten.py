@@ -30,11 +30,12 @@ COMPLETED = 2  # TriggerPolicy.strategy: ALL_UPSTREAM_TASKS_COMPLETED
 
 class Loop(msgspec.Struct, frozen=True):
     """A loop around a task. width: how many iterations, None where it is known at run time only; parallel: how many
-    of them at once, 0 for all."""
+    of them at once, 0 for all; defaulted: the pipeline's parameters whose defaults decide the width."""
 
     task: str
     width: int | None
     parallel: int = 0
+    defaulted: tuple[str, ...] = ()
 
 
 class Around(msgspec.Struct, frozen=True):
@@ -210,5 +211,7 @@ def _loop(name: str, task: Any, inputs: Scope) -> tuple[Loop, ...]:
     kind = task.WhichOneof("iterator")
     if kind is None:
         return ()
-    width = inputs.width() if kind == "parameter_iterator" else None
-    return (Loop(name, width, max(0, task.iterator_policy.parallelism_limit)),)
+    over_values = kind == "parameter_iterator"
+    width = inputs.width() if over_values else None
+    defaulted = tuple(sorted(inputs.defaults_of_items())) if over_values and width is not None else ()
+    return (Loop(name, width, max(0, task.iterator_policy.parallelism_limit), defaulted),)

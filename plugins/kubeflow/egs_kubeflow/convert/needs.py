@@ -25,6 +25,7 @@ class Needs(msgspec.Struct, frozen=True):
     """What a task holds; None: not stated. accelerator: the name of its resource, "" for none.
 
     unknown: of cpus, memory_bytes, accelerator and gpus those that are fixed at run time only; they are None here.
+    defaulted: those that the default of a pipeline's parameter decides, each with the parameter: a run may set it.
     """
 
     cpus: float | None = None
@@ -32,6 +33,13 @@ class Needs(msgspec.Struct, frozen=True):
     accelerator: str = ""
     gpus: float | None = None
     unknown: tuple[str, ...] = ()
+    defaulted: tuple[tuple[str, str], ...] = ()
+
+    def without_defaults(self) -> Needs:
+        """What is sure, whatever arguments a run is given."""
+        fields = dict.fromkeys(field for field, _ in self.defaulted)
+        nothing = {field: "" if field == "accelerator" else None for field in fields}
+        return msgspec.structs.replace(self, **nothing, unknown=(*self.unknown, *fields), defaulted=())
 
 
 def needs_of(container: Any, hints: TaskHints, inputs: Scope, place: str) -> Needs:
@@ -47,7 +55,9 @@ def needs_of(container: Any, hints: TaskHints, inputs: Scope, place: str) -> Nee
         memory = hints.memory_bytes
     if not accelerator and not gpus and not {"accelerator", "gpus"} & set(unknown):
         gpus = None if hints.gpus is None else float(math.ceil(hints.gpus))  # Kubernetes hands out whole devices
-    return Needs(cpus, None if memory is None else round(memory), accelerator, gpus, unknown)
+    return Needs(
+        cpus, None if memory is None else round(memory), accelerator, gpus, unknown, tuple(sorted(found.defaulted))
+    )
 
 
 def common_needs(found: Sequence[Needs]) -> Needs:
@@ -60,7 +70,8 @@ def common_needs(found: Sequence[Needs]) -> Needs:
             unknown.add(name)
         elif name not in unknown:
             fields[name] = getattr(first, name)
-    return Needs(**fields, unknown=tuple(name for name in fields if name in unknown))
+    defaulted = sorted({one for needs in found for one in needs.defaulted if one[0] not in unknown})
+    return Needs(**fields, unknown=tuple(name for name in fields if name in unknown), defaulted=tuple(defaulted))
 
 
 def _accelerator(stated: Any, found: _Found) -> tuple[str, float | None]:
@@ -72,11 +83,12 @@ def _accelerator(stated: Any, found: _Found) -> tuple[str, float | None]:
 
 
 class _Found:
-    """Amounts of one task, and which of them are unknown."""
+    """Amounts of one task, and which of them are unknown, or decided by a default."""
 
     def __init__(self, inputs: Scope, place: str) -> None:
         self._inputs, self._place = inputs, place
         self.unknown: list[str] = []
+        self.defaulted: set[tuple[str, str]] = set()
 
     def held(self, resources: Any, what: str) -> float | None:
         """CPUs, or bytes of memory."""
@@ -94,6 +106,7 @@ class _Found:
         if found is None or len(found) != 1:
             self.unknown.append(field)
             return None
+        self.defaulted.update((field, name) for name in self._inputs.defaults_in(text))
         return as_text(found[0]) if found[0] is not None else None
 
     def amount(self, field: str, text: str) -> float | None:

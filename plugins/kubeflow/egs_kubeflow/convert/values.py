@@ -65,6 +65,40 @@ class Scope:
         out += text[end:]
         return None if "{{" in out else (out,)
 
+    def defaults_in(self, text: Any) -> frozenset[str]:
+        """The pipeline's parameters whose defaults stand for a placeholder of a text: whoever starts a run may give
+        others."""
+        if not isinstance(text, str) or "{{" not in text:
+            return frozenset()
+        names = [match[1] if match[1] is not None else match[2] for match in _PLACEHOLDER.finditer(text)]
+        return frozenset[str]().union(*(self.defaults_of(name) for name in names))
+
+    def defaults_of(self, name: str) -> frozenset[str]:
+        """The same of one input."""
+        if self._task is None or self._outer is None:
+            return frozenset() if name in self._arguments or self._default(name) is None else frozenset([name])
+        if self._asking > _MOST_CHAINED:
+            return frozenset()
+        if name and self._task.parameter_iterator.item_input == name:
+            return self.defaults_of_items()
+        if name not in self._task.inputs.parameters:
+            return frozenset()  # a default inside the pipeline: no run can change it
+        stated = self._task.inputs.parameters[name]
+        kind = stated.WhichOneof("kind")
+        if kind == "component_input_parameter":
+            return self._outer.defaults_of(stated.component_input_parameter)
+        self._asking += 1
+        try:
+            return self.defaults_in(plain(stated.runtime_value.constant)) if kind == "runtime_value" else frozenset()
+        finally:
+            self._asking -= 1
+
+    def defaults_of_items(self) -> frozenset[str]:
+        """The same of a loop's items."""
+        items = self._task.parameter_iterator.items
+        by_input = items.WhichOneof("kind") == "input_parameter"
+        return self.defaults_of(items.input_parameter) if by_input else self.defaults_in(items.raw)
+
     def width(self) -> int | None:
         """How many times a loop runs its DAG; None where that is known at run time only."""
         lengths = {len(items) for items in self._lists() or ()}

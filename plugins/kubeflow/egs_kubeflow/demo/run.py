@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from egs_core.errors import EgsError, InputError
 from egs_core.runlog.figures import figures_of
 from egs_core.runlog.io import read_run, write_run
 from egs_core.runlog.marks import watched
-from egs_core.runlog.records import Header, Record, Started
+from egs_core.runlog.records import Capacity, Header, Record, Started, TaskAdded, WorkloadSubmitted
 from egs_kubeflow.demo import times
 from egs_kubeflow.demo.alone import run_alone
 from egs_kubeflow.demo.bound import ideal_bound_s
@@ -81,13 +83,25 @@ def _with_egs(variant: Variant, root: Path, factor: float) -> tuple[str, Header,
     pipeline = import_module(f"egs_kubeflow.demo.pipelines.{variant.file}").digits
     own = {"root": root, "runlog": str(root / RUNLOG), "history": f"sqlite:///{root}/history.sqlite"}
     slots = {"cpus": times.CPUS, "gpus": times.GPUS, "emulate_gpus": True}
+    began = time.time()  # where `alone` begins to count, too: kfp traces the pipeline, the runner begins
     try:
         result = run(pipeline, {"factor": factor}, policy=variant.policy, **slots, **own)  # type: ignore[arg-type]  # see VARIANTS
     except PipelineFailed as error:
         raise EgsError(str(error)) from error
     logged, notes = read_run(result.runlog), read_notes(root)
     starts = {record.task: record for record in logged.records if isinstance(record, Started)}
-    used = inside(notes, starts, zero_of(notes, starts))
-    records = sorted([*logged.records, *used], key=lambda record: getattr(record, "t", 0.0))
+    zero = zero_of(notes, starts)
+    noted = [*logged.records, *inside(notes, starts, zero)]
+    records = sorted(counted_from(noted, zero - began), key=lambda record: getattr(record, "t", 0.0))
     mode = "on" if variant.policy == "egs" else "off"
-    return str(result.outputs["Output"]), msgspec.structs.replace(logged.header, mode=mode), records
+    header = msgspec.structs.replace(logged.header, mode=mode, started_at=began)
+    return str(result.outputs["Output"]), header, records
+
+
+def counted_from(records: Iterable[Record], before_s: float) -> Iterator[Record]:
+    """Records whose clock begins that much earlier, when the pipeline was called: all tasks were submitted then."""
+    for record in records:
+        times_of = {name: getattr(record, name) + before_s for name in ("t", "end_t") if hasattr(record, name)}
+        if isinstance(record, (Capacity, WorkloadSubmitted, TaskAdded)):
+            times_of["t"] = 0.0
+        yield msgspec.structs.replace(record, **times_of)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from egs_core.engine.ends import NOW, When, after, latest, length_of
+from egs_core.engine.rules.durations import NOW, TimeEstimate, after, latest, length_of
 from egs_core.graph.analysis import topological_order
 from egs_core.graph.columns import Graph
 from egs_core.predict import Predictor
@@ -66,7 +66,7 @@ def plan_preloads(documents: Documents, rules: PreloadRules, history: Predictor 
     return Plan(spec.name, tuple(planned), tuple(notes))
 
 
-def _starts(graph: Graph, lengths: Sequence[Length]) -> tuple[list[When], list[int]]:
+def _starts(graph: Graph, lengths: Sequence[Length]) -> tuple[list[TimeEstimate], list[int]]:
     """When each task may start, with room for everything; and its predecessor that is expected to end last, or -1."""
     starts, ends, last = [NOW] * graph.n_tasks, [NOW] * graph.n_tasks, [-1] * graph.n_tasks
     for task in topological_order(graph):
@@ -90,7 +90,7 @@ def _planned(
     preload: Preload,
     converted: Converted,
     lengths: Sequence[Length],
-    starts: Sequence[When],
+    starts: Sequence[TimeEstimate],
     last: Sequence[int],
     guesses: Sequence[bool],
     takes_s: float,

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from egs_kubeflow.manifests.objects import Object, made
-from egs_kubeflow.rewrite.profile import ClusterQueue, Pool, Profile, Quota
+from egs_kubeflow.rewrite.profile import MOST_DEVICES, ClusterQueue, Pool, Profile, Quota
+from egs_kubeflow.yaml_text import dump_objects
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 DRA = "resource.k8s.io/v1"
-_MOST_DEVICES = 32
 _EVALUATED = ("NoSchedule", "NoExecute")  # of a flavor's taints; Kueue passes over the third
 
 
 def node_profile(profile: Profile) -> list[Object]:
     """One ConfigMap with an entry a pool: labels and taints of its nodes, and what of them pods may ask for."""
     expected = {pool.name: _expected(pool) for pool in profile.pools}
-    data = {name: yaml.safe_dump(entry, sort_keys=False, width=110) for name, entry in expected.items()}
+    data = {name: dump_objects([entry]) for name, entry in expected.items()}
     return [made("v1", "ConfigMap", "egs-nodes", "nodes", profile.controller_namespace, data=data)] if data else []
 
 
@@ -50,7 +48,7 @@ def device_claims(profile: Profile) -> list[Object]:
         _claim(pool, count, profile.namespace)
         for pool in profile.pools
         if pool.device_class
-        for count in range(1, min(pool.gpus_per_node or 1, _MOST_DEVICES) + 1)
+        for count in range(1, min(pool.gpus_per_node or 1, MOST_DEVICES) + 1)
     ]
 
 

@@ -28,10 +28,26 @@ class Rewritten(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Log:
-    """Collects the changes and notes of one rewrite."""
+def default_of(parameters: Sequence[str]) -> str:
+    """The end of a note that something was decided by the defaults of parameters, which a run may be given others for.
 
-    def __init__(self) -> None:
+    >>> default_of(["mem"])
+    "default of parameter 'mem': for a run with another value compile with --arg mem=VALUE, or submit it with \
+egs_kubeflow.Client"
+    """
+    names = " and ".join(repr(name) for name in parameters)
+    what = "default of parameter" if len(parameters) == 1 else "defaults of parameters"
+    arguments = " ".join(f"--arg {name}=VALUE" for name in parameters)
+    return (
+        f"{what} {names}: for a run with another value compile with {arguments}, or submit it with egs_kubeflow.Client"
+    )
+
+
+class Log:
+    """Collects the changes and notes of one rewrite. is_final: no run of it has other arguments."""
+
+    def __init__(self, is_final: bool = False) -> None:
+        self.is_final = is_final
         self.changes: list[Change] = []
         self.notes: list[str] = []
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from egs_kubeflow.convert.pipeline import TaskFacts
-from egs_kubeflow.rewrite.changes import Log
+from egs_kubeflow.rewrite.changes import Log, default_of
 from egs_kubeflow.rewrite.task import QUEUE, Written, label_value
 
 GANG, GANG_SIZE = "egs.io/gang", "egs.io/gang-size"
@@ -42,7 +42,18 @@ def gangs_of(instances: Sequence[TaskFacts], log: Log) -> dict[str, Gang]:
             log.note(
                 f"gang {name!r}", "is not started together: its size is not known, or its loop runs a part at once"
             )
+    _note_defaults(instances, {name for name, size in sizes.items() if size}, log)
     return {name: Gang(name, size) for name, size in sizes.items() if size}
+
+
+def _note_defaults(instances: Sequence[TaskFacts], gangs: set[str], log: Log) -> None:
+    found: dict[str, set[str]] = {}
+    for facts in instances:
+        if facts.hints.gang in gangs:
+            found.setdefault(facts.hints.gang, set()).update(n for loop in facts.loops for n in loop.defaulted)
+    for gang, parameters in found.items():
+        if parameters and not log.is_final:
+            log.note(f"gang {gang!r}", f"its size is by the {default_of(sorted(parameters))}")
 
 
 def write_gang(task: Written, gang: Gang, written_task: Any, workload: str, run_id: str) -> None:

@@ -22,13 +22,22 @@ from egs_kubeflow import compat
 from egs_kubeflow.convert.documents import Documents, Spec, as_plain, checked
 from egs_kubeflow.convert.needs import common_needs
 from egs_kubeflow.convert.pipeline import Converted, TaskFacts, convert_spec
+from egs_kubeflow.convert.unknown import merged, names_of
 from egs_kubeflow.rewrite.changes import Log, Rewritten
 from egs_kubeflow.rewrite.expected import expect, lengths_of, together
 from egs_kubeflow.rewrite.gangs import gangs_of, write_gang
 from egs_kubeflow.rewrite.prefetch import add_step
 from egs_kubeflow.rewrite.preloads import select_preloads, step_key
 from egs_kubeflow.rewrite.profile import Profile
-from egs_kubeflow.rewrite.task import Written, write_labels, write_limits, write_place, write_queue, write_resources
+from egs_kubeflow.rewrite.task import (
+    Written,
+    note_defaults,
+    write_labels,
+    write_limits,
+    write_place,
+    write_queue,
+    write_resources,
+)
 
 
 class _Task(msgspec.Struct):
@@ -50,7 +59,8 @@ def rewrite(
     """The pipeline for a site. Raises InputError for documents that are no pipeline.
 
     arguments: of the pipeline, where it is written for one run: amounts and widths may depend on them. run_id: text
-    that no other run has, for names that must be unique among runs (Kueue's pod groups); without it none are written.
+    that no other run has, for names that must be unique among runs (Kueue's pod groups); without it none are written,
+    and notes say what a default of the pipeline has decided, since a run may have other arguments.
     The documents that were given are not changed.
     """
     place = place or f"pipeline {documents.name!r}"
@@ -58,14 +68,18 @@ def rewrite(
     converted = convert_spec(spec, arguments or {}, place)
     expected = expect(converted, history)
     tasks = _tasks(converted)
-    log = Log()
+    log = Log(is_final=bool(run_id))
     _separate(spec, tasks)
     gangs = gangs_of([converted.facts[number] for task in tasks for number in task.numbers], log)
     for task in _in_order(tasks, converted.graph):
         if step_key(spec, task.facts.executor):
             continue
         written = _written(spec, task, converted.graph, log)
+        if unknown := spec.unknown.get(task.facts.executor):
+            names = ", ".join(sorted(names_of(unknown)))
+            log.note(written.id, f"{names}: not known to this kfp-kubernetes, and kept as it is")
         write_resources(written, profile)
+        note_defaults(written, profile)
         write_place(written, profile)
         write_limits(written, profile)
         write_labels(written, spec.name, together([expected[number] for number in task.numbers]))
@@ -121,8 +135,9 @@ def _separate(spec: Spec, tasks: list[_Task]) -> None:
         components[component].CopyFrom(components[task.facts.component])
         components[component].executor_label = new_label
         spec.executors[new_label] = copy.deepcopy(spec.executors[label])
-        if label in spec.kubernetes:
-            spec.kubernetes[new_label] = copy.deepcopy(spec.kubernetes[label])
+        for of_label in (spec.kubernetes, spec.unknown):
+            if label in of_label:
+                of_label[new_label] = copy.deepcopy(of_label[label])
         _written_task(spec, task.facts).component_ref.name = component
         task.facts = msgspec.structs.replace(task.facts, component=component, executor=new_label)
         taken.add(new_label)
@@ -153,7 +168,7 @@ def _documents(spec: Spec, comments: str) -> Documents:
     """The documents of changed messages; what belongs to other platforms stays as it was."""
     pipeline, platform = as_plain(spec.pipeline), as_plain(spec.platform)
     pipeline["deploymentSpec"]["executors"] = {label: as_plain(one) for label, one in spec.executors.items()}
-    configs = {label: as_plain(config) for label, config in spec.kubernetes.items()}
+    configs = {label: merged(as_plain(one), spec.unknown.get(label, {})) for label, one in spec.kubernetes.items()}
     kubernetes = platform.setdefault("platforms", {}).setdefault("kubernetes", {})
     kubernetes.setdefault("deploymentSpec", {})["executors"] = configs
     return Documents(pipeline, platform, comments)

@@ -34,7 +34,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictBool, ValidationError, model_validator
 
 from egs_core.errors import InputError
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_text, read_yaml
@@ -42,33 +42,51 @@ from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, r
 GPU_RESOURCE = "nvidia.com/gpu"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DOMAIN = r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
+_LABEL_KEY = re.compile(rf"({_DOMAIN})?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
+_RESOURCE = re.compile(
+    rf"(?!requests\.)(?!([^/]*\.)?kubernetes\.io/){_LABEL_KEY.pattern.replace(f'({_DOMAIN})?', _DOMAIN)}"
+)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
+def _matching(pattern: re.Pattern[str], what: str, hint: str = "") -> AfterValidator:
     def check(text: str) -> str:
         if pattern.fullmatch(text) is None:
-            raise ValueError(f"{text[:40]!r} is no {what} of Kubernetes")
+            raise ValueError(f"{text[:40]!r} is no {what} of Kubernetes{hint}")
         return text
 
     return AfterValidator(check)
 
 
-ObjectName = Annotated[str, Field(max_length=253), _matching(_NAME, "name")]
+MOST_NAME = 253
+ObjectName = Annotated[str, Field(max_length=MOST_NAME), _matching(_NAME, "name")]
+LabelName = Annotated[str, Field(max_length=63), _matching(_NAME, "name")]
+"""Of an object that pods name in a label."""
+Resource = Annotated[str, _matching(_RESOURCE, "extended resource", ", such as nvidia.com/gpu")]
+OptionalResource = Annotated[
+    str, _matching(re.compile(f"(?:{_RESOURCE.pattern})?"), "extended resource", ", such as nvidia.com/gpu")
+]
 Namespace = Annotated[str, _matching(_NAMESPACE, "namespace")]
 LabelKey = Annotated[str, _matching(_LABEL_KEY, "label key")]
 LabelValue = Annotated[str, _matching(_LABEL_VALUE, "label value")]
+Limit = Annotated[Seconds, Field(ge=1)]
 Kind = Literal["cpu", "gpu"]
+MOST_DEVICES = 32
+"""For how many devices of a node there are claims of their own (DRA)."""
 
 
 class Toleration(FileModel):
     """As in a pod."""
 
     key: LabelKey | Literal[""] = ""
+    """Key of the taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
+    """`Exists`, or `Equal` with a value."""
     value: LabelValue = ""
+    """Value of the taint."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Effect of the taint; left out: all effects."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Toleration:
@@ -84,15 +102,25 @@ class Pool(FileModel):
     DeviceClass of its GPUs, where drivers hand them out (DRA)."""
 
     name: ObjectName
+    """Name of the pool."""
     selector: Annotated[dict[LabelKey, LabelValue], Field(min_length=1, max_length=8)]
+    """Node labels that select its nodes."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=8)] = ()
-    accelerator: LabelKey | Literal[""] = ""
+    """Tolerations that pods need there."""
+    accelerator: OptionalResource = ""
+    """Resource name of its GPUs, such as `nvidia.com/gpu`; a pool without one has no GPUs."""
     gpus_per_node: Annotated[int, Field(ge=1)] | None = None
+    """GPUs of a node: a task that asks for more does not fit."""
     gpu_memory: Size | None = None
+    """Memory of each GPU."""
     flavor: str = ""
+    """Kind of hardware, for the hint `flavors`."""
     cpus: Annotated[float, Field(gt=0)] | None = None
+    """CPUs of a node that a pod may ask for."""
     memory: Size | None = None
+    """Main memory of a node that a pod may ask for."""
     device_class: ObjectName | Literal[""] = ""
+    """DeviceClass of its GPUs, where drivers allocate them (DRA)."""
 
     @model_validator(mode="after")
     def _has_an_accelerator(self) -> Pool:
@@ -100,6 +128,20 @@ class Pool(FileModel):
             raise ValueError(f"pool {self.name!r} says how many GPUs, but not which: add accelerator: {GPU_RESOURCE}")
         if self.device_class and not self.accelerator:
             raise ValueError(f"pool {self.name!r} has a device class, but no GPUs: add accelerator: {GPU_RESOURCE}")
+        if self.device_class and len(self.name) > (most := MOST_NAME - len(f"-x{MOST_DEVICES}")):
+            raise ValueError(f"pool {self.name[:40]!r}… has a device class: its claims need a name of at most {most}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_value_a_taint(self) -> Pool:
+        found: set[tuple[str, str]] = set()
+        for one in self.tolerations:
+            taint = one.key, one.effect or "NoSchedule"
+            if one.key and taint in found:
+                raise ValueError(
+                    f"pool {self.name!r} has the taint {':'.join(taint)} twice: a node has one value of it"
+                )
+            found.add(taint)
         return self
 
 
@@ -107,16 +149,22 @@ class Quota(FileModel):
     """What of one pool a cluster queue may use; None: it is not counted."""
 
     cpus: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    """CPUs; left out: not counted."""
     memory: Size | None = None
+    """Main memory; left out: not counted."""
     gpus: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    """GPUs; left out: the pool has none."""
 
 
 class ClusterQueue(FileModel):
     """A ClusterQueue of Kueue that is to be written. quotas: by pool, the first that has room is taken."""
 
     name: ObjectName
+    """Name of the ClusterQueue of Kueue that is written."""
     cohort: ObjectName | Literal[""] = ""
+    """Its cohort."""
     quotas: Annotated[dict[ObjectName, Quota], Field(min_length=1, max_length=64)]
+    """Quota by pool; the first pool that has room is used."""
 
     @model_validator(mode="after")
     def _counts_alike(self) -> ClusterQueue:
@@ -132,20 +180,28 @@ class Queue(FileModel):
     """A LocalQueue of Kueue. kind: only for tasks with, or without, a GPU; none: for all. cluster_queue: it is to be
     written, for that ClusterQueue."""
 
-    name: ObjectName
+    name: LabelName
+    """Name of the LocalQueue of Kueue."""
     kind: Kind | None = None
-    exists: bool = False
+    """Only for tasks with (`gpu`) or without (`cpu`) a GPU; left out: all tasks."""
+    exists: StrictBool = False
+    """The queue exists in the cluster. Without this no label is written."""
     cluster_queue: ObjectName | Literal[""] = ""
+    """The LocalQueue is written, for this ClusterQueue."""
 
 
 class PriorityClass(FileModel):
     """A WorkloadPriorityClass of Kueue, for tasks whose user's priority is at least that. value: it is to be written,
     with this one."""
 
-    name: ObjectName
+    name: LabelName
+    """Name of the WorkloadPriorityClass of Kueue."""
     at_least: int = 0
-    exists: bool = False
+    """Used for tasks whose hint `priority` is at least this."""
+    exists: StrictBool = False
+    """The class exists in the cluster. Without this no label is written."""
     value: Annotated[int, Field(ge=-(2**31), le=10**9)] | None = None
+    """The class is written, with this value."""
 
 
 class PreloadRules(FileModel):
@@ -153,30 +209,44 @@ class PreloadRules(FileModel):
     is ended; step: pipelines get a step that does it, which can fail a run."""
 
     takes: Seconds | None = None
+    """How long pulling an image is expected to take."""
     deadline: Annotated[Seconds, Field(ge=1)] = 600.0
-    step: bool = False
+    """A preload is ended after this time."""
+    step: StrictBool = False
+    """Pipelines get a step that pulls images ahead; a step that fails, fails its run."""
 
 
 class TimeLimits(FileModel):
     """How long a task's pod may run where its author says nothing."""
 
-    cpu: Seconds | None = None
-    gpu: Seconds | None = None
+    cpu: Limit | None = None
+    """Of tasks without a GPU."""
+    gpu: Limit | None = None
+    """Of tasks with a GPU."""
 
 
 class Profile(FileModel):
     """One site. gpu_resource: what a task asks for that hints need GPUs for, and no pool has them. namespace: where
     pipelines run; controller_namespace: where a controller that preloads would run."""
 
-    gpu_resource: LabelKey = GPU_RESOURCE
+    gpu_resource: Resource = GPU_RESOURCE
+    """Resource name of a GPU for tasks that need one where no pool has GPUs."""
     namespace: Namespace = "kubeflow"
+    """Namespace in which pipelines run."""
     controller_namespace: Namespace = "egs-system"
+    """Namespace in which a controller that preloads would run."""
     pools: tuple[Pool, ...] = ()
+    """Node pools; the first that fits is used, so cheap ones first."""
     cluster_queues: tuple[ClusterQueue, ...] = ()
+    """ClusterQueues of Kueue that are written."""
     queues: tuple[Queue, ...] = ()
+    """LocalQueues of Kueue."""
     priority_classes: tuple[PriorityClass, ...] = ()
+    """WorkloadPriorityClasses of Kueue; chosen by the hint `priority` alone."""
     time_limits: TimeLimits = TimeLimits()
+    """How long a pod may run whose author sets no limit."""
     preload: PreloadRules = PreloadRules()
+    """How preloads are planned."""
 
     @model_validator(mode="after")
     def _is_unambiguous(self) -> Profile:
@@ -196,6 +266,15 @@ class Profile(FileModel):
         return self
 
     @model_validator(mode="after")
+    def _uses_all_queues(self) -> Profile:
+        there = [queue for queue in self.queues if queue.exists]
+        for number, queue in enumerate(there):
+            if first := next((one for one in there[:number] if one.kind in (None, queue.kind)), None):
+                problem = f"queue {queue.name!r} would get no task: queue {first.name!r} before it takes the same ones"
+                raise ValueError(f"{problem}; say kind: cpu and kind: gpu, or leave one out")
+        return self
+
+    @model_validator(mode="after")
     def _has_the_pools_of_its_quotas(self) -> Profile:
         pools = {pool.name: pool for pool in self.pools}
         for queue in self.cluster_queues:
@@ -208,8 +287,24 @@ class Profile(FileModel):
         return self
 
 
-_MODELS = (Profile, Pool, Toleration, Quota, ClusterQueue, Queue, PriorityClass, TimeLimits, PreloadRules)
-_FIELDS = [field for model in _MODELS for field in model.model_fields]
+_PARTS: dict[str, type[FileModel]] = {
+    "pools": Pool,
+    "tolerations": Toleration,
+    "cluster_queues": ClusterQueue,
+    "quotas": Quota,
+    "queues": Queue,
+    "priority_classes": PriorityClass,
+    "time_limits": TimeLimits,
+    "preload": PreloadRules,
+}
+"""What is in the fields of a site that have fields themselves."""
+
+
+def _known_at(error: ValidationError) -> list[str]:
+    """The fields that there are in the place of the first error."""
+    path = error.errors(include_url=False, include_input=False)[0]["loc"][:-1]
+    part = next((_PARTS[str(step)] for step in reversed(path) if step in _PARTS), Profile)
+    return list(part.model_fields)
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -223,6 +318,9 @@ def parse_profile(text: str, place: str = "profile") -> Profile:
     if not isinstance(data, dict):
         raise InputError(f"{place} line {line_of((), lines)}", "is no site", "it has pools, queues, time_limits …")
     try:
-        return Profile.model_validate(data)
+        profile = Profile.model_validate(data)
     except ValidationError as error:
-        raise input_error(error, lines, place, _FIELDS) from None
+        raise input_error(error, lines, place, _known_at(error)) from None
+    if "pools" not in data:
+        raise InputError(f"{place} line 1: pools", "is missing", "the node pools; `pools: []` where nothing is placed")
+    return profile

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from egs_kubeflow.convert.pipeline import TaskFacts
-from egs_kubeflow.rewrite.changes import Log
+from egs_kubeflow.rewrite.changes import Log, default_of
 from egs_kubeflow.rewrite.expected import Expected
 from egs_kubeflow.rewrite.placement import (
     Placement,
@@ -20,7 +20,7 @@ from egs_kubeflow.rewrite.placement import (
     wants_gpu,
     why_unplaced,
 )
-from egs_kubeflow.rewrite.profile import Pool, PriorityClass, Profile
+from egs_kubeflow.rewrite.profile import Pool, PriorityClass, Profile, TimeLimits
 
 WORKLOAD, TASK, RANK, PREDICTED_S = (f"egs.io/{name}" for name in ("workload", "task", "rank", "predicted-s"))
 QUEUE, PRIORITY_CLASS = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
@@ -62,10 +62,31 @@ def write_resources(task: Written, profile: Profile) -> None:
         task.log.change(task.id, "memory request", None, str(hints.memory_bytes), "its hint says memory")
 
 
+def note_defaults(task: Written, profile: Profile) -> None:
+    """Say what would be written otherwise, were it not for the default of a parameter of the pipeline."""
+    needs, hints = task.facts.needs, task.facts.hints
+    if task.log.is_final or not needs.defaulted:
+        return
+    sure = needs.without_defaults()
+    decided = []
+    if not _is_placed(task.config):
+        with_it, without = (select_placement(profile, one, hints) for one in (needs, sure))
+        decided += ["where it runs"] if (with_it and with_it.pool) != (without and without.pool) else []
+    if wants_gpu(needs) != wants_gpu(sure) and (profile.queues or profile.time_limits != TimeLimits()):
+        decided.append("whether it counts as a GPU task")
+    if decided:
+        parameters = sorted({parameter for _, parameter in needs.defaulted})
+        task.log.note(task.id, f"{' and '.join(decided)} is decided by the {default_of(parameters)}")
+
+
+def _is_placed(config: Any) -> bool:
+    return bool(config.HasField("node_selector") or config.node_affinity)
+
+
 def write_place(task: Written, profile: Profile) -> None:
     """Node selector, tolerations or affinity, unless the author has placed the task."""
     config, needs = task.config, task.facts.needs
-    if config.HasField("node_selector") or config.node_affinity:
+    if _is_placed(config):
         return
     placement = select_placement(profile, needs, task.facts.hints)
     if placement is None:

@@ -8,7 +8,6 @@ result.outputs["accuracy"]
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -16,19 +15,21 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from egs_core.errors import InputError
+from egs_core.notices import warn
 from egs_core.runlog import records as r
-from egs_kubeflow.convert.documents import Documents, documents_of, load_documents
+from egs_kubeflow.convert.arguments import parse_arguments
+from egs_kubeflow.convert.documents import documents_of, load_documents
 from egs_kubeflow.run.echo import Echo, harmless
-from egs_kubeflow.run.forked import ForkServer, has_use
+from egs_kubeflow.run.forked import Starter
 from egs_kubeflow.run.leaf import VISIBLE, Around
-from egs_kubeflow.run.learning import Learning, run_id, warn
+from egs_kubeflow.run.learning import Learning, run_id
+from egs_kubeflow.run.own_folder import own_folder
 from egs_kubeflow.run.packages import Environments
 from egs_kubeflow.run.plan import Plan, Slots, make_plan
-from egs_kubeflow.run.scope import Node, Scope
+from egs_kubeflow.run.scope import FAILED, Node, Scope
 from egs_kubeflow.run.session import Session
 from egs_kubeflow.run.values import Values
 
@@ -42,8 +43,9 @@ SIGNAL_S = 0.25
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task that ran or was skipped. task: its path, loops with their iteration. state: succeeded, failed, skipped
-    or pending; error: why it failed; folder: what it wrote, with its output in log.txt."""
+    """One task that ran or was skipped, or a loop or branch that could not begin. task: its path, loops with their
+    iteration. state: succeeded, failed, skipped or pending; error: why it failed; folder: what it wrote, with its
+    output in log.txt."""
 
     task: str
     state: str
@@ -55,7 +57,8 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run. state: succeeded, failed or aborted. runlog: for `egs report`; folder: of all tasks."""
+    """What became of a run. state: succeeded, failed or aborted. runlog: for `egs report`; folder: of all tasks;
+    has_whole_log: nothing of the run log was lost, to a full disk for one."""
 
     name: str
     state: str
@@ -64,6 +67,7 @@ class RunResult:
     seconds: float
     runlog: Path
     folder: Path
+    has_whole_log: bool = True
 
     @property
     def failed(self) -> tuple[TaskResult, ...]:
@@ -118,7 +122,8 @@ class Run:
             raise RuntimeError("the runner itself has failed") from session.death
         outputs = session.root.outputs() if session.outcome == "succeeded" else {}
         tasks, seconds = tuple(_tasks(session.root, self._plan)), time.monotonic() - self._begin
-        return RunResult(self._plan.name, session.outcome, outputs, tasks, seconds, self.runlog, self.folder)
+        places = (self.runlog, self.folder, session.has_whole_log)
+        return RunResult(self._plan.name, session.outcome, outputs, tasks, seconds, *places)
 
 
 def run(
@@ -177,11 +182,11 @@ def start(
     learning = Learning(plan.name, header, runlog, history)
     plan.graph = learning.believe(plan.graph)
     with ExitStack() as stack:
-        packages = stack.enter_context(TemporaryDirectory(prefix="egs-packages-"))
+        packages = stack.enter_context(own_folder("egs-packages-"))
         commands = [executor.container.command for executor in plan.spec.executors.values()]
-        forks = stack.enter_context(closing(ForkServer(str(folder), VISIBLE))) if has_use(commands) else None
+        starter = stack.enter_context(closing(Starter(str(folder), VISIBLE, commands, [packages])))
         ways, number = Environments(Path(packages)), str(time.monotonic_ns())
-        around = Around(folder, header.run_id, number, ways, forks, harmless(echo), bool(slots.devices))
+        around = Around(folder, header.run_id, number, ways, starter, harmless(echo), bool(slots.devices))
         return Run(Session(plan, slots, around, learning, policy), plan, folder, learning.path, stack.pop_all())
 
 
@@ -201,7 +206,7 @@ def run_file(path: str | os.PathLike[str], arguments: Mapping[str, str] | None =
     """`run` for a compiled pipeline and arguments as a command line has them: text, JSON where the parameter is no
     string. Raises InputError for what cannot be read."""
     documents = load_documents(Path(path))
-    return run(path, _parsed(documents, arguments or {}, str(path)), **options)
+    return run(path, parse_arguments(documents, arguments or {}, str(path)), **options)
 
 
 def _tasks(scope: Scope, plan: Plan) -> list[TaskResult]:
@@ -209,9 +214,15 @@ def _tasks(scope: Scope, plan: Plan) -> list[TaskResult]:
     for node in scope.nodes.values():
         for inner in node.scopes:
             found += _tasks(inner, plan)
-        if not plan.is_group(node.spec):
+        if not plan.is_group(node.spec) or _failed_itself(node):
             found.append(_result(node))
     return found
+
+
+def _failed_itself(node: Node) -> bool:
+    """Whether a nested DAG, branch or loop has failed, and not by a task in it: its items are no list, its condition
+    cannot be evaluated."""
+    return node.state == FAILED and all(scope.failed is None for scope in node.scopes)
 
 
 def _result(node: Node) -> TaskResult:
@@ -246,17 +257,3 @@ def _devices() -> tuple[str, ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return tuple(map(str, range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))))
-
-
-def _parsed(documents: Documents, arguments: Mapping[str, str], place: str) -> Values:
-    """Values of a command line by the types that the pipeline states."""
-    root = documents.pipeline.get("root") or {}
-    known = (root.get("inputDefinitions") or {}).get("parameters") or {} if isinstance(root, dict) else {}
-    found: Values = {}
-    for name, text in arguments.items():
-        kind = (known.get(name) or {}).get("parameterType", "STRING") if isinstance(known, dict) else "STRING"
-        try:
-            found[name] = text if kind == "STRING" else json.loads(text)
-        except ValueError:
-            raise InputError(f"{place}: argument {name!r}", f"{text!r} is no {kind}", "write it as JSON") from None
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,14 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.errors import InputError
+from egs_kubeflow.convert.arguments import Argument, split_arguments
 from egs_kubeflow.run.api import ROOT, RunResult, run_file
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-
-Argument = Annotated[
-    list[str], typer.Option("--arg", help="An argument of the pipeline, `name=value`; JSON where it is no text.")
-]
 
 
 def run_command(
@@ -43,13 +40,24 @@ def run_command(
     with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
         result = run_file(
             pipeline,
-            dict(_split(text) for text in arg),
+            split_arguments(arg),
             runlog=str(runlog) if runlog else None,
             raise_on_error=False,
             **options,
         )
-    _print(result, as_json)
+    with _unread():
+        _print(result, as_json)
     return 0 if result.state == "succeeded" else EXIT_FAILED
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Nobody may read what is printed any more (`… | head`): that is no error, and changes no exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
 
 
 @contextmanager
@@ -66,13 +74,6 @@ def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _split(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InputError(f"--arg {text}", "is not of the form name=value")
-    return name, value
-
-
 def _print(result: RunResult, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_json(result)))
@@ -82,13 +83,26 @@ def _print(result: RunResult, as_json: bool) -> None:
     for task in result.tasks:
         row = [task.task, task.state, str(task.attempts), *([task.error] if has_errors else [])]
         table.add_row(*(Text(cell, overflow="fold") for cell in row))
-    console = Console()
+    console = _Console()
     console.print(table)
     for name, value in result.outputs.items():
         console.print(f"{name} = {_plain(value)!r}", markup=False)
     console.print(f"{result.state} in {result.seconds:.1f} s")
-    for what, path in (("outputs", result.folder), ("run log", result.runlog)):
-        console.print(f"{what}: {path}", markup=False, soft_wrap=True)
+    console.print(f"outputs: {result.folder}", markup=False, soft_wrap=True)
+    if _has_log(result):
+        part = "" if result.has_whole_log else " (in part)"
+        console.print(f"run log: {result.runlog}{part}", markup=False, soft_wrap=True)
+
+
+def _has_log(result: RunResult) -> bool:
+    return result.has_whole_log or result.runlog.is_file()
+
+
+class _Console(Console):
+    """rich's, but that it leaves to its caller what a pipe means that nobody reads."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def _as_json(result: RunResult) -> dict[str, Any]:
@@ -103,7 +117,7 @@ def _as_json(result: RunResult) -> dict[str, Any]:
         "outputs": {name: _plain(value) for name, value in result.outputs.items()},
         "tasks": tasks,
         "folder": str(result.folder),
-        "runlog": str(result.runlog),
+        "runlog": str(result.runlog) if _has_log(result) else None,
     }
 
 

@@ -43,4 +43,9 @@ def in_container(
 
 def remove(name: str) -> None:
     """End a container: ending the `docker` command alone may leave it running."""
-    subprocess.run(["docker", "rm", "--force", name], capture_output=True, timeout=ANSWERS_WITHIN_S, check=False)
+    subprocess.run(removal(name), capture_output=True, timeout=ANSWERS_WITHIN_S, check=False)
+
+
+def removal(name: str) -> list[str]:
+    """The command that does it."""
+    return ["docker", "rm", "--force", name]

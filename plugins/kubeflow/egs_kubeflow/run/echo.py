@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from egs_core.notices import warn
 from egs_kubeflow import compat
 from egs_kubeflow.components.recorder import PREFIX
-from egs_kubeflow.run.learning import warn
 
 Echo = Callable[[str, str], None]
 """Told each line that a task prints, with the task's id; from any thread."""

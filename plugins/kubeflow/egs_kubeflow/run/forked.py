@@ -1,11 +1,8 @@
-"""Tasks forked from a process that has imported kfp's executor: see `fork_server`.
-
-A task is started so where its process would differ from the server's in nothing but its GPUs; any other, and every
-task once the server has failed, has an interpreter of its own from the start.
-"""
+"""The processes of tasks, started by servers that make sure of their ends: see `fork_server`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -16,11 +13,11 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from egs_kubeflow import compat
 from egs_kubeflow.run.fork_server import END, HEAD
+from egs_kubeflow.run.own_folder import own_folder
 from egs_kubeflow.run.packages import own_command
 
 ANSWERS_WITHIN_S = 20.0
@@ -29,18 +26,18 @@ _TEXT = (Path(__file__).parent / "fork_server.py").read_text()
 
 
 class Forked:
-    """A task's process, as `subprocess.Popen` shows one."""
+    """A task's process, as `subprocess.Popen` shows one. for_shell: it stands for a shell that runs it."""
 
-    def __init__(self, pid: int, stdout: TextIO, ends: BinaryIO) -> None:
-        self.pid, self.stdout, self._ends = pid, stdout, ends
+    def __init__(self, pid: int, stdout: TextIO, ends: BinaryIO, for_shell: bool) -> None:
+        self.pid, self.stdout, self._ends, self._for_shell = pid, stdout, ends, for_shell
 
     def wait(self) -> int:
-        """Its exit code, for a signal that of the shell in kfp's command; negative where nobody can tell it."""
+        """Its exit code; for a signal that of a shell, or negative, as it is where nobody can tell it."""
         code, timeout_s = -signal.SIGKILL, None
         with self._ends:
             while told := _told(self._ends, timeout_s):
                 word, number = told
-                code = number if number >= 0 else 128 - number
+                code = 128 - number if number < 0 and self._for_shell else number
                 if word == END:
                     break
                 timeout_s = GRACE_S  # after its own word there is nothing left to do but to end
@@ -59,19 +56,18 @@ def _told(pipe: BinaryIO, timeout_s: float | None) -> tuple[str, int] | None:
 
 
 class ForkServer:
-    """The server of one run; from any thread. name: shown where processes are listed. varying: the variable by which
-    the environment of a task may differ from the server's."""
+    """One server; from any thread. name: shown where processes are listed. imports: it has imported kfp's executor.
+    folders: they go when the runner is gone."""
 
-    def __init__(self, name: str, varying: str) -> None:
+    def __init__(self, name: str, imports: bool, folders: Sequence[str] = ()) -> None:
         self._lock = threading.Lock()
-        self._varying, self._environment = varying, dict(os.environ)
         self._has_answered = False
-        self._scratch = TemporaryDirectory(prefix="egs-components-")
         self._socket, theirs = socket.socketpair()
+        alike = [] if imports else ["-IS"]  # the interpreter of a task is as the user has it
+        told = [str(theirs.fileno()), name, "imports" if imports else "", *folders]
         with theirs:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [sys.executable, "-c", _TEXT, str(theirs.fileno()), name],
-                env={**self._environment, "_KFP_RUNTIME": "true"},
+                [sys.executable, *alike, "-c", _TEXT, *told],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -79,24 +75,19 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> Forked | None:
-        """The process of a task; None where it needs an interpreter of its own."""
-        call = compat.executor_call(command, sys.executable)
-        alike = {**environment, self._varying: ""} == {**self._environment, self._varying: ""}
-        if call is None or not alike:
-            return None
-        places = {"folder": os.getcwd(), "scratch": self._scratch.name}
-        request = {"source": call[0], "arguments": call[1], "environment": dict(environment), **places}
+    def start(self, request: Mapping[str, Any], undo: Sequence[str] = ()) -> Forked | None:
+        """A task's process; None where the server cannot start it. undo: a command that ends what the task has started
+        elsewhere, for when the runner is gone."""
+        text = json.dumps({**request, "folder": os.getcwd(), "undo": list(undo)}).encode()
         with self._lock:
-            return self._ask(json.dumps(request).encode()) if self._process is not None else None
+            return self._ask(text, "source" in request) if self._process is not None else None
 
     def close(self) -> None:
         """End the server, and what it still runs."""
         with self._lock:
             self._end()
-        self._scratch.cleanup()
 
-    def _ask(self, text: bytes) -> Forked | None:
+    def _ask(self, text: bytes, for_shell: bool) -> Forked | None:
         output, their_output = os.pipe()
         ends, their_ends = os.pipe()
         try:
@@ -110,7 +101,7 @@ class ForkServer:
         pipe = os.fdopen(ends, "rb", buffering=0)
         if (begun := _told(pipe, ANSWERS_WITHIN_S)) is not None:
             self._has_answered = True
-            return Forked(begun[1], os.fdopen(output, errors="replace"), pipe)
+            return Forked(begun[1], os.fdopen(output, errors="replace"), pipe, for_shell)
         os.close(output)
         pipe.close()
         self._end()  # the task will be started in another way: nothing may start it here any more
@@ -120,12 +111,75 @@ class ForkServer:
         process, self._process = self._process, None
         if process is None:
             return
-        self._socket.close()  # then it ends by itself, with what it still runs
+        with contextlib.suppress(OSError):
+            self._socket.sendall(bytes(HEAD))  # a request of no length: then it ends by itself, with what it still runs
+        self._socket.close()
         try:
             process.wait(GRACE_S if self._has_answered else 0.0)
         except subprocess.TimeoutExpired:  # it still imports, or hangs there
             process.kill()
             process.wait()
+
+
+class Starter:
+    """Starts the tasks of one run, each in the quickest way that there is; from any thread. varying: the variable by
+    which the environment of a forked task may differ from this process's. folders: of the run, for a while.
+
+    forked from the executor        what would differ from such a process in nothing but its GPUs
+    started by a server             any other; it makes sure that nothing of a task is left, whatever happens here
+    started by this process         where the servers have failed
+    """
+
+    def __init__(self, name: str, varying: str, commands: Iterable[Sequence[str]], folders: Sequence[str]) -> None:
+        self._name, self._varying, self._environment = name, varying, dict(os.environ)
+        self._lock = threading.Lock()
+        self._scratch = own_folder("egs-components-")
+        self._folders = [*folders, self._scratch.name]
+        self._forks = ForkServer(name, True, self._folders) if has_use(commands) else None
+        self._starts: ForkServer | None = None
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], undo: Sequence[str] = ()
+    ) -> Forked | subprocess.Popen[str]:
+        """The process of a task. Raises OSError."""
+        found = self.forked(command, environment) or self._kept(command, environment, undo)
+        return found or started(command, environment)
+
+    def close(self) -> None:
+        """End the servers, and what they still run."""
+        for server in (self._forks, self._starts):
+            if server is not None:
+                server.close()
+        self._scratch.cleanup()
+
+    def forked(self, command: Sequence[str], environment: Mapping[str, str]) -> Forked | None:
+        """The process of a task that is forked from the executor; None for one that cannot be."""
+        call = compat.executor_call(command, sys.executable)
+        alike = {**environment, self._varying: ""} == {**self._environment, self._varying: ""}
+        if call is None or not alike or self._forks is None:
+            return None
+        request = {"source": call[0], "arguments": call[1], "scratch": self._scratch.name}
+        return self._forks.start({**request, "environment": dict(environment)})
+
+    def _kept(self, command: Sequence[str], environment: Mapping[str, str], undo: Sequence[str]) -> Forked | None:
+        with self._lock:
+            if self._starts is None:
+                self._starts = ForkServer(self._name, False, self._folders)
+        return self._starts.start({"command": list(command), "environment": dict(environment)}, undo)
+
+
+def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process that leads its own group. Raises OSError."""
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
 
 
 def has_use(commands: Iterable[Sequence[str]]) -> bool:

@@ -18,9 +18,9 @@ from egs_core.errors import InputError
 from egs_kubeflow import compat
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.echo import AuthorsLines, Echo
-from egs_kubeflow.run.forked import ForkServer
+from egs_kubeflow.run.forked import Starter
 from egs_kubeflow.run.packages import Environments
-from egs_kubeflow.run.process import Process, started
+from egs_kubeflow.run.process import Process
 from egs_kubeflow.run.values import Values
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -32,14 +32,14 @@ class TaskFailed(Exception):
 
 @dataclass(frozen=True)
 class Around:
-    """What all tasks of a run share. root: the folder of the run; job: its name; number: its id. forks: what
-    can fork tasks. hides_gpus: tasks see the GPUs that they were given, and no others."""
+    """What all tasks of a run share. root: the folder of the run; job: its name; number: its id. starter: of their
+    processes. hides_gpus: tasks see the GPUs that they were given, and no others."""
 
     root: Path
     job: str
     number: str
     environments: Environments
-    forks: ForkServer | None
+    starter: Starter
     echo: Echo
     hides_gpus: bool
 
@@ -104,8 +104,8 @@ class Leaf:
         with self._lock:
             if self._is_stopped:
                 raise TaskFailed("was stopped before it began")
-            forks = self._around.forks
-            process = (forks and forks.start(command, environment)) or started(command, environment)
+            undo = docker.removal(self._container) if self._container else []
+            process = self._around.starter.start(command, environment, undo)
             self._process = Process(process, self._folder, self._say)
         timer = threading.Timer(self._most_s or 0.0, self._stop_late)
         if self._most_s is not None:

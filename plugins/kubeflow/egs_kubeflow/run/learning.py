@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from pathlib import Path
 
@@ -16,19 +15,16 @@ import msgspec
 from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
 from egs_core.history.sql import SqlHistory
+from egs_core.notices import warn
 from egs_core.places import data_folder
 from egs_core.predict import Predictor
 from egs_core.runlog import records as r
 from egs_core.runlog.io import FailOpenWriter
 
 
-def warn(problem: str) -> None:
-    """One line to the user."""
-    print(f"egs: {problem}", file=sys.stderr)
-
-
 class Learning:
-    """Of one run; used on its driver's thread, but for `believe` before and `close` after.
+    """Of one run; used on its driver's thread, but for `believe` before and `close` after. is_whole: nothing of the run
+    log was lost.
 
     What a run on emulated GPUs took says little of one on real ones: it is kept only in a history that the caller
     names.
@@ -36,11 +32,16 @@ class Learning:
 
     def __init__(self, pipeline: str, header: r.Header, path: str | None, history: str | None) -> None:
         self._pipeline, self._header = pipeline, header
+        self.is_whole = True
         self._records: list[r.Record] = []
         self.path = Path(path or os.environ.get("EGS_RUNLOG") or data_folder() / "runs" / f"{header.run_id}.jsonl")
-        self._writer = FailOpenWriter(self.path, header, warn)
+        self._writer = FailOpenWriter(self.path, header, self._lost)
         self._is_kept = not header.emulated_gpus or history is not None
         self._history = SqlHistory.of_user(history)
+
+    def _lost(self, problem: str) -> None:
+        self.is_whole = False
+        warn(problem)
 
     def record(self, record: r.Record) -> None:
         self._records.append(record)

@@ -1,6 +1,7 @@
 """One running task: its process, what it prints, how it is ended.
 
-Each task has a process group of its own, which ends with it, as a container's processes do.
+Each task has a process group of its own, which ends with it, as a container's processes do; `fork_server` sees to what
+has left that group.
 """
 
 from __future__ import annotations
@@ -10,27 +11,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from egs_kubeflow.run.forked import Forked
 
 GRACE_S = 5.0
+LAST_WORDS_S = 2.0
+"""How long what a task has printed is waited for after its end: a process that it has left may keep its output open."""
 LOG = "log.txt"
-
-
-def started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """A process that leads its own group. Raises OSError."""
-    return subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
 
 
 class Process:
@@ -53,7 +42,7 @@ class Process:
         code = self._popen.wait()
         self._signal(signal.SIGKILL)  # what it has left in the background
         self._is_over = True
-        self._reader.join()
+        self._reader.join(LAST_WORDS_S)
         return code
 
     def stop(self, grace_s: float = GRACE_S) -> None:

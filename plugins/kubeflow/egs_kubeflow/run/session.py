@@ -71,6 +71,10 @@ class Session:
         """End a task that runs, or what runs of a nested DAG or a loop, by its path; False where nothing does."""
         return self._driver.ask(lambda _: self._abort_task(task))
 
+    @property
+    def has_whole_log(self) -> bool:
+        return self._learning.is_whole
+
     def close(self) -> None:
         self._driver.close()
         self._learning.close()
@@ -79,7 +83,7 @@ class Session:
 
     def _begin(self) -> None:
         added = m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices))
-        submitted = m.WorkloadSubmitted(self._around.job, self._plan.name)
+        submitted = m.WorkloadSubmitted(self._around.job, self._plan.name, submission=self._around.job)
         self._driver.handle(added)
         self._driver.handle(submitted)
         now = self._driver.now()
