@@ -1,10 +1,12 @@
 """What all tests share: nothing is read from or left in the user's own folders, and no usage report is sent.
 
-Where several processes share the tests (`pytest -n 2`), one of them has all those that share a start of a framework.
+Where several processes share the tests (`pytest -n 3`), one of them has all those that share a start of a framework.
 """
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +16,22 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = (
-    "tests/conformance/ray/",
-    "tests/conformance/airflow/",
-    "tests/conformance/kubeflow/",
-    "tests/scenarios/test_examples.py",
-)
-"""What shares a start of a framework; the longest first."""
+RAY = "tests/conformance/ray/test_ray_"
+TOGETHER: dict[str, tuple[str, ...]] = {
+    "scripts on Ray": tuple(
+        RAY + name for name in ("act", "cluster_gate", "faults", "hook_options", "hook_workers", "observe", "tickets")
+    ),
+    "Airflow": ("tests/conformance/airflow/",),
+    "clusters of Ray": tuple(
+        RAY + name for name in ("autoscaler", "control_nodes", "kill", "node", "preload_nodes", "hook_jobs")
+    ),
+    "runs on Ray": ("tests/conformance/ray/",),
+    "Kubeflow": ("tests/conformance/kubeflow/",),
+    "examples": ("tests/scenarios/test_examples.py",),
+}
+"""What shares a start of a framework, by how its tests' places begin: the first that fits. What takes longest comes
+first; Ray's are two pieces of about the same length, each with a Ray of its own."""
+PIECES = list(TOGETHER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _number(nodeid: str) -> int:
-    return next((number for number, place in enumerate(TOGETHER) if nodeid.startswith(place)), len(TOGETHER))
+    return next((number for number, piece in enumerate(PIECES) if nodeid.startswith(TOGETHER[piece])), len(PIECES))
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
@@ -39,7 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
     class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
         def _split_scope(self, nodeid: str) -> str:
-            return [*TOGETHER, nodeid][_number(nodeid)]
+            return [*PIECES, nodeid][_number(nodeid)]
 
     config.option.loadscopereorder = False  # else what has most tests comes first
     return Together(config, log)
@@ -55,3 +66,13 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
         monkeypatch.setenv(name, str(home / folder))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else the first start writes a token into the home folder
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 by default: what runs beside would take its processor
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that the test starts end on SIGINT, also where pytest itself was started with SIGINT ignored, which
+    children inherit (`nohup`, `&` in a script)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before or signal.SIG_DFL)

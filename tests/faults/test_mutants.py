@@ -15,7 +15,7 @@ from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.journal import Journal
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
-from egs_core.engine.state import State
+from egs_core.engine.state.state import State
 from egs_core.testing.fault_sim import Result, run_seeds, shell
 from egs_core.testing.fault_sim.__main__ import main
 from egs_core.testing.fault_sim.disk import SimulatedDisk

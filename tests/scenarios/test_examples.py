@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from egs_core.cli import app
 from egs_core.runlog.io import read_run
 from egs_core.runlog.metrics import summarise
 
@@ -68,6 +69,17 @@ def test_the_hook_changes_no_output_and_leaves_a_run_log(mode: str, run_example:
     run = read_run(done.log)
     assert run.header.mode == mode
     assert summarise(run.records).gpu_held_s > 0
+
+
+def test_the_tutorials_commands_read_that_run_log(
+    run_example: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`egs report` and `egs audit` take the run log of the hook, as docs/tutorials/ray.md says."""
+    done = run_example("01_hook", RAY_RUNTIME_ENV_HOOK="egs_ray.hook", EGS_MODE="on")
+    assert app.run(["report", str(done.log), "-o", str(tmp_path / "report.html")]) == 0
+    assert app.run(["audit", str(done.log), "--seeds", "1"]) == 0
+    assert "held" in capsys.readouterr().out
+    assert "<html" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["02_hints", "03_phases"])

@@ -6,6 +6,7 @@ import pytest
 
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
+from egs_core.engine.specs import QueueSpec
 from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
@@ -15,7 +16,8 @@ from egs_core.testing.engine_bench import EngineBench, cpu, graph_of
 
 @pytest.mark.parametrize("leaf_first", [True, False])
 def test_the_one_that_others_wait_for_starts_first(leaf_first: bool) -> None:
-    """Two tasks of equal length on one slot: the parent starts first, also when it became ready last."""
+    """Two tasks of equal length on one slot, of workloads that have about as much to do: the parent starts first, also
+    when it became ready last."""
     bench = EngineBench(1)
     bench.submit(graph_of({"busy": ()}), "other")
     blocks = [graph_of({"leaf": ()}), graph_of({"parent": (), "child": ("parent",)})]
@@ -24,6 +26,32 @@ def test_the_one_that_others_wait_for_starts_first(leaf_first: bool) -> None:
     assert (bench.status("leaf"), bench.status("parent")) == ("ready", "ready")
     bench.end("busy", 1.0)
     assert (bench.status("leaf"), bench.status("parent")) == ("ready", "granted")
+    assert bench.grant_of("parent").reason == "dependents"
+
+
+def test_a_small_workload_goes_before_what_others_wait_for_in_a_large_one() -> None:
+    """A leaf of 20 s, and a parent of which 500 s are left: the leaf's user waits least by its going first."""
+    bench = EngineBench(1)
+    bench.submit(graph_of({"busy": ()}), "other")
+    bench.submit(graph_of({"parent": (), "child": ("parent",)}, {"child": (cpu(499.0),)}), "large")
+    bench.submit(graph_of({"leaf": ()}, {"leaf": (cpu(20.0),)}), "small")
+    bench.end("busy", 1.0)
+    assert (bench.status("leaf"), bench.status("parent")) == ("granted", "ready")
+    assert bench.grant_of("leaf").reason == "remaining_work"
+
+
+def test_a_queue_may_ask_for_the_rule_across_workloads() -> None:
+    """The same two in a queue with `order: dependents`: the parent goes first, by the longer path."""
+    bench = EngineBench(1)
+    bench.send(m.QueuesChanged((QueueSpec("q", order="dependents"),)))
+    for workload, graph in (
+        ("other", graph_of({"busy": ()})),
+        ("large", graph_of({"parent": (), "child": ("parent",)}, {"child": (cpu(499.0),)})),
+        ("small", graph_of({"leaf": ()}, {"leaf": (cpu(20.0),)})),
+    ):
+        bench.send(m.WorkloadSubmitted(workload, queue="q"))
+        bench.submit(graph, workload)
+    bench.end("busy", 1.0)
     assert bench.grant_of("parent").reason == "remaining_path"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from egs_core.cli.app import run
 from egs_core.cluster_file import parse_cluster
-from egs_core.engine.flavors import FlavorSpec
+from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
 from egs_core.sim.config import SimNode
 
@@ -43,13 +43,17 @@ def test_nodes_and_flavors_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "problem"),
     [
-        ("nodes: []", "cluster line 1: nodes", "at least 1 item"),
+        ("nodes: []", "cluster line 1: nodes", "at least one entry"),
         ("- a", "cluster", "needs a list of nodes"),
         ("nodes:\n - {name: a, cpus: 1, gpu: 1}", "cluster line 2: nodes[0].gpu", "unknown field"),
-        ("nodes:\n - {name: a, cpus: -1}", "cluster line 2: nodes[0].cpus", "greater than or equal to 0"),
+        ("nodes:\n - {name: a, cpus: -1}", "cluster line 2: nodes[0].cpus", "must be 0 or more"),
         ("nodes:\n - {name: a, cpus: 1}\n - {name: a, cpus: 1}", "cluster", "a second node 'a'"),
         ("nodes:\n - {name: a, cpus: 1, memory: much}", "cluster line 2: nodes[0].memory", "size"),
-        ("flavors: [{name: a, speed: 0}]\nnodes: [{name: a, cpus: 1}]", "cluster line 1: flavors[0].speed", "greater"),
+        (
+            "flavors: [{name: a, speed: 0}]\nnodes: [{name: a, cpus: 1}]",
+            "cluster line 1: flavors[0].speed",
+            "must be more than 0",
+        ),
         (
             "flavors: [{name: a100}]\nnodes:\n - {name: a, cpus: 1, flavor: a10}",
             "cluster line 3",
@@ -93,7 +97,8 @@ def test_simulate_runs_on_it(
 
 
 @pytest.mark.parametrize(
-    ("more", "problem"), [(("--slots", "3"), "--cluster: stands alone"), (("--objective", "cheap"), "unknown 'cheap'")]
+    ("more", "problem"),
+    [(("--slots", "3"), "--cluster: cannot be combined"), (("--objective", "cheap"), "unknown 'cheap'")],
 )
 def test_what_cannot_be_is_one_line(
     files: tuple[str, str], more: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from egs_core.engine.quota import NO_LIMIT, UNLIMITED, QueueSpec
+from egs_core.engine.specs import NO_LIMIT, UNLIMITED, QueueSpec
 from egs_core.errors import InputError
 from egs_core.queues import load_queues, parse_queues
 
@@ -20,6 +20,7 @@ queues:
     weight: 2
     half_life: 30m
     max_wait: 90
+    order: dependents
   - name: rest
 """
 
@@ -36,6 +37,7 @@ def test_all_fields() -> None:
         2.0,
         1800.0,
         90.0,
+        order="dependents",
     )
     assert rest == QueueSpec("rest", nominal=NO_LIMIT)
 
@@ -45,10 +47,11 @@ def test_all_fields() -> None:
     [
         ("queues:\n  - name: a\n    nominal: {gpus: -1}\n", 3, "nominal.gpus"),
         ("queues:\n  - name: a\n    nominal:\n      gpu: 1\n", 4, "did you mean 'gpus'"),
-        ("queues:\n  - cohort: lab\n", 2, "field required"),
+        ("queues:\n  - cohort: lab\n", 2, "is missing"),
         ("queues:\n  - name: a\n  - name: b\n  - name: a\n", 4, "a second queue 'a'"),
         ("queues:\n  - name: a\n    name: b\n", 3, "'name' is there twice"),
         ("queues:\n  - name: a\n    half_life: soon\n", 3, "half_life"),
+        ("queues:\n  - name: a\n    order: random\n", 3, "order"),
         ("queues:\n  - name: a\n    weight: .nan\n", 3, "weight"),
         ("queues:\n  - name: [a\n", 3, "is no YAML"),
         ("queues: []\n", 1, "at least"),

@@ -116,6 +116,24 @@ def project_files() -> list[Path]:
     return [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 
+NAMES_A_FRAMEWORK = {
+    "egs_core/copied_source.py": "hints run where no adapter is imported, and must know whose source is copied",
+    "egs_core/engine/order/policy.py": "a policy has the name of the order that it copies",
+    "egs_core/testing/conformance/ordering.py": "an issue of a framework is the source of a scenario",
+}
+
+
+def test_the_core_names_no_framework() -> None:
+    """What the core knows of frameworks comes from adapters: `--on`, the sources of an audit, help texts, errors."""
+    named = re.compile(r"\b(airflow|kubeflow|kfp|ray)\b", re.IGNORECASE)
+    found = {
+        str(path.relative_to(ROOT))
+        for path in source_files("egs_core")
+        if named.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == NAMES_A_FRAMEWORK.keys()
+
+
 def test_every_package_says_what_it_is() -> None:
     """Each package folder has an `__init__.py` with a docstring."""
     packages = {path.parent for path in source_files("egs_core", *plugin_packages(), "benchmarks")}

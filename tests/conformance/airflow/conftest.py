@@ -35,7 +35,7 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     environment = _environment(request.session.items)
     folders = {"EGS_HISTORY": f"sqlite:///{home / 'history.sqlite'}", "EGS_RUNLOG": str(home / "runlog")}
     with RUNNING:
-        yield RUNNING.enter_context(live_airflow(home, {**folders, **environment}))
+        yield RUNNING.enter_context(live_airflow(home, {**folders, **environment}, many_commands=True))
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from egs_airflow.local import LocalAirflow, free_ports, local_airflow, wait_until
+from egs_airflow import local
+from egs_airflow.local import LocalAirflow, LocalAirflowError, free_ports, local_airflow, wait_until
 from egs_airflow.local import make_environment as own_environment
+from tests.conformance.airflow.commands import Commands, commands
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (ROOT, ROOT / "plugins" / "airflow")
-LiveAirflow = LocalAirflow
+local.START_S = 240.0  # a user would not wait for so long; a machine that is busy with other work needs it
+
+
+@dataclass
+class LiveAirflow(LocalAirflow):
+    """commands: what runs commands without a start of Python for each; None for an Airflow that has few."""
+
+    commands: Commands | None = None
+
+    def command(self, *words: str, **environment: str) -> str:
+        """As ever; those with variables of their own have a start of their own."""
+        if self.commands is None or environment:
+            return super().command(*words, **environment)
+        code, said = self.commands.run(*words)
+        if code:
+            raise LocalAirflowError(f"airflow {' '.join(words)}: exit code {code}\n{said}")
+        return said
+
 
 __all__ = ["SOURCES", "LiveAirflow", "free_ports", "live_airflow", "make_environment", "wait_until"]
 
@@ -24,8 +44,15 @@ def make_environment(home: Path, port: int = 0) -> dict[str, str]:
 
 @contextmanager
 def live_airflow(
-    home: Path, environment: Mapping[str, str], sources: Mapping[str, str] | None = None
+    home: Path,
+    environment: Mapping[str, str],
+    sources: Mapping[str, str] | None = None,
+    *,
+    many_commands: bool = False,
 ) -> Iterator[LiveAirflow]:
     """A fresh Airflow with these DAG files; gone, with all of its processes, at the end."""
-    with local_airflow(home, {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), **environment}, sources) as airflow:
-        yield airflow
+    with ExitStack() as stack:
+        variables = {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), **environment}
+        made = stack.enter_context(local_airflow(home, variables, sources))
+        server = stack.enter_context(commands(made.environment, home)) if many_commands else None
+        yield LiveAirflow(made.url, made.home, made.environment, made.token, made.processes, server)

@@ -62,15 +62,17 @@ def test_airflow(scenario: Scenario, bench: AirflowRuns) -> None:
 def test_without_egs_the_scenario_fails(
     airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, off: str, says: str
 ) -> None:
-    """On real Airflow, too, a scenario fails where what it is about is switched off."""
+    """On real Airflow, too, a scenario fails where what it is about is switched off. A leaf takes the slot where `first`
+    ends between the scheduler's looking and its handing out, which takes most of its time, not all: so, of three."""
     if name == "split":
         monkeypatch.setattr("egs_core.testing.conformance.bench.LIMIT_S", 10.0)
     slow = airflow.home / "slow"
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == name]
     try:
         with airflow_runs(airflow, tmp_path, off) as bench:
-            slow.touch()  # a leaf takes the slot where the scheduler takes its time: see `plugins/slow_scheduler.py`
+            slow.touch()  # see `plugins/slow_scheduler.py`
             with pytest.raises(AssertionError, match=says):
-                scenario.check(bench)
+                for _ in range(3):
+                    scenario.check(bench)
     finally:
         slow.unlink()

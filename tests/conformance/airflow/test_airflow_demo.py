@@ -59,6 +59,8 @@ def test_a_replay_with_egs_holds_the_gpu_in_gpu_phases(tmp_path: Path) -> None:
     assert not _left(tmp_path)
 
 
+@pytest.mark.slow  # an Airflow of its own
+@pytest.mark.usefixtures("interruptible")
 def test_a_replay_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C while Airflow's processes run ends them all."""
     require_airflow()

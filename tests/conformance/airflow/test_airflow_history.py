@@ -13,7 +13,7 @@ import pytest
 
 from egs_airflow.history.keep import keep_history, learned
 from egs_airflow.observe.lines import read_lines
-from egs_airflow.order.pools import DESCRIPTION
+from egs_airflow.order.pools import is_gpu_pool
 from egs_airflow.rest import connect
 from egs_core.cli.app import run
 from egs_core.history.sql import SqlHistory
@@ -178,12 +178,13 @@ def test_audit(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 @contextmanager
 def _no_pool_of_egs(airflow: LiveAirflow) -> Iterator[None]:
     """Pools that EGS has made are known to be of GPUs, by their description: for a while there are none."""
-    made = [pool for pool in airflow.rest("GET", "/pools")["pools"] if pool["description"] == DESCRIPTION]
-    for description in ("another", DESCRIPTION):
+    made = [pool for pool in airflow.rest("GET", "/pools")["pools"] if is_gpu_pool(pool["description"])]
+    for is_over in (False, True):
         for pool in made:
+            description = pool["description"] if is_over else "another"
             body = {"pool": pool["name"], "slots": pool["slots"], "include_deferred": pool["include_deferred"]}
             airflow.rest("PATCH", f"/pools/{pool['name']}", {**body, "description": description})
-        if description != DESCRIPTION:
+        if not is_over:
             yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -148,9 +149,28 @@ def test_airflow_knows_egs(airflow: LiveAirflow) -> None:
     assert ours["listeners"]
     told = json.loads(airflow.command("egs", "doctor", "--json").splitlines()[-1])
     assert {line["name"]: line["ok"] for line in told if not line["ok"]} == {}
+    slots = next(line for line in told if line["name"] == "slots kept")
+    if slots["detail"].startswith("active"):  # where no other module of this session needs an executor of EGS it is off
+        assert re.search(r"; scheduler \d+ on \S+ works", slots["detail"]), slots
     mode = next(line for line in told if line["name"] == "mode")
     assert mode["detail"] == "on (EGS_MODE in the environment) for DAGs with tag egs-on"
     assert "[egs]" in airflow.command("config", "list", "--section", "egs")
+
+
+def test_no_error_where_airflow_looks_for_examples(airflow: LiveAirflow) -> None:
+    """With `load_examples`, Airflow's default, each task begins with this: Airflow 3.3 makes a module's name of the
+    distribution's, and writes an error with a traceback where there is none."""
+    program = "from airflow.dag_processing.bundles.manager import DagBundlesManager; DagBundlesManager()"
+    environment = {
+        **airflow.environment,
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "True",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+    }
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=True)
+    told = done.stdout + done.stderr
+    assert "example_dags" in told  # it has looked
+    assert "Could not load provider module" not in told
 
 
 @pytest.mark.slow  # an Airflow of its own

@@ -7,12 +7,16 @@ pool.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from egs_airflow.executors.health import State, read_states
 from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import HistoryRecords
 from egs_airflow.order.durations import write_durations
@@ -134,6 +138,10 @@ for dag_id, tags, by_hand in (("order_refresh_native", [], 1), ("order_refresh_b
             pass
 
         one()
+"""
+
+FAULT = """
+    begun >> [large(), small.expand(number=list(range(12)))]
 """
 
 HASHES = """
@@ -290,6 +298,41 @@ def test_a_deferred_task_keeps_its_gpu_slots(airflow: LiveAirflow) -> None:
     assert (pool["deferred_slots"], pool["open_slots"]) == (2, 0)
     for side, run in runs.items():
         airflow.rest("PATCH", f"/dags/order_defers_{side}/dagRuns/{run}", {"state": "failed"})
+
+
+def test_slot_keeping_comes_back_after_a_fault(airflow: LiveAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of the gate fails in the scheduler: tasks go on as without EGS, another process sees that it is paused
+    and why, and events say so; then the query works again, and slots are kept as before."""
+    monkeypatch.setenv("XDG_DATA_HOME", airflow.environment["XDG_DATA_HOME"])
+    name, fault = "order_fault", airflow.home / "gate_raises"
+
+    def gate() -> State:
+        (state,) = read_states(time.time())
+        return state
+
+    airflow.rest("POST", "/pools", {"name": name, "slots": 2, "include_deferred": False})
+    airflow.add_dags(order_fault=held_dag(name, airflow.home, FAULT))
+    fault.touch()
+    run = airflow.trigger(name)
+    wait_until(lambda: gate().problem == "SystemExit: injected", "a pause of the gate")
+    is_well, said = gate().check(time.time())
+    assert not is_well
+    assert said.endswith(": SystemExit: injected)"), said
+    fault.unlink()
+    wait_until(lambda: not gate().problem, "the gate to work again")
+    assert re.search(r"works, after faults: \d+$", gate().check(time.time())[1])
+    wait_until(lambda: "small" in _waiting(airflow, name, run), "a task for whose sake another one waits")
+    released(name, airflow.home).touch()
+    assert airflow.wait_run(name, run) == "success"
+    assert {one["reason"] for one in _kept(airflow, name)} == {"reservation"}
+    found = airflow.rest("GET", "/eventLogs?event=egs slot keeping&limit=100".replace(" ", "%20"))["event_logs"]
+    *faults, last = [json.loads(one["extra"])["problem"] for one in found]
+    assert (set(faults), last) == ({"SystemExit: injected"}, "")
+
+
+def _waiting(airflow: LiveAirflow, dag_id: str, run: str) -> list[str]:
+    """The tasks of a run that wait for a slot."""
+    return [ti["task_id"] for ti in airflow.task_instances(dag_id, run) if ti["state"] == "scheduled"]
 
 
 def _add_copies(airflow: LiveAirflow, source: str, name: str, slots: int, **numbers: int) -> None:

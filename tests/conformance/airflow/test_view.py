@@ -70,6 +70,7 @@ def test_the_page_says_why_each_task_waits(airflow: LiveAirflow) -> None:
         )
         assert rows["after"][-1] == "dependency: waits for large (scheduled)"
         assert rows["holder"][0] == "running"
+        assert re.search(r"slots kept <strong>scheduler \d+ on \S+ works", page), page
         assert rows["large"][2:5] == ["10\xa0min\xa000\xa0s", "15\xa0min\xa000\xa0s", "view (2)"]
         assert get(airflow.url, "/egs/dag/view", airflow.token)[1] == page
         check_access(airflow, run)

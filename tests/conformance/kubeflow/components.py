@@ -3,7 +3,7 @@
 # mypy: disable-error-code="no-any-return"
 # Pipelines return what a task will give, not a value.
 # kfp reads the annotations of components: they must not be text, so no `from __future__ import annotations`
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp import dsl
 from kfp.dsl import Dataset, Input, Model, Output
@@ -56,6 +56,18 @@ phased = component(egs.task(gpus=1, expect=[1, 2, 3])(egs.phases(decode, egs.on_
 whole = component(egs.task(gpus=1, split=False)(egs.phases(decode, egs.on_gpu(fit), write, name="whole")), **KFP)
 
 
+def parse(rows: int) -> list[float]:
+    return [float(i) for i in range(rows)]
+
+
+def measure(values: list[float]) -> NamedTuple("Measured", [("total", float), ("kind", str)]):  # type: ignore[valid-type]  # how kfp has it
+    largest = max(map(lambda value: value, values))  # noqa: C417  # what is tested: scopes in a phase
+    return sum(v for v in values), f"up to {largest}"
+
+
+measured = component(egs.task(gpus=1)(egs.phases(parse, egs.on_gpu(measure), name="measured")), **KFP)
+
+
 @component(gpus=1, cpus=2, **KFP)
 def blocked(source: Input[Dataset], model: Output[Model], scale: float = 2.0) -> str:
     """A CPU part, the GPU part and a CPU part; the model is written in the last one."""
@@ -86,6 +98,11 @@ def on_cpu(value: int) -> int:
 
 
 @component(**KFP)
+def say(total: float, kind: str) -> str:
+    return f"{total} {kind}"
+
+
+@component(**KFP)
 def make(values: list[int], out: Output[Dataset]) -> None:
     import json
 
@@ -110,6 +127,12 @@ def all_kinds() -> str:
 @dsl.pipeline
 def of_phases(path: str = '{"epochs": 3}') -> float:
     return phased(path=path).output
+
+
+@dsl.pipeline
+def of_named_outputs(rows: int = 4) -> str:
+    found = measured(rows=rows)
+    return say(total=found.outputs["total"], kind=found.outputs["kind"]).output
 
 
 @dsl.pipeline

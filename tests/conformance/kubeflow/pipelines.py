@@ -6,8 +6,10 @@
 from collections.abc import Callable
 from typing import Any, Optional
 
-from kfp import dsl
+from kfp import dsl, kubernetes
 from kfp.dsl import Dataset, Input, Output
+
+from egs_kubeflow.components import component as egs_component
 
 
 def component(function: Callable[..., Any]) -> Any:
@@ -276,3 +278,76 @@ def sharing() -> str:
     """Two tasks that share the pipeline's workspace."""
     first = leave(folder=dsl.WORKSPACE_PATH_PLACEHOLDER)
     return find(folders=[dsl.WORKSPACE_PATH_PLACEHOLDER]).after(first).output
+
+
+@component
+def unwritten(value: dsl.OutputPath(str)) -> None:  # type: ignore[valid-type]  # how kfp has it
+    print(len(value) > 0)
+
+
+@dsl.pipeline
+def over_items(items: list[int]) -> None:
+    with dsl.ParallelFor(items) as x:
+        square(x=x)
+
+
+@dsl.pipeline
+def on_unwritten() -> None:
+    with dsl.If(unwritten().output == "yes"):
+        text(value="x", times=1)
+
+
+@component
+def escape(folder: str, seconds: float) -> None:
+    """Leaves a process in a session of its own, which keeps the task's output open; then waits itself."""
+    import subprocess
+    import time
+
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(f"{folder}/escaped", "a") as out:
+        out.write(f"{left.pid}\n")
+    time.sleep(seconds)
+
+
+@dsl.pipeline
+def escaping(folder: str) -> None:
+    """One task that ends, and one that must be ended; the second is started by a command, not forked."""
+    first = escape(folder=folder, seconds=0.0)
+    second = escape(folder=folder, seconds=600.0).set_env_variable("EGS_TEST_VALUE", "1").after(first)
+    kubernetes.set_timeout(second, 1)
+
+
+def kept(folder: str) -> None:
+    """Says its number, leaves a process, and stays."""
+    import os
+    import subprocess
+    import time
+
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(f"{folder}/kept", "a") as out:
+        out.write(f"{os.getpid()} {left.pid}\n")
+    time.sleep(600)
+
+
+keep = component(kept)
+keep_recorded = egs_component(base_image="python:3.12", install_kfp_package=False)(kept)
+
+
+@dsl.pipeline
+def staying(folder: str) -> None:
+    """A task of each way to start one: forked, with a variable, with the recorder."""
+    keep(folder=folder)
+    keep(folder=folder).set_env_variable("EGS_TEST_VALUE", "1")
+    keep_recorded(folder=folder)
+
+
+@component
+def talk(lines: int) -> int:
+    for number in range(lines):
+        print(f"line {number}", flush=True)
+    return lines
+
+
+@dsl.pipeline
+def talking() -> None:
+    talk(lines=200)

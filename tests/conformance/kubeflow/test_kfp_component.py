@@ -108,6 +108,11 @@ def test_phases_hold_the_gpu_only_in_theirs(runner: Run) -> None:
     assert dict(zip(graph.ids, graph.phase_duration_s, strict=True))["phased.fit"] == 2.0
 
 
+def test_phases_have_comprehensions_and_named_outputs(runner: Run) -> None:
+    """Scopes inside a phase, and the fields of a NamedTuple as outputs of the whole."""
+    assert runner(made.of_named_outputs).outputs == {"Output": "6.0 up to 3.0"}
+
+
 def test_phases_that_are_not_to_be_split_are_one_task(runner: Run) -> None:
     """`split=False`: the same result from one task with its GPU."""
     result = runner(made.in_one)

@@ -27,11 +27,12 @@ def test_local_runner(scenario: Scenario, bench: LocalRuns) -> None:
     scenario.check(bench)
 
 
-# Some wait ten seconds for what does not come. Not `order`: a compiled pipeline has its tasks by name, `head` first.
+# Some wait ten seconds for what does not come.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
+        ("order", {"policy": "fifo"}, "trunk waited for leaf"),
         ("inversion", {"policy": "fifo"}, "second waited for leaf"),
         ("split", {"is_split": False}, "in phase 0"),
         ("gpu-is-lent-meanwhile", {"is_split": False}, "'end' of phase 0 of task other"),

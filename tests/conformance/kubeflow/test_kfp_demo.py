@@ -16,7 +16,7 @@ from egs_core.adapter import RunOutcome
 from egs_core.cli import app
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.io import Run, read_run
-from egs_core.runlog.records import Started, TaskAdded
+from egs_core.runlog.records import Ended, Started, TaskAdded
 from egs_core.runlog.timeline import build_timeline
 from egs_kubeflow.adapter import ADAPTER
 from egs_kubeflow.demo import times
@@ -35,6 +35,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunOutcome]:
     return {name: run_variant(name, out, factor=FACTOR) for name in ("native", "egs")}
 
 
+def test_both_clocks_start_when_the_pipeline_is_called(outcomes: dict[str, RunOutcome]) -> None:
+    """What a runner does before its first task counts in both: all tasks are submitted at zero, and start later."""
+    for outcome in outcomes.values():
+        records = read_run(outcome.runlog_path).records
+        assert {record.t for record in records if isinstance(record, TaskAdded)} == {0.0}
+        assert min(record.t for record in records if isinstance(record, Started)) > 0.0
+        assert outcome.metrics["makespan_s"] >= max(r.t for r in records if isinstance(r, Ended)) - 1e-3
+
+
 def line_of(outcome: RunOutcome) -> Timeline:
     return build_timeline(read_run(outcome.runlog_path).records)
 
@@ -47,6 +56,7 @@ def check(outcomes: dict[str, RunOutcome]) -> None:
         assert 0.9 * USED_S <= outcome.metrics["gpu_used_s"] <= outcome.metrics["gpu_held_s"], name
 
 
+@pytest.mark.slow
 def test_kfps_own_runner_and_egs_give_the_same_results(outcomes: dict[str, RunOutcome]) -> None:
     """Every prediction of every model, whoever ran the pipeline and however its trainings were cut."""
     check(outcomes)
@@ -64,6 +74,7 @@ def test_all_four_ways_give_the_same_results(outcomes: dict[str, RunOutcome], tm
     assert any(other.start_s < one.end_s for one, other in pairwise(holds))
 
 
+@pytest.mark.slow
 def test_kfps_runner_runs_one_after_the_other(outcomes: dict[str, RunOutcome]) -> None:
     """The run log of kfp's runner comes from the tasks' own notes; what it waits for is the pipeline's word."""
     holds = sorted(line_of(outcomes["native"]).holds, key=lambda hold: hold.start_s)
@@ -72,6 +83,7 @@ def test_kfps_runner_runs_one_after_the_other(outcomes: dict[str, RunOutcome]) -
     assert holds[-1].task == "report"
 
 
+@pytest.mark.slow
 def test_with_egs_a_gpu_is_held_in_gpu_phases_only(outcomes: dict[str, RunOutcome]) -> None:
     """As written a training holds one while it decodes and writes; with hints its middle part does."""
     on_gpu = {hold.task for hold in line_of(outcomes["egs"]).holds if hold.demand.gpus}

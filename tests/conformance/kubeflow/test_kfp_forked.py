@@ -15,8 +15,8 @@ from kfp import dsl
 from egs_kubeflow import compat
 from egs_kubeflow.convert.documents import checked, documents_of
 from egs_kubeflow.run import RunResult, run
-from egs_kubeflow.run.forked import ForkServer, has_use
-from egs_kubeflow.run.process import Process, started
+from egs_kubeflow.run.forked import Starter, has_use, started
+from egs_kubeflow.run.process import Process
 
 VARYING = "CUDA_VISIBLE_DEVICES"
 
@@ -92,8 +92,8 @@ def test_a_forked_task_is_what_its_command_would_be(tmp_path: Path, way: str, co
     """The same main module, arguments, environment, signal handlers, lines and exit code."""
     environment = {**os.environ, VARYING: "1"}
     command = command_of(behave, {"way": way}, tmp_path)
-    with closing(ForkServer(str(tmp_path), VARYING)) as forks:
-        forked = forks.start(command, environment)
+    with closing(Starter(str(tmp_path), VARYING, [command_of_template()], [])) as forks:
+        forked = forks.forked(command, environment)
         assert forked is not None
         found = end_of(forked, tmp_path)
     assert found == end_of(started(command, environment), tmp_path)
@@ -103,10 +103,10 @@ def test_a_forked_task_is_what_its_command_would_be(tmp_path: Path, way: str, co
 def test_a_task_with_a_variable_of_its_own_is_not_forked(tmp_path: Path) -> None:
     """Python and libraries read variables when they start: such a task has its own start. So has any other command."""
     command = command_of(behave, {"way": "returns"}, tmp_path)
-    with closing(ForkServer(str(tmp_path), VARYING)) as forks:
-        assert forks.start(command, {**os.environ, "OMP_NUM_THREADS": "1"}) is None
-        assert forks.start([*command[:2], f"true; {command[2]}", *command[3:]], os.environ) is None
-        assert forks.start(["true"], os.environ) is None
+    with closing(Starter(str(tmp_path), VARYING, [command_of_template()], [])) as forks:
+        assert forks.forked(command, {**os.environ, "OMP_NUM_THREADS": "1"}) is None
+        assert forks.forked([*command[:2], f"true; {command[2]}", *command[3:]], os.environ) is None
+        assert forks.forked(["true"], os.environ) is None
     assert has_use([["true"], command_of_template()])
     assert not has_use([["true"]])
 
@@ -158,16 +158,16 @@ def test_a_server_that_cannot_start_costs_nothing(tmp_path: Path, monkeypatch: p
     """Where it ends at once, tasks start as they always could."""
     with monkeypatch.context() as broken:
         broken.setattr("egs_kubeflow.run.forked._TEXT", "raise SystemExit(1)")
-        server = ForkServer(str(tmp_path), VARYING)
+        server = Starter(str(tmp_path), VARYING, [command_of_template()], [])
     with closing(server):
-        assert server.start(command_of(behave, {"way": "returns"}, tmp_path), os.environ) is None
-        assert server.start(command_of(behave, {"way": "returns"}, tmp_path), os.environ) is None
+        assert server.forked(command_of(behave, {"way": "returns"}, tmp_path), os.environ) is None
+        assert server.forked(command_of(behave, {"way": "returns"}, tmp_path), os.environ) is None
 
 
 def test_when_the_runner_is_gone_so_are_its_tasks(tmp_path: Path) -> None:
     """The server ends what it has forked when it is closed."""
-    server = ForkServer(str(tmp_path), VARYING)
-    forked = server.start(command_of(sleep, {"seconds": 600.0}, tmp_path), os.environ)
+    server = Starter(str(tmp_path), VARYING, [command_of_template()], [])
+    forked = server.forked(command_of(sleep, {"seconds": 600.0}, tmp_path), os.environ)
     assert forked is not None
     server.close()
     assert forked.wait() in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the server may be gone before it tells

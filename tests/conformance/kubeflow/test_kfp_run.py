@@ -263,6 +263,18 @@ def test_the_command_prints_the_result(tmp_path: Path, capsys: pytest.CaptureFix
             app([*guarded, *wrong], standalone_mode=False)
 
 
+def test_a_run_log_that_cannot_be_written_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One warning why there is none; no path to a file that is not there."""
+    compiler.Compiler().compile(pipelines.opted, str(tmp_path / "opted.yaml"))
+    (tmp_path / "file").touch()
+    options = ["--root", str(tmp_path / "out"), "--runlog", str(tmp_path / "file" / "run.jsonl")]
+    assert app(["run", str(tmp_path / "opted.yaml"), *options], standalone_mode=False) == 0
+    said = capsys.readouterr()
+    assert said.err.count("egs: no run log: ") == 1
+    assert "run log" not in said.out
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_all_tasks(ending: signal.Signals, tmp_path: Path) -> None:
     """An interrupted or terminated runner ends its tasks' processes first; its run log says that they were aborted."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.state import actors
 from ray.dag import MultiOutputNode
 
 import egs_ray
@@ -19,10 +17,11 @@ from egs_core.runlog.io import read_run
 from egs_core.testing.conformance.bench import BREAKAGES, LIMIT_S, Mark, Mode, Outcome, give_signal
 from egs_core.testing.conformance.pipeline import Pipeline
 from egs_ray import Options, Session
-from egs_ray.adapter import ADAPTER
 from egs_ray.convert import convert, submit_all
+from egs_ray.surfaces import surface
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray.bench_script import RayScripts, is_alive
+from tests.conformance.ray.killing import kill_board
 from tests.conformance.ray.pipeline_tasks import describe, remote_functions
 
 GPUS = 2
@@ -74,8 +73,7 @@ class RunUnderWay:
         if how == "engine":
             session.driver.do(lambda: setattr(session.engine, "handle", _raise))
         else:
-            board: Any = session._promises._board
-            os.kill(actors(board._actor_id.hex())["Pid"], signal.SIGKILL)
+            kill_board(session._promises)
 
 
 class RayRuns:
@@ -93,11 +91,7 @@ class RayRuns:
         self._redirected = contextlib.ExitStack()
 
     def capabilities(self) -> Mapping[str, str]:
-        return {
-            **ADAPTER.capabilities(),
-            "observe": "no: what calls egs_ray.run is in mode on",
-            "audit": "no: of what the hook saw, or of Ray's own events",
-        }
+        return surface("run").can
 
     def breakages(self) -> Mapping[str, str]:
         return {**dict.fromkeys(BREAKAGES, "yes"), "graph": "no: egs_ray.run refuses such a graph before it starts"}

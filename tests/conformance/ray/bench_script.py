@@ -17,17 +17,15 @@ import psutil
 
 import egs_core
 import egs_ray
-from egs_core.adapter import CAPABILITIES
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended, Record, Started, TaskAdded
 from egs_core.testing.conformance.bench import BREAKAGES, LIMIT_S, Mark, Mode, Outcome, wait_until
 from egs_core.testing.conformance.pipeline import Pipeline
-from egs_ray.adapter import ADAPTER
+from egs_ray.surfaces import surface
 from tests.conformance.ray import run_tasks as t
 
 ROOT = Path(__file__).resolve().parents[3]
 GPUS = 2
-NOT_BY_HOOK = "no: a script that knows no EGS is ordered only; egs_ray.run can"
 
 GONE = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)\n"
 
@@ -55,7 +53,7 @@ class Driver:
         return tuple(read_run(log).records) if log.exists() and not log.is_symlink() else ()
 
     def abort(self, task: str = "") -> None:
-        raise NotImplementedError(NOT_BY_HOOK)
+        raise NotImplementedError(surface("script").can["abort"])
 
     def break_now(self, how: str) -> None:
         if how == "uninstalled":
@@ -82,10 +80,8 @@ class RayScripts:
         folder.mkdir(exist_ok=True)
 
     def capabilities(self) -> Mapping[str, str]:
-        own = ADAPTER.capabilities()
-        answers = {name: own[name] if name in ("observe", "order") else NOT_BY_HOOK for name in CAPABILITIES}
-        audit = own["audit"] if self._dashboard or own["audit"] != "yes" else "no: this cluster has no dashboard"
-        return {**answers, "audit": audit}
+        own = surface("script").can
+        return {**own, "audit": own["audit"] if self._dashboard else "no: this cluster has no dashboard"}
 
     def breakages(self) -> Mapping[str, str]:
         return dict.fromkeys(BREAKAGES, "yes")

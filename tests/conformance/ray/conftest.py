@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 # Idle workers serve the next test: Ray would end all but one a CPU after a second, and starting one takes as long.
 KEPT_WORKERS = {"num_workers_soft_limit": 8, "idle_worker_killing_time_threshold_ms": 30_000}
+# By default Ray's workers are nice (15): whatever runs beside the tests would take the processor from them.
+OF_RAY = {**KEPT_WORKERS, "worker_niceness": 0}
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -60,7 +62,7 @@ def ray_address() -> Iterator[str]:
             include_dashboard=False,
             object_store_memory=80_000_000,
             _temp_dir=folder,
-            _system_config=KEPT_WORKERS,
+            _system_config=OF_RAY,
             log_to_driver=False,
         )
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from ray.dag import MultiOutputNode
 
 from egs_core.testing.conformance import body
 from egs_core.testing.conformance.pipeline import Pipeline
+from tests.conformance.ray.killing import kill_board
 from tests.conformance.ray.pipeline_tasks import describe, remote_functions
 
 LIMIT_S = 60.0
@@ -96,7 +96,7 @@ def _break_on_signal(folder: str, how: str) -> None:
 
         gate.driver.engine.handle = broken
     else:
-        os.kill(actors(gate._promises._board._actor_id.hex())["Pid"], signal.SIGKILL)
+        kill_board(gate._promises)
     body.signal(folder, f"{how}.done")
 
 

@@ -237,7 +237,9 @@ def test_order(run_script: Script, tmp_path: Path) -> None:
     started = {record.task: record.t for record in run.records if isinstance(record, Started)}
     name = {record.task: record.name for record in run.records if isinstance(record, TaskAdded)}
     assert [name[task] for task in granted] == ["step"] * 10
-    assert all(ready[task] <= granted[task].t <= started[task] for task in granted)
+    times = [(ready[task], granted[task].t, started[task]) for task in granted]
+    # What may pass at once is with Ray before that is noted: on a busy machine it has started then.
+    assert [each for each in times if not each[0] <= each[1] <= each[2] + 0.1 * (each[0] == each[2])] == []
     assert sum(granted[task].t - ready[task] > 0.1 for task in granted) >= 5
     assert "remaining_path" in {record.reason for record in granted.values()}
 
@@ -348,7 +350,7 @@ def test_several_sessions(run_script: Script) -> None:
 BOARD_DIES = """
 import os, signal, time
 import ray
-from ray._private.state import actors
+from tests.conformance.ray.killing import kill_board
 from egs_ray import install
 
 @ray.remote(num_gpus=1, max_calls=0)
@@ -359,13 +361,11 @@ def task(x, path=None):
 
 ray.init(log_to_driver=False)
 print(ray.get(task.remote(0)))
-board = install.interceptor._gate._promises._board
-actor_id = board._actor_id.hex()
 for round in range(2):
     path = os.path.join(os.getcwd(), f"go-{round}")
     refs = [task.remote(i, path) for i in range(10)]
     ray.wait(refs, timeout=1.5)                   # two run, eight wait for their tickets, the watch is set up
-    os.kill(actors(actor_id)["Pid"], signal.SIGKILL)
+    kill_board(install.interceptor._gate._promises)
     more = [task.remote(i) for i in range(10, 15)]
     open(path, "w").close()
     print(ray.get(refs + more, timeout=60))
@@ -426,7 +426,14 @@ gate.PULSE_S = 0.01
 """
 
 
-@pytest.mark.parametrize("preface", [ENGINE_FAILS, GATE_FAILS, TELLING_FAILS, PULSE_FAILS])
+@pytest.mark.parametrize(
+    "preface",
+    [
+        ENGINE_FAILS,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (GATE_FAILS, TELLING_FAILS, PULSE_FAILS)),
+    ],
+    ids=["engine", "gate", "telling", "pulse"],
+)
 def test_failures_leave_ray_as_it_is(run_script: Script, preface: str) -> None:
     """Whatever of the gate breaks, all tasks end as without EGS, with one warning."""
     done = run_script(BROKEN.replace("PREFACE", preface), EGS_MODE="on")

@@ -28,9 +28,9 @@ def hook_bench(ray_address: str, tmp_path: Path) -> Iterator[RayScripts]:
         yield bench
 
 
-def marked(*long: str) -> list[Any]:
-    """The scenarios as parameters; those of these names only with `make test-long`."""
-    return [pytest.param(s, marks=[pytest.mark.long] * (s.name in long), id=s.name) for s in SCENARIOS]
+def marked(*slow: str) -> list[Any]:
+    """The scenarios as parameters; those of these names only with `make test-slow`."""
+    return [pytest.param(s, marks=[pytest.mark.slow] * (s.name in slow), id=s.name) for s in SCENARIOS]
 
 
 # Most faults have short tests, too, in `test_ray_faults.py`.
@@ -42,11 +42,11 @@ def test_egs_ray_run(scenario: Scenario, run_bench: RayRuns) -> None:
     scenario.check(run_bench)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("order", {"policy": "fifo"}, "head waited for leaf0, leaf1"),
+        ("order", {"policy": "fifo"}, "trunk waited for leaf0, leaf1"),
         ("inversion", {"policy": "fifo"}, "second waited for leaf0, leaf1"),
         ("split", {"split": False}, "in phase 0"),
         ("gpu-is-lent-meanwhile", {"split": False}, "'end' of phase 0 of task other"),
@@ -63,7 +63,7 @@ def test_without_egs_the_scenario_fails(
         scenario.check(bench)
 
 
-# Each run is a process of its own; most of the long ones have short tests beside them in `test_ray_act.py` and others.
+# Each run is a process of its own; most of the slow ones have short tests beside them in `test_ray_act.py` and others.
 @pytest.mark.parametrize("scenario", marked(*{s.name for s in SCENARIOS} - {"convert", "inversion"}))
 def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     """The hook passes the scenario, or declares why it does not apply."""
@@ -72,7 +72,7 @@ def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     scenario.check(hook_bench)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_audit(tmp_path: Path) -> None:
     """`egs audit --ray` passes its scenario, on a cluster with a dashboard that never heard of EGS."""
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == "audit"]

@@ -18,7 +18,7 @@ from egs_ray.control.reporting import CONTROL, Reporter, Told
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray.conftest import Script
 
-IDLE_S = 0.2
+IDLE_S, LONG_IDLE_S = 0.2, 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +63,10 @@ def names() -> list[str]:
 
 def test_it_ends_itself_when_there_is_no_driver() -> None:
     """Not while a driver is there, however long that says nothing; and the actor's process is gone afterwards."""
-    made = controller.get_or_make(IDLE_S)
+    made = controller.get_or_make(LONG_IDLE_S)  # drivers look for it twice a second
     reporter = Reporter(Driver())
     t.until(lambda: names() == ["run#0"])
-    time.sleep(4 * IDLE_S)
+    time.sleep(2 * LONG_IDLE_S)
     assert names() == ["run#0"]
     pid = ray.get(made.__ray_call__.remote(lambda _: __import__("os").getpid()))
     reporter.close()

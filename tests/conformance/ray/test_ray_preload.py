@@ -19,17 +19,24 @@ pytestmark = pytest.mark.usefixtures("ray_address")
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    """A session of its own; afterwards nothing is held in Ray's books."""
-    with t.session(tmp_path) as made:
+@pytest.fixture(scope="module")
+def shared(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """One session for all tests here but those that need other options: no test's processes serve another."""
+    assert ray_address
+    with t.session(tmp_path_factory.mktemp("session")) as made:
         yield made
+
+
+@pytest.fixture
+def session(shared: Session) -> Iterator[Session]:
+    """That session; afterwards nothing is held in Ray's books."""
+    yield shared
     t.until(t.is_idle, "all resources are free")
 
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Session]:
-    """A session whose preloads may take three seconds."""
+    """A session of its own, which warns again, and whose preloads may take three seconds."""
     with t.session(tmp_path, preload_timeout_s=3.0) as made:
         yield made
     t.until(t.is_idle, "all resources are free")

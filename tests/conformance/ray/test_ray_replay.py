@@ -52,6 +52,9 @@ TASKS: list[dict[str, Any]] = [
 USED_S = SCALE * (10 + 0.5 * 5 + 5 + 5 + 5 + 2 * 5)
 
 
+OWN_RAYS = pytest.mark.slow  # two, one for each policy
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[dict[str, Any], Run]]]:
     """The figures and the run log of each policy; afterwards no process and no file of theirs is left."""
@@ -78,6 +81,7 @@ def replay(temp: Path, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
 
+@OWN_RAYS
 @pytest.mark.parametrize("policy", ["native", "egs"])
 def test_every_task_runs_once_for_its_scaled_time(runs: dict[str, tuple[dict[str, Any], Run]], policy: str) -> None:
     """All tasks succeed after what they depend on, and the GPUs are used for exactly what the file says."""
@@ -93,6 +97,7 @@ def test_every_task_runs_once_for_its_scaled_time(runs: dict[str, tuple[dict[str
     assert figures["makespan_s"] >= figures["lower_bound_s"]
 
 
+@OWN_RAYS
 def test_native_holds_gpus_for_whole_tasks_and_egs_only_in_gpu_phases(
     runs: dict[str, tuple[dict[str, Any], Run]],
 ) -> None:
@@ -102,6 +107,7 @@ def test_native_holds_gpus_for_whole_tasks_and_egs_only_in_gpu_phases(
     assert egs["gpu_held_s"] - egs["gpu_used_s"] < 0.3
 
 
+@OWN_RAYS
 def test_egs_loads_ahead_and_native_starts_cold(runs: dict[str, tuple[dict[str, Any], Run]]) -> None:
     """The load of `mixed` is over before its predecessor ends; natively it is part of the task."""
     cold = {
@@ -112,6 +118,7 @@ def test_egs_loads_ahead_and_native_starts_cold(runs: dict[str, tuple[dict[str, 
     assert ("mixed", "used") in {(r.task, r.outcome) for r in runs["egs"][1].records if isinstance(r, PreloadEnded)}
 
 
+@OWN_RAYS
 def test_no_device_is_held_beyond_its_capacity(runs: dict[str, tuple[dict[str, Any], Run]]) -> None:
     """At no moment do the phases that run hold more than two GPUs."""
     for _, run in runs.values():

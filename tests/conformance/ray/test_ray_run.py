@@ -18,7 +18,9 @@ import egs_ray
 from egs_core.errors import InputError
 from egs_core.runlog.io import read_run
 from egs_core.runlog.metrics import summarise
-from egs_core.runlog.records import Ended, Started
+from egs_core.runlog.records import Ended, Started, TaskAdded
+from egs_core.runlog.same_tasks import task_names
+from egs_core.runlog.timeline import build_timeline
 from egs_ray import Session
 from egs_ray.convert import convert, submit_all
 from tests.conformance.ray import run_tasks as t
@@ -321,3 +323,51 @@ def test_time_of_a_small_graph(shared: Session) -> None:
     began = time.monotonic()
     run(shared, node)
     assert time.monotonic() - began < 5
+
+
+CLOCKS_S = 0.05  # of one machine: a monotonic clock against the wall clock
+BOTH_WAYS = """
+import os, time
+import ray
+
+@ray.remote
+def load(n):
+    time.sleep(0.1)
+    return n
+
+@ray.remote(num_gpus=1)
+def train(x):
+    time.sleep(0.2)
+    return x + 1
+
+if __name__ == "__main__":
+    ray.init()
+    time.sleep(0.5)
+    before = time.time()
+    if os.environ["WAY"] == "run":
+        import egs_ray
+        made = egs_ray.run(train.bind(load.bind(1)), session=None)
+        print("asked", before, time.time(), made.runlog)
+        print("value", made.get(60))
+    else:
+        ref = train.remote(load.remote(1))
+        print("asked", before, time.time())
+        print("value", ray.get(ref))
+"""
+
+
+def test_both_ways_count_from_the_first_submission(run_script: Script, tmp_path: Path) -> None:
+    """An observed script and the same tasks by `egs_ray.run`: each log counts from what the script submitted first, not
+    from its session, so what EGS starts for a run is in its makespan; and they are of the same tasks."""
+    logs = []
+    for way in ("remote", "run"):
+        done = run_script(BOTH_WAYS, EGS_MODE="observe" if way == "remote" else "off", WAY=way, HOME=str(tmp_path))
+        assert "value 2" in done.stdout, done.stderr
+        before, after, *path = next(x for x in done.stdout.splitlines() if x.startswith("asked")).split()[1:]
+        log = read_run(path[0] if path else tmp_path / "log.jsonl")
+        start_s = log.header.started_at + build_timeline(log.records).window[0]
+        assert float(before) - CLOCKS_S <= start_s <= float(after) + CLOCKS_S
+        logs.append(log)
+    assert [task_names(log.records) for log in logs] == [{"load": 1, "train": 1}] * 2
+    (added, *_) = (x.t for x in logs[1].records if isinstance(x, TaskAdded))
+    assert added < 0, "the run was asked for before there was a session"

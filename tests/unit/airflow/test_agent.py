@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from egs_airflow import cli
 from egs_airflow.agent import loop
-from egs_airflow.agent.commands import learn_every_s, run_abort, run_agent
+from egs_airflow.agent.commands import learn_every_s, run_abort, run_agent, run_ps
 from egs_airflow.agent.instances import MOST_NOTE, Instance, noted
 from egs_airflow.agent.learner import Learner
 from egs_airflow.agent.lock import take_lock
@@ -212,3 +213,16 @@ def test_abort_of_what_is_not_there(airflow: RecordedAirflow, capsys: pytest.Cap
         run_abort(wanted)
     assert ended.value.code == 2
     assert "error: train/typo: no such DAG run (DAG/RUN; there run: " in capsys.readouterr().err
+
+
+def test_ps_logs_in_as_whom_it_is_told(airflow: RecordedAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`airflow egs ps --user vera`, as `agent`, `learn` and `abort` have it."""
+    airflow.token, airflow.users, airflow.data["runs"] = "a-token", {"vera": "secret"}, []
+    monkeypatch.setenv("EGS_AIRFLOW_PASSWORD", "secret")
+    run_ps(Namespace(url=airflow.url, user="vera"))
+    assert airflow.tokens[-1] == "Bearer a-token"
+    with pytest.raises(SystemExit):
+        run_ps(Namespace(url=airflow.url, user="nora"))
+    (group,) = cli.get_cli_commands()
+    args = {command.name: command.args for command in group.subcommands}
+    assert all(cli.ARG_USER in args[name] for name in ("ps", "agent", "learn", "abort"))

@@ -18,7 +18,7 @@ from egs_airflow.agent.limits import (
     stated_limits,
     task_limits,
 )
-from egs_core.engine.usage import NO_LIMITS, Limits
+from egs_core.engine.specs import NO_LIMITS, Limits
 from egs_core.errors import InputError
 
 RULES = """
@@ -55,6 +55,8 @@ def test_the_smaller_limit_holds(tmp_path: Path) -> None:
     [
         ("limits: [{dag: a, limits: {max_runtme: 2h}}]", r"line 1.*max_runtme"),
         ("limits: [{dag: a, limits: {max_runtime: -2}}]", r"line 1.*"),
+        ("limits: [{dag: a, limits: {max_runtime: 0}}]", r"line 1.*max_runtime.*more than 0"),
+        ("limits: [{dag: a, run: {max_gpu_time: 0s}}]", r"line 1.*max_gpu_time.*more than 0"),
         ("limits: [{dag: a, run: {max_cost: 3}}]", r"limits\[0\]: max_cost or idle_timeout is not known on Airflow"),
         ("limits: 3", r"limits"),
     ],
@@ -108,3 +110,17 @@ def test_hints_reach_the_agent() -> None:
         left = SimpleNamespace(python_callable=function, is_mapped=False, executor_config=dict(config))
         declare(left)
         assert left.executor_config == config
+
+
+def test_files_that_no_agent_can_find(caplog: pytest.LogCaptureFixture) -> None:
+    """A path that is relative is one warning where the DAG is parsed, with the task; the others are staged."""
+
+    @egs.task(preload=[egs.files("/models/m.pt", "here.pt")])
+    def fit() -> None: ...
+
+    task = SimpleNamespace(python_callable=fit, is_mapped=False, executor_config={}, dag_id="train", task_id="fit")
+    declare(task)
+    assert task.executor_config == {"egs": {"files": ["/models/m.pt"]}}
+    assert [record.getMessage() for record in caplog.records] == [
+        "egs: train.fit: egs.files('here.pt') is relative, so no agent can read it ahead: name the whole path"
+    ]

@@ -76,13 +76,13 @@ def test_ends_a_task_with_its_children(start: Start) -> None:
     assert process.wait(5) == -9
     assert process.stdout is not None
     assert process.stdout.read() == "on_kill\n"
-    assert 0.3 <= time.monotonic() - began < 2.0
+    assert 0.3 <= time.monotonic() - began < 30.0  # by itself it would end after 60
     _gone(child)
     obeying, child, process = start()
     began = time.monotonic()
     end_processes([obeying], 30.0)
     assert process.wait(5) == 0
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 30.0
     _gone(child)
 
 

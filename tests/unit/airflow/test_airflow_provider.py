@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("airflow", reason="apache-airflow is not installed")
 
-from egs_airflow import adapter, cli, config, plugin, provider
+from egs_airflow import adapter, cli, config, options, plugin, provider
 from egs_core.adapter import CAPABILITIES, Adapter, WorkloadSource
 
 
@@ -27,7 +27,7 @@ def test_the_provider_info_is_what_airflow_wants() -> None:
     info = provider.get_provider_info()
     validate(info, schema)
     assert "plugins" not in info  # two ways to one plugin are refused by Airflow
-    assert set(info["config"]["egs"]["options"]) == set(provider.OPTIONS)
+    assert set(info["config"]["egs"]["options"]) == set(options.OPTIONS)
 
 
 def test_the_command_line_is_loaded_lazily() -> None:

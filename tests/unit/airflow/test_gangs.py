@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,9 +27,11 @@ from egs_airflow.executors import gang_rows
 from egs_airflow.executors.admitting import Gang, Turn, compute_turn
 from egs_airflow.executors.gang_rows import Company, Members, gangs_in_cycle
 from egs_airflow.executors.gangs import LEFT_EVENT, MOST_REFUSALS, Gangs
+from egs_airflow.executors.gate import Gate
 from egs_airflow.executors.keeping import Claim, compute_kept
 
 HERE = ("dag", "run")
+GATE = Gate(lambda **_: None)
 ROOM = 32
 
 
@@ -254,9 +257,10 @@ def test_what_the_scheduler_does_not_see(
     assert all(json.loads(event["extra"])["problem"].startswith("it") for event in events)
 
 
-def test_a_part_of_a_gang_is_rolled_back(gangs: Gangs) -> None:
+def test_a_part_of_a_gang_is_rolled_back(gangs: Gangs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever keeps the rest of it back; after some times the gang is left to Airflow."""
     config.warn.cache_clear()
+    monkeypatch.setattr(Gangs, "prepare", lambda _: None)  # it asks Airflow's database
     asked: list[int] = []
     whole = gang("g", 7, p=3)
 
@@ -270,14 +274,17 @@ def test_a_part_of_a_gang_is_rolled_back(gangs: Gangs) -> None:
         for _ in range(MOST_REFUSALS):
             assert not gangs.left
             session.begin()
-            assert gangs.queue(queue, 16, session) == []
+            assert gangs.queue(queue, 16, session, GATE.guard) == []
             assert not session.in_transaction()
     assert asked == [16, 2] * MOST_REFUSALS
     assert gangs.left.keys() == {whole.name}
 
 
-def test_a_gang_larger_than_what_airflow_queues_at_once_is_queued_in_one_transaction(gangs: Gangs) -> None:
+def test_a_gang_larger_than_what_airflow_queues_at_once_is_queued_in_one_transaction(
+    gangs: Gangs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In several goes, of which only the first finds out whose turn it is."""
+    monkeypatch.setattr(Gangs, "prepare", lambda _: None)  # it asks Airflow's database
     asked: list[int] = []
 
     def queue(most: int) -> list[Any]:
@@ -288,6 +295,70 @@ def test_a_gang_larger_than_what_airflow_queues_at_once_is_queued_in_one_transac
 
     with Session(create_engine("sqlite://")) as session:
         session.begin()
-        assert len(gangs.queue(queue, 2, session)) == 5
+        assert len(gangs.queue(queue, 2, session, GATE.guard)) == 5
         assert session.in_transaction()
     assert asked == [2, 3, 1]
+
+
+def test_what_fails_in_gangs_ends_no_scheduler(gangs: Gangs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, around and after the scheduler's own step: what that queues is queued, each fault is a pause; what the
+    step itself raises is the scheduler's, as natively."""
+    clock = [0.0]
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    def lock(_: int) -> list[Any]:
+        raise TimeoutError("the scheduler's own")
+
+    for place, name in ((Gangs, "prepare"), (compat, "narrowed"), (Gangs, "_check")):
+        gate = Gate(lambda **_: None, clock=lambda: clock[0])
+        with monkeypatch.context() as patch, Session(create_engine("sqlite://")) as session:
+            patch.setattr(Gangs, "prepare", lambda _: None)
+            patch.setattr(place, name, fail)
+            assert gangs.queue(lambda _: ["task"], 16, session, gate.guard) == ["task"]
+            assert gate.health.faults == 1, name
+            with pytest.raises(TimeoutError):
+                gangs.queue(lock, 16, session, gate.guard)
+
+
+def test_dags_are_read_before_pools_are_locked_and_only_chosen_ones(
+    gangs: Gangs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the locked pass nothing is read but rows of what waits; a DAG that is not chosen is never read."""
+    read: list[str] = []
+    locked = [False]
+    monkeypatch.setenv("EGS_MODE", "on")
+    monkeypatch.setenv("EGS_DAGS", "chosen")
+    config.settings.cache_clear()
+    rows = [("v1", "chosen"), ("v2", "other")]
+    stored = {"task_id": "t", "executor_config": {"egs": {"gang": "g"}}}
+
+    def tasks(version: str) -> list[Any]:
+        assert not locked[0]
+        read.append(version)
+        return [stored]
+
+    monkeypatch.setattr(compat, "connect", lambda: nullcontext())
+    monkeypatch.setattr(compat, "stored_tasks", tasks)
+    monkeypatch.setattr(gang_rows, "scheduled_versions", lambda _: rows)
+    monkeypatch.setattr(gang_rows, "scheduled_runs", lambda _: [(v, dag, "run") for v, dag in rows])
+    asked: dict[Any, Any] = {}
+
+    def companies(_: Any, gang_of: dict[Any, Any]) -> list[Company]:
+        asked.update(gang_of)
+        return []
+
+    monkeypatch.setattr(gang_rows, "companies", companies)
+
+    def step(_: int) -> list[Any]:
+        locked[0] = True
+        gangs.look(None, {})
+        locked[0] = False
+        return []
+
+    with Session(create_engine("sqlite://")) as session:
+        for _ in range(2):
+            gangs.queue(step, 16, session, Gate(lambda **_: None).guard)
+    assert read == ["v1"]
+    assert asked == {("chosen", "run"): {"t": "g"}}

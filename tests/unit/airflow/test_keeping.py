@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from egs_airflow import config
 from egs_airflow.executors.gate import Gate, Started
 from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_kept
-from egs_airflow.executors.mixin import is_on, seconds_of
+from egs_airflow.executors.mixin import is_on
 
 
 def waits(key: str, weight: int, slots: int = 1) -> Claim:
@@ -67,25 +65,6 @@ def test_never_more_is_kept_than_is_open(open_slots: int, claims: list[Claim]) -
     assert len(kept) <= sum(1 for one in claims if one.reason)
 
 
-def test_what_fails_in_the_gate_is_one_warning_and_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    """The pools stay as Airflow counted them, and later passes do not ask again."""
-    config.warn.cache_clear()
-    calls: list[int] = []
-
-    def fail() -> None:
-        calls.append(1)
-        raise SystemExit("broken")
-
-    gate = Gate(lambda **_: None)
-    pools: dict[str, Any] = {"p": {"scheduled": 1, "open": 1}}  # without a total, which the gate needs
-    gate.guard(lambda: gate.adjust(pools))
-    gate.guard(fail)
-    assert gate.is_broken
-    assert calls == []
-    assert pools == {"p": {"scheduled": 1, "open": 1}}
-    assert len([one for one in caplog.records if one.name == "egs_airflow"]) == 1
-
-
 @pytest.mark.parametrize(
     ("mode", "keep_slots", "expected"),
     [("on", "", True), ("on", "no", False), ("on", " Off ", False), ("observe", "yes", False), ("off", "", False)],
@@ -107,7 +86,7 @@ def test_the_executor_is_its_parent_unless_told_otherwise(
 def test_how_long_a_large_task_waits_first(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
     """A text that means nothing is one warning, and the default."""
     monkeypatch.setenv("EGS_RESERVE_AFTER", text)
-    assert seconds_of("reserve_after", 30.0) == seconds
+    assert config.seconds_of("reserve_after") == seconds
 
 
 def test_the_scheduler_is_kept_awake_and_celery_forgets_nothing() -> None:

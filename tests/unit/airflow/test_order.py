@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import egs_core as egs
 from egs_airflow import config
 from egs_airflow.order import pools
-from egs_airflow.order.durations import load_durations, write_durations
+from egs_airflow.order.durations import current_durations, load_durations, write_durations
 from egs_airflow.order.policy import apply_to_task
-from egs_airflow.order.weights import HIGHEST, remaining_path_s, weight, weights
+from egs_airflow.order.weights import HIGHEST, remaining_path_s, usual_s, weight, weights
 from egs_core.errors import InputError
 from egs_core.graph.analysis import upward_rank
 from egs_core.graph.columns import Graph
@@ -62,6 +62,37 @@ def test_weights_of_a_worked_example() -> None:
         "c": weight(120.0, True),
         "d": weight(60.0, False),
     }
+
+
+def test_a_dag_of_which_nothing_is_known_is_as_long_as_others() -> None:
+    """Its tasks count as the median of all that are known: a first run goes neither before nor after all of those."""
+    durations = {"known": {"a": 4.0, "b": 5.0, "c": 6.0}}
+    assert usual_s(durations) == 5.0
+    assert weights({"new": []}, {}, usual_s(durations)) == {"new": weight(5.0, False)}
+    assert weights({"new": []}, {}, usual_s({})) == {"new": weight(60.0, False)}
+
+
+def test_numbers_that_are_too_large_are_no_durations(tmp_path: Path) -> None:
+    """Sums of them would be no numbers, and one such file would turn all weights off."""
+    path = tmp_path / "durations.json"
+    path.write_text(
+        '{"format": "egs-airflow-durations", "version": 1, "dags": {"d": {"a": 1e308, "b": 1e308, "c": 2}}}'
+    )
+    assert load_durations(path) == {"d": {"c": 2.0}}
+    assert weight(math.inf, False) == HIGHEST
+
+
+def test_durations_that_are_not_there_are_one_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the path that this process reads: another home may have them."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    path = tmp_path / "egs" / "airflow" / "durations.json"
+    monkeypatch.setattr("egs_airflow.order.durations.LOOK_S", 0.0)
+    assert current_durations() is current_durations() == {}
+    assert [record.getMessage().count(f"{path} is not there") for record in caplog.records] == [1]
+    write_durations(path, {"dag": {"a": 1.0}})
+    assert current_durations() is current_durations() == {"dag": {"a": 1.0}}
 
 
 def test_durations_are_read_as_written_and_again_when_they_change(tmp_path: Path) -> None:
@@ -128,9 +159,10 @@ def test_pools_are_made_in_mode_on_only(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One slot a GPU, a share counts as one; not where more are needed than there are, or the user chose a pool."""
+    """One slot a GPU, a share counts as one, also where more are needed than there are, which Airflow then holds; not
+    where the user chose a pool. A list of created pools that lacks the pool is one warning, with its path."""
     from airflow.providers.standard.operators.python import PythonOperator
     from airflow.sdk import DAG
 
@@ -162,9 +194,13 @@ def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
     for task in tasks:
         apply_to_task(task)
     found = {task.task_id: (task.pool, task.pool_slots) for task in tasks}
-    default = ("default_pool", 1)
     assert found == {"share": ("gpu", 1), "mapped": ("gpu", 1), "resources": ("gpu", 2)} | {
-        "large": default,
+        "large": ("gpu", 9),
         "own": ("mine", 1),
-        "plain": default,
+        "plain": ("default_pool", 1),
     }
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("egs: [egs] pools: tasks that state GPUs stay in the default pool")
+    assert f"gpu is not in {created}," in said[0]
+    held = "needs 9 slots, pool gpu is configured with 8: Airflow keeps it scheduled until the pool is larger"
+    assert said[1:] == [f"egs: gpus.large: {held}"]

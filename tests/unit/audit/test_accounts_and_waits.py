@@ -53,7 +53,7 @@ def test_held_is_used_and_cold_and_idle(records: list[Record]) -> None:
     for rows in ([total], gpu_time_by_job(line), gpu_time_by_task(line)):
         for row in rows:
             assert row.held_s == pytest.approx(row.used_s + row.cold_s + row.idle_s)
-            assert row.held_s == pytest.approx(row.used_s + row.wasted_s)
+            assert row.taken_s == pytest.approx(row.used_s + row.wasted_s)
         assert sum(row.held_s for row in rows) == pytest.approx(total.held_s)
         assert sum(row.wasted_s for row in rows) == pytest.approx(total.wasted_s)
     metrics = metrics_of(line)

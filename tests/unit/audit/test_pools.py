@@ -55,6 +55,18 @@ def test_what_was_admitted_has_its_place() -> None:
     assert reasons["slow"][1] == "admitted, but no worker or process of the executor had taken it yet"
 
 
+def test_what_was_admitted_counts_in_the_accounts_too() -> None:
+    """A slot that a task has taken and not started on is wasted in the accounts, as in the waits and in the ratio."""
+    told = audit(ran(("slow", "a", 0.0, 6.0, 7.0), ("next", "a", 7.0, 7.0, 8.0)), simulated=False)
+    rows = {row.name: (row.queued_s, row.held_s, row.used_s, row.wasted_s) for row in told.by_task}
+    assert rows == {"slow": (6.0, 1.0, 1.0, 6.0), "next": (0.0, 1.0, 1.0, 0.0)}
+    for total in (told.total, *told.by_job):
+        assert (total.queued_s, total.held_s, total.taken_s, total.wasted_s) == (6.0, 2.0, 8.0, 6.0)
+    assert told.to_dict()["total"]["taken_s"] == 8.0
+    assert told.wastage_by_volume is not None
+    assert told.wastage_by_volume * told.offered_s >= told.total.wasted_s
+
+
 def test_the_forecast_pins_tasks() -> None:
     """Four seconds of work in one of two pools are simulated as such; where tasks may move they would take two."""
     tasks = [(f"t{n}", "a", float(n), float(n), n + 1.0) for n in range(4)]

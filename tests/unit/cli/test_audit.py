@@ -84,6 +84,18 @@ def test_forecast_is_kept_and_compared(tmp_path: Path, capsys: Out) -> None:
     assert capsys.readouterr().out.count("in the band") == 3
 
 
+def test_a_forecast_is_not_compared_with_a_run_of_other_tasks(tmp_path: Path, capsys: Out) -> None:
+    """A history of two jobs against a run of one: exit code 2, and the line names what differs."""
+    forecast = str(tmp_path / "forecast.json")
+    before, after = _log(tmp_path / "before.jsonl", "fifo", jobs=2), _log(tmp_path / "after.jsonl", "egs")
+    assert run(["audit", before, "--forecast-out", forecast]) == 0
+    capsys.readouterr()
+    assert run(["audit", "--compare", forecast, after]) == 2
+    said = capsys.readouterr().err
+    assert "is not of the same tasks: 20 tasks in the forecast, 10 in" in said
+    assert "only in the forecast: " in said
+
+
 def test_page_and_run_log(native: str, tmp_path: Path, capsys: Out) -> None:
     """`-o` writes the history as a page, `--runlog` as a run log that can be read again."""
     page, log = tmp_path / "page.html", tmp_path / "copy.jsonl"

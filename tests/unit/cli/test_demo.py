@@ -41,7 +41,7 @@ class Framework:
         return DemoOutcome(1.25, True, runs)
 
     def _run(self, name: str, folder: Path) -> RunOutcome:
-        held_s = {"native": 4.0, "tuned": 2.0, "egs": 1.0, "egs-no-hints": 3.0}[name]
+        held_s = {"native": 4.0, "tuned": 2.5, "egs": 1.0, "egs-no-hints": 2.5}[name]
         records: list[Record] = [
             Capacity(0.0, "n", 4.0, 1),
             WorkloadSubmitted(0.0, "w"),
@@ -148,15 +148,24 @@ def test_out_that_is_a_file_and_unknown_framework(
 
 def test_what_four_variants_say() -> None:
     """Gains are quoted against the pipelines as written and as tuned by hand, and without hints apart."""
-    makespans = {"native": 60.0, "tuned": 44.0, "egs": 40.0, "egs-no-hints": 57.0}
+    makespans = {"native": 60.0, "tuned": 48.0, "egs": 40.0, "egs-no-hints": 50.0}
     assert conclusions(32.0, makespans) == [
         "1.5 times as fast with EGS, 25% above what no scheduler can beat.",
-        "1.1 times as fast as tuned by hand.",
-        "1.05 times as fast with EGS on pipelines as they are, no hints.",
+        "1.2 times as fast as tuned by hand.",
+        "1.20 times as fast with EGS on pipelines as they are, no hints.",
     ]
     assert len(conclusions(32.0, {"native": 60.0, "egs": 40.0})) == 1
     parallel = "1.3 times as fast as the same tasks in parallel, first ready first served."
     assert conclusions(32.0, {"native": 60.0, "fifo": 52.0, "egs": 40.0})[1:] == [parallel]
+
+
+def test_a_difference_within_the_noise_of_one_pair_is_no_claim() -> None:
+    """Less than a tenth, less than a second, or less than what the runs themselves show of the machine's noise."""
+    assert conclusions(32.0, {"native": 43.0, "egs": 40.0}) == [
+        "No claim against the pipelines alone: 43.0 s and 40.0 s are within the noise of one pair of runs."
+    ]
+    assert conclusions(1.0, {"native": 2.0, "egs": 1.5})[0].startswith("No claim")
+    assert conclusions(32.0, {"native": 60.0, "egs": 40.0}, {"native": 0.6})[0].startswith("No claim")
 
 
 def test_all_variants_of_an_adapter_are_run_and_shown(
@@ -169,6 +178,6 @@ def test_all_variants_of_an_adapter_are_run_and_shown(
     headings = next(line for line in shown.splitlines() if "alone" in line)
     places = [headings.index(heading) for heading in ("alone", "tuned by hand", "with EGS", "EGS, no hints", "ideal")]
     assert places == sorted(places)
-    assert "2.0 times as fast as tuned by hand" in shown
-    assert "1.33 times as fast with EGS on pipelines as they are" in shown
+    assert "2.5 times as fast as tuned by hand" in shown
+    assert "1.60 times as fast with EGS on pipelines as they are" in shown
     assert len(list(tmp_path.glob("*.jsonl"))) == 4

@@ -123,7 +123,7 @@ def test_an_adapter_that_is_not_installed_is_bad_input(monkeypatch: pytest.Monke
     """Asking for an adapter that is not there says which are, and how to install it."""
     install(monkeypatch, "WORKS")
     with pytest.raises(
-        InputError, match=r"adapter 'kubeflow': not installed; installed: framework \(pip install egs-k"
+        InputError, match=r"adapter 'kubeflow': not installed; installed: framework \(pip install 'egs-core\[kubeflow"
     ):
         load_adapter("kubeflow")
 

@@ -201,10 +201,10 @@ def test_why_from_a_run_log(file: str, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ("simulate FILE", "--slots: say what to run on"),
+        ("simulate FILE", "--slots: no cluster is given"),
         ("simulate FILE --slots 0", "--slots: must be at least 1, not 0"),
         ("simulate FILE --slots -3", "--slots: must be at least 1, not -3"),
-        ("simulate FILE --slots 2 --cpus 2", "--slots: stands alone"),
+        ("simulate FILE --slots 2 --cpus 2", "--slots: cannot be combined"),
         ("simulate FILE --cpus 0", "--cpus: must be above 0"),
         ("simulate FILE --cpus nan", "--cpus: must be above 0"),
         ("simulate FILE --cpus 4 --gpus -1", "--gpus: must be 0 to 10000"),
@@ -221,13 +221,13 @@ def test_why_from_a_run_log(file: str, tmp_path: Path, capsys: pytest.CaptureFix
         ("simulate FILE --slots 2 --failure-rate 1.5", "--failure-rate: must be between 0 and 1"),
         ("simulate FILE --slots 2 --bandwidth 0", "--bandwidth: must be a number above 0"),
         ("simulate FILE --slots 2 --max-wait -1", "--max-wait: must be a number of 0 or more"),
-        ("simulate FILE --slots 2 --policy all --runlog x", "--runlog: is the log of one run"),
+        ("simulate FILE --slots 2 --policy all --runlog x", "--runlog: takes the log of one run"),
         ("simulate FILE --cpus 4", "task 'train1': can never run here"),
         ("simulate missing.json --slots 2", "missing.json"),
         ("plan FILE --slots 2 --policy all", "--policy: unknown policy 'all'"),
         ("plan FILE --slots 2 --limit 0", "--limit: must be at least 1"),
         ("why FILE trian1 --slots 2", "has no task 'trian1' (did you mean 'train1'?)"),
-        ("why FILE train1", "--slots: say what to run on"),
+        ("why FILE train1", "--slots: no cluster is given"),
         ("why FILE train1 --slots 2 --at -1", "--at: must be a number of seconds"),
     ],
 )

@@ -64,7 +64,8 @@ def test_gpus_are_used_equally_and_held_differently(runs: tuple[list[Any], Path]
         assert 6.7 <= figures["gpu_used_s"] < 2 * 6.7  # a busy machine computes for longer
     assert native["gpu_held_s"] >= native["gpu_used_s"] + 4 * 1.3 + 5 * 1.0
     held_cold = {name: _gpu_cold_starts(folder / f"{name}.jsonl") for name in ("native", "tuned")}
-    assert held_cold == {"native": 5, "tuned": 2}
+    assert held_cold["native"] == 5
+    assert 2 <= held_cold["tuned"] < 5  # one a GPU, unless Ray ends an idle process on a busy machine
 
 
 def _gpu_cold_starts(path: Path) -> int:

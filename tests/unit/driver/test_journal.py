@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from egs_core.driver.journal import FORMAT, VERSION, Journal, recover
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.snapshots import decode_state
-from egs_core.engine.state import State
+from egs_core.engine.state.snapshots import decode_state
+from egs_core.engine.state.state import State
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench, canonical, cpu, gpu, graph_of
@@ -279,7 +279,12 @@ def test_the_committed_snapshot_of_version_1_is_readable() -> None:
     """The same state as the journal's, as a snapshot of the first version."""
     engine = Engine.restore((FIXTURES / "snapshot-v1.json").read_bytes())
     engine.validate_state()
-    assert canonical(engine.state) == canonical(recover(FIXTURES / "v1.jsonl").state)
+    folded = recover(FIXTURES / "v1.jsonl").state
+    assert [s.open_tasks for s in folded.submissions] == [s.open_tasks for s in engine.state.submissions]
+    for state in (folded, engine.state):  # which lengths were unknown, and what they came to, the snapshot never said
+        state.submissions, state.histories, state.unknown, state.left_ms = [], {}, set(), []
+    assert canonical(engine.state) == canonical(folded)
+    engine = Engine.restore((FIXTURES / "snapshot-v1.json").read_bytes())
     assert engine.handle(m.NodeAdded("n1", 4.0, 2), 9.0)
 
 

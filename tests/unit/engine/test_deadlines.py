@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from egs_core.engine import Engine
+from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.deadlines import pass_up
-from egs_core.engine.quota import QueueSpec
+from egs_core.engine.specs import QueueSpec
+from egs_core.engine.state.growth import pass_up
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 
 
 def busy(deadline_s: float | None = None, queue: str = "", cpus: int = 1) -> EngineBench:
     """One CPU, held by "x"; then "long" (100 s) waits in workload v, and "short" (20 s) in w with the deadline."""
-    bench = EngineBench(cpus)
+    bench = EngineBench(cpus, config=EngineConfig(policy="dependents"))
     bench.submit(graph_of({"x": ()}), "u")
     bench.start("x")
     bench.submit(graph_of({"long": (), "end": ("long",)}, default=(cpu(50.0),)), "v")

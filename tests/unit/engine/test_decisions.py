@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egs_core.engine import messages as m
-from egs_core.engine.restarts import RETRY_MAX_S
+from egs_core.engine.passes.restarts import RETRY_MAX_S
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 

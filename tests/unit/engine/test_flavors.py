@@ -7,8 +7,8 @@ import pytest
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.flavors import FlavorSpec, cost_of, seconds_on
-from egs_core.engine.slices import mig_profiles
+from egs_core.engine.rules.flavors import cost_of, seconds_on
+from egs_core.engine.specs import FlavorSpec, mig_profiles
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from egs_core.engine import Engine, EngineConfig, free_index
+from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.classes import ClassId
-from egs_core.engine.free_index import FreeIndex
-from egs_core.engine.heads import Heads
+from egs_core.engine.order import free_index
+from egs_core.engine.order.classes import ClassId
+from egs_core.engine.order.free_index import FreeIndex
+from egs_core.engine.order.fronts import ClassFronts
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 from egs_core.testing.engine_world import World
@@ -100,7 +101,7 @@ def test_a_closed_room_opens_where_something_fits_again(monkeypatch: pytest.Monk
     names = {"a": (), "large1": (), "large2": (), "b": ()}
     bench.submit(graph_of(names, {n: (cpu(9.0, cpus=4.0),) for n in names if "large" in n}))
     assert bench.granted() == ["large1", "a"]
-    assert bench.engine._queue.heads.closed  # a look inside: it shows in speed only
+    assert bench.engine._queue.fronts.closed  # a look inside: it shows in speed only
     bench.end("a")
     assert bench.granted()[-1] == "b"
     bench.end("large1")
@@ -127,30 +128,29 @@ def test_a_gpu_that_comes_free_opens_the_room_of_its_node(monkeypatch: pytest.Mo
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60))
 def test_heads_are_what_sorting_says(steps: list[tuple[int, int, bool]]) -> None:
-    """Heads put, replaced and dropped at random, rooms closed and opened: first and next are those of a sorted list."""
-    heads = Heads(lambda class_id, _: class_id[:2])
+    """Fronts put, replaced and dropped at random, keys closed and opened: first and next as in a sorted list."""
+    fronts = ClassFronts(lambda class_id, _: class_id[:2])
     model: dict[ClassId, tuple[tuple[float, ...], int]] = {}
     closed = set()
     for number, (which, value, flag) in enumerate(steps):
         class_id = (which // 2, -1, (which,), -1)
         if value < 20:
             model[class_id] = (float(value), float(number)), number
-            heads.put(class_id, *model[class_id])
+            fronts.put(class_id, *model[class_id])
         elif flag:
-            heads.drop(class_id)
+            fronts.drop(class_id)
             model.pop(class_id, None)
         elif value < 30:
-            heads.close(class_id[:2])
+            fronts.close(class_id[:2])
             closed.add(class_id[:2])
         else:
-            heads.reopen(class_id[:2])
+            fronts.reopen(class_id[:2])
             closed.discard(class_id[:2])
         ordered = sorted((*entry, known) for known, entry in model.items())
-        assert heads.order == ordered
-        able = [head for head in ordered if head[2][:2] not in closed]
-        assert heads.first(set(), set()) == (able[0] if able else None)
-        assert heads.first({able[0][2]} if able else set(), set()) == (able[1] if len(able) > 1 else None)
-        for head in ordered:
-            later = [other for other in ordered if other[0] > head[0]]
-            assert heads.following(head[0]) == (later[0][0] if later else None)
-            assert heads.class_headed_by(head[1], head[0]) == head[2]
+        assert fronts.order == ordered
+        able = [front for front in ordered if front[2][:2] not in closed]
+        assert fronts.first(set(), set()) == (able[0] if able else None)
+        assert fronts.first({able[0][2]} if able else set(), set()) == (able[1] if len(able) > 1 else None)
+        for front in ordered:
+            later = [other for other in ordered if other[0] > front[0]]
+            assert fronts.following(front[0]) == (later[0][0] if later else None)

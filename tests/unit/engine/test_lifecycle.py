@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from egs_core.engine import messages as m
-from egs_core.engine.lifecycle import ALLOWED, ENDED, HOLDS_LEASE, OUTCOMES, STATUS_NAMES
-from egs_core.engine.state import State
+from egs_core.engine.state.lifecycle import ALLOWED, ENDED, HOLDS_LEASE, OUTCOMES, STATUS_NAMES
+from egs_core.engine.state.state import State
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, canonical, cpu, gpu, graph_of
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.locality import fetch_s
-from egs_core.engine.queue import ReadyQueue
+from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.rules.locality import fetch_s
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.sim import SimConfig, SimNode, simulate

@@ -6,7 +6,7 @@ import pytest
 
 from egs_core.engine import POLICIES, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.policy import EGS, DownstreamWeight, make_policy
+from egs_core.engine.order.policy import EGS, DownstreamWeight, make_policy
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, graph_of
 from egs_core.testing.engine_world import World
@@ -34,6 +34,7 @@ def firsts(policy: str, seed: int = 0) -> list[str]:
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
+        ("dependents", ["root", "leaf", "wide", "busy", "short"]),
         ("egs", ["root", "leaf", "wide", "busy", "short"]),
         ("heft", ["root", "leaf", "wide", "busy", "short"]),
         ("fifo", ["busy", "leaf", "short", "root", "wide"]),
@@ -109,7 +110,7 @@ def test_reasons_name_the_deciding_term() -> None:
 def test_jobs_go_by_expected_time_and_after_what_others_wait_for() -> None:
     """Of workloads of one task the one with the shortest mean goes first, which is not always the one with the shortest
     median; a task that another waits for goes before them; a workload that grows is no such job any more."""
-    bench = EngineBench(1)
+    bench = EngineBench(1, config=EngineConfig(policy="dependents"))
     bench.submit(graph_of({"busy": ()}, {"busy": (cpu(1.0),)}), "other")
     for name, seconds in (("long", 9.0), ("skewed", 4.0), ("short", 5.0), ("grows", 8.0)):
         bench.submit(graph_of({name: ()}, {name: (cpu(seconds),)}), name)
@@ -123,7 +124,7 @@ def test_jobs_go_by_expected_time_and_after_what_others_wait_for() -> None:
 
 def test_a_gang_that_is_a_workload_is_a_job() -> None:
     """The shorter of two gangs goes first, though the longer one came first."""
-    bench = EngineBench(2)
+    bench = EngineBench(2, config=EngineConfig(policy="dependents"))
     bench.submit(graph_of({"x": (), "y": ()}), "first")
     for workload, seconds in (("slow", 9.0), ("quick", 2.0)):
         names = {f"{workload}{i}": () for i in range(2)}
@@ -177,3 +178,14 @@ def test_between_equals_the_warm_one_goes_first() -> None:
     bench.end("busy", at=5.0)
     assert bench.granted()[-1] == "b"
     assert bench.grant_of("b").reason == "warmth"
+
+
+@pytest.mark.parametrize("policy", ["egs", "least-work"])
+def test_of_two_overdue_tasks_age_is_the_reason(policy: str) -> None:
+    """Both have waited longer than they may: the one that has waited longer goes first, and is told so, although the
+    other's path is longer."""
+    bench = EngineBench(1, config=EngineConfig(policy, default_max_wait_s=1.0))
+    bench.submit(graph_of({"busy": (), "old": ()}, {"busy": (cpu(50.0),), "old": (cpu(1.0),)}))
+    bench.submit(graph_of({"young": (), "after": ("young",)}, default=(cpu(9.0, 0.5),), known=("busy", "old")), at=0.5)
+    bench.end("busy", 5.0)
+    assert (bench.granted()[-1], bench.grant_of("old").reason) == ("old", "overdue")

@@ -12,9 +12,9 @@ from benchmarks.fragmentation import UP_TO, run_arrays, run_engine
 from benchmarks.openb import arrivals, synthetic_problem
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.capacity import WHOLE_DEVICE
-from egs_core.engine.packer import make_packer, milestone
-from egs_core.engine.packing import (
+from egs_core.engine.rules.fit import devices_of
+from egs_core.engine.rules.packer import make_packer, milestone
+from egs_core.engine.rules.packing import (
     FILL_SHARE,
     MOST_TYPICAL,
     PACKINGS,
@@ -30,7 +30,7 @@ from egs_core.engine.packing import (
     typical_workload,
     usable_devices,
 )
-from egs_core.engine.placement import devices_of
+from egs_core.engine.state.nodes import WHOLE_DEVICE
 from egs_core.graph.columns import Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 from egs_core.testing.engine_world import World
@@ -223,6 +223,19 @@ def test_a_choice_fits_and_is_the_same_again(packing: str, free: Free, shape: Sh
     assert all(0 <= device <= WHOLE_DEVICE for device in left.devices)
     assert sum(free.devices) - sum(left.devices) == shape.gpu_milli
     assert choose(free, shape, typical) == (score, devices)
+
+
+@quick
+@given(frees, st.lists(shapes, min_size=1, max_size=4), kinds)
+def test_a_descent_that_remembers_chooses_the_same(free: Free, asked: list[Shape], typical: TypicalWorkload) -> None:
+    """The shipped packing keeps what devices offer to the typical phases; it says what the plain descent says."""
+    shipped = PACKINGS[SHIPPED]
+    assert shipped.remembering is not None
+    remembering = shipped.remembering()
+    for shape in asked:
+        fits = len(usable_devices(free, shape)) >= devices_of(shape)
+        if fits and shape.cpu_milli <= free.cpu_milli and shape.memory_bytes <= free.memory_bytes:
+            assert remembering(free, shape, typical) == shipped.choose(free, shape, typical)
 
 
 @quick

@@ -102,7 +102,7 @@ def test_what_no_node_offers_says_so() -> None:
     bench = cluster(m.NodeAdded("a", 4.0), m.NodeAdded("b", 2.0, 1))
     bench.submit(graph_of({"two": (), "mixed": ()}, {"two": (gpu(1.0, gpus=2),), "mixed": (cpu(1.0, cpus=4.0), gpu())}))
     assert bench.reason("two").kind == "infeasible"
-    assert "2 GPUs; no node offers that at all" in bench.reason("two").text
+    assert "2 GPUs; no node has more than 1 GPUs: it fits nowhere" in bench.reason("two").text
     assert bench.reason("mixed").text == "no one node offers what all its phases need"
     bench.send(m.NodeAdded("c", 8.0, 4))
     assert (bench.status("two"), bench.status("mixed")) == ("granted", "granted")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.preemption import MOST_PREEMPTIONS
-from egs_core.engine.quota import UNLIMITED, Amounts, QueueSpec
+from egs_core.engine.rules.victims import MOST_PREEMPTIONS
+from egs_core.engine.specs import UNLIMITED, Amounts, QueueSpec
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, PhaseSpec, cpu, gpu, graph_of
 
@@ -59,7 +59,7 @@ def test_lent_quota_is_taken_back() -> None:
     assert (others, reason) == ([], "preempted for b0: reclaim")
     stop = next(d for d in bench.decisions if isinstance(d, m.Stop))
     assert (stop.requeue, stop.grace_s) == (True, 5.0)
-    submit(bench, "a", "a2", (gpu(1.0),), 11.0)
+    submit(bench, "a", "a2", (gpu(2000.0),), 11.0)
     bench.end(victim, 12.0, "preempted")
     assert (bench.status("b0"), bench.status(victim), bench.status("a2")) == ("granted", "ready", "ready")
     assert bench.state.workloads[0].lost_s == 12.0

@@ -8,11 +8,12 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from egs_core.engine import EngineConfig, quota
+from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.preemption import AGE, LIMIT, MOST_PREEMPTIONS, PRIORITY, RECLAIM
-from egs_core.engine.quota import UNLIMITED, QueueSpec
-from egs_core.engine.state import State
+from egs_core.engine.rules import quota
+from egs_core.engine.rules.victims import AGE, LIMIT, MOST_PREEMPTIONS, PRIORITY, RECLAIM
+from egs_core.engine.specs import UNLIMITED, QueueSpec
+from egs_core.engine.state.state import State
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r

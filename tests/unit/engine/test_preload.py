@@ -6,9 +6,9 @@ import pytest
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.device_forecast import DeviceForecast
-from egs_core.engine.outlook import FAR, Outlook
-from egs_core.engine.preload import EARLY, LEAD_FACTOR, LEAD_S, task_end
+from egs_core.engine.passes.device_forecast import DeviceForecast
+from egs_core.engine.passes.outlook import FAR, Outlook
+from egs_core.engine.passes.preload import EARLY, LEAD_FACTOR, LEAD_S, task_end
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.testing.engine_bench import EngineBench, PhaseSpec, cpu, gpu, graph_of
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.engine import messages as m
-from egs_core.engine import quota
-from egs_core.engine.quota import UNLIMITED, Amounts, QueueSpec, QueueState
+from egs_core.engine.specs import UNLIMITED, Amounts, QueueSpec
+from egs_core.engine.state.records import QueueState, smoothed_at
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, PhaseSpec, cpu, gpu, graph_of
 
@@ -30,6 +30,24 @@ def submit(bench: EngineBench, queue: str, names: str, phases: Sequence[PhaseSpe
     workload = f"{queue}-{len(bench.state.workloads)}"
     bench.send(m.WorkloadSubmitted(workload, queue=queue), at)
     bench.submit(graph_of(dict.fromkeys(names.split(), ()), default=phases), workload, at)
+
+
+def test_a_cohort_that_uses_more_than_its_quotas_is_found() -> None:
+    """Two queues use a GPU each. Granted under quotas of one GPU together, that is an error; when the quotas
+    have become smaller since, it is not."""
+    small = QueueSpec("a", "lab", gpus(0)), QueueSpec("b", "lab", gpus(1))
+    bench = bench_of(4, QueueSpec("a", "lab", gpus(1)), QueueSpec("b", "lab", gpus(1)))
+    submit(bench, "a", "a0", (gpu(),))
+    submit(bench, "b", "b0", (gpu(),))
+    bench.send(m.QueuesChanged(small))
+    bench.engine.validate_state()
+    other = bench_of(4, QueueSpec("a", "lab", gpus(1)), QueueSpec("b", "lab", gpus(1)))
+    submit(other, "a", "a0", (gpu(),))
+    submit(other, "b", "b0", (gpu(),))
+    for queue, spec in zip(other.state.queues, small, strict=True):
+        queue.spec = spec
+    with pytest.raises(AssertionError, match=r"cohort of \['a', 'b'\]: 2000 gpus used of 1000"):
+        other.engine.validate_state()
 
 
 def test_a_queue_gets_no_more_than_its_quota() -> None:
@@ -165,7 +183,7 @@ def test_smoothing_bears_odd_half_lives(half_life_s: float) -> None:
     """No overflow, and never more than what was used."""
     queue = QueueState(QueueSpec("q", half_life_s=half_life_s))
     queue.use((1000, 0, 0), 1, 5.0)
-    assert 0 <= quota.smoothed_at(queue, 1e9)[0] <= 1000
+    assert 0 <= smoothed_at(queue, 1e9)[0] <= 1000
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.booleans()), max_size=60), st.data())

@@ -6,7 +6,7 @@ import pytest
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.flavors import FlavorSpec
+from egs_core.engine.specs import FlavorSpec
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from egs_core.engine import messages as m
-from egs_core.engine.flavors import FlavorSpec
-from egs_core.engine.slices import best_mask, mig_profiles, smallest
+from egs_core.engine.specs import FlavorSpec, mig_profiles
+from egs_core.engine.state.slices import best_mask, smallest
 from egs_core.graph.columns import GIB, Shape
 from egs_core.testing.engine_bench import EngineBench, gpu, graph_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.work_left import step_of
+from egs_core.engine.order.work_left import step_of
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, graph_of
 
@@ -21,13 +21,13 @@ def two_workloads(policy: str) -> EngineBench:
 
 
 def test_the_workload_with_less_work_left_goes_first() -> None:
-    """The short one is over first, though its path is shorter; with `egs` the long one has the slot."""
+    """The short one is over first, though its path is shorter; with `dependents` the long one has the slot."""
     bench = two_workloads("least-work")
     for name in ("busy", "s0", "s1", "l0"):
         assert bench.granted()[-1] == name
         bench.end(name)
     assert bench.grant_of("s0").reason == "work_left"
-    native = two_workloads("egs")
+    native = two_workloads("dependents")
     native.end("busy")
     assert native.granted()[-1] == "l0"
 

@@ -11,6 +11,7 @@ import cloudpickle
 import pytest
 
 import egs_core as egs
+from egs_core import notices
 from egs_core.errors import InputError
 from egs_core.hints import TaskHints, hints_of, phase_kinds
 
@@ -102,6 +103,8 @@ BAD: list[tuple[str, object]] = [
     ("preload", 5),
     ("max_runtime", "soon"),
     ("max_gpu_time", -1),
+    ("max_runtime", 0),
+    ("max_gpu_time", "0s"),
     ("max_cost", "5"),
     ("deadline", "tomorrow"),
     ("max_wait", -1),
@@ -116,6 +119,13 @@ BAD: list[tuple[str, object]] = [
     ("flavors", 5),
     ("gang_same", 1),
     ("gpu", 1),
+    ("max_runtime", 0),
+    ("max_runtime", "0s"),
+    ("max_gpu_time", 0.0),
+    ("max_cost", 0),
+    ("deadline", 0),
+    ("idle_timeout", "soon"),
+    ("idle_timeout", 0),
 ]
 
 
@@ -132,6 +142,18 @@ def test_limits_and_deadline_in_plain_units() -> None:
     hints = hints_of(egs.task(max_runtime="2h", max_gpu_time="90m", max_cost=2.5, deadline="1d")(fresh()))
     assert hints is not None
     assert (hints.max_runtime_s, hints.max_gpu_s, hints.max_cost, hints.deadline_s) == (7200.0, 5400.0, 2.5, 86400.0)
+
+
+def test_an_idle_timeout_is_accepted_with_one_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name stays; nothing measures whether a task is idle, so nothing is stopped for it."""
+    monkeypatch.setattr(notices, "_said", set())
+    first, second = (hints_of(egs.task(gpus=1, idle_timeout="3s")(fresh())) for _ in range(2))
+    assert first == second == hints_of(egs.task(gpus=1)(fresh()))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("egs: the hint idle_timeout is not applied")
+    assert line.endswith("use max_runtime")
 
 
 def test_a_function_that_was_refused_has_no_hints() -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from egs_core.graph.columns import Shape
-from egs_core.history import HistoryRow
+from egs_core.history import HistoryRow, stored
+from egs_core.history.opened import open_history
 from egs_core.history.sql import SqlHistory
+from egs_core.history.stored import StoredHistory
 
 ROW = HistoryRow("p", "t", 0, Shape(), 1.0)
 
@@ -77,16 +79,29 @@ FAULTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not warned of any store."""
+    monkeypatch.setattr(stored, "_warned", set())
+
+
+@pytest.mark.parametrize("make", [SqlHistory, open_history], ids=["sqlalchemy", "chosen"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.__name__))
 def test_an_unusable_store_is_one_warning(
-    fault: Callable[[Path], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: Callable[[Path], str],
+    make: Callable[..., StoredHistory],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Every method returns, none raises, and there is one warning in all, without the password."""
-    history = SqlHistory(fault(tmp_path), busy_timeout_s=0.1)
+    """Every method returns, none raises, and there is one warning in all, also of two that use it, and without the
+    password."""
+    url = fault(tmp_path)
     with caplog.at_level(logging.DEBUG, logger="egs.history"):
-        assert [history.record([ROW]) for _ in range(3)] == [0, 0, 0]
-        assert (history.load("p"), history.signatures("p"), history.pipelines()) == ([], [], [])
+        for history in (make(url, busy_timeout_s=0.1), make(url, busy_timeout_s=0.1)):
+            assert [history.record([ROW]) for _ in range(3)] == [0, 0, 0]
+            assert (history.load("p"), history.signatures("p"), history.pipelines()) == ([], [], [])
     assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith("egs: history ")
     assert "going on without it" in caplog.text
     assert "secret" not in caplog.text
 

@@ -181,3 +181,26 @@ def test_a_run_of_an_uploaded_pipeline_is_left_alone(api: Api, tmp_path: Path) -
     assert json.loads(api.last()[1])["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v1"}
     with pytest.raises(TypeError, match="nothing_like_it"):
         client.run_pipeline("e1", "job", nothing_like_it=1)
+
+
+@pytest.mark.parametrize("mode", ["observe", "banana"])
+def test_mode_observe_submits_the_original_and_says_what_on_would_do(
+    mode: str,
+    api: Api,
+    tmp_path: Path,
+    package: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is changed; a mode that does not exist is said once, and observes."""
+    client_for(api, tmp_path, kfp.Client).run_pipeline("e1", "job", package)
+    theirs = json.loads(api.last()[1])
+    monkeypatch.setenv("EGS_MODE", mode)
+    client, _ = client_for(api, tmp_path), capsys.readouterr()
+    for _ in range(2):
+        client.run_pipeline("e1", "job", package)
+        assert json.loads(api.last()[1]) == theirs
+    said = capsys.readouterr().err
+    assert said.count("observing: ") == 2
+    assert "is submitted as it is; on, " in said
+    assert said.count("EGS_MODE='banana' is none of off, observe, on") == (mode == "banana")

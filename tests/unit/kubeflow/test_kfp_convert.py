@@ -148,7 +148,7 @@ def test_loops_have_a_width_where_it_is_written() -> None:
     found = {task: facts(converted, task).loops for task in converted.graph.ids if "." in task}
     assert found == {
         "for-loop-2.use": (Loop("for-loop-2", 3, 2),),
-        "for-loop-3.use-2": (Loop("for-loop-3", 2, 0),),
+        "for-loop-3.use-2": (Loop("for-loop-3", 2, 0, ("given",)),),
         "for-loop-4.make": (Loop("for-loop-4", None, 0),),
     }
     assert facts(convert(loops, {"given": [1] * 5}), "for-loop-3.use-2").width == 5

@@ -13,7 +13,7 @@ from egs_kubeflow.adapter import ADAPTER
 from egs_kubeflow.convert.documents import documents_of
 from egs_kubeflow.convert.pipeline import convert
 from egs_kubeflow.rewrite.pipeline import rewrite
-from egs_kubeflow.rewrite.profile import Profile
+from egs_kubeflow.rewrite.profile import Profile, parse_profile
 
 
 @dsl.component(base_image="python:3.11")
@@ -54,13 +54,44 @@ def test_without_it_pipelines_with_a_platform_are_refused(monkeypatch: pytest.Mo
     assert not checks["private API: kubernetes"].ok
 
 
-def test_a_field_of_a_newer_platform_is_read_past_but_not_rewritten() -> None:
-    """kfp passes it on unread, so the graph does not depend on it; a rewrite could not keep it, and says so."""
+def test_fields_of_a_newer_platform_pass_through() -> None:
+    """`init_container` and its like: kept unchanged, in nested messages and lists too, with a note; a second rewrite
+    changes nothing; the graph does not depend on them."""
     documents = documents_of(placed)
     executors = documents.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    executors["exec-step"]["notYetKnown"] = [{"image": "i"}]
+    added = {
+        "initContainers": [{"image": "i", "resources": {"limits": {"cpu": "1"}}}],
+        "podMetadata": {"labels": {"team": "a"}, "newer": {"x": 1.0}},
+        "tolerations": [{"key": "k", "operator": "Exists"}, {"key": "l", "operator": "Exists", "newer": [True]}],
+    }
+    executors["exec-step"] |= added
     assert convert(documents).graph.n_tasks == 1
-    with pytest.raises(InputError, match="notYetKnown"):
+    site = parse_profile("pools: [{name: a, selector: {a: b}, tolerations: [{key: m, operator: Exists}]}]")
+    result = rewrite(documents, site)
+    written = result.documents.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-step"]
+    assert written["initContainers"] == added["initContainers"]
+    assert written["podMetadata"]["newer"] == {"x": 1.0}
+    assert written["podMetadata"]["labels"]["egs.io/task"] == "step"
+    assert written["tolerations"][:2] == added["tolerations"]
+    names = "initContainers, podMetadata.newer, tolerations.1.newer"
+    assert result.notes == (f"step: {names}: not known to this kfp-kubernetes, and kept as it is",)
+    assert rewrite(result.documents, site).changes == ()
+
+
+def test_a_value_that_the_platform_refuses_is_an_error() -> None:
+    """What is not a field that is newer, but wrong."""
+    documents = documents_of(placed)
+    executors = documents.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    executors["exec-step"]["activeDeadlineSeconds"] = "soon"
+    with pytest.raises(InputError, match="activeDeadlineSeconds"):
+        rewrite(documents, Profile())
+
+
+def test_a_field_of_a_newer_pipeline_is_named_with_the_version_here() -> None:
+    """Compiling it again with the same kfp 2 would help nobody."""
+    documents = documents_of(plain)
+    documents.pipeline["notYetKnown"] = 1
+    with pytest.raises(InputError, match=r"notYetKnown.* \(a newer kfp wrote it\? This one is 2\."):
         rewrite(documents, Profile())
 
 

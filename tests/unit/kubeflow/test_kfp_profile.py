@@ -44,9 +44,9 @@ def pipeline(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "place", "problem"),
     [
-        ("pools:\n - {name: a}", "site line 2: pools[0].selector", "required"),
+        ("pools:\n - {name: a}", "site line 2: pools[0].selector", "is missing"),
         ("pools:\n - {name: A, selector: {a: b}}", "site line 2: pools[0].name", "'A' is no name of Kubernetes"),
-        ("pools:\n - {name: a, selector: {}}", "site line 2: pools[0].selector", "at least 1"),
+        ("pools:\n - {name: a, selector: {}}", "site line 2: pools[0].selector", "at least one entry"),
         ("pools:\n - name: a\n   selector: {x: 'a b'}", "site line 3: pools[0].selector.x", "no label value"),
         ("pools:\n - {name: a, selector: {a: b}, gpus_per_node: 2}", "site line 2: pools[0]", "add accelerator"),
         ("pools: [{name: a, selector: {a: b}}, {name: a, selector: {a: c}}]", "site line 1", "a second pool 'a'"),
@@ -57,9 +57,9 @@ def pipeline(tmp_path: Path) -> Path:
         ("pools: [{name: a, selector: {a: b}, tolerations: [{operator: Equal}]}]", "tolerations[0]", "operator Exists"),
         ("namespace: Team", "site line 1: namespace", "'Team' is no namespace"),
         ("namespace: a\ncontroller_namespace: a", "site line 1", "it needs one of its own"),
-        ("preload: {deadline: 0}", "site line 1: preload.deadline", "greater than or equal to 1"),
+        ("preload: {deadline: 0}", "site line 1: preload.deadline", "must be 1 or more"),
         ("pools: [{name: a, selector: {a: b}, device_class: gpu.nvidia.com}]", "pools[0]", "no GPUs: add accelerator"),
-        ("cluster_queues: [{name: q, quotas: {}}]", "cluster_queues[0].quotas", "at least 1"),
+        ("cluster_queues: [{name: q, quotas: {}}]", "cluster_queues[0].quotas", "at least one entry"),
         ("cluster_queues: [{name: q, quotas: {a: {cpus: 1}}}]", "site line 1", "pool 'a', which is not there"),
         (
             f"{CPU_POOL}\ncluster_queues: [{{name: q, quotas: {{a: {{gpus: 1}}}}}}]",
@@ -71,6 +71,31 @@ def pipeline(tmp_path: Path) -> Path:
             "site line 2",
             "pool 'b' without cpus",
         ),
+        ("queues:\n- name: " + "q" * 64, "site line 2: queues[0].name", "at most 63"),
+        ("priority_classes: [{name: " + "q" * 64 + "}]", "priority_classes[0].name", "at most 63"),
+        ("pools:\n- {name: a, selector: {a: b}, accelerator: gpu}", "line 2: pools[0].accelerator", "nvidia.com/gpu"),
+        ("gpu_resource: requests.nvidia.com/gpu", "gpu_resource", "no extended resource"),
+        ("pools:\n- {name: a, selector: {a..b/x: y}}", "pools[0].selector.a..b/x", "no label key"),
+        (
+            "pools:\n- {name: a, selector: {a: b}, tolerations: [{key: k, value: a}, {key: k, value: b}]}",
+            "site line 2: pools[0]",
+            "has the taint k:NoSchedule twice",
+        ),
+        (
+            f"pools:\n- {{name: {'a' * 63}.{'b' * 63}.{'c' * 63}.{'d' * 61}, selector: {{a: b}}, accelerator: x.y/z,"
+            " device_class: g}",
+            "site line 2: pools[0]",
+            "at most 249",
+        ),
+        ("time_limits: {cpu: 1h}", "site line 1: pools", "is missing"),
+        (f"{CPU_POOL}\nqueues: [{{name: q, exists: 'yes'}}]", "line 2: queues[0].exists", "true or false"),
+        (
+            f"{CPU_POOL}\nqueues: [{{name: p, exists: true}}, {{name: q, kind: gpu, exists: true}}]",
+            "site line 1",
+            "queue 'q' would get no task",
+        ),
+        (f"{CPU_POOL}\ntime_limits: {{cpu: 0}}", "site line 2: time_limits.cpu", "must be 1 or more"),
+        ("pools: {name: a}", "site line 1: pools", "must be a list"),
         ("- a", "site line 1", "is no site"),
         ("", "site line 1", "is no site"),
         ("[" * 100_000, "site line 1", "nested too deeply"),
@@ -82,6 +107,22 @@ def test_what_is_wrong_with_a_site_is_named(text: str, place: str, problem: str)
         parse_profile(text, "site")
     assert place in caught.value.place
     assert problem in caught.value.problem
+
+
+def test_an_unknown_field_suggests_one_of_its_place() -> None:
+    """`gpus` is a field of a quota, not of a pool."""
+    with pytest.raises(InputError, match=r"pools\[0\]\.acelerator: unknown field \(did you mean 'accelerator'\?"):
+        parse_profile("pools: [{name: a, selector: {a: b}, acelerator: x.y/z}]")
+    with pytest.raises(InputError, match=r"pools\[0\]\.gpus: unknown field \(did you mean 'gpus_per_node'\?"):
+        parse_profile("pools: [{name: a, selector: {a: b}, gpus: 8}]")
+
+
+def test_queues_for_different_tasks_are_two() -> None:
+    """One for each kind, and one that is still to be written."""
+    text = (
+        f"{CPU_POOL}\nqueues: [{{name: p, kind: cpu, exists: true}}, {{name: q, kind: gpu, exists: true}}, {{name: r}}]"
+    )
+    assert [queue.name for queue in parse_profile(text).queues] == ["p", "q", "r"]
 
 
 def test_the_examples_in_the_documentation_are_sites() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from random import Random
 from statistics import median
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +43,7 @@ def test_the_same_history_gives_the_same_answer(history: list[tuple[Traits, floa
     assert one.predict(asked) == other.predict(asked)
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer, such as coverage, costs more")
 def test_a_forecast_costs_at_most_50_microseconds() -> None:
     """With a run, three labels and three numbers, after 2,000 durations: the median question's best of seven times."""
     forecaster, rng = Forecaster(), Random(1)
@@ -55,6 +58,6 @@ def test_a_forecast_costs_at_most_50_microseconds() -> None:
 
 
 def seconds_of(forecaster: Forecaster, traits: Traits) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()  # others may want the processor too
     forecaster.predict(traits)
-    return time.perf_counter() - began
+    return time.thread_time() - began

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +63,7 @@ def test_what_is_left_at_the_start_is_everything(durations: list[float], hint_s:
     assert predictor.remaining(hint, 0.0) == hint
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer, such as coverage, costs more")
 def test_an_estimate_costs_at_most_50_microseconds() -> None:
     """The best of 1,000 times, for each source and for the remaining time, among 1,000 signatures."""
     predictor = trained([float(i % 17) for i in range(300)])
@@ -79,6 +82,6 @@ def test_an_estimate_costs_at_most_50_microseconds() -> None:
 
 
 def seconds_of(call: Callable[[], Estimate]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()  # others may want the processor too
     call()
-    return time.perf_counter() - began
+    return time.thread_time() - began

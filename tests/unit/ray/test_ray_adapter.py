@@ -18,22 +18,12 @@ def test_importing_the_adapter_imports_no_ray() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
-def test_every_capability_is_answered() -> None:
-    """Each is `yes`, or `no` with the reason; none is left out or made up."""
-    answers = ADAPTER.capabilities()
-    assert set(answers) == set(CAPABILITIES)
-    assert all(answer == "yes" or answer.startswith("no: ") for answer in answers.values())
-    assert [name for name, answer in answers.items() if answer == "yes"] == [
-        "observe",
-        "order",
-        "split",
-        "preload",
-        "gang",
-        "preempt",
-        "limits",
-        "abort",
-        "audit",
-    ]
+def test_each_surface_says_what_is_true_of_it() -> None:
+    """A script under the hook is ordered; splitting, preloading, gangs, preemption and limits are for `egs_ray.run`."""
+    can = {surface.name: {name for name in CAPABILITIES if surface.has(name)} for surface in ADAPTER.surfaces()}
+    by_hook = {"observe", "order", "abort", "audit"}
+    assert can == {"script": by_hook, "cluster": by_hook, "run": set(CAPABILITIES) - {"observe"}}
+    assert ADAPTER.capabilities()["preload"] == "yes: run"
 
 
 def test_installed_adapter_is_this_one() -> None:

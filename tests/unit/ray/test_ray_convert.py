@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ray.dag import DAGNode, InputNode, MultiOutputNode
 
 import egs_core as egs
+from egs_core import notices
+from egs_core.adapter import MAX_COST_UNUSED
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GIB, GPU, Shape
 from egs_ray.convert import Converted, convert
@@ -239,3 +241,19 @@ def test_missing_private_api_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("EGS_RAY_WITHOUT", "dag")
     with pytest.raises(InputError, match="do not show their functions"):
         convert(load.bind())
+
+
+def test_a_cost_limit_is_said_not_to_be_applied(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's nodes have no prices: one line for the process, however many tasks say it."""
+    monkeypatch.setattr(notices, "_said", set())
+
+    @ray.remote
+    @egs.task(max_cost=5)
+    def dear(*_: object) -> int:
+        return 1
+
+    converted = convert(dear.bind(dear.bind()), "pipe")
+    assert [converted.graph.options_of(index).max_cost for index in range(2)] == [None, None]
+    assert capsys.readouterr().err == f"egs: {MAX_COST_UNUSED}\n"

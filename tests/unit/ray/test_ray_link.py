@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import socket
 import threading
@@ -113,6 +114,56 @@ def test_nobody_listens() -> None:
     for _ in range(2):
         with pytest.raises(OSError, match=r".+"):
             connect((HOST, port, "00" * 32))
+
+
+@pytest.fixture
+def dropping() -> Iterator[int]:
+    """A port of this machine whose packets are dropped, as a firewall does: its queue of connections is full."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        for _ in range(8):
+            filling = stack.enter_context(socket.socket())
+            filling.setblocking(False)
+            filling.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+
+
+def test_dropped_packets_are_waited_for_once(dropping: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where packets are dropped, a process's first task waits for the driver; the next ones go on at once. Then it is
+    tried again, after ever longer rests."""
+    monkeypatch.setattr(link, "REACH_S", 0.2)
+    clock = [1000.0]
+
+    def dial(host: str, port: int, key: bytes) -> Peer:
+        clock[0] += 5.0
+        dialled.append(clock[0])
+        return dial_really(host, port, key)
+
+    dialled, dial_really = list[float](), link._dial
+    monkeypatch.setattr(link, "_dial", dial)
+    monkeypatch.setattr(link, "_now", lambda: clock[0])
+    for _ in range(300):  # a task a second, each with a connection of its own to make
+        with pytest.raises(OSError, match=r"timed out|not tried again yet"):
+            connect((HOST, dropping, "00" * 32))
+        clock[0] += 1.0
+    rests = [round(later - earlier - 5.0) for earlier, later in itertools.pairwise(dialled)]
+    assert rests == [50, 100], "of 300 tasks three have waited"
+
+
+def test_a_driver_that_is_reached_after_all_is_a_fresh_start(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rests begin anew once the driver was reached."""
+
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise ConnectionRefusedError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("egs_ray.link.socket.create_connection", refuse)
+        with pytest.raises(OSError, match="refused"):
+            connect(line.address)
+    monkeypatch.setattr(link, "_now", lambda: time.monotonic() + link.MOST_REST_S)
+    connect(line.address).send({"m": "here"})
+    assert line.heard.get(timeout=LIMIT_S)[1] == {"m": "here"}
+    assert all(address != line.address for _, address in link._failed)
 
 
 def test_a_listener_that_is_no_driver_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:

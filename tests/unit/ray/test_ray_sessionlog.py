@@ -8,7 +8,20 @@ import msgspec
 import pytest
 
 from egs_core.runlog.io import read_run
-from egs_core.runlog.records import Capacity, ColdStart, Ended, Granted, Header, Ready, Record, Started, TaskAdded, Used
+from egs_core.runlog.records import (
+    Capacity,
+    ColdStart,
+    Ended,
+    Granted,
+    Header,
+    Ready,
+    Record,
+    Started,
+    TaskAdded,
+    Used,
+    WorkloadEnded,
+    WorkloadSubmitted,
+)
 from egs_ray.events import TaskEvent
 from egs_ray.sessionlog import SessionLog
 from egs_ray.submission import Ordered, Submission
@@ -190,3 +203,25 @@ def test_capacity_changes_only(log: SessionLog) -> None:
     log.nodes([{**row, "Alive": False}], 5.0)
     capacity = [record for record in written(log) if isinstance(record, Capacity)]
     assert [(r.t, r.cpus, r.gpus) for r in capacity][:2] == [(0.5, 4.0, 2), (5.0, 0.0, 0)]
+
+
+def test_a_workload_lasts_from_its_first_submission_to_its_last_end(log: SessionLog) -> None:
+    """What the script did before (it started Ray) and after (it plotted) is no part of the makespan."""
+    log.submitted(submission("a", at_s=3.0))
+    log.submitted(submission("b", at_s=4.0))
+    log.seen(event(task_id("b"), 5.0, 9.0))
+    log.seen(event(task_id("a"), 5.0, 7.0))
+    records = written(log)
+    assert [
+        (type(record), record.t) for record in records if isinstance(record, WorkloadSubmitted | WorkloadEnded)
+    ] == [
+        (WorkloadSubmitted, 3.0),
+        (WorkloadEnded, 9.0),
+    ]
+    assert (times := [getattr(record, "t", 0.0) for record in records]) == sorted(times), "the reader sorts"
+
+
+def test_a_session_without_tasks_is_a_workload_of_no_length(log: SessionLog) -> None:
+    """It is in the log, with the moment at which it ended."""
+    found = [record.t for record in written(log) if isinstance(record, WorkloadSubmitted | WorkloadEnded)]
+    assert found == [100.0, 100.0]

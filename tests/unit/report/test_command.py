@@ -32,6 +32,21 @@ def test_page_is_written(logs: list[str], tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.strip() == f"{page}: 2 runs"
 
 
+def test_other_tasks_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pipelines on one page are refused: exit code 2, one line that names what differs, no page."""
+    paths = []
+    for policy, trainings in (("native", 3), ("egs", 5)):
+        made = made_run(policy, pipelines=1, trainings=trainings)
+        paths.append(str(tmp_path / f"{policy}.jsonl"))
+        write_run(paths[-1], made.header, made.records)
+    page = tmp_path / "page.html"
+    assert run(["report", *paths, "-o", str(page)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"error: {paths[1]}: is not of the same tasks: 7 tasks in {paths[0]}, 9 in {paths[1]}" in said
+    assert f"only in {paths[1]}: 1 x train-3, 1 x train-4" in said
+    assert not page.exists()
+
+
 def test_json_has_the_metrics_of_each_log(logs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` prints one object, in the order given, with the same figures as the library; it writes no page."""
     assert run(["report", *logs, "--json"]) == 0

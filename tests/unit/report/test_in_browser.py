@@ -124,7 +124,7 @@ def test_long_names_do_not_widen_a_phone(page: Page, tmp_path: Path) -> None:
     run = made_run("egs", pipelines=2)
     run.header = Header(label="x" * 200, driver="ray", policy="egs")
     run.records += [WorkloadSubmitted(0, "y" * 200, tenant="z" * 200), Capacity(0, "n" * 200, gpus=1)]
-    page.open(write_report([run, made_run("native")], tmp_path / "long.html").as_uri(), 360)
+    page.open(write_report([run, made_run("native", pipelines=2)], tmp_path / "long.html").as_uri(), 360)
     assert page.evaluate(OVERFLOW) <= 0
 
 

@@ -7,13 +7,14 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from egs_core.errors import InputError
 from egs_core.report import units
 from egs_core.report.build import write_report
 from egs_core.report.chart_data import COLD, UNUSED, run_chart
-from egs_core.report.compare import cards, compared, headline, shown_runs
+from egs_core.report.compare import Card, cards, compared, headline, shown_runs
 from egs_core.report.html import Markup, json_script, tag
 from egs_core.report.lanes import lay_out
 from egs_core.report.page import render_page
@@ -110,13 +111,11 @@ def test_native_is_before_wherever_it_stands() -> None:
     """The log under policy native is before; without one it is the first; after is the one under policy egs."""
     egs, native, other = made_run("egs"), made_run("native"), made_run("egs")
     other.header = Header(policy="fifo")
-    before, after = compared(shown_runs([egs, other, native]))
-    assert before is not None
-    assert (before.title, after.title) == ("native", "egs")
-    before, after = compared(shown_runs([other, egs]))
-    assert before is not None
-    assert (before.title, after.title) == ("fifo", "egs")
-    assert compared(shown_runs([native]))[0] is None
+    for runs, names in (([egs, other, native], ("native", "egs")), ([other, egs], ("fifo", "egs"))):
+        comparison = compared(shown_runs(runs))
+        assert comparison is not None
+        assert comparison.names == names
+    assert compared(shown_runs([native])) is None
 
 
 def test_runs_of_one_name_can_be_told_apart() -> None:
@@ -140,27 +139,73 @@ def two_runs(before_s: float, after_s: float) -> tuple[Run, Run]:
     return run("native", before_s, before_s / 2), run("egs", after_s, 0)
 
 
+def page_of(runs: list[Run]) -> tuple[str, dict[str, Card]]:
+    """The headline and the cards of a comparison."""
+    shown = shown_runs(runs)
+    comparison = compared(shown)
+    return headline(comparison, shown[0]), {card.name: card for card in cards(comparison, shown[0])}
+
+
 def test_cards_say_how_it_changed() -> None:
     """10 s half wasted against 5 s with no waste: every card has both figures, and better is better."""
-    before, after = compared(shown_runs(list(two_runs(10, 5))))
-    made = {card.name: (card.before, card.value, card.change, card.better) for card in cards(before, after)}
+    said, made = page_of(list(two_runs(10, 5)))
     minus, space = "\N{MINUS SIGN}", units.NBSP
-    assert made["Makespan"] == (f"10{space}s", f"5{space}s", f"{minus}50{space}%", True)
-    assert made["Wasted GPU time"] == (f"50.0{space}%", f"0{space}%", f"{minus}50.0{space}points", True)
-    assert made["Useful GPU time"] == (f"50.0{space}%", f"100{space}%", f"+50.0{space}points", True)
-    assert made["Cold starts"] == ("1", "0", f"{minus}1", True)
-    assert headline(before, after) == f"egs ended 2.0\N{MULTIPLICATION SIGN} sooner: 5{space}s instead of 10{space}s."
+    assert made["Makespan"] == Card("Makespan", f"5{space}s", f"10{space}s", f"{minus}50{space}%", True)
+    wasted = made["Wasted GPU time"]
+    assert (wasted.before, wasted.change, wasted.better) == (f"50.0{space}%", f"{minus}50.0{space}points", True)
+    assert made["Useful GPU time"].change == f"+50.0{space}points"
+    assert (made["Cold starts"].change, made["Cold starts"].better) == (f"{minus}1", True)
+    times = "egs ended 2.0\N{MULTIPLICATION SIGN} sooner in one pair of runs"
+    assert said == f"{times}: 5{space}s instead of 10{space}s."
 
 
 def test_cards_do_not_hide_a_loss() -> None:
     """When EGS is slower the page says so."""
-    before, after = compared(shown_runs(list(two_runs(5, 10))))
-    makespan = cards(before, after)[0]
-    assert (makespan.change, makespan.better) == (f"+100{units.NBSP}%", False)
-    assert "later" in headline(before, after)
-    before, after = compared(shown_runs(list(two_runs(5, 5))))
-    assert "as long as" in headline(before, after)
-    assert cards(before, after)[0].better is None
+    said, made = page_of(list(two_runs(5, 10)))
+    assert (made["Makespan"].change, made["Makespan"].better) == (f"+100{units.NBSP}%", False)
+    assert "later" in said
+
+
+def test_one_pair_within_the_noise_is_no_headline() -> None:
+    """8.4 s and 9.0 s, once each: neither sooner nor later, neither better nor worse."""
+    for before_s, after_s in ((9.0, 8.4), (8.4, 9.0), (5.0, 5.0)):
+        said, made = page_of(list(two_runs(before_s, after_s)))
+        assert said.startswith("One pair of runs, no claim")
+        assert made["Makespan"].better is made["Mean job time"].better is None
+        assert not re.search("sooner|later", said)
+
+
+def test_several_pairs_are_a_headline_where_they_agree() -> None:
+    """Medians, their interval, and how many; where the pairs do not agree it is said that there is no claim."""
+    agreeing = [run for pair in ((10.4, 9.4), (10.5, 9.5), (10.6, 9.4)) for run in two_runs(*pair)]
+    said, made = page_of(agreeing)
+    assert "the median of 3 pairs of runs" in said
+    assert "sooner" in said
+    assert made["Makespan"].before == f"10.5{units.NBSP}s"
+    assert made["Makespan"].better is True
+    scattered = [run for pair in ((10.0, 8.0), (8.0, 10.0), (9.0, 8.5)) for run in two_runs(*pair)]
+    said, made = page_of(scattered)
+    assert said.startswith("No claim from 3 pairs of runs")
+    assert made["Makespan"].better is None
+
+
+def test_a_simulation_has_no_noise() -> None:
+    """Two simulated runs that differ by 5 % do differ."""
+    runs = list(two_runs(1.05, 1.0))
+    for run in runs:
+        run.header = msgspec.structs.replace(run.header, driver="sim")
+    assert "sooner" in page_of(runs)[0]
+
+
+def test_runs_of_other_tasks_are_not_compared(tmp_path: Path) -> None:
+    """The error names what differs; no page is written. Where nothing is compared each run is shown for itself."""
+    runs = [made_run("native", trainings=3), made_run("egs", trainings=5)]
+    page = tmp_path / "report.html"
+    with pytest.raises(InputError, match=r"42 tasks in .*, 54 in .*; only in .*: 6 x train-3, 6 x train-4"):
+        write_report(runs, page)
+    assert not page.exists()
+    assert "2 runs, not compared" in write_report(runs, page, compare=False).read_text(encoding="utf-8")
+    assert "sooner" in write_report(runs, page, same_work=True).read_text(encoding="utf-8")
 
 
 def test_held_but_unused_and_cold_parts_reach_the_chart() -> None:

@@ -248,3 +248,11 @@ def test_cold_start_and_used_may_be_empty(tmp_path: Path) -> None:
     """A stretch of no length is allowed: a clock may not resolve it."""
     write_run(tmp_path / "log.jsonl", Header(), [ColdStart(1.0, 1.0, "w", "a"), Used(1.0, 1.0, "w", "a")])
     assert len(read_run(tmp_path / "log.jsonl").records) == 2
+
+
+@pytest.mark.parametrize(("in_order", "times"), [(True, [3.0, 1.0, 2.0]), (False, [1.0, 2.0, 3.0])])
+def test_a_log_that_is_not_in_order_is_sorted_by_its_reader(tmp_path: Path, in_order: bool, times: list[float]) -> None:
+    """A writer that hears late of what happened says so; what others wrote is read as it stands."""
+    path = tmp_path / "run.jsonl"
+    write_run(path, Header(in_order=in_order), [Ended(t, "w", "t") for t in (3.0, 1.0, 2.0)])
+    assert [record.t for record in read_run(path).records if isinstance(record, Ended)] == times

@@ -36,9 +36,11 @@ def capacity(cpus: float = 4.0, gpus: int = 1, t: float = 0.0, node: str = "n") 
     return Capacity(t, node, cpus=cpus, gpus=gpus)
 
 
-def gpu_task(task: str, ready: float, start: float, end: float, device: int = 0, gpus: float = 1.0) -> list[Record]:
+def gpu_task(
+    task: str, ready: float, start: float, end: float, device: int = 0, gpus: float = 1.0, added: float = 0.0
+) -> list[Record]:
     return [
-        TaskAdded(0.0, "w", task, phases=(("gpu", 1.0, gpus, 0),)),
+        TaskAdded(added, "w", task, phases=(("gpu", 1.0, gpus, 0),)),
         Ready(ready, "w", task),
         Started(start, "w", task, node="n", devices=(device,), cpus=1.0, gpus=gpus),
         Ended(end, "w", task),
@@ -257,18 +259,23 @@ def test_job_completion_times() -> None:
 
 def test_job_ends_with_its_last_phase_when_the_log_says_no_more() -> None:
     """Without `WorkloadEnded` the last `Ended` counts; while something is open there is no completion time."""
-    ended = [capacity(), *submitted(1.0), *gpu_task("a", 1, 1, 4)]
+    ended = [capacity(), *submitted(1.0), *gpu_task("a", 1, 1, 4, added=1.0)]
     assert summarise(ended).mean_jct_s == 3
     cut = summarise([*ended, Started(4, "w", "b"), Held(9, "w", "x", 0, "order")])
     assert (cut.mean_jct_s, cut.workloads_unfinished, cut.makespan_s) == (None, 1, 8)
     assert cut.outcomes == {"succeeded": 1, "unfinished": 1}
 
 
-def test_window_starts_with_the_first_submission() -> None:
-    """Capacity that waits from 0 to 5 for the first workload is not part of the run: utilisation 5/5."""
-    metrics = summarise([capacity(), *submitted(5.0), *gpu_task("a", 5, 5, 10)])
-    assert metrics.makespan_s == 5
-    assert metrics.kinds["gpu"].utilisation_nominal == pytest.approx(1)
+def test_window_starts_with_the_first_submission_of_a_task() -> None:
+    """A session that is there from 2 on, its first task at 5: what the framework did before is in no figure. A log that
+    writes a task only when it starts has it from when it was ready."""
+    observed = summarise([capacity(), *submitted(2.0), *gpu_task("a", 5, 5, 10, added=5.0)])
+    assert (observed.makespan_s, observed.mean_jct_s) == (5, 5)
+    assert observed.kinds["gpu"].utilisation_nominal == pytest.approx(1)
+    late = summarise([capacity(), *submitted(2.0), *gpu_task("a", 4, 6, 10, added=6.0)])
+    assert (late.makespan_s, late.mean_jct_s) == (6, 6)
+    unknown = [r for r in [capacity(), *submitted(2.0), *gpu_task("a", 5, 5, 10)] if not isinstance(r, TaskAdded)]
+    assert summarise(unknown).makespan_s == 8
 
 
 def test_wait_times() -> None:

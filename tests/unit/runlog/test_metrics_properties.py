@@ -148,7 +148,7 @@ def test_interval_arithmetic() -> None:
 
 
 def test_hundred_thousand_phases_in_seconds() -> None:
-    """n log n, not n squared: 100,000 phases (400,000 records) are summarised in less than 30 s on a slow machine."""
+    """n log n, not n squared: 100,000 phases (400,000 records) are summarised in less than 30 s of a slow processor."""
     records: list[Record] = [WorkloadSubmitted(0, "w"), Capacity(0, "n", cpus=64, gpus=8)]
     for number in range(100_000):
         task, t = str(number), number / 10
@@ -158,7 +158,7 @@ def test_hundred_thousand_phases_in_seconds() -> None:
             Used(t + 0.6, t + 0.7, "w", task),
             Ended(t + 0.75, "w", task),
         ]
-    began = time.perf_counter()
+    began = time.process_time()
     metrics = summarise(records)
     assert metrics.phases == 100_000
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from egs_core.engine.flavors import FlavorSpec
-from egs_core.engine.usage import Limits
+from egs_core import notices
+from egs_core.cli import app as cli
+from egs_core.engine.specs import FlavorSpec, Limits
 from egs_core.errors import InputError
 from egs_core.graph.load import encode_workload, load_workload
 from egs_core.queues import parse_queues
@@ -110,7 +111,30 @@ def test_errors_in_a_queues_limits_name_the_line(text: str) -> None:
 
 def test_a_queues_limits_are_read() -> None:
     """Times in seconds; what is left out is no limit."""
-    (queue,) = parse_queues(
-        "queues:\n  - name: a\n    limits: {max_gpu_time: 1h, max_cost: 2.5, idle_timeout: 15m, on_limit: end}\n"
-    )
-    assert queue.limits == Limits(None, 3600.0, 2.5, 900.0, "end")
+    (queue,) = parse_queues("queues:\n  - name: a\n    limits: {max_gpu_time: 1h, max_cost: 2.5, on_limit: end}\n")
+    assert queue.limits == Limits(None, 3600.0, 2.5, None, "end")
+
+
+def test_an_idle_timeout_of_a_queue_is_refused_with_its_line() -> None:
+    """Nothing measures whether a task is idle: applied, it would stop busy work."""
+    with pytest.raises(InputError, match=r"queues line 4: queues\[0\]\.limits\.idle_timeout: is not avail") as said:
+        parse_queues("queues:\n  - name: a\n    limits:\n      idle_timeout: 15m\n")
+    assert said.value.hint == "use max_runtime"
+
+
+def test_a_simulated_task_that_works_is_not_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 s of work with an idle time-out of 3 s: it runs to its end, with one warning. So does one with a cost limit
+    where nothing has a price."""
+    monkeypatch.setattr(notices, "_said", set())
+    path = tmp_path / "w.json"
+    tasks = [{"id": name, "phases": GPU_100_S, "idle_timeout_s": 3.0, "max_cost": 0.1} for name in "ab"]
+    path.write_text(json.dumps({"format": "egs-workload", "version": 1, "id": "w", "tasks": tasks}))
+    assert cli.run(["simulate", str(path), "--cpus", "4", "--gpus", "2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    shown = json.loads(out)
+    assert (shown["makespan_s"], shown["over_limit"]) == (100.0, {})
+    assert [line.split(" is not")[0] for line in err.splitlines()] == ["egs: idle_timeout_s", "egs: max_cost"]
+    assert cli.run(["simulate", str(path), "--cpus", "4", "--gpus", "2", "--gpu-price", "36", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["over_limit"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.engine import POLICIES, Engine
-from egs_core.engine.quota import UNLIMITED, QueueSpec
+from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
 from egs_core.graph.bounds import lower_bound
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
@@ -209,7 +209,7 @@ def test_unknown_durations_and_impossible_tasks_are_input_errors() -> None:
     """Both name the workload and the task."""
     with pytest.raises(InputError, match="w: task 't1': its duration is unknown"):
         simulate([workload(graph_of({"t0": (), "t1": ()}, {"t1": (cpu(None),)}))], SimConfig(slots=1))
-    with pytest.raises(InputError, match="w: task 'big': can never run here: needs 8 CPUs; no node offers that"):
+    with pytest.raises(InputError, match="w: task 'big': can never run here: needs 8 CPUs; no node has more than 4"):
         simulate([workload(graph_of({"t0": (), "big": ("t0",)}, {"big": (cpu(1.0, 8.0),)}))], ONE_GPU)
 
 

@@ -27,7 +27,7 @@ MUTANTS: dict[str, dict[str, str]] = {
     },
     "failures-stay-the-users": {"swallows errors": "became Outcome", "goes on": r"\['bad', 'after'\]"},
     "off-is-off": {"speaks when off": "EGS speaks where it is off"},
-    "order": {"fifo": "head waited for leaf0, leaf1, leaf2, leaf3, leaf4"},
+    "order": {"fifo": "trunk waited for leaf0, leaf1, leaf2, leaf3, leaf4"},
     "inversion": {"fifo": "second waited for leaf0, leaf1", "successors later": "second waited for leaf0;"},
     "split": {"no split": "0 GPUs held in phase 0"},
     "gpu-is-lent-meanwhile": {"no split": "'end' of phase 0 of task other"},

@@ -1,4 +1,5 @@
-"""A plugin of the tests' Airflow: while the file `egs_raises` is in its home, every hook of EGS raises SystemExit."""
+"""A plugin of the tests' Airflow: while the file `egs_raises` is in its home, every hook of EGS raises SystemExit;
+while `gate_raises` is there, the one in the scheduler's pass does."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+GATE = "egs_airflow.executors.reading"
 HOOKS = {
     "egs_airflow.order.strategy": "weight_of",  # where task instances are made
-    "egs_airflow.executors.reading": "waiting",  # in the scheduler's pass
+    GATE: "waiting",  # in the scheduler's pass
     "egs_airflow.observe.listener": "line_of",  # in the task
     "egs_airflow.order.policy": "apply_to_task",  # where DAG files are read
 }
@@ -28,14 +30,15 @@ class Raising(AirflowPlugin):  # type: ignore[misc]  # Airflow's types are not r
         """Put something before each hook."""
         for module, name in HOOKS.items():
             found = import_module(module)
-            setattr(found, name, _breakable(getattr(found, name)))
+            files = ("egs_raises", "gate_raises") if module == GATE else ("egs_raises",)
+            setattr(found, name, _breakable(getattr(found, name), files))
 
 
-def _breakable(original: Callable[..., Any]) -> Callable[..., Any]:
-    raises = Path(os.environ["AIRFLOW_HOME"]) / "egs_raises"
+def _breakable(original: Callable[..., Any], files: tuple[str, ...]) -> Callable[..., Any]:
+    raises = [Path(os.environ["AIRFLOW_HOME"]) / file for file in files]
 
     def hook(*args: Any, **kwargs: Any) -> Any:
-        if raises.exists():
+        if any(file.exists() for file in raises):
             raise SystemExit("injected")
         return original(*args, **kwargs)
 

@@ -1,0 +1,123 @@
+"""How a driver ends: by a signal, at once, and without errors that its script has caught."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import WorkloadEnded
+from tests.conformance.ray.conftest import _python_path, end_control
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+END_S = 60.0
+
+WAITS = """
+import sys, time
+import ray
+
+@ray.remote(num_gpus=1)
+def wait():
+    time.sleep(600)
+
+ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+ref = wait.remote()
+while ray.available_resources().get("GPU"):
+    time.sleep(0.05)
+from egs_ray.observe import Observer
+ask = Observer._ask
+def told(self):
+    print("asked", file=sys.stderr, flush=True)
+    ask(self)
+Observer._ask = told
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("mode", ["observe", "on"])
+def test_after_sigterm_nothing_is_asked_of_ray(mode: str, tmp_path: Path) -> None:
+    """Three seconds after SIGTERM Ray aborts a driver that has not ended, with another exit code. EGS waits
+    for nothing in that time: its last questions could take half of it. The run log has what was known."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    own = {"PYTHONPATH": _python_path(), "EGS_RUNLOG": str(tmp_path / "log.jsonl"), "XDG_DATA_HOME": str(tmp_path)}
+    own |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    own |= {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": mode}
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
+    with (tmp_path / "said").open("w") as said:
+        command = [sys.executable, "waits.py"]
+        driver = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=said, text=True
+        )
+        assert driver.stdout is not None
+        try:
+            assert driver.stdout.readline() == "ready\n", (tmp_path / "said").read_text()
+            driver.send_signal(signal.SIGTERM)
+            driver.wait(END_S)
+        finally:
+            driver.kill()
+            driver.wait()
+            driver.stdout.close()
+    before, _, after = (tmp_path / "said").read_text().partition("SIGTERM received")
+    assert after, before
+    assert "asked" not in after
+    assert any(isinstance(record, WorkloadEnded) for record in read_run(tmp_path / "log.jsonl").records)
+    assert "Traceback" not in after
+
+
+CATCHES = """
+import time
+import ray
+from egs_ray.control import controller
+
+@ray.remote(num_gpus=1)
+def fails():
+    time.sleep(1.5)  # long enough that the controller has been told of it
+    raise ValueError("caught by the script")
+
+ray.init(log_to_driver=True)
+ray.get(controller.get_or_make().ready.remote())
+for _ in range(2):
+    try:
+        ray.get(fails.remote())
+    except ValueError:
+        print("caught")
+time.sleep(1)
+"""
+
+
+def test_errors_that_the_script_caught_are_not_printed(run_script: Script) -> None:
+    """The controller borrows references to tasks; that they end with errors is nothing that it has to say."""
+    end_control()
+    done = run_script(CATCHES, EGS_MODE="on")
+    assert done.stdout.count("caught\n") == 2, done.stderr
+    assert "Unhandled error" not in done.stdout + done.stderr
+    end_control()
+
+
+SILENT = """
+import sys
+import ray
+
+@ray.remote(num_gpus=1)
+def fit():
+    return 1
+
+ray.init(log_to_driver=False)
+sys.stderr.close()
+print(ray.get(fit.remote()))
+"""
+
+
+def test_a_closed_stderr_is_nobodys_error(run_script: Script, tmp_path: Path) -> None:
+    """EGS has something to say (it cannot write its run log) and stderr is closed: `.remote()` works as natively."""
+    (tmp_path / "not_a_folder").write_text("")
+    history = f"sqlite:///{tmp_path}/not_a_folder/history.sqlite"
+    done = run_script(SILENT, EGS_MODE="on", EGS_GATE="clustr", EGS_HISTORY=history, EGS_CONTROL="perhaps")
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

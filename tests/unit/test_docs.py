@@ -1,0 +1,104 @@
+"""The documentation site builds without a network and without a broken link, and its reference knows every key."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from egs_airflow.options import OPTIONS
+from egs_core import hints
+from egs_core.adapter import CAPABILITIES
+from egs_core.cli.app import COMMANDS
+from egs_core.cluster_file import Flavor, Nodes
+from egs_core.queues import Queue, Quota, TaskLimits
+from egs_core.yaml_file import FileModel
+from egs_kubeflow.rewrite import profile
+from egs_ray import Options
+from scripts.reference import PAGES
+from scripts.reference.environment import INTERNAL, VARIABLES, variables_in_code
+from scripts.reference.files import models_below, rows_of
+from scripts.reference.markdown import MissingText
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHER_HOST = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//[^">]+')
+PROFILE = [model for model in vars(profile).values() if isinstance(model, type) and issubclass(model, FileModel)]
+
+
+def build(repository: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=repository, env=environment, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
+    """Strict: a link to a page, anchor or file that is not there ends the build. Pages load nothing from elsewhere."""
+    done = build(ROOT, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path: path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    assert {path.name: found for path, text in pages.items() if (found := OTHER_HOST.findall(text))} == {}
+    assert {Path(name).with_suffix(".html").name for name in PAGES} <= {path.name for path in pages}
+
+
+@pytest.mark.slow
+def test_broken_links_end_the_build(tmp_path: Path) -> None:
+    """The build notices a page, an anchor and a file of the repository that are not there, and names each."""
+    copy, links = tmp_path / "repository", ("nowhere.md", "glossary.md#no-such-word", "../examples/no_such_file.py")
+    copy.mkdir()
+    for name in ("examples", "scripts", "egs_core", "plugins", "README.md", "CHANGELOG.md", "LICENSE", "mkdocs.yml"):
+        (copy / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs", copy / "docs")
+    with (copy / "docs" / "ray.md").open("a") as page:
+        page.writelines(f"\n[a link]({link})\n" for link in links)
+    done = build(copy, tmp_path / "site")
+    assert done.returncode != 0
+    assert [link for link in links if link not in done.stderr] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("hints", list(hints._CHECKS)),
+        ("commands", [f"## egs {name}\n" for name in COMMANDS]),
+        ("commands", ["## egs kubeflow compile\n", "## airflow egs agent\n", "`--emulate-gpus`", "`-o, --output`"]),
+        ("capabilities", ["## ray\n", "## airflow\n", "## kubeflow\n", *(f"\n| {name} |" for name in CAPABILITIES)]),
+        ("airflow-options", list(OPTIONS)),
+        ("ray-options", list(Options.__struct_fields__)),
+        ("environment", list(VARIABLES)),
+        ("queues-file", [key for model in (Queue, Quota, TaskLimits) for key in model.model_fields]),
+        ("cluster-file", [key for model in (Nodes, Flavor) for key in model.model_fields]),
+        ("kubeflow-profile", [key for model in PROFILE for key in model.model_fields]),
+    ],
+)
+def test_a_reference_page_has_every_name(page: str, names: list[str]) -> None:
+    """Each key, option, hint and command of the code is on its page."""
+    text = PAGES[f"reference/{page}.md"]()
+    assert [name for name in names if (name if " " in name or "`" in name else f"| `{name}` |") not in text] == []
+
+
+def test_a_key_without_a_description_is_an_error() -> None:
+    """Who adds a key must say what it means: the build ends with its name."""
+
+    class Undescribed(FileModel):
+        count: int = 1
+
+    with pytest.raises(MissingText, match="count has no description"):
+        list(rows_of(Undescribed))
+
+
+def test_nested_models_are_found() -> None:
+    """Lists, mappings and optional values of models have tables of their own."""
+    found: list[type[BaseModel]] = list(models_below(profile.Profile))
+    assert set(found) == {model for model in PROFILE if model is not FileModel}
+
+
+def test_every_environment_variable_is_described() -> None:
+    """What the code names is in the table, or listed as internal; and nothing else is."""
+    assert set(variables_in_code()) == VARIABLES.keys() | INTERNAL.keys()

@@ -1,0 +1,131 @@
+"""The layout as its imports draw it, type-only imports counted: no circle anywhere, and an engine of few rooms.
+
+import-linter leaves type-only imports out everywhere or nowhere, and the adapters use some that lead to frameworks.
+Imports inside functions are not counted: they bind nothing when a module is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    ROOT / "egs_core",
+    ROOT / "plugins/ray/egs_ray",
+    ROOT / "plugins/airflow/egs_airflow",
+    ROOT / "plugins/kubeflow/egs_kubeflow",
+)
+ENGINE = "egs_core.engine"
+FLOORS = ("specs", "messages", "state", "rules", "order", "passes", "explain", "engine")  # each imports only leftwards
+STILL_CIRCLES = ("egs_core.testing.fault_sim.", "egs_ray.worker.")  # by types only; to be opened
+MOST_ROOMS, MOST_ARROWS = 14, 50
+
+Imports = dict[str, set[str]]
+
+
+def name_of(path: Path, package: Path) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """All statements that run, or are read for types, when a module is loaded."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(node, field, []))
+        for handler in getattr(node, "handlers", []):
+            yield from statements(handler.body)
+
+
+def targets(node: ast.stmt, known: set[str]) -> Iterator[str]:
+    """The modules that an import statement names; of `from package import module` the module."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield inner if inner in known else node.module
+
+
+def imports() -> Imports:
+    paths = {name_of(path, package): path for package in PACKAGES for path in package.rglob("*.py")}
+    known = set(paths)
+    return {
+        name: {
+            target
+            for node in statements(ast.parse(path.read_text()).body)
+            for target in targets(node, known)
+            if target in known
+        }
+        for name, path in paths.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def graph() -> Imports:
+    return imports()
+
+
+def circle_in(graph: Imports) -> list[str]:
+    """Modules that import each other in a ring; none where there is no such ring."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        pending = [(start, iter(sorted(graph[start])))] if start not in done else []
+        path += [start] if pending else []
+        while pending:
+            following = next(pending[-1][1], None)
+            if following is None:
+                done.add(path.pop())
+                pending.pop()
+            elif following in path:
+                return [*path[path.index(following) :], following]
+            elif following not in done:
+                path.append(following)
+                pending.append((following, iter(sorted(graph[following]))))
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others(graph: Imports) -> None:
+    left_out = {name: imported for name, imported in graph.items() if not name.startswith(STILL_CIRCLES)}
+    others = {name: {i for i in imported if i in left_out} for name, imported in left_out.items()}
+    assert circle_in(others) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def rooms(graph: Imports) -> Imports:
+    """The engine's modules and packages at its top, and which of them imports which."""
+    found: Imports = {}
+    for name, imported in graph.items():
+        if name.startswith(f"{ENGINE}."):
+            room = name.removeprefix(f"{ENGINE}.").partition(".")[0]
+            others = {i.removeprefix(f"{ENGINE}.").partition(".")[0] for i in imported if i.startswith(f"{ENGINE}.")}
+            found.setdefault(room, set()).update(others - {room})
+    return found
+
+
+def test_the_engine_has_few_rooms_and_each_imports_only_those_below_it(graph: Imports) -> None:
+    found = rooms(graph)
+    assert set(found) == set(FLOORS)
+    upwards = {
+        (room, other) for room, others in found.items() for other in others if FLOORS.index(other) > FLOORS.index(room)
+    }
+    assert not upwards
+    assert len(found) <= MOST_ROOMS
+    assert sum(map(len, found.values())) <= MOST_ARROWS
+
+
+def test_nothing_in_the_engine_imports_its_front(graph: Imports) -> None:
+    """`egs_core.engine` itself names what others use; inside, each module names where a thing is."""
+    assert [name for name, imported in graph.items() if name.startswith(f"{ENGINE}.") and ENGINE in imported] == []
