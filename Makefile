@@ -5,25 +5,31 @@ SHELL := /bin/sh
 OTHER_RAYS = 2.59.0
 OTHER_AIRFLOWS = 3.2.2
 OTHER_KFPS = 2.17.3
-BESIDE = -n 2 # two processes; the tests of one framework are all in one of them (BESIDE= for a debugger)
-RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
+BESIDE = -n 3 # processes, as tests wait a lot; tests that share a start of a framework are in one (BESIDE= for a debugger)
+ALL_BUT_LONG = -m 'not long and not cluster'
+RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py) $(ALL_BUT_LONG)
 AIRFLOWS_RUN = tests/unit/airflow $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
-KFPS_RUN = tests/unit/kubeflow tests/conformance/kubeflow
-.PHONY: help setup demo test test-slow test-long test-versions bench lint format clean
+KFPS_RUN = tests/unit/kubeflow tests/conformance/kubeflow $(ALL_BUT_LONG)
+.PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture dist check-dist clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
 
 help:
-	@echo 'make demo   run the demo natively and with EGS on a local Ray, compare, write build/demo/report.html'
-	@echo 'make test   run the tests'
-	@echo 'make test-slow     run the tests that take many runs on a real Ray or Airflow'
-	@echo 'make test-long     run the tests that start clusters of their own'
-	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS) too'
-	@echo 'make bench  measure: engine, graphs, and the demo in all its variants'
-	@echo 'make lint   ruff, mypy --strict, import contracts'
-	@echo 'make format apply ruff'\''s formatting and safe fixes'
-	@echo 'make clean  remove .venv, caches and build output'
+	@echo 'make demo          run six pipelines on a local Ray, natively and with EGS; write build/demo/report.html'
+	@echo 'make test          run the tests'
+	@echo 'make coverage      run them, counting lines and branches: build/coverage/index.html'
+	@echo 'make test-slow     run the tests that need many runs on a real framework'
+	@echo 'make test-long     run the longest tests, which start clusters of their own'
+	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS) as well'
+	@echo 'make bench         run the benchmarks: engine, graphs, the demo in all variants'
+	@echo 'make lint          run ruff, mypy --strict and the import contracts'
+	@echo 'make format        format the code and apply safe fixes'
+	@echo 'make docs          build the documentation site, build/site/index.html; a broken link is an error'
+	@echo 'make picture       draw the picture of the README from build/demo (after make demo)'
+	@echo 'make dist          build wheels and source distributions of the four packages into dist/'
+	@echo 'make check-dist    make dist, then install each package by itself and use it'
+	@echo 'make clean         remove .venv, caches and build output'
 
 setup:
 	@sh scripts/with_python.sh scripts/setup_venv.py
@@ -34,22 +40,21 @@ demo: setup
 test: setup
 	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(ARGS)
 
+coverage: setup
+	@mkdir -p build
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) --cov --cov-branch --cov-report=term --cov-report=html:build/coverage $(ARGS)
+
 test-slow: setup
-	@$(RUN) .venv/bin/python -m pytest -m 'slow and not long' $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) -m 'slow and not long' $(ARGS)
 
 test-long: setup
-	@$(RUN) .venv/bin/python -m pytest -m long $(ARGS)
-
-# $(call on_version,FRAMEWORK): pytest in an environment over .venv with that framework's $$version; the rest of the line
-# says of what. The cache is for failed tests, which are those of `make test`.
-on_version = .venv/bin/python scripts/setup_version.py $(1) $$version \
-	&& PATH="$(CURDIR)/.venv-$(1)-$$version/bin:$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0 \
-	.venv-$(1)-$$version/bin/python -m pytest -p no:cacheprovider
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) -m long $(ARGS)
 
 test-versions: setup
-	@for version in $(OTHER_RAYS); do $(call on_version,ray) $(RAYS_RUN) $(ARGS) || exit 1; done
-	@for version in $(OTHER_AIRFLOWS); do $(call on_version,airflow) $(AIRFLOWS_RUN) $(ARGS) || exit 1; done
-	@for version in $(OTHER_KFPS); do $(call on_version,kfp) $(KFPS_RUN) $(ARGS) || exit 1; done
+	@$(RUN) .venv/bin/python scripts/test_versions.py \
+		$(foreach version,$(OTHER_RAYS),--on ray $(version) "$(RAYS_RUN) $(ARGS)") \
+		$(foreach version,$(OTHER_AIRFLOWS),--on airflow $(version) "$(AIRFLOWS_RUN) $(ARGS)") \
+		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(ARGS)")
 
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)
@@ -60,6 +65,18 @@ lint: setup
 format: setup
 	@$(RUN) ruff check --fix-only --quiet .
 	@$(RUN) ruff format --quiet .
+
+docs: setup
+	@$(RUN) NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build $(ARGS)
+
+picture: setup
+	@.venv/bin/python -m scripts.picture build/demo
+
+dist: setup
+	@.venv/bin/python scripts/build_dist.py
+
+check-dist: dist
+	@$(RUN) .venv/bin/python scripts/check_dist.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* .venv.lock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,8 +2,8 @@
 
     python examples/02_hints.py
 
-`train` holds a GPU only inside `with egs.gpu():`. Its modules and its model are loaded in its process before `load`
-has ended, without holding a GPU. Started without EGS (`train.remote(…)`), it would hold its GPU from start to end.
+`train` holds a GPU only inside `with egs.gpu():`. Its modules and its model are loaded into its process while `load`
+still runs, without holding a GPU. Without EGS, `train.remote(…)` holds its GPU from start to end.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
     python examples/03_phases.py
 
-`egs.phases` makes one function of three; what one returns the next gets. Only `fit` holds a GPU.
+`egs.phases` joins three functions; each is called with the result of the one before. Only `fit` holds a GPU.
 """
 
 import os

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every check of `make lint`; all of them run even when one fails, so that one call shows all there is to mend.
+# All checks of `make lint`. Later checks run even if an earlier one fails, so that one call shows every problem.
 set -u
 status=0
 for check in "ruff check ." "ruff format --check ." "mypy" "lint-imports"; do

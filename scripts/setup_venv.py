@@ -1,4 +1,4 @@
-"""Makes `.venv` complete: EGS and its adapters, editable, with the pinned development tools.
+"""Sets up `.venv`: EGS and its adapters (editable) with the pinned development tools.
 
 Standard library only: this runs before anything is installed. It does nothing when `.venv` is up to date, so every
 make target can call it first. Two targets at once are safe: the second waits on a lock that the operating system
@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
-PROJECTS = [".[dev,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow[celery]", "./plugins/kubeflow"]
+PROJECTS = [".[dev,docs,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow[celery]", "./plugins/kubeflow"]
 INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 
@@ -55,12 +55,12 @@ def _build(place: str, content: str) -> None:
 
 
 def _place() -> str:
-    """What an environment cannot survive a change of: its folder and its Python."""
+    """Hash of what requires a new environment: its folder and its Python."""
     return hashlib.sha256(f"{VENV}|{sys.version}|{sys.base_prefix}".encode()).hexdigest()
 
 
 def _content() -> str:
-    """What an environment can be brought up to date with: the projects' files and the pins."""
+    """Hash of what requires an update of the environment: the project files and the pins."""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in [*INPUTS, Path(__file__)])).hexdigest()
 
 
@@ -69,7 +69,7 @@ def _stamp() -> list[str]:
 
 
 def _runs() -> bool:
-    """Whether the environment's Python starts: the one it was made from may have been removed since."""
+    """Whether the environment's Python starts; the Python that it was made from may have been removed."""
     try:
         return subprocess.run([str(PYTHON), "-c", ""], check=False, capture_output=True).returncode == 0
     except OSError:
@@ -77,7 +77,7 @@ def _runs() -> bool:
 
 
 def _base_python() -> str:
-    """The Python itself, also when this runs in a virtual environment (perhaps the very one to be rebuilt)."""
+    """The base Python, also when this runs inside a virtual environment (perhaps the one that is rebuilt)."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 

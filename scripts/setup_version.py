@@ -1,12 +1,12 @@
-"""Makes `.venv-FRAMEWORK-VERSION`: another version of a framework, with all else that the environment running this has.
+"""Makes `.venv-FRAMEWORK-VERSION`: another version of a framework, and all other packages of the current environment.
 
     .venv/bin/python scripts/setup_version.py ray 2.59.0
     .venv/bin/python scripts/setup_version.py airflow 3.2.2
     .venv/bin/python scripts/setup_version.py kfp 2.17.3
 
-Only the framework's own packages are installed, without their dependencies: those pinned serve every version that EGS
-knows. All other packages, and EGS's own source, are links to those of the environment of the Python that runs this; a
-path to them would not do, because parts of Airflow that only the newer version has would be found there.
+Only the framework's own packages are installed, without their dependencies: the pinned ones work with every version
+that EGS supports. All other packages, and EGS itself, are symbolic links into the current environment. A `.pth` entry
+instead of links would not work: Python would find parts of Airflow there that only the newer version has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OWN = {
     },
     "kfp": {"kfp": "=={version}", "kfp-kubernetes": "=={version}"},
 }
-"""By framework: the packages that differ between its versions, with what is asked of each."""
+"""Framework -> its packages that differ between versions, with their version specifiers."""
 
 
 def main(framework: str, version: str) -> int:
@@ -68,7 +68,7 @@ def _build(venv: Path, framework: str, version: str) -> None:
 
 
 def _link(packages: Path, framework: str) -> None:
-    """Links to all that others have here, also to what they have put into a folder of the framework's."""
+    """Link the packages of all other distributions, also files that they keep inside a folder of the framework."""
     own = {file.parts for name in OWN[framework] for file in distribution(name).files or ()}
     tops = {parts[0] for parts in own} - {".."}
     for entry in BASE.iterdir():
@@ -82,14 +82,14 @@ def _link(packages: Path, framework: str) -> None:
 
 
 def _wanted(framework: str) -> str:
-    """What the environment cannot survive a change of: its Python, the packages it links to, and how it is made."""
+    """Hash of everything that requires a new environment: Python, the linked packages, this script."""
     names = "\n".join(sorted(entry.name for entry in BASE.iterdir()))
     asked = [sys.base_prefix, sys.version, str(BASE), names, str(OWN[framework]), Path(__file__).read_text()]
     return hashlib.sha256("|".join(asked).encode()).hexdigest()
 
 
 def _starts(venv: Path) -> bool:
-    """Whether its Python starts: the one it was made from may have been removed since."""
+    """Whether its Python starts; the Python that it was made from may have been removed."""
     try:
         return subprocess.run([venv / "bin" / "python", "-c", ""], capture_output=True, check=False).returncode == 0
     except OSError:

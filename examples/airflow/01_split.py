@@ -23,7 +23,7 @@ def write(loss: float) -> str:
 
 train = split(
     egs.task(gpus=1)(egs.phases(decode, egs.on_gpu(fit), write, name="train")),
-    gpu={"retries": 2},  # what fails on the GPU is tried again without decoding again
+    gpu={"retries": 2},  # a failure on the GPU is retried without decoding again
 )
 
 with DAG("images", schedule=None, tags=["egs-on"]):

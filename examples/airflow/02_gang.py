@@ -1,4 +1,4 @@
-"""Shards that need each other: they get their GPU slots together or not at all, so none holds one waiting for the rest.
+"""Shards that need each other get their GPU slots together or not at all: none holds a slot while it waits for others.
 
 In airflow.cfg: `[core] executor = egs_airflow.executors.EgsLocalExecutor`, `[egs] mode = on`, `tags = egs-on`,
 `pools = gpu=2`. Then trigger `shards`.

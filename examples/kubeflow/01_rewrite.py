@@ -3,7 +3,7 @@
     python examples/kubeflow/01_rewrite.py pipeline.yaml
     egs kubeflow compile pipeline.yaml --profile examples/kubeflow/site.yaml --diff -o for-site.yaml
 
-The pipeline is plain kfp and knows nothing of EGS. What its author set (the selector of `publish`) is left alone.
+The pipeline is plain kfp, without EGS. What its author has set (the selector of `publish`) is not changed.
 """
 
 import sys

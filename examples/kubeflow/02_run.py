@@ -1,8 +1,8 @@
-"""A pipeline run on this machine, in parallel; the GPU slot is emulated, so that it runs anywhere.
+"""Runs a pipeline on this machine, in parallel. The GPU slot is emulated, so no GPU is needed.
 
     python examples/kubeflow/02_run.py
 
-A compiled one from a shell: `egs kubeflow run pipeline.yaml --cpus 3 --gpus 1 --emulate-gpus --arg count=3`.
+The same for a compiled pipeline: `egs kubeflow run pipeline.yaml --cpus 3 --gpus 1 --emulate-gpus --arg count=3`.
 kfp's own local runner fails on this pipeline: it lacks exit handlers, retries and collected results.
 """
 

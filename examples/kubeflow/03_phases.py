@@ -2,8 +2,8 @@
 
     python examples/kubeflow/03_phases.py
 
-The declaration is the one for Ray and Airflow. In the compiled pipeline `train` is a small pipeline of its phases,
-which needs nothing of EGS where it runs. What one phase returns, the next gets.
+The declaration is the same as for Ray and Airflow. In the compiled pipeline `train` is a small pipeline of its phases;
+where it runs, EGS need not be installed. Each phase is called with the result of the one before.
 """
 
 import tempfile

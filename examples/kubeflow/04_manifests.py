@@ -3,9 +3,9 @@
     python examples/kubeflow/04_manifests.py pipeline.yaml
     egs kubeflow manifests pipeline.yaml --profile examples/kubeflow/site.yaml -o gitops
 
-`train` waits for half an hour of `decode`. Before it is due its image is pulled, and torch is read, on a node with
-GPUs, by a pod that holds none. `preload` says what to load; `expect` stands in for a history, and since it is only a
-word, the pod begins early.
+`train` waits for half an hour of `decode`. Before `train` is due, a pod without a GPU pulls its image and reads torch
+on a node with GPUs. `preload` says what to load. `expect` replaces a history; such an estimate is uncertain, so the pod
+begins early.
 """
 
 import sys

@@ -1,0 +1,102 @@
+"""The page of environment variables. A test holds this table against the variables that the code names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.reference.markdown import code, table
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("egs_core", "plugins/ray/egs_ray", "plugins/airflow/egs_airflow", "plugins/kubeflow/egs_kubeflow")
+
+VARIABLES: dict[str, tuple[str, str, str]] = {
+    "EGS_MODE": (
+        "all",
+        "`observe`",
+        "For hooks on unmodified code. `off`: EGS does nothing. `observe`: it records, changes nothing. `on`: it acts.",
+    ),
+    "EGS_HISTORY": (
+        "all",
+        "SQLite file in the user's data folder",
+        "URL of the database in which durations of past runs are kept.",
+    ),
+    "EGS_RUNLOG": (
+        "all",
+        "a new file in the user's data folder",
+        "Where the run log is written: a file (Ray, Kubeflow's local runner) or a folder (Airflow).",
+    ),
+    "EGS_KEEP_DAYS": (
+        "all",
+        "`30`",
+        "Run logs that EGS named itself are removed so many days after their last record; `0`: never for their age.",
+    ),
+    "EGS_KEEP_MB": (
+        "all",
+        "`1000`",
+        "The oldest of them are removed where all together are larger; `0`: never for their size. Never one of the "
+        "last day, or of a process that runs.",
+    ),
+    "EGS_DEBUG": ("all", "", "`1`: commands print a traceback for an error, and warnings that hide one show it."),
+    "EGS_HOOK": (
+        "Ray",
+        "",
+        "`ray`: sets Ray's RAY_RUNTIME_ENV_HOOK in every Python of an environment that has egs-ray, and only there.",
+    ),
+    "EGS_GATE": (
+        "Ray",
+        "`local`",
+        "`local`: a driver orders its own GPU tasks. `cluster`: one actor orders those of all drivers and of workers.",
+    ),
+    "EGS_CONTROL": ("Ray", "", "`off`: no control actor is started; `egs ps` and `egs abort` cannot reach the driver."),
+    "EGS_SCALING": (
+        "Ray",
+        "found out",
+        "`off`: EGS asks the autoscaler for nothing, and gates nothing where there is one. `on`: there is one, even if "
+        "EGS cannot see it.",
+    ),
+    "EGS_AIRFLOW_USER": ("Airflow", "", "Who logs in to Airflow's REST API, where no `--user` is given."),
+    "EGS_AIRFLOW_PASSWORD": ("Airflow", "", "The password for that; `AIRFLOW_CLI_TOKEN` replaces both."),
+    "EGS_RAY_WITHOUT": ("Ray", "", "Names of features whose private API EGS must not use, separated by commas."),
+    "EGS_AIRFLOW_WITHOUT": ("Airflow", "", "The same for Airflow."),
+    "EGS_KUBEFLOW_WITHOUT": ("Kubeflow", "", "The same for kfp."),
+}
+"""Variable -> where it is read, default, meaning."""
+
+INTERNAL = {
+    "EGS_DEMO_FACTOR": "set by the demo for its own processes",
+    "EGS_DEVICE_FOLDER": "set for workers, where GPUs are emulated",
+    "EGS_DURATIONS": "the Airflow option `durations`",
+    "EGS_POOLS": "the Airflow option `pools`",
+    "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",
+    "EGS_REPLAY_NOTES": "set by a replay for its own processes",
+    "EGS_ROLE": "set for processes that EGS starts",
+    "EGS_RUNLOG_OWNER": "set for processes that a driver starts",
+    "EGS_SCRIPT": "set for workers, by the cluster's gate",
+}
+"""Variables that the code names and users do not set, or that are described elsewhere."""
+
+INTRO = """# Environment variables
+
+Every option of Airflow's section `[egs]` is a variable `EGS_<OPTION>` as well: [its options](airflow-options.md).
+"""
+
+
+def environment_page() -> str:
+    """The variables that users may set."""
+    rows = [(code(name), where, default, meaning) for name, (where, default, meaning) in VARIABLES.items()]
+    return f"{INTRO}\n{table(('variable', 'used by', 'default', 'meaning'), rows)}"
+
+
+def variables_in_code() -> Iterator[str]:
+    """The names EGS_… that stand as whole strings in the packages."""
+    texts = (
+        path.read_text(encoding="utf-8") for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+    )
+    for text in texts:
+        for node in ast.walk(ast.parse(text)) if "EGS_" in text else ():
+            value = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(value, str) and re.fullmatch(r"EGS_[A-Z_]+", value):
+                yield value
