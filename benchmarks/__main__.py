@@ -8,6 +8,7 @@
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS; and what loading
               costs the tasks that run meanwhile
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
+    costs     what single calls cost that every task pays: a forecast, an estimate, Airflow's listener; a log's figures
     submit    what a submission costs on Ray: natively, observed, with the hook on, and through the gates
     dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
@@ -55,6 +56,7 @@ SUITES = (
     "cold",
     "preload",
     "gpu_jobs",
+    "costs",
     "submit",
     "dags",
     "predictors",
@@ -106,6 +108,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         for call, (name, *_) in zip(calls, waits, strict=True):
             call += _plot(f"gpu_jobs_{name}")
         return calls
+    if suite == "costs":
+        return [["-m", "benchmarks.costs", "--json"]]
     if suite == "submit":
         return [["-m", "benchmarks.submit", "--json", *(("--rounds", "1") if quick else ())]]
     if suite == "dags":
@@ -142,7 +146,7 @@ def _plot(name: str) -> tuple[str, ...]:
 
 def run_command(command: Sequence[str]) -> tuple[int, dict[str, Any]]:
     """Its exit code and what it printed; its progress goes to stderr."""
-    plugins = [str(ROOT / "plugins" / name) for name in ("ray", "kubeflow")]
+    plugins = [str(ROOT / "plugins" / name) for name in ("ray", "airflow", "kubeflow")]
     path = os.pathsep.join([str(ROOT), *plugins, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command],

@@ -6,6 +6,7 @@ there, for permissions say nothing of /proc, of a full disk or of one that is re
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -43,13 +44,16 @@ def problem_of(option: Option, text: str) -> str:
 
 
 def _names_in_section() -> list[str]:
-    """What airflow.cfg and AIRFLOW__EGS__ variables state; nothing where Airflow's configuration cannot be read."""
+    """What airflow.cfg and AIRFLOW__EGS__ variables state; the variables alone where airflow.cfg cannot be read, or has
+    no such section: Airflow 3.2 then does not look for them."""
+    prefix = f"AIRFLOW__{SECTION.upper()}__"
+    stated = {name.removeprefix(prefix).removesuffix("_CMD").lower() for name in os.environ if name.startswith(prefix)}
     try:
         from airflow.configuration import conf
 
-        return sorted(conf.getsection(SECTION) or ())
+        return sorted({*stated, *(conf.getsection(SECTION) or ())})
     except Exception:  # `config` warns of a broken airflow.cfg
-        return []
+        return sorted(stated)
 
 
 def _unknown(name: str) -> str:

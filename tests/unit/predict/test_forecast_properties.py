@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
-from random import Random
-from statistics import median
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,23 +36,3 @@ def test_the_same_history_gives_the_same_answer(history: list[tuple[Traits, floa
         one.learn(traits, seconds)
         other.learn(traits, seconds)
     assert one.predict(asked) == other.predict(asked)
-
-
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer, such as coverage, costs more")
-def test_a_forecast_costs_at_most_50_microseconds() -> None:
-    """With a run, three labels and three numbers, after 2,000 durations: the median question's best of seven times."""
-    forecaster, rng = Forecaster(), Random(1)
-    asked = []
-    for i in range(2000):
-        labels = (f"m{rng.randrange(9)}", f"g{rng.randrange(99)}", "x")
-        traits = Traits(f"c{i % 20}", f"run{i // 50}", labels, (rng.uniform(1, 1e9), 30.0, float(rng.randrange(8))))
-        forecaster.learn(traits, rng.lognormvariate(3, 1))
-        asked.append(traits)
-    best = [min(seconds_of(forecaster, traits) for _ in range(7)) for traits in asked[-200:]]
-    assert median(best) <= 50e-6
-
-
-def seconds_of(forecaster: Forecaster, traits: Traits) -> float:
-    began = time.thread_time()  # others may want the processor too
-    forecaster.predict(traits)
-    return time.thread_time() - began

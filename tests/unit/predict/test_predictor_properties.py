@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,27 +56,3 @@ def test_what_is_left_at_the_start_is_everything(durations: list[float], hint_s:
     assert predictor.remaining(SIGNATURE, 0.0) == predictor.estimate(SIGNATURE)
     hint = predictor.estimate(UNSEEN, hint_s=hint_s)
     assert predictor.remaining(hint, 0.0) == hint
-
-
-@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer, such as coverage, costs more")
-def test_an_estimate_costs_at_most_50_microseconds() -> None:
-    """The best of 1,000 times, for each source and for the remaining time, among 1,000 signatures."""
-    predictor = trained([float(i % 17) for i in range(300)])
-    for i in range(1000):
-        predictor.observe(signature_of("p", f"t{i}", 0, Shape(1000, 1000)), float(i % 91))
-    hint = predictor.estimate(UNSEEN, hint_s=3.0)
-    calls: list[Callable[[], Estimate]] = [
-        lambda: predictor.estimate(SIGNATURE),
-        lambda: predictor.estimate(UNSEEN),
-        lambda: predictor.estimate(UNSEEN, hint_s=3.0),
-        lambda: predictor.remaining(SIGNATURE, 5.0),
-        lambda: predictor.remaining(hint, 5.0),
-    ]
-    for call in calls:
-        assert min(seconds_of(call) for _ in range(1000)) <= 50e-6
-
-
-def seconds_of(call: Callable[[], Estimate]) -> float:
-    began = time.thread_time()  # others may want the processor too
-    call()
-    return time.thread_time() - began

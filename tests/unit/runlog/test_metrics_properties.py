@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,20 +143,3 @@ def test_interval_arithmetic() -> None:
     """Touching and overlapping parts join; holes cut, also across parts."""
     assert union([(3, 4), (0, 1), (1, 2), (1.5, 1.75), (5, 5)]) == [(0, 2), (3, 4)]
     assert subtract([(0, 4), (6, 8)], [(1, 2), (3, 7)]) == [(0, 1), (2, 3), (7, 8)]
-
-
-def test_hundred_thousand_phases_in_seconds() -> None:
-    """n log n, not n squared: 100,000 phases (400,000 records) are summarised in less than 30 s of a slow processor."""
-    records: list[Record] = [WorkloadSubmitted(0, "w"), Capacity(0, "n", cpus=64, gpus=8)]
-    for number in range(100_000):
-        task, t = str(number), number / 10
-        records += [
-            Ready(t, "w", task),
-            Started(t + 0.5, "w", task, node="n", devices=(number % 8,), cpus=1.0, gpus=1.0),
-            Used(t + 0.6, t + 0.7, "w", task),
-            Ended(t + 0.75, "w", task),
-        ]
-    began = time.process_time()
-    metrics = summarise(records)
-    assert metrics.phases == 100_000
-    assert time.process_time() - began < 30
