@@ -63,7 +63,7 @@ def test_without_egs_the_scenario_fails(
     airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, off: str, says: str
 ) -> None:
     """On real Airflow, too, a scenario fails where what it is about is switched off: of three tries, as a leaf takes
-    the slot only where `first` ends between the scheduler's looking and its handing out, which takes most of its time."""
+    the slot only where `first` ends between the scheduler's looking and its handing out, most of its time."""
     if name == "split":
         monkeypatch.setattr("egs_core.testing.conformance.bench.LIMIT_S", 10.0)
     slow = airflow.home / "slow"

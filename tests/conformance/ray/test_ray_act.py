@@ -270,9 +270,9 @@ def heavy():
     return time.time()
 
 @ray.remote(num_cpus=0)
-def slow(*args):
-    time.sleep(2.0)
-    return time.time()
+def waits(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
 
 @ray.remote(num_cpus=0)
 def until(switch):
@@ -294,9 +294,12 @@ def busy(folder):
 ray.init(log_to_driver=False)
 ray.get(quick.remote())
 
-late = quick.remote(slow.remote())           # waits for a task that passed ungated: it must not take the GPUs
+go = os.path.join(os.getcwd(), "go")
+late = quick.remote(waits.remote(go))        # waits for a task that passed ungated: it must not take the GPUs
 soon = quick.remote()
-print("free GPUs", ray.get(soon) < ray.get(late) - 1.0)
+print("free GPUs", len(ray.wait([soon], timeout=20)[0]))
+open(go, "w").close()
+ray.get(late)
 
 switch = Switch.remote()                     # waits inside of its arguments for what itself must set off
 first = quick.remote()
@@ -315,7 +318,7 @@ ray.get([blocker, *needy])
 def test_no_gpu_idles_and_nothing_waits_for_ever(run_script: Script) -> None:
     """A task that waits for something the gate does not rule keeps no GPU from one that could run."""
     done = run_script(WAITS, EGS_MODE="on")
-    assert done.stdout == "free GPUs True\nsignal True True\nidle GPUs 1 0\n", done.stderr
+    assert done.stdout == "free GPUs 1\nsignal True True\nidle GPUs 1 0\n", done.stderr
 
 
 SESSIONS = """
