@@ -64,6 +64,11 @@ class EmbeddedDriver:
     def is_alive(self) -> bool:
         return self._thread.is_alive() and not self._dead.is_set()
 
+    @property
+    def takes_actions(self) -> bool:
+        """Whether what is given to `do` will have its turn: also when the driver is dead, but not once it is closed."""
+        return self._thread.is_alive()
+
     def now(self) -> float:
         """Seconds since the first driver of this engine was made: after a recovery the engine's time goes on."""
         return self._clock() - self._origin

@@ -217,6 +217,11 @@ class Engine:
         """Why the task is where it is, with the numbers that decide it."""
         return explain(self.state, task, self._queue, self._refused, task in self._processes.cold_wait)
 
+    def ready_order(self) -> list[int]:
+        """The ready phases in the order in which they come now, first first. One that waits for a process is not among
+        them."""
+        return self._queue.in_order()
+
     def snapshot(self) -> bytes:
         """The whole state, versioned."""
         return msgspec.json.encode(self.state)

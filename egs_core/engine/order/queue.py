@@ -331,6 +331,12 @@ class ReadyQueue:
         ahead = [(full, p) for p, other in self.keys.items() if (full := full_key(p, other)) < own]
         return [p for _, p in sorted(ahead)]
 
+    def in_order(self) -> list[int]:
+        """All queued phases, first first, the members of a gang behind each other."""
+        classes, full_key = self.classes, self.lines.full_key
+        placed = [(self._standing(classes.of(p), p), full_key(p, key), p) for p, key in self.keys.items()]
+        return [member for _, _, phase in sorted(placed) for member in self.members(phase)]
+
     def rekey(self, phases: Iterable[int]) -> None:
         """Ranks have moved: give those of the phases that are queued their new place."""
         for member in phases:

@@ -1,0 +1,52 @@
+"""The site: what orders the work of one or more holders, in this process or elsewhere (decision 45).
+
+protocol    `Site` and `Holder`: what each may ask and tell; all of it plain values
+messages    what is told and answered beside the engine's own events and decisions
+embedded    the site in this process, on an engine of its own
+connect     the site of a holder: which kind it gets is not the holder's concern
+"""
+
+from egs_core.site.connecting import connect
+from egs_core.site.messages import (
+    AnyTold,
+    Dropped,
+    Ended,
+    Grant,
+    Granted,
+    Grown,
+    Kept,
+    Note,
+    Order,
+    PreloadBegun,
+    PreloadOver,
+    Ranked,
+    Settled,
+    Started,
+    Stop,
+    TaskStatus,
+    WorkloadStatus,
+)
+from egs_core.site.protocol import Holder, Site
+
+__all__ = [
+    "AnyTold",
+    "Dropped",
+    "Ended",
+    "Grant",
+    "Granted",
+    "Grown",
+    "Holder",
+    "Kept",
+    "Note",
+    "Order",
+    "PreloadBegun",
+    "PreloadOver",
+    "Ranked",
+    "Settled",
+    "Site",
+    "Started",
+    "Stop",
+    "TaskStatus",
+    "WorkloadStatus",
+    "connect",
+]

@@ -1,0 +1,157 @@
+"""What a site and a holder tell each other, beside the engine's own events (`egs_core.engine.messages`).
+
+All of it are plain values that JSON can carry. Tasks and phases have the site's numbers, which `Site.grow` tells. The
+id of a grant is its fencing token: a later grant of the same phase has a higher one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine import messages as m
+
+# --- told by the site ---
+
+
+class Grant(m.Grant, frozen=True, gc=False, tag="grant"):
+    """Start this phase. index: its place in its task; is_last: of the task's phases; is_gpu: its kind.
+
+    after_s: how long what follows the phase is expected to take at least, by the longest path through it.
+    """
+
+    index: int = 0
+    is_last: bool = True
+    is_gpu: bool = False
+    after_s: float = 0.0
+
+
+class Stop(m.Stop, frozen=True, tag="stop"):
+    """End this task. at_limit: because it has reached a limit. is_over: the task runs nothing now, so the site has
+    already taken the end, or the new start, for granted: no `PhaseEnded` is awaited."""
+
+    at_limit: bool = False
+    is_over: bool = False
+
+
+class Dropped(msgspec.Struct, frozen=True, tag_field="d", tag="dropped"):
+    """These tasks will never run: they were aborted while they waited, or what they wait for was."""
+
+    tasks: tuple[int, ...]
+
+
+class Settled(msgspec.Struct, frozen=True, tag_field="d", tag="settled"):
+    """All tasks that the workload has have ended; told again if it grows and they end again."""
+
+    workload: str
+    failed: bool = False
+
+
+AnyTold = Grant | m.Preload | m.DropPreload | Stop | m.ScalingHint | Dropped | Settled
+"""A decision, or what follows from one and needs no answer (`Dropped`, `Settled`)."""
+
+
+# --- answers ---
+
+
+class Grown(msgspec.Struct, frozen=True):
+    """The numbers of a block's first task and first phase; the others follow in the block's order."""
+
+    task: int
+    phase: int
+
+
+class TaskStatus(msgspec.Struct, frozen=True):
+    """status: a name of `STATUS_NAMES`, of the current phase; index: that phase's place in the task. since: when it
+    started, where it runs or is about to, else when it became ready, in seconds of the site's clock."""
+
+    task: int
+    status: str
+    index: int
+    attempt: int
+    since: float
+
+
+class WorkloadStatus(msgspec.Struct, frozen=True):
+    """open_tasks: those that have not ended; is_paused: as a whole."""
+
+    workload: str
+    open_tasks: int
+    is_paused: bool = False
+    failed: bool = False
+
+
+class Ranked(msgspec.Struct, frozen=True):
+    """A ready phase in the present order. rank_s: seconds of the longest path from its start on."""
+
+    phase: int
+    task: int
+    attempt: int
+    workload: str
+    name: str
+    index: int = 0
+    rank_s: float = 0.0
+    ready_at: float = 0.0
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Room on a node that is kept for a phase from `at` on."""
+
+    phase: int
+    task: int
+    node: str
+    at: float
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The ready phases, first first, members of a gang behind each other; and what is kept for some of them."""
+
+    ready: tuple[Ranked, ...] = ()
+    kept: tuple[Kept, ...] = ()
+
+
+# --- what a holder tells for the run log ---
+
+
+class Note(msgspec.Struct, frozen=True, tag_field="n", omit_defaults=True):
+    """What happened, for the run log only: the engine hears of it by events."""
+
+
+class Granted(Note, frozen=True, tag="granted"):
+    """The grant is being carried out."""
+
+    grant: Grant
+
+
+class Started(Note, frozen=True, tag="started"):
+    """A phase has started, at this time. grant: with the devices that it has really got."""
+
+    grant: Grant
+    at: float
+    warm: bool | None = None
+    framework_id: str = ""
+    pid: int = 0
+
+
+class Ended(Note, frozen=True, tag="ended"):
+    """A phase has ended. reason: why, unless it succeeded."""
+
+    phase: int
+    attempt: int
+    outcome: str = "succeeded"
+    reason: str = ""
+
+
+class PreloadBegun(Note, frozen=True, tag="preload"):
+    """A process is being made warm for a task."""
+
+    decision: m.Preload
+
+
+class PreloadOver(Note, frozen=True, tag="preload_over"):
+    """outcome: warm, used, unused, failed."""
+
+    task: int
+    outcome: str
+
+
+AnyNote = Granted | Started | Ended | PreloadBegun | PreloadOver

@@ -1,0 +1,203 @@
+"""A site behind a wire, to show that a holder cannot tell it from one in its own process.
+
+    holder's thread ◄── JSON, each message twice ──┐
+          │                                        │ the site's own thread: an embedded site
+          └── JSON, each request twice ────────────┘
+
+Every call, answer, decision and line of the run log becomes JSON bytes and comes back from them. Requests are repeated,
+as by a client that got no answer, but for lines of the run log; so are the messages, which the holder's end knows by
+their numbers. Decisions are carried out on a thread that is not the engine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+
+from egs_core.engine import EngineConfig
+from egs_core.engine import messages as m
+from egs_core.graph.columns import Graph
+from egs_core.runlog import records as r
+from egs_core.site import messages as s
+from egs_core.site.embedded import EmbeddedSite
+from egs_core.site.protocol import Control, Holder
+
+T = TypeVar("T")
+CLOSED = "the site is closed"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """From the site. number: rises by one, so a repeated message is known."""
+
+    number: int
+    body: bytes
+
+
+class WireSite:
+    """A `Site`, see the module."""
+
+    def __init__(self, config: EngineConfig, holder: Holder, *, logs_waits: bool = True) -> None:
+        self._holder = holder
+        self._site = EmbeddedSite(config, _Sender(self), logs_waits=logs_waits)
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._numbers, self._seen = itertools.count(1), 0
+        self._is_lost = False
+        self._thread = threading.Thread(target=self._run, name="egs-holder", daemon=True)
+        self.repeated = 0  # messages that came again
+
+    # --- the holder's thread ---
+
+    def start(self) -> None:
+        self._thread.start()
+        self._site.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._site.is_alive and self._thread.is_alive() and not self._is_lost
+
+    def now(self) -> float:
+        return self._site.now()
+
+    def do(self, action: Callable[[], None]) -> None:
+        self._queue.put(action)
+
+    def call(self, action: Callable[[], T], timeout_s: float = 10.0) -> T:
+        if threading.current_thread() is self._thread:
+            return action()
+        answer: Future[T] = Future()
+        self.do(lambda: _answer(answer, action))
+        if not self._thread.is_alive():
+            raise TimeoutError(CLOSED)
+        return answer.result(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self._queue.put(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        self._site.close(timeout_s)
+
+    def _run(self) -> None:
+        while (action := self._queue.get()) is not None:
+            if self._is_lost:
+                with contextlib.suppress(Exception):
+                    action()
+                continue
+            try:
+                action()
+            except BaseException as error:  # the holder's own fault ends EGS too, not the pipeline
+                self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._holder.site_lost(error)
+
+    # --- requests ---
+
+    def submit(self, workload: m.WorkloadSubmitted) -> None:
+        self.report(workload)
+
+    def control(self, *requests: Control) -> None:
+        self.report(*requests)
+
+    def report(self, *events: m.Event) -> None:
+        for event in events:
+            body = msgspec.json.encode(event)
+            for _ in range(2):
+                self._request(lambda body=body: self._site.report(msgspec.json.decode(body, type=m.AnyEvent)))  # type: ignore[misc]
+
+    def note(self, *notes: s.Note | r.Record) -> None:
+        for note in notes:
+            body, kind = msgspec.json.encode(note), r.AnyRecord if isinstance(note, r.Record) else s.AnyNote
+            self._request(lambda body=body, kind=kind: self._site.note(msgspec.json.decode(body, type=kind)))  # type: ignore[misc]
+
+    def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
+        if self._is_lost:
+            raise ConnectionError("the site is lost")
+        body = msgspec.json.encode(graph)
+        answers = [
+            self._ask(s.Grown, lambda: self._site.grow(workload, at, msgspec.json.decode(body, type=Graph)))
+            for _ in range(2)
+        ]
+        assert answers[0] == answers[1], "a repeated call has another answer"
+        return answers[0]
+
+    def _request(self, action: Callable[[], None]) -> None:
+        if not self._is_lost:
+            self._site.do(action)
+
+    def _ask(self, kind: Any, question: Callable[[], T]) -> T:
+        if self._is_lost:
+            raise TimeoutError("the site is lost")
+        body = self._site.call(lambda: msgspec.json.encode(question()))
+        return msgspec.json.decode(body, type=kind)  # type: ignore[no-any-return]  # of that kind
+
+    # --- questions ---
+
+    def why(self, task: int) -> m.Reason:
+        return self._ask(m.Reason, lambda: self._site.why(task))
+
+    def tasks(self, numbers: Sequence[int]) -> tuple[s.TaskStatus, ...]:
+        return self._ask(tuple[s.TaskStatus, ...], lambda: self._site.tasks(numbers))
+
+    def workload(self, workload: str) -> s.WorkloadStatus:
+        return self._ask(s.WorkloadStatus, lambda: self._site.workload(workload))
+
+    def order(self) -> s.Order:
+        return self._ask(s.Order, self._site.order)
+
+    # --- messages ---
+
+    def tell(self, value: Any, take: Callable[[bytes], None]) -> None:
+        """On the site's thread: send something to the holder, twice."""
+        message = msgspec.json.encode(Message(next(self._numbers), msgspec.json.encode(value)))
+        for _ in range(2):
+            self._queue.put(lambda: self._take(message, take))
+
+    def _take(self, encoded: bytes, take: Callable[[bytes], None]) -> None:
+        message = msgspec.json.decode(encoded, type=Message)
+        if message.number <= self._seen:
+            self.repeated += 1
+        elif not self._is_lost:
+            self._seen = message.number
+            take(message.body)
+
+    def take_decision(self, body: bytes) -> None:
+        decision, now = msgspec.json.decode(body, type=tuple[s.AnyTold, float])
+        self._holder.perform(decision, now)
+
+    def take_record(self, body: bytes) -> None:
+        self._holder.record(msgspec.json.decode(body, type=r.AnyRecord))
+
+    def take_loss(self, error: BaseException) -> None:
+        self._queue.put(lambda: self._lose(error))
+
+
+class _Sender:
+    """The site's end of the wire: a holder that passes everything on."""
+
+    def __init__(self, wire: WireSite) -> None:
+        self._wire = wire
+
+    def perform(self, decision: s.AnyTold, now: float) -> None:
+        self._wire.tell((decision, now), self._wire.take_decision)
+
+    def record(self, record: r.Record) -> None:
+        self._wire.tell(record, self._wire.take_record)
+
+    def site_lost(self, error: BaseException) -> None:
+        self._wire.take_loss(error)
+
+
+def _answer(answer: Future[T], action: Callable[[], T]) -> None:
+    try:
+        answer.set_result(action())
+    except Exception as error:
+        answer.set_exception(error)
