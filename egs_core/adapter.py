@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest
 from egs_core.compat import Features
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.hints import TaskHints
 from egs_core.notices import warn_once
+from egs_core.runlog.past import Past
 from egs_core.surfaces import CAPABILITIES as CAPABILITIES
 from egs_core.surfaces import Surface as Surface
 
@@ -258,12 +259,12 @@ class AuditSource(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class Auditor(Protocol):
-    """What an adapter with the capability `audit` offers besides: its framework's history, read and not changed. An
-    attribute `audit_source` (AuditSource) says how the command line names it."""
+class HistoryReader(Protocol):
+    """What an adapter with the capability `audit` offers: its framework's history, read and not changed. An attribute
+    `audit_source` (AuditSource) says how the command line names it."""
 
-    def audit(self, request: AuditRequest) -> Observed:
-        """The history as run log records; InputError for one that cannot be reached or read."""
+    def read_history(self, request: AuditRequest) -> Past:
+        """Runs, tasks and attempts in neutral words; InputError for a history that cannot be reached or read."""
         ...
 
 
@@ -329,7 +330,7 @@ def audit_sources() -> dict[str, AuditSource]:
     return {
         name: getattr(one, "audit_source", AuditSource(f"Address of the history of {name}."))
         for name, one in installed_adapters().items()
-        if isinstance(one, Auditor)
+        if isinstance(one, HistoryReader)
     }
 
 
@@ -369,11 +370,11 @@ def load_source(name: str) -> WorkloadSource:
     return adapter
 
 
-def load_auditor(name: str) -> Auditor:
-    """The installed adapter of that name, which must be able to audit; else an `InputError`."""
+def load_history_reader(name: str) -> HistoryReader:
+    """The installed adapter of that name, which must be able to read its framework's history; else an `InputError`."""
     adapter = load_adapter(name)
-    if not isinstance(adapter, Auditor):
-        raise InputError(f"adapter '{name}'", "cannot audit", "update it")
+    if not isinstance(adapter, HistoryReader):
+        raise InputError(f"adapter '{name}'", "cannot read a history", "update it")
     return adapter
 
 

@@ -1,4 +1,4 @@
-"""What an adapter hands to an audit: a framework's existing history as run log records, and what is not in it.
+"""What an audit takes: a framework's existing history, or a run log, as records, and what is not in it.
 
 As a run log, which may be audited later, it is what its adapter has said of it: see `header_of` and `observed_in`.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from egs_core.runlog.io import Run
+from egs_core.runlog.past import Past
 from egs_core.runlog.records import Header, Record
 
 IN_HEADER = ("edges_known", "cpu_name", "pinned", "may_split")
@@ -44,6 +45,12 @@ class Observed(msgspec.Struct, frozen=True):
     cpu_name: str = "CPU"
     pinned: bool = False
     may_split: bool = True
+
+
+def observed_of(past: Past) -> Observed:
+    """A framework's own history as an audit takes it."""
+    said = {name: getattr(past, name) for name in ("tasks_lost", *IN_HEADER)} | {"edges_known": bool(past.edges_known)}
+    return Observed(past.header(past.label, past.label), tuple(past.records()), notes=tuple(past.notes), **said)
 
 
 def only_job(observed: Observed, job: str) -> Observed:

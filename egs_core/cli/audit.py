@@ -15,13 +15,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from egs_core.adapter import audit_sources, load_auditor
+from egs_core.adapter import audit_sources, load_history_reader
 from egs_core.audit.accounts import GpuTime
 from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
 from egs_core.audit.compare import Compared, compare, read_forecast, write_forecast
 from egs_core.audit.forecast import MOST_TASKS, SEEDS, Forecast
-from egs_core.audit.observed import AuditRequest, Observed, header_of, observed_in, only_job
+from egs_core.audit.observed import AuditRequest, Observed, header_of, observed_in, observed_of, only_job
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.report.build import write_report
@@ -151,7 +151,7 @@ def _check_options(gpu_price: float, seeds: int, most_tasks: int, days: float) -
 
 
 def _of_framework(name: str, request: AuditRequest) -> Observed:
-    observed = load_auditor(name).audit(request)
+    observed = observed_of(load_history_reader(name).read_history(request))
     if not any(isinstance(record, TaskAdded) for record in observed.records):
         raise InputError(observed.header.label or request.address, "no task of any job is known there")
     return observed

@@ -20,7 +20,7 @@ class Slurm(TwoWays):
     suffixes = (".slurm",)
     audit_source = AuditSource("Accounting file.", is_path=True, events="alone")
 
-    def audit(self, request: object) -> None:
+    def read_history(self, request: object) -> None:
         raise AssertionError(f"not asked for: {request}")
 
 

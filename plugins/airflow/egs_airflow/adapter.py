@@ -20,8 +20,9 @@ from egs_core.adapter import (
     RunningWorkload,
     RunOutcome,
 )
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest
 from egs_core.graph.load import LoadedWorkload
+from egs_core.runlog.past import Past
 
 CAPABILITIES = {
     "observe": "yes",
@@ -78,11 +79,11 @@ class AirflowAdapter:
 
         return load(path, select)
 
-    def audit(self, request: AuditRequest) -> Observed:
+    def read_history(self, request: AuditRequest) -> Past:
         """What a running Airflow knows of its past, by its REST API; nothing is changed there."""
-        from egs_airflow.audit import audit
+        from egs_airflow.audit import read_history
 
-        return audit(request)
+        return read_history(request)
 
     def control(self, request: ControlRequest) -> ControlOutcome:
         """Abort a DAG run, a task group of it or a task. InputError for what is unknown, or another verb."""

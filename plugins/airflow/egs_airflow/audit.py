@@ -6,16 +6,14 @@ import os
 import time
 from collections.abc import Iterable
 
-import msgspec
-
 from egs_airflow.history.read import read_airflow
-from egs_airflow.history.records import HistoryRecords, pool_sizes
+from egs_airflow.history.records import past_of, pool_sizes
 from egs_airflow.history.seen import Seen
 from egs_airflow.observe.lines import Line, read_lines
 from egs_airflow.rest import connect
-from egs_core.audit.observed import AuditRequest, Observed, observed_in
+from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
-from egs_core.runlog.io import Run
+from egs_core.runlog.past import Past
 
 DAY_S = 86_400.0
 POOLS = ("EGS_POOLS", "AIRFLOW__EGS__POOLS")
@@ -31,22 +29,22 @@ KEPT = "times EGS kept open slots for a task or gang: who else waited for them i
 GONE = "Airflow no longer has these DAGs, so what their tasks waited for is not known"
 
 
-def audit(request: AuditRequest) -> Observed:
-    """The history as run log records. Raises InputError for what cannot be reached or read."""
+def read_history(request: AuditRequest) -> Past:
+    """The history as Airflow tells it. Raises InputError for what cannot be reached or read."""
     rest = connect(request.address, request.user)
     lines = read_lines(request.events) if request.events is not None else []
     seen = read_airflow(rest, time.time() - request.days * DAY_S)
-    return observed(seen, rest.url, gpu_pools(seen, request.gpu_pools), lines)
+    return past_with_notes(seen, rest.url, gpu_pools(seen, request.gpu_pools), lines)
 
 
-def observed(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Iterable[Line] = ()) -> Observed:
-    """What was seen, and what the listener noted of it, as an audit takes it. InputError for an unknown pool."""
+def past_with_notes(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Iterable[Line] = ()) -> Past:
+    """What was seen, what the listener noted of it, and what a reader must know. InputError for an unknown pool."""
     known = pool_sizes(seen)
     for pool in gpu_pools:
         if pool not in known:
             raise InputError("--gpu-pool", f"no pool {pool!r} in {label}", f"its pools: {', '.join(known)}")
     code_s = {line.key: line.code for line in lines}
-    history = HistoryRecords(seen, gpu_pools, full_names=True, code_s=code_s)
+    past = past_of(seen, gpu_pools, full_names=True, code_s=code_s, label=label)
     gone = sorted(dag.dag_id for dag in seen.dags.values() if dag.parents is None)
     notes = [INSIDE if gpu_pools else NO_GPUS, SLOTS]
     if gpu_pools and code_s:
@@ -60,8 +58,8 @@ def observed(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Ite
         notes.append(f"{len(seen.kept)} {KEPT} {kept_s:.1f}")
     if gone:
         notes.append(f"{GONE}: {', '.join(gone[:5])}{', …' if len(gone) > 5 else ''}")
-    run = Run(history.header(label, label), history.records())
-    return msgspec.structs.replace(observed_in(run), notes=tuple(notes))
+    past.notes = notes
+    return past
 
 
 def gpu_pools(seen: Seen, given: tuple[str, ...]) -> tuple[str, ...]:

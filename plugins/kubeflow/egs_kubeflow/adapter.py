@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from egs_core.adapter import AuditSource, Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
+from egs_core.runlog.past import Past
 from egs_kubeflow import compat
 
 CAPABILITIES = {
@@ -66,11 +67,11 @@ class KubeflowAdapter:
             raise InputError("--select", "a compiled pipeline's file holds one pipeline", "leave it out")
         return load_workload(path)
 
-    def audit(self, request: AuditRequest) -> Observed:
+    def read_history(self, request: AuditRequest) -> Past:
         """What a cluster has done, from exported workflows, pods and nodes."""
-        from egs_kubeflow.audit.read import audit
+        from egs_kubeflow.audit.read import read_history
 
-        return audit(request)
+        return read_history(request)
 
     def commands(self) -> Any:
         """The commands behind `egs kubeflow`."""

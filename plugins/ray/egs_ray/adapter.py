@@ -25,8 +25,9 @@ from egs_core.adapter import (
     RunningWorkload,
     RunOutcome,
 )
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
+from egs_core.runlog.past import Past
 from egs_core.surfaces import Surface, combined
 from egs_ray.surfaces import SURFACES
 
@@ -111,11 +112,11 @@ class RayAdapter:
         """What runs with EGS on the cluster."""
         return _control().ps(address)  # type: ignore[no-any-return]  # the module is found by name
 
-    def audit(self, request: AuditRequest) -> Observed:
+    def read_history(self, request: AuditRequest) -> Past:
         """What a running cluster's dashboard knows, or the events that a cluster left; nothing is changed there."""
-        from egs_ray.audit.read import audit
+        from egs_ray.audit.read import read_history
 
-        return audit(request)
+        return read_history(request)
 
     def collect(self, request: CollectRequest) -> None:
         """Receive the events that Ray pushes, until SIGTERM."""

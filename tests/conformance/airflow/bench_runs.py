@@ -22,9 +22,9 @@ import pytest
 
 from egs_airflow.adapter import ADAPTER
 from egs_airflow.agent.control import abort
-from egs_airflow.audit import audit
+from egs_airflow.audit import read_history
 from egs_airflow.history.read import read_airflow
-from egs_airflow.history.records import HistoryRecords
+from egs_airflow.history.records import past_of
 from egs_airflow.order.durations import load_durations, write_durations
 from egs_airflow.replay.dagfile import airflow_ids
 from egs_airflow.rest import Rest
@@ -134,7 +134,7 @@ class DagRun:
     def _records(self) -> tuple[Record, ...]:
         """The run log, of what Airflow tells."""
         seen = read_airflow(self._rest(), 0.0, self.dag_id)
-        return tuple(HistoryRecords(seen, (POOL,)).records())
+        return tuple(past_of(seen, (POOL,)).records())
 
     def _submitted(self, found: list[dict[str, Any]]) -> tuple[str, ...]:
         """The DAG as Airflow shows it, and what was made of each task, without ids and places."""
@@ -228,7 +228,7 @@ class AirflowRuns:
         last = self._runs[-1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AIRFLOW_CLI_TOKEN", last.airflow.token)
-            records = audit(AuditRequest(last.airflow.url, days=1.0, gpu_pools=(POOL,))).records
+            records = read_history(AuditRequest(last.airflow.url, days=1.0, gpu_pools=(POOL,))).records()
         held = held_by_name(r for r in records if getattr(r, "workload", "") == f"{last.dag_id}/{last.run_id}")
         return {name.partition(".")[2]: seconds for name, seconds in held.items()}
 

@@ -18,7 +18,7 @@ import pytest
 
 from egs_airflow.executors.health import State, read_states
 from egs_airflow.history.read import read_airflow
-from egs_airflow.history.records import HistoryRecords
+from egs_airflow.history.records import past_of
 from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
 from egs_airflow.rest import Rest
@@ -221,7 +221,7 @@ def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -
     assert before["egs"] < before["native"], before
     assert {one["reason"] for one in kept} == {"reservation"}
     seen = read_airflow(Rest(airflow.url, airflow.token), since_s, "order_large_egs")
-    held = [one for one in HistoryRecords(seen).records() if isinstance(one, Held) and one.kind == "reservation"]
+    held = [one for one in past_of(seen).records() if isinstance(one, Held) and one.kind == "reservation"]
     assert {one.task.partition("[")[0] for one in held} == {"small"}
     assert "slots of pool order_large_egs were kept for order_large_egs.large (reservation)" in {x.reason for x in held}
 

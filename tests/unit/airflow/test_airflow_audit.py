@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from egs_airflow import rest
-from egs_airflow.audit import audit
+from egs_airflow.audit import read_history
 from egs_core.audit.build import audit as build_audit
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest, Observed, observed_of
 from egs_core.cli.app import run
 from egs_core.errors import InputError
 from egs_core.runlog.records import TaskAdded
@@ -35,7 +35,7 @@ def _no_login(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audited(airflow: RecordedAirflow, *pools: str) -> Observed:
-    return audit(AuditRequest(airflow.url, gpu_pools=pools))
+    return observed_of(read_history(AuditRequest(airflow.url, gpu_pools=pools)))
 
 
 def test_reads_only(airflow: RecordedAirflow) -> None:
@@ -103,9 +103,9 @@ def test_token_user_or_nobody(airflow: RecordedAirflow, monkeypatch: pytest.Monk
     assert audited(airflow).records
     monkeypatch.delenv(rest.TOKEN)
     monkeypatch.setenv(rest.PASSWORD, "pass word")
-    assert audit(AuditRequest(airflow.url, user="me")).records
+    assert read_history(AuditRequest(airflow.url, user="me")).records()
     monkeypatch.delenv(rest.PASSWORD)
-    assert audit(AuditRequest(airflow.url.replace("//", "//me:pass%20word@"))).records
+    assert read_history(AuditRequest(airflow.url.replace("//", "//me:pass%20word@"))).records()
     airflow.gives_token_to_all = True
     assert audited(airflow).records
     assert {path for method, path in airflow.requests if method != "GET"} == {"/auth/token"}
@@ -119,12 +119,12 @@ def test_refused(airflow: RecordedAirflow, monkeypatch: pytest.MonkeyPatch) -> N
     assert "AIRFLOW_CLI_TOKEN" in caught.value.hint
     monkeypatch.setenv(rest.PASSWORD, "hidden")
     with pytest.raises(InputError, match="refuses user 'me'") as caught:
-        audit(AuditRequest(airflow.url, user="me"))
+        read_history(AuditRequest(airflow.url, user="me"))
     monkeypatch.setenv(rest.TOKEN, "hidden")
     with pytest.raises(InputError, match="refuses the request"):
         audited(airflow)
     with pytest.raises(InputError) as caught:
-        audit(AuditRequest("ftp://me:hidden@host"))
+        read_history(AuditRequest("ftp://me:hidden@host"))
     assert "hidden" not in str(caught.value)
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from egs_airflow.audit import observed
+from egs_airflow.audit import past_with_notes
 from egs_airflow.history.kept import held_back
-from egs_airflow.history.records import HistoryRecords, parents_of, pool_sizes
+from egs_airflow.history.records import parents_of, past_of, pool_sizes
 from egs_airflow.history.seen import Dag, KeptSlots, Pool, Run, Seen, Try
 from egs_airflow.observe.lines import Line
 from egs_core.audit.build import audit
+from egs_core.audit.observed import Observed, observed_of
 from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import Capacity
 from egs_core.runlog.timeline import build_timeline
@@ -36,6 +37,11 @@ def seen_of(*tries: Try, parents: dict[str, tuple[str, ...]] | None = None, slot
     return Seen(
         100.0, "3.3.2", {"gpus": Pool("gpus", slots)}, {"dag": Dag("dag", "me", 0, parents)}, [run], list(tries)
     )
+
+
+def observed(*seen: Any) -> Observed:
+    """What an audit takes of it."""
+    return observed_of(past_with_notes(*seen))
 
 
 def told(seen: Seen) -> Any:
@@ -101,7 +107,7 @@ def test_mapped_tasks_side_by_side(second_scheduled: float, expected: tuple[str,
 def test_retries_are_attempts() -> None:
     """Each try holds its slots for its own time; the failed one counts as failed."""
     tries = tried("a", 0, 0, 1, 2, state="failed"), tried("a", 2, 2, 3, 6, number=2)
-    line = build_timeline(HistoryRecords(seen_of(*tries), ["gpus"]).records())
+    line = build_timeline(past_of(seen_of(*tries), ["gpus"]).records())
     assert [(h.attempt, h.end_s - h.start_s, h.outcome) for h in line.holds] == [(1, 1, "failed"), (2, 3, "succeeded")]
 
 
@@ -127,16 +133,16 @@ def test_pools_without_a_limit(slots: int | None) -> None:
     seen = seen_of(tried("a", 0, 0, 0, 4, slots=3), tried("b", 0, 1, 1, 2), tried("c", 0, 2, 2, 3))
     seen.pools = {} if slots is None else {"gpus": Pool("gpus", slots)}
     assert pool_sizes(seen) == {"gpus": 4}
-    (offered, *_) = [r for r in HistoryRecords(seen, ["gpus"]).records() if isinstance(r, Capacity)]
+    (offered, *_) = [r for r in past_of(seen, ["gpus"]).records() if isinstance(r, Capacity)]
     assert (offered.gpus, offered.cpus) == (4, 0.0)
 
 
 def test_cold_starts_are_what_the_listener_noted() -> None:
     """From Airflow's start to the user's code it is a cold start; without a listener none is known."""
     one = tried("a", 0, 0, 1, 9)
-    line = build_timeline(HistoryRecords(seen_of(one), ["gpus"], code_s={one.key: 3.5}).records())
+    line = build_timeline(past_of(seen_of(one), ["gpus"], code_s={one.key: 3.5}).records())
     assert [hold.cold for hold in line.holds] == [[(1.0, 3.5)]]
-    line = build_timeline(HistoryRecords(seen_of(one), ["gpus"]).records())
+    line = build_timeline(past_of(seen_of(one), ["gpus"]).records())
     assert [hold.cold for hold in line.holds] == [[]]
 
 

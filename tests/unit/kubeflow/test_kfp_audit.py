@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from egs_core.adapter import Auditor
+from egs_core.adapter import HistoryReader
 from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest, Observed, observed_of
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.records import Capacity, TaskAdded
 from egs_core.runlog.timeline import build_timeline
@@ -26,8 +26,8 @@ FIRST, SECOND = "team/train-x7k2p", "team/train-b9d4z"
 
 
 def seen(file: Path) -> Observed:
-    assert isinstance(ADAPTER, Auditor)
-    return ADAPTER.audit(AuditRequest(events=file))
+    assert isinstance(ADAPTER, HistoryReader)
+    return observed_of(ADAPTER.read_history(AuditRequest(events=file)))
 
 
 def told(observed: Observed) -> Audit:

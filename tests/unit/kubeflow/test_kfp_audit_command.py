@@ -16,7 +16,7 @@ from egs_core.cli.app import run
 from egs_core.errors import InputError
 from egs_core.runlog.timeline import build_timeline
 from egs_kubeflow.audit.read import read_export
-from egs_kubeflow.audit.records import observed
+from egs_kubeflow.audit.records import past_of
 from tests.unit.kubeflow.made_exports import Export, two_runs
 
 Out = pytest.CaptureFixture[str]
@@ -196,7 +196,7 @@ def test_mutated_exports(seed: int, tmp_path: Path) -> None:
         target[place[-1]] = chooser.choice(WRONG)
         file.write_text(json.dumps(one))
         try:
-            line = build_timeline(observed(read_export(file), "made").records)
+            line = build_timeline(past_of(read_export(file), "made").records())
         except InputError:
             continue
         read += 1

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from egs_core.audit.observed import AuditRequest
+from egs_core.audit.observed import AuditRequest, observed_of
 from egs_core.cli.app import run
 from egs_core.errors import InputError
 from egs_core.runlog.records import TaskAdded
 from egs_ray.audit import read as asked
-from egs_ray.audit.read import audit
+from egs_ray.audit.read import read_history
 
 FILES = Path(__file__).parents[2] / "fixtures" / "ray_history"
 Answer = Callable[[str, dict[str, str]], tuple[int, Any]]
@@ -81,7 +81,7 @@ def dashboard() -> Iterator[Dashboard]:
 
 def test_reads_only(dashboard: Dashboard) -> None:
     """An audit sends GET requests and nothing else, no more than one for each table."""
-    found = audit(AuditRequest(dashboard.url))
+    found = observed_of(read_history(AuditRequest(dashboard.url)))
     assert sum(isinstance(record, TaskAdded) for record in found.records) == 21
     assert {method for method, _, _ in dashboard.requests} == {"GET"}
     assert len(dashboard.requests) == 6
@@ -116,7 +116,7 @@ def test_full_answers_are_asked_for_job_by_job(dashboard: Dashboard, monkeypatch
         return code, body
 
     dashboard.answer = paged
-    found = audit(AuditRequest(dashboard.url))
+    found = observed_of(read_history(AuditRequest(dashboard.url)))
     assert sum(isinstance(record, TaskAdded) for record in found.records) == 21
     assert found.tasks_lost == 0
     assert any("filter_values=01000000" in path for _, path, _ in dashboard.requests)
@@ -125,18 +125,18 @@ def test_full_answers_are_asked_for_job_by_job(dashboard: Dashboard, monkeypatch
 def test_token(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The token of Ray's own commands is sent; one that is refused is said with what to set."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", "one")
-    audit(AuditRequest(dashboard.url))
+    read_history(AuditRequest(dashboard.url))
     (tmp_path / "token").write_text("two\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    audit(AuditRequest(dashboard.url))
+    read_history(AuditRequest(dashboard.url))
     assert {token for _, _, token in dashboard.requests} == {"Bearer one", "Bearer two"}
     dashboard.answer = lambda _path, _query: (401, {})
     with pytest.raises(InputError, match="refuses the request") as caught:
-        audit(AuditRequest(dashboard.url))
+        read_history(AuditRequest(dashboard.url))
     assert "RAY_AUTH_TOKEN" in caught.value.hint
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(InputError, match="cannot be read"):
-        audit(AuditRequest(dashboard.url))
+        read_history(AuditRequest(dashboard.url))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_answers_of_another_shape(dashboard: Dashboard) -> None:
 
     dashboard.answer = changed
     with pytest.raises(InputError, match=r"Ray 2\.60\.0 answers in a way that is not known"):
-        audit(AuditRequest(dashboard.url))
+        read_history(AuditRequest(dashboard.url))
 
 
 def test_empty_cluster(dashboard: Dashboard, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,8 +21,8 @@ from egs_core.errors import InputError
 from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded
 from egs_core.runlog.timeline import build_timeline
 from egs_ray.audit.exported import job_of, take_event, take_rows
-from egs_ray.audit.read import audit, dashboard_url, observed, read_events
-from egs_ray.audit.records import HistoryRecords
+from egs_ray.audit.read import dashboard_url, past_with_notes, read_events, read_history
+from egs_ray.audit.records import past_of
 from egs_ray.audit.seen import Seen
 
 FILES = Path(__file__).parents[2] / "fixtures" / "ray_history"
@@ -50,16 +50,16 @@ def from_pushed(events: list[dict[str, Any]]) -> Seen:
 
 
 SHAPES = {
-    "state API": lambda: observed(from_dashboard(), "made", AT_S).records,
-    "pushed": lambda: observed(from_pushed(pushed()), "made").records,
-    "exported": lambda: audit(AuditRequest(events=FILES / "event_EXPORT_ALL.log")).records,
+    "state API": lambda: past_with_notes(from_dashboard(), "made", AT_S).records(),
+    "pushed": lambda: past_with_notes(from_pushed(pushed()), "made").records(),
+    "exported": lambda: read_history(AuditRequest(events=FILES / "event_EXPORT_ALL.log")).records(),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_ran(shape: str) -> None:
     """The same tasks with the same needs and ends, whichever way they were told."""
-    records: tuple[Record, ...] = SHAPES[shape]()
+    records: list[Record] = SHAPES[shape]()
     names = sorted(r.name for r in records if isinstance(r, TaskAdded))
     expected = ["<lambda>"] * 2 + ["A", "A.__init__"] + ["A.m"] * 3 + ["boom", "nested"] + ["prep"] * 5 + ["train"] * 7
     assert names == sorted(expected)
@@ -116,18 +116,18 @@ def test_same_run_by_state_api_and_push() -> None:
 def test_order_and_repeats_of_events_do_not_matter() -> None:
     """Several processes push, and a batch that was not answered comes again."""
     events = pushed()
-    expected = HistoryRecords(from_pushed(events)).records()
+    expected = past_of(from_pushed(events)).records()
     for seed in range(5):
         mixed = [*events, *events[:40]]
         random.Random(seed).shuffle(mixed)
-        assert HistoryRecords(from_pushed(mixed)).records() == expected
+        assert past_of(from_pushed(mixed)).records() == expected
 
 
 def test_protobuf_names_are_read_too() -> None:
     """A Ray that is told to keep the protobuf's field names says the same."""
     kept = [_snake(event) for event in pushed()]
     assert "task_definition_event" in {key for event in kept for key in event}
-    assert HistoryRecords(from_pushed(kept)).records() == HistoryRecords(from_pushed(pushed())).records()
+    assert past_of(from_pushed(kept)).records() == past_of(from_pushed(pushed())).records()
 
 
 def _snake(value: Any) -> Any:
@@ -141,9 +141,11 @@ def _snake(value: Any) -> Any:
 
 def test_jobs_are_called_as_the_hook_calls_them() -> None:
     """The script's name is the pipeline's, so the history of both is one."""
-    history = HistoryRecords(from_pushed(pushed()))
+    history = past_of(from_pushed(pushed()))
     header = history.header("x")
-    assert header == Header(run_id="x", driver="ray", policy="native", mode="off", started_at=header.started_at)
+    assert header == Header(
+        run_id="x", driver="ray", policy="native", mode="off", started_at=header.started_at, edges_known=False
+    )
     assert header.started_at == pytest.approx(1795294765.006, abs=0.001)
     assert {getattr(r, "workload", "train-01000000") for r in history.records()} == {"train-01000000"}
 
@@ -170,8 +172,8 @@ def test_events_belong_to_jobs() -> None:
 def test_without_the_submitters_word() -> None:
     """A driver that does not push leaves tasks of which only a start is known: in no figure, and said."""
     events = [e for e in pushed() if "DEFINITION" not in e["eventType"] or "TASK" not in e["eventType"]]
-    found = observed(from_pushed(events), "made")
-    assert not any(isinstance(record, TaskAdded) for record in found.records)
+    found = past_with_notes(from_pushed(events), "made")
+    assert not any(isinstance(record, TaskAdded) for record in found.records())
     assert any("their submitters did not report" in note for note in found.notes)
 
 
@@ -184,7 +186,7 @@ def test_bundles_are_counted_and_said() -> None:
     take_rows(seen, "tasks", [{**row, "required_resources": {**needs, "bundle_group_ab12": 0.001}}])
     task = seen.tasks[row["task_id"], 1]
     assert (task.cpus, task.gpus, task.in_bundle) == (2, 1, True)
-    assert any("placement group" in note for note in observed(seen, "made").notes)
+    assert any("placement group" in note for note in past_with_notes(seen, "made").notes)
 
 
 @pytest.mark.parametrize(

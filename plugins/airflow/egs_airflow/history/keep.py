@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from egs_airflow.history.read import read_airflow
-from egs_airflow.history.records import HistoryRecords
+from egs_airflow.history.records import past_of
 from egs_airflow.observe.lines import Line
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
@@ -56,7 +56,7 @@ def keep_history(
     code_s = {line.key: line.code for line in lines}
     rows: list[HistoryRow] = []
     for dag_id in _dags(rest) if known_s is None else ["~"]:  # at first it may be much: DAG by DAG
-        found = HistoryRecords(read_airflow(rest, since_s, dag_id, also_older=True), gpu_pools, code_s=code_s)
+        found = past_of(read_airflow(rest, since_s, dag_id, also_older=True), gpu_pools, code_s=code_s)
         ended = history_from_runlog([found.header(""), *found.records()])
         rows.extend(row for row in ended if since_s < row.ended_at <= until_s)
     stored = history.record(rows)

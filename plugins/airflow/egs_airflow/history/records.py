@@ -1,4 +1,4 @@
-"""Run log records from what Airflow tells of its past; a workload is a DAG run, a node is a pool.
+"""What Airflow tells of its past, in the core's words; a workload is a DAG run, a node is a pool.
 
     scheduled ────────────► queued ───────────► running ─────────────► user's code ──► ended
        Ready     pool, limits  Held: executor     Started  ColdStart                    Ended
@@ -11,142 +11,82 @@ these records are slots. Nothing else that a task may use is known, and nothing 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from graphlib import TopologicalSorter
 
 from egs_airflow.history.kept import held_back
 from egs_airflow.history.seen import OUTCOMES, Dag, Run, Seen, Try, TryKey
-from egs_core.runlog.records import (
-    Capacity,
-    ColdStart,
-    Ended,
-    Header,
-    Held,
-    Ready,
-    Record,
-    Started,
-    TaskAdded,
-    WorkloadEnded,
-    WorkloadSubmitted,
-)
+from egs_core.runlog.past import Attempt, Needs, Offer, Past, PastRun, PastTask
 
 EXECUTOR = "executor"
 QUEUED = "queued: it has its slots, and waits for its executor to start it"
 MOST_EDGES = 100_000  # between the instances of two mapped tasks; of more only those from the instance that ended last
 
 
-class HistoryRecords:
-    """Records of what was seen. gpu_pools: whose slots are GPUs. full_names: tasks are called `dag.task`.
+def past_of(
+    seen: Seen,
+    gpu_pools: Collection[str] = (),
+    full_names: bool = False,
+    code_s: Mapping[TryKey, float] | None = None,
+    label: str = "",
+) -> Past:
+    """What was seen in the core's words. gpu_pools: whose slots are GPUs. full_names: tasks are called `dag.task`.
 
     code_s: when the user's code began, of tries for which a listener noted it; before that it was a cold start.
     """
+    tries: dict[tuple[str, str], list[Try]] = defaultdict(list)
+    for one in seen.tries:
+        tries[one.dag_id, one.run_id].append(one)
+    runs = [
+        _past_run(seen, run, tries[run.dag_id, run.run_id], gpu_pools, full_names, code_s or {}) for run in seen.runs
+    ]
+    past = Past("airflow", seen.now_s, label, runs, cpu_name="slot", pinned=True)
+    past.edges_known = all(dag.parents is not None for dag in seen.dags.values())
+    for pool, slots in pool_sizes(seen).items():
+        is_gpu = pool in gpu_pools
+        past.offers.append(Offer(0.0, pool, 0.0 if is_gpu else float(slots), slots if is_gpu else 0))
+    return past
 
-    def __init__(
-        self,
-        seen: Seen,
-        gpu_pools: Collection[str] = (),
-        full_names: bool = False,
-        code_s: Mapping[TryKey, float] | None = None,
-    ) -> None:
-        self._seen, self._gpu_pools, self._full_names = seen, frozenset(gpu_pools), full_names
-        self._code_s = code_s or {}
-        self._tries: dict[tuple[str, str], list[Try]] = defaultdict(list)
-        for one in seen.tries:
-            self._tries[one.dag_id, one.run_id].append(one)
-        self._begin_s = min((run.submitted_s for run in seen.runs), default=seen.now_s)
 
-    def header(self, run_id: str, label: str = "") -> Header:
-        """The header whose times the records are relative to."""
-        return Header(
-            run_id=run_id,
-            driver="airflow",
-            policy="native",
-            mode="off",
-            started_at=self._begin_s,
-            label=label,
-            edges_known=all(dag.parents is not None for dag in self._seen.dags.values()),
-            cpu_name="slot",
-            pinned=True,
-        )
+def _past_run(
+    seen: Seen, run: Run, tries: list[Try], gpu_pools: Collection[str], full_names: bool, code_s: Mapping[TryKey, float]
+) -> PastRun:
+    dag = seen.dags.get(run.dag_id, Dag(run.dag_id))
+    past = PastRun(run.workload, run.dag_id, run.submitted_s, tenant=dag.owner)
+    if run.ended_s is not None:
+        past.ended_s = max([run.ended_s, *(one.ended_s for one in tries if one.ended_s and one.held_slots)])
+        past.outcome, past.cut_off_s = OUTCOMES.get(run.state, "aborted"), run.ended_s
+    parents = parents_of(tries, dag)
+    for one in {one.task: one for one in tries}.values():
+        name = f"{one.dag_id}.{one.task_id}" if full_names else one.task_id
+        past.tasks.append(PastTask(one.task, name, _needs(one, gpu_pools), parents[one.task]))
+    for one in tries:
+        if one.held_slots or one.state != "success":  # an operator that does nothing leaves no record
+            past.attempts.append(_attempt(seen, one, _needs(one, gpu_pools), code_s.get(one.key)))
+    return past
 
-    def records(self) -> list[Record]:
-        """All of it in the order of time."""
-        made = [record for run in self._seen.runs for record in self._run(run)]
-        made.extend(self._capacity())
-        return sorted(made, key=lambda record: getattr(record, "t", 0.0))
 
-    def _capacity(self) -> Iterator[Record]:
-        """What the pools offer; repeated at the end, so that what is still open is measured up to then."""
-        is_open = any(run.ended_s is None for run in self._seen.runs)
-        end_s = self._seen.now_s if is_open else max((run.ended_s or 0.0 for run in self._seen.runs), default=0.0)
-        for pool, slots in pool_sizes(self._seen).items():
-            is_gpu = pool in self._gpu_pools
-            for t in (0.0, self._t(end_s)):
-                yield Capacity(t, pool, 0.0 if is_gpu else float(slots), slots if is_gpu else 0)
+def _needs(one: Try, gpu_pools: Collection[str]) -> Needs:
+    slots = float(one.slots) if one.held_slots or one.scheduled_s is not None else 0.0
+    return Needs(gpus=slots) if one.pool in gpu_pools else Needs(cpus=slots)
 
-    def _run(self, run: Run) -> Iterator[Record]:
-        tries, dag = self._tries[run.dag_id, run.run_id], self._seen.dags.get(run.dag_id, Dag(run.dag_id))
-        yield WorkloadSubmitted(self._t(run.submitted_s), run.workload, run.dag_id, dag.owner)
-        parents = parents_of(tries, dag)
-        for one in {one.task: one for one in tries}.values():
-            name = f"{one.dag_id}.{one.task_id}" if self._full_names else one.task_id
-            t = self._t(run.submitted_s)
-            yield TaskAdded(t, run.workload, one.task, name, parents[one.task], (self._needs(one),))
-        for one in tries:
-            yield from self._try(run, one)
-        if run.ended_s is not None:
-            ended_s = max([run.ended_s, *(one.ended_s for one in tries if one.ended_s and one.held_slots)])
-            yield WorkloadEnded(self._t(ended_s), run.workload, OUTCOMES.get(run.state, "aborted"))
 
-    def _needs(self, one: Try) -> tuple[str, float, float, int]:
-        slots = float(one.slots) if one.held_slots or one.scheduled_s is not None else 0.0
-        if one.pool in self._gpu_pools:
-            return "gpu", 0.0, slots, 0
-        return "cpu", slots, 0.0, 0
-
-    def _try(self, run: Run, one: Try) -> Iterator[Record]:
-        if one.queued_s is None or one.started_s is None:
-            yield from self._not_started(run, one)
-            return
-        place, attempt, started_s = (run.workload, one.task), max(1, one.number), one.started_s
-        queued_s = min(one.queued_s, started_s)
-        ready_s = queued_s if one.scheduled_s is None else min(one.scheduled_s, queued_s)
-        yield Ready(self._t(ready_s), *place, 0, attempt)
-        yield from self._held_back(run, one, ready_s, queued_s)
-        yield Held(self._t(queued_s), *place, 0, EXECUTOR, QUEUED)
-        _, cpus, gpus, _ = self._needs(one)
-        yield Started(
-            self._t(started_s), *place, 0, attempt, one.pool, (), cpus, gpus, framework_id=one.host, pid=one.pid
-        )
-        ended_s = one.ended_s if one.ended_s is not None else run.ended_s
-        code_s = self._code_s.get(one.key, started_s)
-        if started_s < code_s and not one.was_deferred:
-            cold_end_s = min(code_s, ended_s) if ended_s is not None else code_s
-            yield ColdStart(self._t(started_s), self._t(cold_end_s), *place, 0, attempt)
-        if ended_s is not None:
-            yield Ended(self._t(max(ended_s, started_s)), *place, 0, attempt, OUTCOMES.get(one.state, "aborted"))
-
-    def _not_started(self, run: Run, one: Try) -> Iterator[Record]:
-        """Waiting, or over without a slot: skipped; an operator that does nothing leaves no record."""
-        place, attempt = (run.workload, one.task), max(1, one.number)
-        if one.state == "success":
-            return
-        if one.scheduled_s is not None:
-            yield Ready(self._t(one.scheduled_s), *place, 0, attempt)
-            until_s = one.queued_s if one.queued_s is not None else one.ended_s
-            yield from self._held_back(run, one, one.scheduled_s, self._seen.now_s if until_s is None else until_s)
-            if one.queued_s is not None:
-                yield Held(self._t(max(one.queued_s, one.scheduled_s)), *place, 0, EXECUTOR, QUEUED)
-        ended_s = run.ended_s if one.ended_s is None else one.ended_s
-        if ended_s is not None:
-            yield Ended(self._t(ended_s), *place, 0, attempt, "skipped")
-
-    def _held_back(self, run: Run, one: Try, ready_s: float, until_s: float) -> Iterator[Held]:
-        for at_s, kind, reason in held_back(one, ready_s, until_s, self._seen.kept):
-            yield Held(self._t(at_s), run.workload, one.task, 0, kind, reason)
-
-    def _t(self, at_s: float) -> float:
-        return round(max(0.0, at_s - self._begin_s), 6)
+def _attempt(seen: Seen, one: Try, needs: Needs, code_s: float | None) -> Attempt:
+    """One try: waiting, running, over, or over without a slot."""
+    past = Attempt(one.task, max(1, one.number), one.scheduled_s, ended_s=one.ended_s, needs=needs)
+    past.outcome = OUTCOMES.get(one.state, "aborted")
+    queued_s = one.queued_s
+    if one.held_slots and one.started_s is not None and queued_s is not None:
+        queued_s = min(queued_s, one.started_s)
+        past.ready_s = queued_s if one.scheduled_s is None else min(one.scheduled_s, queued_s)
+        past.started_s, past.code_s = one.started_s, None if one.was_deferred else code_s
+        past.node, past.framework_id, past.pid = one.pool, one.host, one.pid
+    if past.ready_s is not None:
+        until_s = next(time for time in (queued_s, one.ended_s, seen.now_s) if time is not None)
+        past.held = tuple(held_back(one, past.ready_s, until_s, seen.kept))
+        if queued_s is not None:
+            past.held += ((max(queued_s, past.ready_s), EXECUTOR, QUEUED),)
+    return past
 
 
 def pool_sizes(seen: Seen) -> dict[str, int]:

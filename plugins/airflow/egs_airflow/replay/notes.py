@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from egs_airflow.history.records import HistoryRecords
+from egs_airflow.history.records import past_of
 from egs_airflow.history.seen import Seen, workload_of
 from egs_core.runlog.records import ColdStart, Header, Record, Used
 
@@ -38,7 +38,7 @@ def read_notes(path: Path) -> list[Note]:
 
 def records_of(seen: Seen, gpu_pool: str, notes: Iterable[Note]) -> tuple[Header, list[Record]]:
     """The header and the records, by time, of all runs that were seen."""
-    history = HistoryRecords(seen, (gpu_pool,))
+    history = past_of(seen, (gpu_pool,))
     header = history.header("")
     records = [*history.records(), *(record for note in notes for record in _inside(note, header.started_at))]
     return header, sorted(records, key=lambda record: getattr(record, "t", 0.0))

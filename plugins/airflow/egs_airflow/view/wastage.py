@@ -7,12 +7,13 @@ from collections.abc import Collection
 
 import msgspec
 
-from egs_airflow.audit import gpu_pools, observed
+from egs_airflow.audit import gpu_pools, past_with_notes
 from egs_airflow.history.read import read_airflow
 from egs_airflow.order.pools import configured_pools
 from egs_airflow.rest import Rest
 from egs_airflow.view.run import read_kept
 from egs_core.audit.build import Audit, audit
+from egs_core.audit.observed import observed_of
 from egs_core.errors import InputError
 
 HOURS = 24.0
@@ -40,7 +41,7 @@ def read_wastage(rest: Rest, hours: float = HOURS) -> Wastage:
     seen = read_airflow(rest, since_s)
     if not any(one.held_slots for one in seen.tries):
         return Wastage(hours, 0, None)
-    history = observed(seen, "this Airflow", gpu_pools(seen, _configured(seen.pools)))
+    history = observed_of(past_with_notes(seen, "this Airflow", gpu_pools(seen, _configured(seen.pools))))
     kept_s = sum(one.slots * one.seconds for one in read_kept(rest, after=since))
     return Wastage(hours, runs, audit(history, simulated=False), kept_s)
 

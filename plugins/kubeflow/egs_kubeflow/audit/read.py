@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
+from egs_core.runlog.past import Past
 from egs_kubeflow.audit.pods import take_node, take_pod
-from egs_kubeflow.audit.records import observed
+from egs_kubeflow.audit.records import past_of
 from egs_kubeflow.audit.seen import Seen
 from egs_kubeflow.audit.shapes import Exported, Node, ObjectList, Pod, Workflow
 from egs_kubeflow.audit.workflows import take_workflow
@@ -19,11 +20,11 @@ MOST_BYTES = 1 << 30
 HOW = "kubectl get workflows,pods,nodes -A -o json > FILE"
 
 
-def audit(request: AuditRequest) -> Observed:
-    """The export as run log records. Raises InputError for what cannot be read or is none."""
+def read_history(request: AuditRequest) -> Past:
+    """What the export tells of the past. Raises InputError for what cannot be read or is none."""
     if request.events is None:
         raise InputError("--kubeflow", "needs a file", HOW)
-    return observed(read_export(request.events), str(request.events))
+    return past_of(read_export(request.events), str(request.events))
 
 
 def read_export(path: Path) -> Seen:

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from egs_core.audit.observed import AuditRequest, Observed
+from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
+from egs_core.runlog.past import Past
 from egs_ray.audit.exported import take_event, take_rows
-from egs_ray.audit.records import HistoryRecords
+from egs_ray.audit.records import past_of
 from egs_ray.audit.seen import Seen
 
 PORT = 8265
@@ -32,27 +33,27 @@ LOST = "Ray keeps as many tasks as RAY_task_events_max_num_task_in_gcs says, and
 UNDESCRIBED = "tasks are in no figure: their submitters did not report (a driver needs the settings of egs collect too)"
 
 
-def audit(request: AuditRequest) -> Observed:
-    """The history as run log records. Raises InputError for what cannot be reached or read."""
+def read_history(request: AuditRequest) -> Past:
+    """The history as Ray tells it. Raises InputError for what cannot be reached or read."""
     if request.events is not None:
-        return observed(read_events(request.events), str(request.events))
+        return past_with_notes(read_events(request.events), str(request.events))
     url = dashboard_url(request.address)
-    return observed(read_cluster(url), url, time.time())
+    return past_with_notes(read_cluster(url), url, time.time())
 
 
-def observed(seen: Seen, label: str, now_s: float | None = None) -> Observed:
-    """What was seen as an audit takes it; now_s: of a cluster that still runs."""
-    history = HistoryRecords(seen, now_s=now_s)
-    notes = [INSIDE]
+def past_with_notes(seen: Seen, label: str, now_s: float | None = None) -> Past:
+    """What was seen, and what a reader must know of it; now_s: of a cluster that still runs."""
+    past = past_of(seen, now_s=now_s, label=label)
+    past.notes.append(INSIDE)
     if any(task.in_bundle for task in seen.tasks.values()):
-        notes.append(BUNDLES)
+        past.notes.append(BUNDLES)
     if not any(worker.launched_s for worker in seen.workers.values()):
-        notes.append(NO_STARTS)
+        past.notes.append(NO_STARTS)
     if seen.lost:
-        notes.append(LOST)
+        past.notes.append(LOST)
     if seen.undescribed:
-        notes.append(f"{seen.undescribed} {UNDESCRIBED}")
-    return Observed(history.header(label, label), tuple(history.records()), False, seen.lost, tuple(notes))
+        past.notes.append(f"{seen.undescribed} {UNDESCRIBED}")
+    return past
 
 
 # --- a running cluster ------------------------------------------------------------------------------------------------

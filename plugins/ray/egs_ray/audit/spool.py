@@ -25,7 +25,7 @@ from egs_core.history.rows import History
 from egs_core.runlog.io import write_run
 from egs_ray.audit.exported import job_of, take_event
 from egs_ray.audit.read import events_in
-from egs_ray.audit.records import HistoryRecords
+from egs_ray.audit.records import past_of
 from egs_ray.audit.seen import Seen
 
 CLUSTER = "cluster"
@@ -129,7 +129,7 @@ class Spool:
             if file.exists():
                 for _, event in events_in(file):
                     take_event(seen, event)
-        history = HistoryRecords(seen, [job])
+        history = past_of(seen, [job])
         records = history.records()
         name = seen.jobs[job].name if job in seen.jobs else "job"
         path = self.folder / session / f"{_file_name(name)}-{job}.jsonl"
