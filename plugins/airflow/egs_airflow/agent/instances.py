@@ -25,7 +25,8 @@ EVERYWHERE = "dags/~/dagRuns/~/taskInstances"
 
 class Instance(msgspec.Struct, frozen=True):
     """One try of a task. id: no other try has it, and it is in the title of its process; map_index: -1 for a task that
-    is not mapped; started_s, ended_s: Unix times, 0 before them; config: its `executor_config`, as text."""
+    is not mapped; ready_s, started_s, ended_s: Unix times, 0 before them; config: its `executor_config`, as text;
+    version: of its DAG, 0 where Airflow does not say."""
 
     id: str
     dag_id: str
@@ -36,12 +37,14 @@ class Instance(msgspec.Struct, frozen=True):
     state: str = ""
     host: str = ""
     pid: int = 0
+    ready_s: float = 0.0
     started_s: float = 0.0
     ended_s: float = 0.0
     pool: str = ""
     slots: int = 1
     note: str = ""
     config: str = ""
+    version: int = 0
 
     @property
     def name(self) -> str:
@@ -79,12 +82,14 @@ def instance_of(row: dict[str, Any]) -> Instance:
         state=row["state"] or "",
         host=row["hostname"] or "",
         pid=int(row["pid"] or 0),
+        ready_s=time_of(row.get("scheduled_when")),
         started_s=time_of(row["start_date"]),
         ended_s=time_of(row["end_date"]),
         pool=row["pool"] or "",
         slots=int(row["pool_slots"]),
         note=row["note"] or "",
         config=row["executor_config"] or "",
+        version=int((row.get("dag_version") or {}).get("version_number") or 0),
     )
 
 
