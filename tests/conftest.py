@@ -5,6 +5,7 @@ Where several processes share the tests (`pytest -n 3`), one of them has all tho
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,12 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 """What shares a start of a framework, by how its tests' places begin: the first that fits. What takes longest comes
 first; Ray's are two pieces of about the same length, each with a Ray of its own."""
 PIECES = list(TOGETHER)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each of several processes leads a group: a signal that goes to the group of one never ends all of them."""
+    if hasattr(session.config, "workerinput") and os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -76,7 +76,9 @@ def gate():
 
 def gate_pid():
     from ray._private.state import actors
-    return actors(gate()._actor_id.hex())["Pid"]
+    found = [0]  # what Ray tells of an actor that has no process yet; a signal to 0 is one to the whole group
+    until(lambda: found.append(actors(gate()._actor_id.hex())["Pid"]) or found[-1] > 0)
+    return found[-1]
 
 def say(*words):
     print(*words, flush=True)
