@@ -148,24 +148,29 @@ def test_the_scheduler_can_be_ended_in_the_middle_of_the_gate(gate: Gate) -> Non
 def test_another_process_sees_the_gate(gate: Gate, clock: Clock, home: Path) -> None:
     """`airflow egs doctor` reads what the scheduler has written: it works, it is paused and why, it works again."""
     reporter = Reporter(gate.health)
-    program = "import time; from egs_airflow.executors.health import read_states\n"
-    program += "print([state.check(time.time()) for state in read_states(time.time())])"
-
-    def seen() -> str:
-        reporter.tick()
-        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-
+    program = "import sys, time; from egs_airflow.executors.health import read_states\n"
+    program += "for _ in sys.stdin: print([state.check(time.time()) for state in read_states(time.time())], flush=True)"
     who = f"scheduler {os.getpid()} on {socket.gethostname()}"
-    assert f"[(True, '{who} works')]" in seen()
-    gate.guard(fail)
-    clock.now_s -= 1000.0  # the other process takes seconds to start
-    assert f"[(False, '{who}: paused, tries again in " in seen()
-    assert "(fault 1: SystemExit: the database is locked)" in seen()
-    clock.now_s = gate.health.again_s + gate.health.pause_s
-    gate.check_recovery()
-    assert f"[(True, '{who} works, after faults: 1')]" in seen()
-    gate.health.missing["gangs"] = "no gang is kept together"
-    assert "gangs off: no gang is kept together" in seen()
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+
+        def seen() -> str:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            reporter.tick()
+            print(file=other.stdin, flush=True)
+            return other.stdout.readline()
+
+        assert f"[(True, '{who} works')]" in seen()
+        gate.guard(fail)
+        clock.now_s -= 1000.0  # the other process may be slow
+        assert f"[(False, '{who}: paused, tries again in " in (said := seen())
+        assert "(fault 1: SystemExit: the database is locked)" in said
+        clock.now_s = gate.health.again_s + gate.health.pause_s
+        gate.check_recovery()
+        assert f"[(True, '{who} works, after faults: 1')]" in seen()
+        gate.health.missing["gangs"] = "no gang is kept together"
+        assert "gangs off: no gang is kept together" in seen()
     reporter.close()
     assert list(home.iterdir()) == []
 
