@@ -55,7 +55,13 @@ def get_cli_commands() -> list[CLICommand]:
         func=lazy_load_command("egs_airflow.agent.commands.run_ps"),
         args=(ARG_URL, ARG_USER),
     )
-    commands = [abort, agent, doctor, learn, pools, ps]
+    order = ActionCommand(
+        name="order",
+        help="Who hosts the engine, and in which order it lets start what waits for slots",
+        func=lazy_load_command("egs_airflow.agent.commands.run_order"),
+        args=(ARG_URL, ARG_USER),
+    )
+    commands = [abort, agent, doctor, learn, order, pools, ps]
     return [GroupCommand(name="egs", help="EGS: stop wasting GPUs", subcommands=commands)]
 
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from egs_airflow import config
 from egs_airflow.agent.control import abort, own_url
 from egs_airflow.agent.control import running as running_at
+from egs_airflow.agent.instances import read_instances
 from egs_airflow.agent.learner import Learner
 from egs_airflow.options import NO
 from egs_airflow.rest import Rest, Unreachable, airflow_url, connect
@@ -37,6 +38,31 @@ def run_abort(args: Any) -> None:
 def run_ps(args: Any) -> None:
     """The command: args has url and user."""
     _mended(lambda: _run_ps(args.url, args.user))
+
+
+def run_order(args: Any) -> None:
+    """The command: args has url and user."""
+    _mended(lambda: print("\n".join(order_lines(connect(args.url or own_url(), args.user)))))
+
+
+def order_lines(rest: Rest) -> list[str]:
+    """Who hosts the engine, and in which order it lets start what waits now. Raises InputError."""
+    from egs_airflow.agent.lease import record_of
+    from egs_airflow.agent.lease_store import ConnectionStore
+    from egs_airflow.order.published import order_of
+
+    epoch, text, published = ConnectionStore(rest).published()
+    holder = record_of(text).holder if epoch else ""
+    if not holder:
+        return ["no agent hosts the engine: weights are those from creation, and pools are Airflow's own"]
+    lines = [f"the engine is hosted by {holder}, epoch {epoch}"]
+    names = {one.id: f"{one.workload} {one.name}" for one in read_instances(rest, state="scheduled")}
+    order = order_of(published)
+    for turn in order.turns if order is not None else ():
+        if turn.id in names:  # else it has begun meanwhile
+            kept = "; slots are kept for it" if turn.keeps else ""
+            lines.append(f"  {names[turn.id]}  weight {turn.weight}  {turn.why}{kept}".rstrip())
+    return lines if len(lines) > 1 else [*lines, "  nothing waits for slots"]
 
 
 def _mended(act: Callable[[], None]) -> None:

@@ -49,6 +49,15 @@ class ConnectionStore:
         """Write what the holder of that epoch has to say; False where its record is gone."""
         return self._patch(epoch, extra=json.dumps({ORDER: order}))
 
+    def published(self) -> tuple[int, str, str]:
+        """The newest record: its epoch, 0 where there is none, its text, and what its holder has published."""
+        texts = self.texts()
+        epoch = max(texts, default=0)
+        found = self._rest.get(f"connections/{PREFIX}{epoch}") if epoch else None
+        if found is None:
+            return 0, "", ""
+        return epoch, found["description"] or "", str(json.loads(found["extra"] or "{}").get(ORDER, ""))
+
     def _patch(self, epoch: int, **fields: str) -> bool:
         mask = "&".join(f"update_mask={name}" for name in fields)
         place = f"connections/{quoted(f'{PREFIX}{epoch}')}?{mask}"

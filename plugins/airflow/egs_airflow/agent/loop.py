@@ -4,6 +4,7 @@
                   └─► try marked as ended while its process runs on ─► end the process
                   └─► past a limit of its own or of its run ─► mark it (and so end it with the next look) or clear it
                   └─► what the next tasks of its run read, a moment before they start: see `staging`
+                  └─► where it holds the site's lease: the engine's order, published for the schedulers: see `host`
     now and then  `airflow egs learn`, as a process of its own
 
 A try that was marked is ended in mode on for its DAG; one that an operator aborted with EGS, in every mode: in
@@ -19,6 +20,7 @@ from typing import NoReturn
 from egs_airflow import config
 from egs_airflow.agent.acts import note_act, say
 from egs_airflow.agent.enforce import Enforcer
+from egs_airflow.agent.host import Host
 from egs_airflow.agent.instances import SIGN, Instance, iso, read_instances, was_aborted
 from egs_airflow.agent.learner import Learner
 from egs_airflow.agent.limits import Rule
@@ -46,7 +48,9 @@ class Agent:
         modes = Modes(rest)
         self._mode_of: ModeOf = modes.of
         self._enforcer = Enforcer(rest, modes, rules)
-        self._stager: Stager | None = Stager(rest, modes) if config.settings().mode == "on" else None
+        is_on = config.settings().mode == "on"
+        self._stager: Stager | None = Stager(rest, modes) if is_on else None
+        self._host: Host | None = Host(rest, modes) if is_on else None
         self._asked_s: float | None = None
 
     def run(self) -> NoReturn:
@@ -73,8 +77,10 @@ class Agent:
             self._enforcer.enforce(processes, now_s)
 
     def close(self) -> None:
-        """End what it has started."""
+        """End what it has started, and let go what it holds."""
         self._learner.close()
+        if self._host is not None:
+            self._host.close()
         if self._stager is not None:
             self._stager.close()
 
@@ -96,6 +102,8 @@ class Agent:
             processes = task_processes()
             self.look(processes, time.time())
             self._stage(bool(processes))
+            if self._host is not None:
+                self._host.look(time.monotonic())
         except Exception as error:  # the agent outlives whatever Airflow answers
             if not fails:
                 told = error if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,105 @@
+"""What an Airflow looks like now, for the engine: pools, DAG runs under way, their open task instances. GET requests.
+
+    pools · dags/~/dagRuns · dags/~/dagRuns/~/taskInstances     each time
+    dags/ID/tasks                                               once for each version of a DAG
+
+Only DAGs that mode on is for and in which nobody has set a priority by hand; what else runs takes slots of the pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from egs_airflow import config
+from egs_airflow.agent.deciding import ACTIVE, Pool, Run, Site
+from egs_airflow.agent.instances import OPEN, Instance, read_instances, time_of
+from egs_airflow.agent.tags import Modes
+from egs_airflow.order.durations import durations_path, load_durations
+from egs_airflow.order.pools import configured_pools, is_gpu_pool
+from egs_airflow.order.weights import USUAL_PRIORITY, usual_s
+from egs_airflow.rest import Rest, quoted
+from egs_core.errors import InputError
+
+MOST_KEPT = 512
+RULES = ("downstream", "upstream", "absolute")
+Edges = Mapping[str, list[str]]
+
+
+@dataclass
+class Camera:
+    """Reads the picture again and again. edges: by DAG and its version, who comes after whom; None: not ordered."""
+
+    rest: Rest
+    modes: Modes
+    edges: dict[tuple[str, int], Edges | None] = field(default_factory=dict)
+
+    def look(self) -> Site:
+        """The site as it is now. Raises InputError where Airflow does not answer, or in a way that is not known."""
+        try:
+            return self._look()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(self.rest.url, f"answers in a way that is not known: {error!r}") from None
+
+    def _look(self) -> Site:
+        durations = load_durations(durations_path())
+        pools = [self._pool(row) for row in self.rest.rows("pools", "pools")]
+        rows = self.rest.rows("dags/~/dagRuns", "dag_runs", order_by="id", state="running")
+        started = {(row["dag_id"], row["dag_run_id"]): time_of(row["start_date"]) for row in rows}
+        found: dict[tuple[str, str], list[Instance]] = {}
+        for one in read_instances(self.rest, state=OPEN) if started else ():
+            if (place := (one.dag_id, one.run_id)) in started:
+                found.setdefault(place, []).append(one)
+        runs = []
+        for (dag, run), instances in found.items():
+            edges = self._edges(dag, max(one.version for one in instances))
+            if edges is not None:
+                runs.append(Run(dag, run, started[dag, run], edges, instances, durations.get(dag, {})))
+        return Site(
+            [self._with_taken(*pool, runs) for pool in pools],
+            runs,
+            usual_s(durations),
+            config.seconds_of("reserve_after"),
+        )
+
+    def _pool(self, row: Mapping[str, Any]) -> tuple[Pool, int]:
+        is_gpu = row["name"] in {pool.name for pool in configured_pools()} or is_gpu_pool(row["description"])
+        pool = Pool(row["name"], int(row["slots"]), 0, is_gpu, bool(row["include_deferred"]))
+        return pool, int(row["occupied_slots"])
+
+    def _with_taken(self, pool: Pool, occupied: int, runs: list[Run]) -> Pool:
+        holds = (*ACTIVE, "deferred") if pool.keeps_deferred else ACTIVE
+        every = (one for run in runs for one in run.instances if one.pool == pool.name)
+        ours = sum(one.slots for one in every if one.state in holds)
+        return Pool(pool.name, pool.slots, max(0, occupied - ours), pool.is_gpu, pool.keeps_deferred)
+
+    def _edges(self, dag: str, version: int) -> Edges | None:
+        """Who comes after whom in a DAG; None for one that EGS does not order."""
+        if self.modes.of(dag) != "on":
+            return None
+        if (dag, version) not in self.edges:
+            rows = (self.rest.get(f"dags/{quoted(dag)}/tasks") or {}).get("tasks", ())
+            is_ours = bool(rows) and not any(_is_set_by_hand(row) for row in rows)
+            below = {row["task_id"]: list(row["downstream_task_ids"] or ()) for row in rows}
+            self.edges[dag, version] = below if is_ours else None
+            if len(self.edges) > MOST_KEPT:
+                del self.edges[next(iter(self.edges))]
+        return self.edges[dag, version]
+
+
+def _is_set_by_hand(row: Mapping[str, Any]) -> bool:
+    """Whether the user gave a task a priority or a weight rule, as `weights.is_set_by_hand` sees it."""
+    rule = str(row["weight_rule"] or "")
+    return row["priority_weight"] != USUAL_PRIORITY or not (rule == default_rule() or rule.startswith("egs_airflow."))
+
+
+def default_rule() -> str:
+    """The weight rule of tasks that state none, as far as this machine knows the Airflow's configuration."""
+    from egs_airflow import compat
+
+    if not compat.has_home():
+        return RULES[0]
+    from airflow.configuration import conf
+
+    return str(conf.get("core", "default_task_weight_rule", fallback=RULES[0]))
