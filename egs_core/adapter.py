@@ -14,12 +14,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from egs_core.audit.observed import AuditRequest
-from egs_core.compat import Features
+from egs_core.checks import Check as Check
+from egs_core.checks import private_api_checks as private_api_checks
+from egs_core.checks import version_check as version_check
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.hints import TaskHints
@@ -27,10 +29,12 @@ from egs_core.notices import warn_once
 from egs_core.runlog.past import Past
 from egs_core.surfaces import CAPABILITIES as CAPABILITIES
 from egs_core.surfaces import Surface as Surface
+from egs_core.surfaces import combined as combined
 
 if TYPE_CHECKING:  # brings pydantic, which every process that runs pipelines would import
     from egs_core.graph.load import LoadedWorkload
 
+T = TypeVar("T")
 GROUP = "egs.adapters"
 
 POLICIES = ("egs", "native")
@@ -66,22 +70,6 @@ def options_of_hints(hints: TaskHints, *, has_prices: bool = False, **stated: An
         if hints.max_cost is not None:
             warn_once(MAX_COST_UNUSED)
     return TaskOptions(**{**{name: getattr(hints, name) for name in HINTED}, **stated})
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One line of `egs doctor`. A check that is not ok says in `detail` what to do about it."""
-
-    name: str
-    ok: bool
-    detail: str = ""
-
-
-def private_api_checks(features: Features) -> list[Check]:
-    """One line where all of an adapter's features are available; else one for each that is not, with what is lost."""
-    missing = features.missing()
-    if not missing:
-        return [Check("private API", True, f"all {len(features)} uses found")]
-    return [Check(f"private API: {feature.name}", False, feature.lost) for feature in missing]
 
 
 CONTROLS = ("abort", "pause", "resume", "preempt")
@@ -196,42 +184,42 @@ class DemoOutcome(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Adapter(Protocol):
-    """What every framework's adapter offers the command line."""
+    """What every adapter has. What it may have besides are the protocols below; none of them needs another one."""
 
     name: str
 
-    def capabilities(self) -> dict[str, str]:
-        """Each of `CAPABILITIES` with `yes` or `no: why`, over all of its surfaces; see `surfaces.combined`."""
+    def surfaces(self) -> Sequence[Surface]:
+        """The ways of using EGS with this framework and what each can do, the most used one first."""
         ...
 
     def doctor(self) -> list[Check]:
         """Whether the framework is installed, in a known version, and its hooks are in place."""
         ...
 
-    def replay(self, request: ReplayRequest) -> RunOutcome:
-        """Run the request's workloads on the real framework."""
-        ...
-
-    def demo(self, request: DemoRequest) -> DemoOutcome:
-        """Run the demo's pipelines on the real framework. More variants than `native` and `egs`, where there are any,
-        are all named in an attribute `demo_variants`, in the order in which they run."""
+    def convert(self, source: Any, select: str = "") -> LoadedWorkload:
+        """A pipeline as a workload. source: the framework's own object, or a Path of a file that has one; select:
+        which, where a file has several. An attribute `suffixes` has the endings of files that are always this
+        framework's, as (".yaml",). InputError that names what a task graph cannot say; no edge is ever dropped."""
         ...
 
 
 @runtime_checkable
-class Surfaced(Protocol):
-    """What an adapter offers besides where EGS can be used in several ways that differ in what they can do."""
+class Replaying(Protocol):
+    """What an adapter offers besides that can run workload files on its framework: `egs replay`."""
 
-    def surfaces(self) -> Sequence[Surface]:
-        """The ways, the most used one first."""
+    def replay(self, request: ReplayRequest) -> RunOutcome:
+        """Run the request's workloads on the real framework."""
         ...
 
 
-def surfaces_of(adapter: Adapter) -> list[Surface]:
-    """The surfaces of an adapter; one under its own name where it declares none."""
-    if isinstance(adapter, Surfaced):
-        return list(adapter.surfaces())
-    return [Surface(adapter.name, "", {**dict.fromkeys(CAPABILITIES, "no: not declared"), **adapter.capabilities()})]
+@runtime_checkable
+class Demonstrating(Protocol):
+    """What an adapter offers besides that brings pipelines to show EGS with: `egs demo`. More variants than `native`
+    and `egs`, where there are any, are all named in an attribute `demo_variants`, in the order in which they run."""
+
+    def demo(self, request: DemoRequest) -> DemoOutcome:
+        """Run the demo's pipelines on the real framework."""
+        ...
 
 
 @runtime_checkable
@@ -265,16 +253,6 @@ class HistoryReader(Protocol):
 
     def read_history(self, request: AuditRequest) -> Past:
         """Runs, tasks and attempts in neutral words; InputError for a history that cannot be reached or read."""
-        ...
-
-
-@runtime_checkable
-class WorkloadSource(Protocol):
-    """What an adapter offers besides that can read its framework's own pipeline files. An attribute `suffixes` has the
-    endings of files that are always this framework's, as (".yaml",)."""
-
-    def load(self, path: Path, select: str) -> LoadedWorkload:
-        """One pipeline of a file as a workload; select: which, where it has several. InputError for what cannot be."""
         ...
 
 
@@ -340,41 +318,13 @@ def source_of_suffix(suffix: str) -> str:
     return next((name for name, one in adapters if suffix in getattr(one, "suffixes", ())), "")
 
 
-def load_collector(name: str = "") -> Collector:
-    """The installed adapter of that name, which must be able to collect; without one, the only one that is."""
-    if not name:
-        able = [one for one in installed_adapters().values() if isinstance(one, Collector)]
-        if len(able) != 1:
-            problem = f"{len(able)} installed adapters can collect"
-            raise InputError("egs collect", problem, f"name one with --on; installed: {', '.join(adapter_names())}")
-        return able[0]
+def load_able(name: str, protocol: type[T], what: str) -> T:
+    """The installed adapter of that name, which must have what a protocol asks for. what: it, after "cannot"; for the
+    InputError, which names those that can."""
     adapter = load_adapter(name)
-    if not isinstance(adapter, Collector):
-        raise InputError(f"adapter '{name}'", "cannot collect", "update it")
-    return adapter
-
-
-def load_commands(name: str) -> Any:
-    """The typer app of the installed adapter of that name, which must have one; else an `InputError`."""
-    adapter = load_adapter(name)
-    if not isinstance(adapter, Commanding):
-        raise InputError(f"adapter '{name}'", "has no commands", "update it")
-    return adapter.commands()
-
-
-def load_source(name: str) -> WorkloadSource:
-    """The installed adapter of that name, which must be able to read pipeline files; else an `InputError`."""
-    adapter = load_adapter(name)
-    if not isinstance(adapter, WorkloadSource):
-        raise InputError(f"adapter '{name}'", "cannot read files", "update it")
-    return adapter
-
-
-def load_history_reader(name: str) -> HistoryReader:
-    """The installed adapter of that name, which must be able to read its framework's history; else an `InputError`."""
-    adapter = load_adapter(name)
-    if not isinstance(adapter, HistoryReader):
-        raise InputError(f"adapter '{name}'", "cannot read a history", "update it")
+    if not isinstance(adapter, protocol):
+        able = ", ".join(one for one, other in installed_adapters().items() if isinstance(other, protocol))
+        raise InputError(f"adapter '{name}'", f"cannot {what}", f"these can: {able or 'none that is installed'}")
     return adapter
 
 
@@ -403,5 +353,6 @@ def load_adapter(name: str) -> Adapter:
     except (ImportError, AttributeError) as error:
         raise InputError(f"adapter '{name}'", f"cannot be imported: {error}", _how_to_install(name)) from error
     if not isinstance(adapter, Adapter):
-        raise InputError(f"adapter '{name}'", f"{found.value} is not an egs_core.adapter.Adapter", "update the adapter")
+        problem = f"{found.value} is not an egs_core.adapter.Adapter: name, surfaces, doctor, convert"
+        raise InputError(f"adapter '{name}'", problem, "update the adapter")
     return adapter

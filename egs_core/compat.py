@@ -58,6 +58,10 @@ class Features:
         except Exception:  # a probe looks into modules that may have moved or changed shape
             return False
 
+    def knows(self, found: str, known: tuple[str, ...]) -> bool:
+        """Whether EGS was tried with this minor version; `version` in the environment variable makes it unknown."""
+        return is_known_version(found, known) and "version" not in left_out(self.variable)
+
     def missing(self) -> list[Feature]:
         """The features that are not available here, in their order."""
         return [feature for feature in self if not self.has(feature.name)]

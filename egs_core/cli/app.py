@@ -78,9 +78,10 @@ def build_app(asked_for: str | None = None) -> typer.Typer:
     for name, summary in COMMANDS.items():
         app.command(name, help=None if name == asked_for else summary)(_load(name) if name == asked_for else _listed)
     if asked_for is not None and asked_for not in COMMANDS:
-        from egs_core.adapter import load_commands
+        from egs_core.adapter import Commanding, load_able
 
-        app.add_typer(load_commands(asked_for), name=asked_for, help=_summary(asked_for))
+        commands = load_able(asked_for, Commanding, "be called: it has no commands").commands()
+        app.add_typer(commands, name=asked_for, help=_summary(asked_for))
     elif asked_for is None:
         for entry in entry_points(group=WITH_COMMANDS):
             app.command(entry.name, help=_summary(entry.name))(_listed)

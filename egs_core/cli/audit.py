@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from egs_core.adapter import audit_sources, load_history_reader
+from egs_core.adapter import HistoryReader, audit_sources, load_able
 from egs_core.audit.accounts import GpuTime
 from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
@@ -151,7 +151,7 @@ def _check_options(gpu_price: float, seeds: int, most_tasks: int, days: float) -
 
 
 def _of_framework(name: str, request: AuditRequest) -> Observed:
-    observed = observed_of(load_history_reader(name).read_history(request))
+    observed = observed_of(load_able(name, HistoryReader, "read a history").read_history(request))
     if not any(isinstance(record, TaskAdded) for record in observed.records):
         raise InputError(observed.header.label or request.address, "no task of any job is known there")
     return observed

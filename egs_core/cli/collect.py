@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from egs_core.adapter import CollectRequest, load_collector
+from egs_core.adapter import Collector, CollectRequest, adapter_names, installed_adapters, load_able
 from egs_core.errors import InputError
 
 
@@ -28,7 +28,15 @@ def collect(
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InputError("--listen", f"{listen!r} is no HOST:PORT", "for example 127.0.0.1:8266")
     request = CollectRequest(host.strip("[]"), int(port), out, os.environ.get("EGS_HISTORY", ""), _tell)
-    load_collector(on).collect(request)
+    load_able(on or _only_collector(), Collector, "collect").collect(request)
+
+
+def _only_collector() -> str:
+    able = [name for name, one in installed_adapters().items() if isinstance(one, Collector)]
+    if len(able) != 1:
+        problem = f"{len(able)} installed adapters can collect"
+        raise InputError("egs collect", problem, f"name one with --on; installed: {', '.join(adapter_names())}")
+    return able[0]
 
 
 def _tell(line: str) -> None:

@@ -18,11 +18,9 @@ from egs_core.adapter import (
     ControlOutcome,
     ControlRequest,
     RunningWorkload,
-    adapter_names,
     default_adapter,
-    load_adapter,
+    load_able,
 )
-from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 
 On = Annotated[str, typer.Option("--on", help="Framework on which it runs, by its adapter's name.")]
@@ -95,12 +93,7 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
 
 
 def _controlling(on: str) -> Controlling:
-    on = on or default_adapter()
-    adapter = load_adapter(on)
-    if not isinstance(adapter, Controlling):
-        able = [name for name in adapter_names() if isinstance(load_adapter(name), Controlling)]
-        raise InputError("--on", f"{on} cannot be controlled from here", f"these can: {', '.join(able) or 'none'}")
-    return adapter
+    return load_able(on or default_adapter(), Controlling, "be controlled from here")
 
 
 def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:

@@ -13,13 +13,13 @@ from rich.table import Table
 
 from egs_core.adapter import (
     POLICIES,
-    Adapter,
+    Demonstrating,
     DemoOutcome,
     DemoRequest,
     RunOutcome,
     adapter_names,
     default_adapter,
-    load_adapter,
+    load_able,
 )
 from egs_core.cli.running import shown_progress
 from egs_core.errors import InputError
@@ -63,7 +63,7 @@ def demo(
     if on not in adapter_names():
         raise InputError("--on", f"unknown {on!r}", f"one of {', '.join(adapter_names()) or 'none installed'}")
     _make_folder(out)
-    adapter = load_adapter(on)
+    adapter = load_able(on, Demonstrating, "give a demo")
     outcomes = [_run(adapter, on, variant, out) for variant in getattr(adapter, "demo_variants", (NATIVE, EGS))]
     runs = {name: run for outcome in outcomes for name, run in outcome.runs.items()}
     problem = difference(runs)
@@ -87,7 +87,7 @@ def _make_folder(out: Path) -> None:
         raise InputError(str(out), f"cannot be made: {error.strerror}", "--out names a folder") from None
 
 
-def _run(adapter: Adapter, on: str, variant: str, out: Path) -> DemoOutcome:
+def _run(adapter: Demonstrating, on: str, variant: str, out: Path) -> DemoOutcome:
     with shown_progress(f"{on} {HEADINGS[variant]}") as progress:
         return adapter.demo(DemoRequest((variant,), out, progress))
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from egs_core.adapter import Adapter, Check, Surface, adapter_distributions, adapter_names, load_adapter, surfaces_of
+from egs_core.adapter import Check, Surface, adapter_distributions, adapter_names, combined, load_adapter
 from egs_core.errors import EgsError
 from egs_core.mode import VARIABLE, parse_mode
 from egs_core.places import data_folder
@@ -134,8 +134,9 @@ def adapters_check(adapters: list[AdapterState]) -> Check:
 def _adapter_state(name: str) -> AdapterState:
     """Ask one adapter. One that breaks here is a failed check and takes nothing else down."""
     try:
-        adapter: Adapter = load_adapter(name)
-        return AdapterState(name, adapter.capabilities(), adapter.doctor(), surfaces_of(adapter))
+        adapter = load_adapter(name)
+        surfaces = list(adapter.surfaces())
+        return AdapterState(name, combined(surfaces), adapter.doctor(), surfaces)
     except EgsError as error:
         return AdapterState(name, {}, [Check("load", False, str(error))])
     except Exception as error:  # an adapter is someone else's code

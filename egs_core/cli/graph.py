@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.adapter import load_source, source_of_suffix
+from egs_core.adapter import load_adapter, source_of_suffix
 from egs_core.errors import InputError
 from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes, topological_order, work_s
 from egs_core.graph.bounds import lower_bound
@@ -50,7 +50,7 @@ def graph(
         raise InputError("--slots", f"must be at least 1, not {slots}")
     if source is None:
         source = None if file.suffix in OWN else source_of_suffix(file.suffix) or None
-    loaded = load_workload(file) if source is None else load_source(source).load(file, select)
+    loaded = load_workload(file) if source is None else load_adapter(source).convert(file, select)
     if output is not None:
         save_workload(loaded, output, to or "egs", str(file))
     if as_json:

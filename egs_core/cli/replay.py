@@ -22,12 +22,13 @@ from rich.table import Table
 
 from egs_core.adapter import (
     POLICIES,
+    Replaying,
     ReplayRequest,
     ReplayWorkload,
     RunOutcome,
     adapter_names,
     default_adapter,
-    load_adapter,
+    load_able,
 )
 from egs_core.cli.running import shown_progress
 from egs_core.cli.simulated import lower_bound_s
@@ -122,7 +123,7 @@ def _on_framework(
     given = tuple(ReplayWorkload(w.id, w.graph, w.arrival_s) for w in workloads)
     with shown_progress(f"{on}, {policy}") as progress:
         request = ReplayRequest(given, policy, cpus, gpus, time_scale, path, progress)
-        return load_adapter(on).replay(request)
+        return load_able(on, Replaying, "replay").replay(request)
 
 
 def _simulated(

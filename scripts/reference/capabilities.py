@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from egs_core.adapter import CAPABILITIES, Adapter, Surfaced, adapter_names, load_adapter
+from egs_core.adapter import CAPABILITIES, Adapter, adapter_names, load_adapter
 from scripts.reference.markdown import table
 
 INTRO = """# What works where
@@ -21,8 +21,6 @@ def capabilities_page() -> str:
 
 
 def _section(adapter: Adapter) -> str:
-    if not isinstance(adapter, Surfaced):
-        return f"## {adapter.name}\n\n" + _rows({"answer": adapter.capabilities()})
     surfaces = list(adapter.surfaces())
     uses = "".join(f"- **{one.name}**: {one.use}\n" for one in surfaces)
     return f"## {adapter.name}\n\n{uses}\n" + _rows({one.name: one.can for one in surfaces})

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 from egs_airflow.cli import get_cli_commands
-from egs_core.adapter import Commanding, installed_adapters, load_commands
+from egs_core.adapter import Commanding, installed_adapters
 from egs_core.cli import app
 from scripts.reference.markdown import MissingText, code, table
 from scripts.reference.types import type_name
@@ -26,8 +26,8 @@ def commands_page() -> str:
     parts = [INTRO]
     for name in app.COMMANDS:
         parts.append(command(f"egs {name}", app._load(name)))
-    for adapter in (name for name, one in installed_adapters().items() if isinstance(one, Commanding)):
-        for registered in load_commands(adapter).registered_commands:
+    for adapter, one in installed_adapters().items():
+        for registered in one.commands().registered_commands if isinstance(one, Commanding) else ():
             parts.append(command(f"egs {adapter} {registered.name}", registered.callback))
     parts += [airflow_command(one) for group in get_cli_commands() for one in group.subcommands]
     return "\n".join(parts)

@@ -43,6 +43,13 @@ def test_doctor_says_what_is_lost() -> None:
     assert private_api_checks(whole) == [Check("private API", True, "all 2 uses found")]
 
 
+def test_a_version_can_be_made_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests, and for users of a build that says a version and is another."""
+    assert FEATURES.knows("2.60.1", ("2.60",))
+    monkeypatch.setenv(VARIABLE, "version")
+    assert not FEATURES.knows("2.60.1", ("2.60",))
+
+
 def test_two_features_of_one_name_are_a_mistake() -> None:
     """A table that hides one of its entries is refused when it is made."""
     with pytest.raises(ValueError, match="two features of one name"):

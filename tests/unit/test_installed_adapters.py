@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from egs_core import adapter as adapters
-from egs_core.adapter import AuditSource, audit_sources, default_adapter, load_collector, source_of_suffix
+from egs_core.adapter import AuditSource, audit_sources, default_adapter, source_of_suffix
 from egs_core.cli import app
-from egs_core.errors import InputError
 from tests.unit.test_surfaces import TwoWays
 
 
@@ -59,10 +58,12 @@ def test_audits_and_files_come_from_the_adapters() -> None:
     assert (source_of_suffix(".slurm"), source_of_suffix(".yaml"), source_of_suffix("")) == ("slurm", "", "")
 
 
-def test_nobody_can_collect() -> None:
-    """One line that says so, and how to name one."""
-    with pytest.raises(InputError, match=r"0 installed adapters can collect \(name one with --on"):
-        load_collector()
+def test_nobody_can_collect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that says so, and how to name one; one that is named and cannot is told who can."""
+    assert app.run(["collect", "--out", str(tmp_path)]) == 2
+    assert "0 installed adapters can collect (name one with --on" in capsys.readouterr().err
+    assert app.run(["collect", "--out", str(tmp_path), "--on", "slurm"]) == 2
+    assert "adapter 'slurm': cannot collect (these can: none that is installed)" in capsys.readouterr().err
 
 
 def test_an_unknown_framework_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,10 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from egs_core import adapter as adapters
-from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome, surfaces_of
+from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
 from egs_core.cli import app
+from egs_core.errors import InputError
+from egs_core.graph.load import LoadedWorkload
 from egs_core.surfaces import CAPABILITIES, Surface, combined
 
 ALL = dict.fromkeys(CAPABILITIES, "yes")
@@ -26,8 +28,8 @@ class TwoWays:
     def surfaces(self) -> tuple[Surface, ...]:
         return HOOK, RUN
 
-    def capabilities(self) -> dict[str, str]:
-        return combined(self.surfaces())
+    def convert(self, source: object, select: str = "") -> LoadedWorkload:
+        raise InputError(str(source), f"is no pipeline {select}")
 
     def doctor(self) -> list[Check]:
         return []
@@ -40,15 +42,6 @@ class TwoWays:
 
 
 ADAPTER = TwoWays()
-
-
-class OneWay(TwoWays):
-    """One that declares no surfaces and not every capability, as adapters did before there were surfaces."""
-
-    surfaces = None  # type: ignore[assignment]  # as if it were not there
-
-    def capabilities(self) -> dict[str, str]:
-        return {"observe": "yes", "order": "no: it has no queue"}
 
 
 @pytest.mark.parametrize(
@@ -73,16 +66,6 @@ def test_what_one_surface_cannot_do_is_no_plain_yes() -> None:
     assert answers["split"] == "yes: run"
     assert answers["limits"] == "yes: hook, run"
     assert answers["preempt"] == "no: hook: Ray cannot; run: not built"
-
-
-def test_an_adapter_without_surfaces_has_one_of_its_own_name() -> None:
-    """What it does not declare it cannot do."""
-    (surface,) = surfaces_of(OneWay())
-    assert (surface.name, surface.can["order"], surface.can["split"]) == (
-        "framework",
-        "no: it has no queue",
-        "no: not declared",
-    )
 
 
 def test_doctor_shows_what_each_surface_can_do(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from egs_airflow import compat, config
 from egs_core.adapter import (
@@ -19,22 +20,32 @@ from egs_core.adapter import (
     ReplayRequest,
     RunningWorkload,
     RunOutcome,
+    Surface,
+    private_api_checks,
+    version_check,
 )
 from egs_core.audit.observed import AuditRequest
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.past import Past
 
-CAPABILITIES = {
+_BY_MODE = {
     "observe": "yes",
     "order": "yes",
     "split": "yes",
     "preload": "yes",
-    "gang": "yes",
+    "gang": "no: needs an executor of EGS",
     "preempt": "no: running tasks are left alone",
-    "limits": "yes",
+    "limits": "no: needs the agent",
     "abort": "yes",
     "audit": "yes",
 }
+_WITH_EXECUTOR = {**_BY_MODE, "gang": "yes"}
+SURFACES = (
+    Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE),
+    Surface("executor", "the same with an executor of egs_airflow.executors", _WITH_EXECUTOR),
+    Surface("agent", "the same with `airflow egs agent` on each host", {**_WITH_EXECUTOR, "limits": "yes"}),
+)
+"""What EGS can do on Airflow, each way with all that the one before it has."""
 
 ENTRY_POINTS = {
     "airflow.plugins": "egs",
@@ -51,9 +62,9 @@ class AirflowAdapter:
     audit_source = AuditSource("Address of an Airflow: http://HOST:8080.", events="beside")
     demo_variants = ("native", "tuned", "egs", "egs-no-hints")
 
-    def capabilities(self) -> dict[str, str]:
-        """What EGS can do on Airflow, by the names of `egs_core.adapter.CAPABILITIES`."""
-        return dict(CAPABILITIES)
+    def surfaces(self) -> tuple[Surface, ...]:
+        """What EGS can do on Airflow, for each way of using it."""
+        return SURFACES
 
     def doctor(self) -> list[Check]:
         """Airflow's version, how Airflow finds EGS, the mode; options that cannot work; each feature, whether it is
@@ -61,23 +72,24 @@ class AirflowAdapter:
         found = compat.airflow_version()
         if not found:
             return [Check("airflow", False, "not installed: pip install airflow-provider-egs")]
+        known = version_check("airflow", found, compat.KNOWN_VERSIONS, compat.FEATURES)
         if not compat.has_home():
             where = "no Airflow is set up here (AIRFLOW_HOME): run `airflow egs doctor` where it is"
-            return [_version_check(found), _entry_check(), Check("home", True, where)]
-        from egs_airflow.features import api_checks, feature_checks
+            return [known, _entry_check(), Check("home", True, where)]
+        from egs_airflow.features import feature_checks
         from egs_airflow.option_checks import option_checks
 
-        basics = _version_check(found), _entry_check(), mode_check()
-        return [*basics, *option_checks(), *feature_checks(), *api_checks(), *_part_checks()]
+        basics = known, _entry_check(), mode_check()
+        return [*basics, *option_checks(), *feature_checks(), *private_api_checks(compat.FEATURES), *_part_checks()]
 
-    def load(self, path: Path, select: str = "") -> LoadedWorkload:
-        """A DAG of a DAG file or of a stored (serialized) DAG as a workload; InputError for one that cannot be one.
+    def convert(self, source: Any, select: str = "") -> LoadedWorkload:
+        """A DAG, or that of a DAG file or a stored (serialized) DAG, as a workload; InputError for what cannot be one.
 
         select: the id of the DAG, where a file has several.
         """
-        from egs_airflow.convert.source import load
+        from egs_airflow.convert.source import load, workload_of
 
-        return load(path, select)
+        return load(source, select) if isinstance(source, Path) else workload_of(source)
 
     def read_history(self, request: AuditRequest) -> Past:
         """What a running Airflow knows of its past, by its REST API; nothing is changed there."""
@@ -119,13 +131,6 @@ def mode_check() -> Check:
         return Check("mode", True, f"{settings.mode} ({settings.source}): nothing is changed")
     chosen = [*(f"id {pattern}" for pattern in settings.dags), *(f"tag {tag}" for tag in sorted(settings.tags))]
     return Check("mode", True, f"on ({settings.source}) for DAGs with {' or '.join(chosen) if chosen else 'any id'}")
-
-
-def _version_check(found: str) -> Check:
-    if compat.supported(found):
-        return Check("airflow", True, found)
-    known = ", ".join(compat.KNOWN_VERSIONS)
-    return Check("airflow", False, f"{found} is not a version EGS was tried with ({known}): EGS only observes")
 
 
 def _entry_check() -> Check:

@@ -1,13 +1,4 @@
-"""Every use of private or version-dependent Airflow API, each with its reason, its probe and its fallback.
-
-    feature       API that is not public                              fallback
-    dag_file      airflow.dag_processing.dagbag.DagBag                 none: `egs graph` cannot read DAG files
-    serialized    airflow.serialization: a DAG from its stored JSON    none: only DAG objects convert
-    mutation_hook airflow.settings: policies, their `is_noop`          none: Airflow's own weights hold
-    pool_stats    Pool.slots_stats, airflow.settings.engine            none: no slot is kept
-    idle_sleep    airflow.jobs.scheduler_job_runner: its `time.sleep`  none: the scheduler sleeps to the end
-    queueing      SchedulerJobRunner: the step that hands out slots    none: no gang is kept together
-    view          airflow.api_fastapi: who may see which pages         none: there is no page in Airflow's UI
+"""Every use of private or version-dependent Airflow API: `FEATURES` has each with its probe, fallback and what is lost.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_AIRFLOW_WITHOUT (comma separated) makes their probes fail, and `version` there makes this Airflow an unknown one:
@@ -28,22 +19,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-Feature = Literal["dag_file", "serialized", "mutation_hook", "pool_stats", "idle_sleep", "queueing", "view"]
-FEATURES: tuple[Feature, ...] = get_args(Feature)
+from egs_core.compat import Feature, Features, left_out
+
 KNOWN_VERSIONS = ("3.3", "3.2")
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
-HELD_BACK: dict[Feature, str] = {
-    "dag_file": "`egs graph` cannot read DAG files",
-    "serialized": "stored DAGs cannot be read",
-    "mutation_hook": "Airflow's own weights hold",
-    "pool_stats": "no slot is kept",
-    "idle_sleep": "the scheduler sleeps on when a task has ended",
-    "queueing": "no gang is kept together",
-    "view": "there is no page in Airflow's UI",
-}
-"""What a user misses where an API that is not public is not there."""
 
 
 @cache
@@ -59,20 +40,14 @@ def airflow_version() -> str:
 
 def supported(found: str) -> bool:
     """Whether EGS was tried with this minor version of Airflow; elsewhere it only observes."""
-    known = re.match(r"\d+\.\d+(?=\D|$)", found) is not None and ".".join(found.split(".")[:2]) in KNOWN_VERSIONS
-    return known and "version" not in _left_out()
+    return FEATURES.knows(found, KNOWN_VERSIONS)
 
 
-def available(feature: Feature) -> bool:
+def available(feature: str) -> bool:
     """Whether the API behind a feature is there, and not forbidden by EGS_AIRFLOW_WITHOUT."""
-    if feature in _left_out():
-        return False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what those modules warn about is not what was asked
-            return _PROBES[feature]()
-    except Exception:  # a probe looks into modules that may have moved or changed shape
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what those modules warn about is not what was asked
+        return FEATURES.has(feature)
 
 
 def has_home() -> bool:
@@ -81,10 +56,6 @@ def has_home() -> bool:
         return True
     home = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()
     return Path(os.environ.get("AIRFLOW_CONFIG", home / "airflow.cfg")).expanduser().exists()
-
-
-def _left_out() -> list[str]:
-    return os.environ.get(WITHOUT, "").replace(" ", "").split(",")
 
 
 def _callable(module: str, *names: str) -> bool:
@@ -218,18 +189,63 @@ def seconds(span: Any) -> float | None:
     return None if total is None else float(total())
 
 
-_PROBES: dict[str, Callable[[], bool]] = {
-    "dag_file": lambda: _callable("airflow.dag_processing.dagbag", "DagBag"),
-    "serialized": lambda: _callable("airflow.serialization.serialized_objects", "DagSerialization", "from_dict"),
-    "mutation_hook": lambda: (
-        _callable("airflow.settings", "get_policy_plugin_manager")
-        and hasattr(importlib.import_module("airflow.settings").task_instance_mutation_hook, "is_noop")
+def _has_mutation_hook() -> bool:
+    hook = importlib.import_module("airflow.settings").task_instance_mutation_hook
+    return _callable("airflow.settings", "get_policy_plugin_manager") and hasattr(hook, "is_noop")
+
+
+FEATURES = Features(
+    WITHOUT,
+    Feature(
+        "dag_file",
+        "airflow.dag_processing.dagbag.DagBag",
+        lambda: _callable("airflow.dag_processing.dagbag", "DagBag"),
+        "none",
+        "`egs graph` cannot read DAG files",
     ),
-    "pool_stats": lambda: _callable("airflow.models.pool", "Pool", "slots_stats"),
-    "idle_sleep": lambda: importlib.import_module("airflow.jobs.scheduler_job_runner").time is time,
-    "queueing": lambda: _can_wrap_queueing(),
-    "view": lambda: view_access() is not None,
-}
+    Feature(
+        "serialized",
+        "airflow.serialization: a DAG from its stored JSON",
+        lambda: _callable("airflow.serialization.serialized_objects", "DagSerialization", "from_dict"),
+        "only DAG objects convert",
+        "stored DAGs cannot be read",
+    ),
+    Feature(
+        "mutation_hook",
+        "airflow.settings: policies, their `is_noop`",
+        _has_mutation_hook,
+        "none",
+        "Airflow's own weights hold",
+    ),
+    Feature(
+        "pool_stats",
+        "Pool.slots_stats, airflow.settings.engine",
+        lambda: _callable("airflow.models.pool", "Pool", "slots_stats"),
+        "none",
+        "no slot is kept",
+    ),
+    Feature(
+        "idle_sleep",
+        "airflow.jobs.scheduler_job_runner: its `time.sleep`",
+        lambda: importlib.import_module("airflow.jobs.scheduler_job_runner").time is time,
+        "the scheduler sleeps to the end",
+        "the scheduler sleeps on when a task has ended",
+    ),
+    Feature(
+        "queueing",
+        "SchedulerJobRunner: the step that hands out slots",
+        lambda: _can_wrap_queueing(),
+        "none",
+        "no gang is kept together",
+    ),
+    Feature(
+        "view",
+        "airflow.api_fastapi: who may see which pages",
+        lambda: view_access() is not None,
+        "none",
+        "there is no page in Airflow's UI",
+    ),
+)
 
 
 # --- what a split task gives: Airflow's reference to a task's value takes that task for its first one too -------------
@@ -286,7 +302,7 @@ class ViewAccess(NamedTuple):
 
 def view_access() -> ViewAccess | None:
     """Airflow's own access rules. Probe: they are there and make dependencies. Fallback: None, so there is no page."""
-    if "view" in _left_out():
+    if "view" in left_out(WITHOUT):
         return None
     try:
         from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from egs_airflow import compat, config
-from egs_airflow.compat import HELD_BACK
 from egs_core.adapter import Check
 from egs_core.errors import InputError
 
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 5
 MOST_EVENTS = 20
-
-
-def api_checks() -> list[Check]:
-    """One line where all is found; else one for each use that is not."""
-    missing = [(name, misses) for name, misses in HELD_BACK.items() if not compat.available(name)]
-    if not missing:
-        return [Check("private API", True, f"all {len(HELD_BACK)} uses found")]
-    return [Check(f"private API: {name}", False, misses) for name, misses in missing]
 
 
 def feature_checks() -> list[Check]:
@@ -57,9 +48,13 @@ def _off(wanted: str = "on") -> str:
     return "" if is_on else f"off: mode {mode}"
 
 
-def _api(name: compat.Feature) -> str:
+def _api(name: str) -> str:
     """Why a feature that needs that API is off; "" where it is there."""
-    return "" if compat.available(name) else f"off: {HELD_BACK[name]}, for this Airflow has not the API `{name}`"
+    return (
+        ""
+        if compat.available(name)
+        else f"off: {compat.FEATURES[name].lost}, for this Airflow has not the API `{name}`"
+    )
 
 
 def _observe() -> tuple[bool, str]:
@@ -156,7 +151,7 @@ def _gangs() -> tuple[bool, str]:
     return _by_executor("queueing")
 
 
-def _by_executor(api: compat.Feature) -> tuple[bool, str]:
+def _by_executor(api: str) -> tuple[bool, str]:
     """What an executor of ours does, by that API."""
     from egs_airflow.view.run import keeps_slots
 

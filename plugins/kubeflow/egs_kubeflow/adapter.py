@@ -8,30 +8,56 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from egs_core.adapter import AuditSource, Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.adapter import (
+    AuditSource,
+    Check,
+    DemoOutcome,
+    DemoRequest,
+    ReplayRequest,
+    RunOutcome,
+    Surface,
+    private_api_checks,
+    version_check,
+)
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.past import Past
 from egs_kubeflow import compat
 
-CAPABILITIES = {
-    "observe": "no: runs in a cluster are read from exports only (audit), and what runs here does so in mode on",
-    "order": "yes on this machine; in a cluster no: pods are labelled, a controller must order them",
-    "split": "yes where `@egs_kubeflow.component` compiles phases, here and in a cluster; what is compiled stays whole",
-    "preload": "no: not between local tasks; in a cluster its plan and pods are files, a controller must act on them",
-    "gang": "yes on this machine, in one DAG or loop; in a cluster no, but by Kueue's pod groups, which are written",
-    "preempt": "no: not between local tasks; in a cluster nothing recreates a pod that was deleted",
-    "limits": "yes on this machine, of a task's time; in a cluster by Kubernetes: time limits are written",
-    "abort": "yes on this machine, a run or a task of it; in a cluster no: kfp ends whole runs only",
-    "audit": "yes, of a cluster, from what kubectl exports",
-}
-
-HELD_BACK = {
-    "kubernetes": "pipelines with a platform document cannot be read, and none can be rewritten",
-    "local": "pipelines cannot be run on this machine",
-}
-"""What a user misses where an API of kfp is not what EGS knows."""
+SURFACES = (
+    Surface(
+        "run",
+        "egs_kubeflow.run(pipeline), on this machine",
+        {
+            "observe": "no: what runs here does so in mode on",
+            "order": "yes",
+            "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
+            "preload": "no: not between local tasks",
+            "gang": "yes: in one DAG or loop",
+            "preempt": "no: not between local tasks",
+            "limits": "yes: of a task's time",
+            "abort": "yes: a run or a task of it",
+            "audit": "no: it is of what kubectl exports; a local run has a run log",
+        },
+    ),
+    Surface(
+        "cluster",
+        "egs kubeflow compile, and egs audit --kubeflow of what kubectl exports",
+        {
+            "observe": "no: runs are read from exports only (audit)",
+            "order": "no: pods are labelled, a controller must order them",
+            "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
+            "preload": "no: its plan and pods are files, a controller must act on them",
+            "gang": "no: but by Kueue's pod groups, which are written",
+            "preempt": "no: nothing recreates a pod that was deleted",
+            "limits": "yes: by Kubernetes: time limits are written",
+            "abort": "no: kfp ends whole runs only",
+            "audit": "yes: from what kubectl exports",
+        },
+    ),
+)
+"""What EGS can do on Kubeflow Pipelines, for each way of using it."""
 
 
 class KubeflowAdapter:
@@ -42,30 +68,25 @@ class KubeflowAdapter:
     audit_source = AuditSource("File or folder of `kubectl get workflows,pods,nodes -A -o json`.", is_path=True)
     demo_variants = ("native", "fifo", "tuned", "egs")
 
-    def capabilities(self) -> dict[str, str]:
-        """What EGS can do on Kubeflow Pipelines, by the names of `egs_core.adapter.CAPABILITIES`."""
-        return dict(CAPABILITIES)
+    def surfaces(self) -> tuple[Surface, ...]:
+        """What EGS can do on Kubeflow Pipelines, for each way of using it."""
+        return SURFACES
 
     def doctor(self) -> list[Check]:
         """kfp's version and the API that EGS uses."""
         found = compat.kfp_version()
         if not found:
             return [Check("kfp", False, "not installed: pip install egs-kubeflow")]
-        known = ", ".join(compat.KNOWN_VERSIONS)
-        ok = compat.supported(found)
-        version = Check("kfp", ok, found if ok else f"{found} is not a version EGS was tried with ({known})")
-        missing = [feature for feature in compat.features() if not compat.available(feature)]
-        if not missing:
-            return [version, Check("private API", True, f"all {len(compat.features())} uses found")]
-        return [version, *(Check(f"private API: {name}", False, HELD_BACK.get(name, "")) for name in missing)]
+        known = version_check("kfp", found, compat.KNOWN_VERSIONS, compat.FEATURES, "nothing is rewritten or run")
+        return [known, *private_api_checks(compat.FEATURES)]
 
-    def load(self, path: Path, select: str = "") -> LoadedWorkload:
-        """A compiled pipeline as a workload; InputError for a file that is none."""
-        from egs_kubeflow.convert.pipeline import load_workload
+    def convert(self, source: Any, select: str = "") -> LoadedWorkload:
+        """A pipeline, or that of a compiled pipeline's file, as a workload; InputError for what is none."""
+        from egs_kubeflow.convert.pipeline import load_workload, workload_of
 
         if select:
             raise InputError("--select", "a compiled pipeline's file holds one pipeline", "leave it out")
-        return load_workload(path)
+        return load_workload(source) if isinstance(source, Path) else workload_of(source)
 
     def read_history(self, request: AuditRequest) -> Past:
         """What a cluster has done, from exported workflows, pods and nodes."""

@@ -1,11 +1,4 @@
-"""Every use of private or version-dependent kfp API, each with its reason, its probe and its fallback.
-
-    feature      API that is not public                                fallback
-    kubernetes   kfp.kubernetes.kubernetes_executor_config_pb2         none: pipelines with a platform are refused
-    local        kfp.local: inputs, placeholders, outputs of one task  none: no local runner
-    component    PythonComponent, Pipeline, OutputAnnotation, a        tasks count as a pipeline's
-                 component's container
-    said         what kfp's executor logs about itself (no probe)      lines that are not known are shown
+"""Every use of private or version-dependent kfp API: `FEATURES` has each with its probe, fallback and what is lost.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_KUBEFLOW_WITHOUT (comma separated) makes their probes fail, and `version` there makes this kfp an unknown one:
@@ -17,12 +10,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
+from egs_core.compat import Feature, Features
 from egs_core.errors import InputError
 
 KNOWN_VERSIONS = ("2.16", "2.17")
@@ -40,27 +34,12 @@ def kfp_version() -> str:
 
 def supported(found: str) -> bool:
     """Whether EGS was tried with this minor version of kfp."""
-    known = re.match(r"\d+\.\d+(?=\D|$)", found) is not None and ".".join(found.split(".")[:2]) in KNOWN_VERSIONS
-    return known and "version" not in _left_out()
+    return FEATURES.knows(found, KNOWN_VERSIONS)
 
 
 def available(feature: str) -> bool:
     """Whether the API behind a feature is there, and not forbidden by EGS_KUBEFLOW_WITHOUT."""
-    if feature in _left_out():
-        return False
-    try:
-        return PROBES[feature]()
-    except Exception:  # a probe looks into modules that may have moved or changed shape
-        return False
-
-
-def features() -> list[str]:
-    """All features, in the order in which they are written here."""
-    return list(PROBES)
-
-
-def _left_out() -> list[str]:
-    return os.environ.get(WITHOUT, "").replace(" ", "").split(",")
+    return FEATURES.has(feature)
 
 
 def has_callable(module: str, *names: str) -> bool:
@@ -69,12 +48,6 @@ def has_callable(module: str, *names: str) -> bool:
     for name in names:
         found = getattr(found, name)
     return callable(found)
-
-
-PROBES: dict[str, Callable[[], bool]] = {
-    "kubernetes": lambda: has_callable("kfp.kubernetes.kubernetes_executor_config_pb2", "KubernetesExecutorConfig"),
-}
-"""Feature -> whether its API is here."""
 
 
 # --- kubernetes: the message that the backend parses strictly has no public name --------------------------------------
@@ -262,9 +235,6 @@ def _has_local() -> bool:
     )
 
 
-PROBES["local"] = _has_local
-
-
 # --- component: what a component is made of, and whether a pipeline is being traced, have no public names -----------
 
 
@@ -296,10 +266,37 @@ def in_pipeline() -> bool:
     return pipeline_context.Pipeline.get_default_pipeline() is not None
 
 
-PROBES["component"] = lambda: (
-    has_callable("kfp.dsl.pipeline_context", "Pipeline", "get_default_pipeline")
-    and has_callable("kfp.dsl.types.type_annotations", "OutputAnnotation")
-    and has_callable("kfp.dsl.python_component", "PythonComponent")
+def _has_component() -> bool:
+    return (
+        has_callable("kfp.dsl.pipeline_context", "Pipeline", "get_default_pipeline")
+        and has_callable("kfp.dsl.types.type_annotations", "OutputAnnotation")
+        and has_callable("kfp.dsl.python_component", "PythonComponent")
+    )
+
+
+FEATURES = Features(
+    WITHOUT,
+    Feature(
+        "kubernetes",
+        "kfp.kubernetes.kubernetes_executor_config_pb2",
+        lambda: has_callable("kfp.kubernetes.kubernetes_executor_config_pb2", "KubernetesExecutorConfig"),
+        "none",
+        "pipelines with a platform document cannot be read, and none can be rewritten",
+    ),
+    Feature(
+        "local",
+        "kfp.local: inputs, placeholders, outputs of one task",
+        _has_local,
+        "none",
+        "pipelines cannot be run on this machine",
+    ),
+    Feature(
+        "component",
+        "PythonComponent, Pipeline, OutputAnnotation, a component's container",
+        _has_component,
+        "tasks count as a pipeline's",
+        "a component that is called outside of a pipeline does not run",
+    ),
 )
 
 

@@ -11,7 +11,7 @@ import site
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
 from egs_core.adapter import (
     AuditSource,
@@ -24,35 +24,20 @@ from egs_core.adapter import (
     ReplayRequest,
     RunningWorkload,
     RunOutcome,
+    private_api_checks,
+    version_check,
 )
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.runlog.past import Past
-from egs_core.surfaces import Surface, combined
+from egs_core.surfaces import Surface
 from egs_ray.surfaces import SURFACES
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from egs_core.graph.load import LoadedWorkload
     from egs_ray.demo.measure import Measured
-
-HELD_BACK = {
-    "submit": "what a script submits is not seen: the hook can only observe, without edges",
-    "wrap": "GPU tasks are not ordered: mode on observes only",
-    "auto_init": "the first task of a script without ray.init is not seen",
-    "auto_start": "a ray.init just after a ray.shutdown may find a Ray that EGS has started",
-    "ready": "ends of tasks are found by polling",
-    "kv": "the cluster's gate survives its process, not its node",
-    "task_events": "the hook sees run times and failures only",
-    "actors": "an actor counts as alive until its session ends",
-    "disconnect": "the end of a session is seen in ray.shutdown only",
-    "job_config": "GPU tasks that workers submit are not ordered",
-    "uv": "egs_ray.uv_hook does not hand the environment of `uv run` to workers",
-    "dag": "egs_ray.run cannot read graphs: use the hook",
-    "autoscaler": "an autoscaler is not seen; EGS_SCALING=on says that there is one",
-}
-"""What a user misses where a private API of Ray is not what EGS knows."""
-
 
 PTH = "egs_ray_hook.pth"
 
@@ -68,10 +53,6 @@ class RayAdapter:
         """What EGS can do on Ray, for each way of using it."""
         return SURFACES
 
-    def capabilities(self) -> dict[str, str]:
-        """The same over all of them."""
-        return combined(SURFACES)
-
     def doctor(self) -> list[Check]:
         """Ray's version, the private API that EGS uses, and where the hook would come from."""
         try:
@@ -82,7 +63,20 @@ class RayAdapter:
             compat = import_module("egs_ray.compat")
         except ImportError as error:
             return [Check("ray", False, f"{found} cannot be imported: {error}")]
-        return [_version_check(compat, found), *_feature_checks(compat), _mode_check(), _hook_check(compat)]
+        known = version_check("ray", found, compat.KNOWN_VERSIONS, compat.FEATURES, "the hook only observes")
+        return [known, *private_api_checks(compat.FEATURES), _mode_check(), _hook_check(compat)]
+
+    def convert(self, source: Any, select: str = "") -> LoadedWorkload:
+        """A static graph (`.bind(...)`), given its last node, as a workload; `select` names it."""
+        if isinstance(source, Path):
+            raise InputError(
+                str(source), "Ray has no files of pipelines", "give a graph: egs_ray.convert.convert(node)"
+            )
+        from egs_core.graph.load import LoadedWorkload
+        from egs_ray.convert import convert
+
+        converted = convert(source, select or "dag")
+        return LoadedWorkload(converted.name, converted.name, "", "", 0.0, converted.graph)
 
     def replay(self, request: ReplayRequest) -> RunOutcome:
         """Run the request's workloads on a local Ray; raises InputError for what cannot run there."""
@@ -146,20 +140,6 @@ def _leave(measured: Measured, folder: Path) -> RunOutcome:
     if own.exists():
         shutil.copyfile(own, folder / f"{measured.variant}-session.jsonl")
     return RunOutcome(figures_of(measured.records), path, measured.digest)
-
-
-def _version_check(compat: ModuleType, found: str) -> Check:
-    if compat.supported(found):
-        return Check("ray", True, found)
-    known = ", ".join(compat.KNOWN_VERSIONS)
-    return Check("ray", False, f"{found} is not a version EGS was tried with ({known}): the hook only observes")
-
-
-def _feature_checks(compat: ModuleType) -> list[Check]:
-    missing = [feature for feature in get_args(compat.Feature) if not compat.available(feature)]
-    if not missing:
-        return [Check("private API", True, f"all {len(get_args(compat.Feature))} uses found")]
-    return [Check(f"private API: {feature}", False, HELD_BACK[feature]) for feature in missing]
 
 
 def _mode_check() -> Check:

@@ -1,19 +1,4 @@
-"""Every use of private or version-dependent Ray API, each with its reason, its probe and its fallback.
-
-    feature      private API                                        fallback
-    submit       RemoteFunction/ActorClass/ActorMethod._remote      none: submissions stay native; events tell of them
-    wrap         RemoteFunction._function, ._default_options        none: tasks cannot be ordered, EGS observes
-    auto_init    closure of the wrapper that calls ray.init         the script's first call is known from events alone
-    ready        ObjectRef._on_ready                                one thread in ray.wait
-    kv           ray.experimental.internal_kv: the GCS's table       the gate's journal is a file of its node
-    task_events  ray._private.state: task events                    ray.timeline(): run times and failures only
-    actors       ray._private.state.actors: when actors died        an actor counts as alive to the session's end
-    disconnect   ray._private.worker.disconnect                     ray.shutdown replaced
-    job_config   local variable of ray.init                         nested GPU tasks are not ordered
-    uv           ray._private.runtime_env.uv_runtime_env_hook       none: uv_hook does what hook does
-    dag          FunctionNode._body, DAGNode._upstream_nodes        none: the conversion says so
-    auto_start   ray._private.auto_init_hook.auto_init_ray          EGS may start a Ray just after a shutdown
-    autoscaler   the autoscaler's status and request in Ray's KV    no autoscaler is seen; EGS_SCALING=on says there is
+"""Every use of private or version-dependent Ray API; `FEATURES` has each with its probe, its fallback and what is lost.
 
 Parts of it in files of their own: `events`, `gcs` (kv), `launch` (job_config, uv) and `autoscaler`.
 
@@ -23,8 +8,6 @@ EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for us
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import socket
 import sys
@@ -32,25 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import ray
 
-Feature = Literal[
-    "submit",
-    "wrap",
-    "auto_init",
-    "auto_start",
-    "ready",
-    "task_events",
-    "actors",
-    "disconnect",
-    "job_config",
-    "uv",
-    "dag",
-    "kv",
-    "autoscaler",
-]
+from egs_core.compat import Feature, Features
+
 KNOWN_VERSIONS = ("2.59", "2.60")
 WITHOUT = "EGS_RAY_WITHOUT"
 STOP_S = 5.0
@@ -59,17 +29,12 @@ ANSWER_S = 1.0
 
 def supported(version: str) -> bool:
     """Whether EGS was tried with this minor version of Ray; elsewhere it only observes."""
-    return re.match(r"\d+\.\d+(?=\D|$)", version) is not None and ".".join(version.split(".")[:2]) in KNOWN_VERSIONS
+    return FEATURES.knows(version, KNOWN_VERSIONS)
 
 
-def available(feature: Feature) -> bool:
+def available(feature: str) -> bool:
     """Whether the private API behind a feature is there, and not forbidden by EGS_RAY_WITHOUT."""
-    if feature in os.environ.get(WITHOUT, "").replace(" ", "").split(","):
-        return False
-    try:
-        return _PROBES[feature]()
-    except Exception:  # a probe looks into modules that may have moved or changed shape
-        return False
+    return FEATURES.has(feature)
 
 
 # --- submit: no public hook sees a submission of code that is already decorated ---------------------------------------
@@ -450,18 +415,93 @@ def _probe_in(module: str, name: str = "probe") -> Callable[[], bool]:
     return lambda: bool(getattr(import_module(f"egs_ray.{module}"), name)())
 
 
-_PROBES: dict[Feature, Callable[[], bool]] = {
-    "submit": _probe_submit,
-    "wrap": _probe_wrap,
-    "auto_init": _probe_auto_init,
-    "auto_start": _probe_auto_start,
-    "ready": _probe_ready,
-    "kv": _probe_in("gcs"),
-    "task_events": _probe_task_events,
-    "actors": _probe_actors,
-    "disconnect": _probe_disconnect,
-    "job_config": _probe_in("launch", "probe_job_config"),
-    "uv": _probe_in("launch", "probe_uv"),
-    "dag": _probe_dag,
-    "autoscaler": _probe_in("autoscaler"),
-}
+FEATURES = Features(
+    WITHOUT,
+    Feature(
+        "submit",
+        "RemoteFunction, ActorClass, ActorMethod: ._remote",
+        _probe_submit,
+        "none: submissions stay native; events tell of them",
+        "what a script submits is not seen: the hook can only observe, without edges",
+    ),
+    Feature(
+        "wrap",
+        "RemoteFunction._function, ._default_options",
+        _probe_wrap,
+        "none: tasks cannot be ordered",
+        "GPU tasks are not ordered: mode on observes only",
+    ),
+    Feature(
+        "auto_init",
+        "closure of the wrapper that calls ray.init",
+        _probe_auto_init,
+        "the script's first call is known from events alone",
+        "the first task of a script without ray.init is not seen",
+    ),
+    Feature(
+        "auto_start",
+        "ray._private.auto_init_hook.auto_init_ray",
+        _probe_auto_start,
+        "none",
+        "a ray.init just after a ray.shutdown may find a Ray that EGS has started",
+    ),
+    Feature(
+        "ready", "ObjectRef._on_ready", _probe_ready, "one thread in ray.wait", "ends of tasks are found by polling"
+    ),
+    Feature(
+        "kv",
+        "ray.experimental.internal_kv: the GCS's table",
+        _probe_in("gcs"),
+        "the gate's journal is a file of its node",
+        "the cluster's gate survives its process, not its node",
+    ),
+    Feature(
+        "task_events",
+        "ray._private.state: task events",
+        _probe_task_events,
+        "ray.timeline()",
+        "the hook sees run times and failures only",
+    ),
+    Feature(
+        "actors",
+        "ray._private.state.actors: when actors died",
+        _probe_actors,
+        "none",
+        "an actor counts as alive until its session ends",
+    ),
+    Feature(
+        "disconnect",
+        "ray._private.worker.disconnect",
+        _probe_disconnect,
+        "ray.shutdown is replaced",
+        "the end of a session is seen in ray.shutdown only",
+    ),
+    Feature(
+        "job_config",
+        "local variable of ray.init",
+        _probe_in("launch", "probe_job_config"),
+        "none",
+        "GPU tasks that workers submit are not ordered",
+    ),
+    Feature(
+        "uv",
+        "ray._private.runtime_env.uv_runtime_env_hook",
+        _probe_in("launch", "probe_uv"),
+        "uv_hook does what hook does",
+        "egs_ray.uv_hook does not hand the environment of `uv run` to workers",
+    ),
+    Feature(
+        "dag",
+        "FunctionNode._body, DAGNode._upstream_nodes",
+        _probe_dag,
+        "none: the conversion says so",
+        "egs_ray.run cannot read graphs: use the hook",
+    ),
+    Feature(
+        "autoscaler",
+        "the autoscaler's status and request in Ray's KV",
+        _probe_in("autoscaler"),
+        "EGS_SCALING=on says that there is one",
+        "an autoscaler is not seen; EGS_SCALING=on says that there is one",
+    ),
+)

@@ -163,8 +163,8 @@ class AirflowRuns:
         self._stack = ExitStack()
 
     def capabilities(self) -> Mapping[str, str]:
-        """As the adapter declares them; the suite's preload is of a process."""
-        return {**ADAPTER.capabilities(), "preload": NO_PROCESS}
+        """As the adapter declares them of the surface with all parts; the suite's preload is of a process."""
+        return {**ADAPTER.surfaces()[-1].can, "preload": NO_PROCESS}
 
     def breakages(self) -> Mapping[str, str]:
         """All but one."""

@@ -155,11 +155,9 @@ class LocalRuns:
         self._redirected = contextlib.ExitStack()
 
     def capabilities(self) -> Mapping[str, str]:
-        """What the adapter declares of this machine; its audit is of a cluster."""
-        declared = {
-            name: "yes" if answer.startswith("yes") else answer for name, answer in ADAPTER.capabilities().items()
-        }
-        return {**declared, "audit": "no: it is of what kubectl exports; a local run has a run log"}
+        """What the adapter declares of this machine; the suite's pipelines are within the limits that it names."""
+        (surface,) = (one for one in ADAPTER.surfaces() if one.name == "run")
+        return {name: "yes" if surface.has(name) else answer for name, answer in surface.can.items()}
 
     def breakages(self) -> Mapping[str, str]:
         """What can happen to a runner in the user's own process, and to the process it forks tasks from."""

@@ -239,7 +239,7 @@ def test_files_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "has 2 DAGs (choose one with --select: a, b)" in " ".join(capsys.readouterr().err.split())
     dags, _ = compat.read_dag_file(file)
     (tmp_path / "a.json").write_text(json.dumps(compat.serialize(dags["a"])))
-    assert ADAPTER.load(tmp_path / "a.json").id == "a"
+    assert ADAPTER.convert(tmp_path / "a.json").id == "a"
 
 
 @pytest.mark.parametrize(
@@ -257,5 +257,5 @@ def test_bad_files_are_one_clear_error(tmp_path: Path, name: str, content: str |
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=problem) as caught:
-        ADAPTER.load(tmp_path / name)
+        ADAPTER.convert(tmp_path / name)
     assert name in str(caught.value)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from egs_core import adapter as adapters
 from egs_core.adapter import ControlOutcome, ControlRequest, RunningTask, RunningWorkload
-from egs_core.cli import control
 from egs_core.cli.app import run
 from egs_core.errors import InputError
 
@@ -34,7 +34,7 @@ class Adapter:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     made = Adapter()
-    monkeypatch.setattr(control, "load_adapter", lambda _: made)
+    monkeypatch.setattr(adapters, "load_adapter", lambda _: made)
     return made
 
 
@@ -92,6 +92,6 @@ def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_adapter_without_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A framework that cannot is named."""
-    monkeypatch.setattr(control, "load_adapter", lambda _: object())
+    monkeypatch.setattr(adapters, "load_adapter", lambda _: object())
     assert run(["ps", "--on", "other"]) == 2
-    assert "other cannot be controlled from here" in capsys.readouterr().err
+    assert "adapter 'other': cannot be controlled from here (these can: " in capsys.readouterr().err

@@ -9,32 +9,24 @@ from pathlib import Path
 import pytest
 
 from egs_core import adapter as adapters
-from egs_core.adapter import Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome
+from egs_core.adapter import DemoOutcome, DemoRequest, RunOutcome
 from egs_core.cli import app
 from egs_core.cli.demo import conclusions, difference
 from egs_core.runlog.figures import figures_of
 from egs_core.runlog.io import write_run
 from egs_core.runlog.records import Capacity, Ended, Header, Ready, Record, Started, Used, WorkloadSubmitted
+from tests.unit.test_surfaces import TwoWays
 
 RESULTS = {"native": "same", "egs": "same"}
 
 
-class Framework:
+class Framework(TwoWays):
     """An adapter whose pipelines are one task: 4 s with the GPU held throughout, or only for the 1 s it is used."""
 
     name = "framework"
 
     def __init__(self, digests: dict[str, str]) -> None:
         self.digests = digests
-
-    def capabilities(self) -> dict[str, str]:
-        return {}
-
-    def doctor(self) -> list[Check]:
-        return []
-
-    def replay(self, request: ReplayRequest) -> RunOutcome:
-        return RunOutcome({}, request.runlog_path)
 
     def demo(self, request: DemoRequest) -> DemoOutcome:
         runs = {name: self._run(name, request.out_dir) for name in request.variants}

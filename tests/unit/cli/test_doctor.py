@@ -10,33 +10,25 @@ from typing import Any
 import pytest
 
 from egs_core import adapter as adapters
-from egs_core.adapter import Adapter, Check, DemoOutcome, DemoRequest, ReplayRequest, RunOutcome, load_adapter
+from egs_core.adapter import Adapter, Check, combined, load_adapter
 from egs_core.cli import app, doctor
 from egs_core.errors import InputError
 from egs_core.graph.columns import Shape
 from egs_core.history.rows import HistoryRow
 from egs_core.history.sql import FILE_NAME, SqlHistory
+from tests.unit.test_surfaces import HOOK, RUN, TwoWays
 
 
-class Framework:
-    """An adapter of this test: `observe` works, and its one check is as it was made."""
+class Framework(TwoWays):
+    """An adapter of this test: its one check is as it was made."""
 
     name = "framework"
 
     def __init__(self, check: Check) -> None:
         self.check = check
 
-    def capabilities(self) -> dict[str, str]:
-        return {"observe": "yes", "order": "no: it has no queue"}
-
     def doctor(self) -> list[Check]:
         return [self.check]
-
-    def replay(self, request: ReplayRequest) -> RunOutcome:
-        return RunOutcome({}, request.runlog_path)
-
-    def demo(self, request: DemoRequest) -> DemoOutcome:
-        return DemoOutcome(float(len(request.variants)), True, {})
 
 
 class Broken(Framework):
@@ -101,7 +93,7 @@ def test_json_is_one_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     code = app.run(["doctor", "--json"])
     shown = diagnosis(capsys)
     assert [a["name"] for a in shown["adapters"]] == ["framework"]
-    assert shown["adapters"][0]["capabilities"] == {"observe": "yes", "order": "no: it has no queue"}
+    assert shown["adapters"][0]["capabilities"] == combined([HOOK, RUN])
     assert {check["name"] for check in shown["checks"]} == {"python", "mode", "gpus", "history", "adapters"}
     assert "numpy" in shown["packages"]
     assert (code, shown["ok"]) == (0, True), shown

@@ -23,7 +23,6 @@ def test_each_surface_says_what_is_true_of_it() -> None:
     can = {surface.name: {name for name in CAPABILITIES if surface.has(name)} for surface in ADAPTER.surfaces()}
     by_hook = {"observe", "order", "abort", "audit"}
     assert can == {"script": by_hook, "cluster": by_hook, "run": set(CAPABILITIES) - {"observe"}}
-    assert ADAPTER.capabilities()["preload"] == "yes: run"
 
 
 def test_installed_adapter_is_this_one() -> None:

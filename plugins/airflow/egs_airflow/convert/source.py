@@ -21,10 +21,14 @@ def load(path: Path, select: str = "") -> LoadedWorkload:
     """The DAG `select` of a file, or its only one, as a workload. Raises InputError that names the file."""
     with _some_home(), redirect_stdout(sys.stderr):  # Airflow logs to stdout, and a DAG file may print
         dags = _stored(path) if path.suffix == ".json" else _written(path)
-        dag = _chosen(dags, select, str(path))
-        from egs_airflow.convert.dag import convert
+        return workload_of(_chosen(dags, select, str(path)))
 
-        converted = convert(dag)
+
+def workload_of(dag: Any) -> LoadedWorkload:
+    """A DAG object as a workload."""
+    from egs_airflow.convert.dag import convert
+
+    converted = convert(dag)
     return LoadedWorkload(converted.dag_id, converted.dag_id, "", "", 0.0, converted.graph)
 
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from egs_airflow import compat, config
-from egs_airflow.compat import HELD_BACK
 from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import Gate
 from egs_airflow.executors.health import Reporter, drop_dead
@@ -24,7 +23,7 @@ else:
     Base = object  # a mixin: its base is the executor that follows it
 
 MOST_EVENTS = 1000
-NEEDS: dict[str, compat.Feature] = {"slots": "pool_stats", "gangs": "queueing"}
+NEEDS: dict[str, str] = {"slots": "pool_stats", "gangs": "queueing"}
 """What the gate does -> the API of Airflow that it needs for that."""
 
 
@@ -54,7 +53,9 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         way_back = self._open
         if way_back is None:
             return
-        gate.health.missing |= {part: HELD_BACK[api] for part, api in NEEDS.items() if not compat.available(api)}
+        gate.health.missing |= {
+            part: compat.FEATURES[api].lost for part, api in NEEDS.items() if not compat.available(api)
+        }
         if "slots" in gate.health.missing:
             return
         way_back.callback(compat.wrap_pool_stats(lambda pools: gate.guard(lambda: gate.adjust(pools))))

@@ -100,9 +100,15 @@ def convert_spec(spec: Spec, arguments: Mapping[str, Any], place: str) -> Conver
 
 def load_workload(path: Path) -> LoadedWorkload:
     """The workload of a compiled pipeline's file; one line to stderr says which of its tasks are loops."""
-    converted = convert(load_documents(path), place=str(path))
+    return workload_of(load_documents(path), str(path))
+
+
+def workload_of(source: Documents | Any, place: str = "") -> LoadedWorkload:
+    """A compiled or a live pipeline as a workload, with the same line."""
+    converted = convert(source, place=place)
     if loops := loops_of(converted):
-        print(f"egs: {path}: once in the graph, and run as often as its loop goes: {loops}", file=sys.stderr)
+        place = place or converted.name
+        print(f"egs: {place}: once in the graph, and run as often as its loop goes: {loops}", file=sys.stderr)
     return LoadedWorkload(converted.name, converted.name, "", "", 0.0, converted.graph)
 
 
