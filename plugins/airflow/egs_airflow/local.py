@@ -30,7 +30,7 @@ from egs_core.errors import EgsError
 
 START_S = 120.0
 WAIT_S = 90.0
-LOCKED = "Database error"
+LOCKED = "Database error", "Internal Server Error"  # the second one: Airflow 3.2
 """What Airflow's api-server answers where two of its own requests have waited for each other's lock on SQLite for five
 seconds; nothing of the request was done. A longer wait of SQLite makes that longer, not rarer."""
 TRIES = 4
@@ -104,7 +104,7 @@ class LocalAirflow:
                 break
             except HTTPError as error:
                 said = error.read().decode(errors="replace")
-                if error.code != 500 or LOCKED not in said or not left:
+                if error.code != 500 or not any(text in said for text in LOCKED) or not left:
                     raise LocalAirflowError(f"{method} {path}: {error.code} {said}") from None
         return json.loads(content) if content else None
 
