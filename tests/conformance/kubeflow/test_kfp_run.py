@@ -179,17 +179,16 @@ def test_gpu_slots_are_not_shared(runner: Run) -> None:
 
 
 @pytest.mark.parametrize("policy", ["egs", "fifo"])
-def test_a_run_takes_little_longer_than_its_critical_path(runner: Run, policy: str) -> None:
-    """Six tasks on two CPU slots, four of them a chain: what the runner adds to the chain is small, whatever the
-    processes themselves take on this machine."""
+def test_a_chain_goes_on_while_others_run(runner: Run, policy: str) -> None:
+    """Six tasks on two CPU slots, four of them a chain: what a task of it leaves goes to the next one, never to the two
+    others, which run beside it. (What the runner adds to a task is the benchmark `kubeflow_local`.)"""
     result = runner(pipelines.six, cpus=2, policy=policy)
     times = {(type(x), x.task): x.t for x in read_run(result.runlog).records if isinstance(x, (r.Started, r.Ended))}
     chain = ["sleep", "sleep-2", "sleep-3", "sleep-4"]
-    took = [times[r.Ended, task] - times[r.Started, task] for task in chain]
-    assert result.seconds < sum(took) + 0.4
     assert times[r.Started, "sleep-5"] < times[r.Ended, "sleep"]
-    gaps = [times[r.Started, later] - times[r.Ended, task] for task, later in pairwise(chain)]
-    assert max(gaps) < 0.1
+    for task, later in pairwise(chain):
+        free, taken = times[r.Ended, task], times[r.Started, later]
+        assert not [other for (kind, other), at in times.items() if kind is r.Started and free < at < taken]
 
 
 def test_a_compiled_file_takes_arguments_as_text(tmp_path: Path) -> None:

@@ -56,15 +56,7 @@ def ray_address() -> Iterator[str]:
         patch.delenv("RAY_RUNTIME_ENV_HOOK", raising=False)
         import ray
 
-        ray.init(
-            num_cpus=4,
-            num_gpus=2,
-            include_dashboard=False,
-            object_store_memory=80_000_000,
-            _temp_dir=folder,
-            _system_config=OF_RAY,
-            log_to_driver=False,
-        )
+        _start_ray(folder)
         try:
             yield ray.get_runtime_context().gcs_address
         finally:
@@ -74,6 +66,28 @@ def ray_address() -> Iterator[str]:
             for process in alive:
                 process.kill()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_ray(folder: str) -> None:
+    """Ray gives its own processes 30 s to start, which a busy machine may exceed: then once more."""
+    import ray
+
+    for tries_left in (1, 0):
+        try:
+            ray.init(
+                num_cpus=4,
+                num_gpus=2,
+                include_dashboard=False,
+                object_store_memory=80_000_000,
+                _temp_dir=folder,
+                _system_config=OF_RAY,
+                log_to_driver=False,
+            )
+            return
+        except Exception as error:
+            if not tries_left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
 
 
 @pytest.fixture(scope="module", autouse=True)

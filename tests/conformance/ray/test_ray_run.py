@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -312,17 +311,6 @@ def test_functions_of_the_main_script_and_a_second_ray(run_script: Script) -> No
     lines = [line for line in done.stdout.splitlines() if line in ("6", "10")]
     assert lines == ["6", "10"], done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_time_of_a_small_graph(shared: Session) -> None:
-    """A chain of short CPU tasks goes through without waits of its own: well below a process start each."""
-    node = t.total.bind(1)
-    for _ in range(20):
-        node = t.total.bind(node)
-    run(shared, node)
-    began = time.monotonic()
-    run(shared, node)
-    assert time.monotonic() - began < 5
 
 
 CLOCKS_S = 0.05  # of one machine: a monotonic clock against the wall clock
