@@ -1,4 +1,4 @@
-"""The lease of the agent that hosts the engine, in a real Airflow's metadata: what its store promises; agents at once."""
+"""The lease of the agent that hosts the engine, in a real Airflow's metadata: its store's promises; agents at once."""
 
 from __future__ import annotations
 
