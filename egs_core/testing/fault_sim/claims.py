@@ -5,7 +5,6 @@ put it into its list; what happens at the outside itself (devices, attempts, ord
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from egs_core.driver.journal import recover
 from egs_core.engine import Engine
@@ -15,9 +14,7 @@ from egs_core.errors import InputError
 from egs_core.testing.engine_bench import canonical
 from egs_core.testing.fault_sim.ledger import ClaimBroken
 from egs_core.testing.fault_sim.shell import JOURNAL, Shell
-
-if TYPE_CHECKING:
-    from egs_core.testing.fault_sim.world import World
+from egs_core.testing.fault_sim.surroundings import Surroundings
 
 VALID, LOST, ENDS, TRUE = "the state is valid", "nothing is lost", "every workload ends", "success is real"
 
@@ -25,7 +22,7 @@ VALID, LOST, ENDS, TRUE = "the state is valid", "nothing is lost", "every worklo
 # --- after every event ------------------------------------------------------------------------------------------------
 
 
-def state_is_valid(_world: World, engine: Engine) -> None:
+def state_is_valid(_world: Surroundings, engine: Engine) -> None:
     """All invariants of the engine; quotas and gangs are among them where the engine has them."""
     try:
         engine.validate_state()
@@ -36,7 +33,7 @@ def state_is_valid(_world: World, engine: Engine) -> None:
 # --- after every recovery ---------------------------------------------------------------------------------------------
 
 
-def what_was_written_is_back(world: World, dead: Shell, recovered: Shell) -> None:
+def what_was_written_is_back(world: Surroundings, dead: Shell, recovered: Shell) -> None:
     """A driver that died outside a write is recovered to exactly the state it was in."""
     if dead.is_written and canonical(dead.state) != canonical(recovered.state):
         raise ClaimBroken(LOST, f"the state recovered at {world.now:.3f} is not the one that was written")
@@ -45,7 +42,7 @@ def what_was_written_is_back(world: World, dead: Shell, recovered: Shell) -> Non
 # --- at the end -------------------------------------------------------------------------------------------------------
 
 
-def every_task_has_ended(_world: World, engine: Engine) -> None:
+def every_task_has_ended(_world: Surroundings, engine: Engine) -> None:
     """Every workload is closed and every phase of every task is in a final state."""
     state = engine.state
     for task in range(len(state.task_ids)):
@@ -56,7 +53,7 @@ def every_task_has_ended(_world: World, engine: Engine) -> None:
         raise ClaimBroken(ENDS, f"all tasks have ended but {', '.join(still_open)}")
 
 
-def every_submission_is_there(world: World, engine: Engine) -> None:
+def every_submission_is_there(world: Surroundings, engine: Engine) -> None:
     """No block of tasks got lost or was taken twice."""
     for workload in engine.state.workloads:
         expected = sum(s.graph.n_tasks for s in world.plan.submissions if s.workload == workload.id)
@@ -67,7 +64,7 @@ def every_submission_is_there(world: World, engine: Engine) -> None:
         raise ClaimBroken(LOST, f"{', '.join(sorted(missing))} was submitted and is not known")
 
 
-def success_is_real(world: World, engine: Engine) -> None:
+def success_is_real(world: Surroundings, engine: Engine) -> None:
     """What the engine calls succeeded ran at the outside, each phase of its last attempt; and the other way round,
     nothing was given up without a failure, an abort or a parent that did not succeed."""
     state = engine.state
@@ -90,7 +87,7 @@ def success_is_real(world: World, engine: Engine) -> None:
             raise ClaimBroken(LOST, f"{name} was given up ({labels}) without a reason")
 
 
-def limit_was_reached(world: World, engine: Engine, task: int) -> None:
+def limit_was_reached(world: Surroundings, engine: Engine, task: int) -> None:
     """What a limit has ended, or another of its gang, had a limit and ran at the outside in that attempt."""
     state = engine.state
     members = state.gangs[state.gang_of[task]].members if task in state.gang_of else [task]
@@ -99,14 +96,14 @@ def limit_was_reached(world: World, engine: Engine, task: int) -> None:
         raise ClaimBroken(TRUE, f"{state.task_ids[task]} was ended without reason: {state.over_limit[task]}")
 
 
-def _has_reason(world: World, engine: Engine, task: int) -> bool:
+def _has_reason(world: Surroundings, engine: Engine, task: int) -> bool:
     """Its own, or that of another member of its gang."""
     state = engine.state
     members = state.gangs[state.gang_of[task]].members if task in state.gang_of else [task]
     return any(_has_own_reason(world, engine, member) for member in members)
 
 
-def _has_own_reason(world: World, engine: Engine, task: int) -> bool:
+def _has_own_reason(world: Surroundings, engine: Engine, task: int) -> bool:
     state, ledger = engine.state, world.ledger
     name, workload = state.task_ids[task], state.workloads[state.task_workload[task]].id
     if name in ledger.abort_asked or workload in ledger.closed or is_over_limit(state, task):
@@ -117,18 +114,17 @@ def _has_own_reason(world: World, engine: Engine, task: int) -> bool:
     return "failed" in ends
 
 
-def nothing_runs_on(world: World, _engine: Engine) -> None:
+def nothing_runs_on(world: Surroundings, _engine: Engine) -> None:
     """When the engine is done, so is the world: no process was forgotten."""
     if world.ledger.live:
         names = ", ".join(live.job.name for live in world.ledger.live.values())
         raise ClaimBroken(LOST, f"still running at the end: {names}")
     for worker in world.workers.values():
-        left = [key for key, attempt in worker.attempts.items() if attempt.is_alive]
-        if left:
-            raise ClaimBroken(LOST, f"processes left on {worker.name}: (task, attempt) {left}")
+        if worker.living:
+            raise ClaimBroken(LOST, f"processes left on {worker.name}: (task, attempt) {worker.living}")
 
 
-def the_journal_leads_here(world: World, engine: Engine) -> None:
+def the_journal_leads_here(world: Surroundings, engine: Engine) -> None:
     """Recovering once more gives the final state."""
     try:
         found = recover(JOURNAL, storage=world.disk)
@@ -138,9 +134,9 @@ def the_journal_leads_here(world: World, engine: Engine) -> None:
         raise ClaimBroken(LOST, "the journal does not lead to the final state")
 
 
-AFTER_EVENT: list[Callable[[World, Engine], None]] = [state_is_valid]
-AFTER_RECOVERY: list[Callable[[World, Shell, Shell], None]] = [what_was_written_is_back]
-AT_END: list[Callable[[World, Engine], None]] = [
+AFTER_EVENT: list[Callable[[Surroundings, Engine], None]] = [state_is_valid]
+AFTER_RECOVERY: list[Callable[[Surroundings, Shell, Shell], None]] = [what_was_written_is_back]
+AT_END: list[Callable[[Surroundings, Engine], None]] = [
     every_task_has_ended,
     every_submission_is_there,
     success_is_real,

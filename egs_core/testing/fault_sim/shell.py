@@ -8,7 +8,6 @@ a start  ──► what the cluster offers now; then each node is asked what it 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.journal import Journal
@@ -21,9 +20,7 @@ from egs_core.testing.fault_sim import wire as w
 from egs_core.testing.fault_sim.disk import Crash
 from egs_core.testing.fault_sim.ledger import Job
 from egs_core.testing.fault_sim.plan import Reconfiguration, Submission, Wish
-
-if TYPE_CHECKING:
-    from egs_core.testing.fault_sim.world import World
+from egs_core.testing.fault_sim.surroundings import Surroundings
 
 JOURNAL = Path("driver.journal")
 REPEAT_S = 1.5
@@ -33,7 +30,7 @@ PATIENCE = 1  # repetitions before a driver may give up on a grant
 class Shell:
     """One life of the driver. is_written: whether the journal has all that the engine did."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: Surroundings, number: int) -> None:
         self._world = world
         self.number = number
         self.journal = self._open_journal()
@@ -281,4 +278,4 @@ class Shell:
 
     def _after(self, _event: m.Event, _now: float) -> None:
         self.is_written = True
-        self._world.check_event(self)
+        self._world.check_event(self.engine)

@@ -6,17 +6,13 @@ refuse what has been fenced off, say a process is gone only when it is, and repe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from egs_core.driver.reconcile import RUNNING, Found
 from egs_core.engine import messages as m
 from egs_core.testing.fault_sim import wire as w
 from egs_core.testing.fault_sim.ledger import SUCCEEDED, Job
-
-if TYPE_CHECKING:
-    from egs_core.testing.fault_sim.world import World
+from egs_core.testing.fault_sim.surroundings import Surroundings
 
 GRACE_S = (0.0, 1.0)
 RUN_S = (0.05, 6.0)
@@ -36,7 +32,7 @@ class Attempt(msgspec.Struct):
 class Worker:
     """One machine. Each start of it (`boot`) begins without memory and without processes."""
 
-    def __init__(self, world: World, full: m.NodeAdded) -> None:
+    def __init__(self, world: Surroundings, full: m.NodeAdded) -> None:
         self.name = full.node
         self.full = full
         self.capacity = full
@@ -77,6 +73,11 @@ class Worker:
     @property
     def standing(self) -> w.Standing:
         return w.Standing(self.name, self.boot, self.version, self.capacity if self.is_up else None)
+
+    @property
+    def living(self) -> list[tuple[int, int]]:
+        """(task, attempt) of its processes."""
+        return [key for key, attempt in self.attempts.items() if attempt.is_alive]
 
     # --- commands ---
 

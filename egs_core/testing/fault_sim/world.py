@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 
 from egs_core.driver.journal import recover
+from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.errors import InputError
@@ -172,9 +173,9 @@ class World:
             self._driver_dies(error)
             return False
 
-    def check_event(self, shell: Shell) -> None:
+    def check_event(self, engine: Engine) -> None:
         for claim in claims.AFTER_EVENT:
-            claim(self, shell.engine)
+            claim(self, engine)
 
     # --- the driver's lives ---
 
