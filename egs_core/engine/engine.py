@@ -108,12 +108,14 @@ class Engine:
         self._queue = ReadyQueue(self.state, self.policy, self.config.default_max_wait_s, self.config.preempt)
         self._processes = Processes(self._issuer, self._queue, self.config.preload)
         self._started = self._issuer.started
+        self._is_settled = False  # a pass at this moment would do nothing
         self._refused: Mapping[int, Refused] = {}  # phases that wait for a better flavor than what is free
         packer = make_packer(self.config.packing)
         objective = self.config.objective
         self._granting = Granting(self._issuer, self._queue, self._processes, packer, objective)
         self._preempts = self.config.preempt
         self._by_submission = self.policy.by_submission
+        self._has_work_left = self.policy.work_left is not None
         self._timers = self._queue.lines.timers
         self._readiness = Readiness(self._issuer, self._queue, self._processes)
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._readiness)
@@ -157,21 +159,24 @@ class Engine:
         """Take one event in at `now` (clamped: it never goes back) and return what to do. Unknown or outdated task,
         attempt and decision numbers are ignored, so events may be repeated or late. Raises ValueError, and changes
         nothing, for a block that is no graph or whose workload is unknown, and for an unknown outcome."""
-        state = self.state
+        state, kind = self.state, type(event)
         if now < state.now:
             now = state.now
         elif now > state.now:
             self._transitions.clock(now)
+            self._is_settled = False
         issuer = self._issuer
         issuer.out = []
-        self._handlers[type(event)](event, now)
-        if type(event) in LOOKED_AHEAD_AFTER:
+        self._handlers[kind](event, now)
+        if kind is m.PhaseStarted and self._is_settled and not state.is_metered:
+            return issuer.out  # it frees nothing, and what is due now has been done
+        if kind in LOOKED_AHEAD_AFTER:
             self._look_ahead.after(event)
         if state.is_metered:
             self._limits.enforce(now)
-        if self.policy.work_left is not None:
+        if self._has_work_left:
             self._reorder_workloads(event)
-        if self._by_submission and (state.is_metered or type(event) not in CHANGES_NO_WORK):
+        if self._by_submission and (state.is_metered or kind not in CHANGES_NO_WORK):
             self._note_work(event)
         if self._timers and self._timers[0][0] < now and self._queue.heed_waits(now):
             self._processes.needs_planning = True
@@ -190,6 +195,8 @@ class Engine:
                 _, self._refused = self._granting.run()
         if self._scaling is not None:
             self._scaling.after(now)
+        is_waiting = self._queue.is_dirty or state.has_deadlines or state.review_at is not None
+        self._is_settled = not (is_waiting or self._processes.has_keys or self._scaling is not None)
         return issuer.out
 
     def next_wakeup(self) -> float | None:
@@ -258,9 +265,8 @@ class Engine:
         status = OUTCOMES.get(event.outcome)
         if status is None:
             raise ValueError(f"unknown outcome {event.outcome!r}; one of {', '.join(OUTCOMES)}")
-        if not self._is_current(phase, event.attempt):
+        if not 0 <= phase < len(state.status) or state.attempt[task := state.task_of[phase]] != event.attempt:
             return
-        task = state.task_of[phase]
         if state.status[phase] not in HOLDS_LEASE:
             if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
                 self._restarts.lost_between(task, now)
@@ -297,9 +303,12 @@ class Engine:
 
     def _on_started(self, event: m.PhaseStarted, now: float) -> None:
         phase = event.phase
-        if self._is_current(phase, event.attempt) and self.state.status[phase] == GRANTED:
+        state = self.state
+        if not 0 <= phase < len(state.status) or state.attempt[state.task_of[phase]] != event.attempt:
+            return
+        if state.status[phase] == GRANTED:
             self._transitions.start(phase, now)  # plans no preloads: a late start only makes them due later
-            if self.state.is_metered:
+            if state.is_metered:
                 self._limits.started(phase)
 
     def _on_checkpoint(self, event: m.Checkpointed, now: float) -> None:
@@ -459,9 +468,10 @@ class Engine:
         """What is left of some submissions has changed, and with it perhaps their places."""
         state, queue = self.state, self._queue
         if type(event) is m.PhaseEnded and not state.is_metered:
-            known = 0 <= event.phase < len(state.task_of)
-            task = state.task_of[event.phase] if known else 0
-            moved = known and queue.work_changed(state.workloads[state.task_workload[task]].submission)
+            if not 0 <= event.phase < len(state.task_of):
+                return
+            task = state.task_of[event.phase]
+            moved = queue.work_changed(state.workloads[state.task_workload[task]].submission)
         else:
             is_told = isinstance(event, m.TasksAdded | m.Estimates) and not state.is_metered
             moved = not is_told and queue.all_work_changed()

@@ -344,26 +344,30 @@ class Simulation:
                 self._schedule(now, m.PhaseEnded(decision.phase, decision.attempt, outcome))
 
     def _start(self, grant: m.Grant, now: float) -> list[m.Decision]:
-        phase, task = grant.phase, grant.task
-        loading = 0.0 if grant.warm is None else self._loading_s(grant, now)
-        fetching = self._trace.transfer_s(task, grant.node) if self.state.first_phase[task] == phase else 0.0
+        phase, task, loading = grant.phase, grant.task, 0.0
+        if grant.warm is not None:
+            loading = self._loading_s(grant, now)
+        fetching = 0.0
+        if self.config.bandwidth_bytes_per_s and self.state.first_phase[task] == phase:
+            fetching = self._trace.transfer_s(task, grant.node)
         if self._log:
             self._record_start(grant, now, loading)
         decisions = self.engine.handle(m.PhaseStarted(phase, grant.attempt), now)
         if self._observer:
             self._observer(self.engine)
+        seconds, outcome = self._trace.seconds[phase], "succeeded"
         if phase in self._left_s:
             loading += self.config.restart_s
-        self._begun[phase] = now + loading + fetching
+            seconds = self._left_s[phase]
+        begun = self._begun[phase] = now + loading + fetching
         if self.config.preempt and self.config.checkpoint_s:
-            self._schedule(self._begun[phase] + self.config.checkpoint_s, m.Checkpointed(task, grant.attempt))
-        seconds, outcome = self._work_s(phase), "succeeded"
+            self._schedule(begun + self.config.checkpoint_s, m.Checkpointed(task, grant.attempt))
         if self.config.flavors:
             self._slowdown[phase] = self._trace.slowdown(phase, self.state.nodes[self.state.leases[phase].node].flavor)
             seconds *= self._slowdown[phase]
         if self.config.failure_rate and self._random.random() < self.config.failure_rate:
             seconds, outcome = seconds * self._random.random(), "failed"
-        self._schedule(now + loading + fetching + seconds, m.PhaseEnded(phase, grant.attempt, outcome))
+        self._schedule(begun + seconds, m.PhaseEnded(phase, grant.attempt, outcome))
         return decisions
 
     def _loading_s(self, grant: m.Grant, now: float) -> float:

@@ -78,8 +78,11 @@ class ClassFronts:
 
     def following(self, key: FullKey) -> FullKey | None:
         """The key of the next head after this key."""
-        at = bisect_left(self.order, (key, AFTER_ALL))
-        return self.order[at][0] if at < len(self.order) else None
+        order = self.order
+        if len(order) == 1:
+            return order[0][0] if order[0][0] > key else None
+        at = bisect_left(order, (key, AFTER_ALL))
+        return order[at][0] if at < len(order) else None
 
     def first(self, unplaceable: set[ClassId], passed: set[ClassId]) -> Front | None:
         """The first front of an open key whose class is in neither of these sets."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from egs_core.engine.order.classes import ClassId
 from egs_core.engine.order.fronts import ClassFronts
-from egs_core.engine.order.policy import DEPENDENTS_TERM, OVERDUE_TERM, PATH_TERM, FullKey, Key, Policy
+from egs_core.engine.order.policy import DEPENDENTS_TERM, FullKey, Key, Policy
 from egs_core.engine.order.submission_order import NO_ORDER, WAITED_LONG, Place, SubmissionOrder, Waiter
 from egs_core.engine.state.state import State
 
@@ -70,7 +70,9 @@ class Lines:
 
     def _placed(self, key: Key, place: Place) -> FullKey:
         """Among overdue phases submissions are not told apart."""
-        return (*key[:PATH_TERM], place if key[OVERDUE_TERM] else NO_ORDER, *key[PATH_TERM:])
+        # spelled out for the hot path; a policy that tells submissions apart has these terms (`EGS_TERMS`)
+        priority, overdue, deadline, path, dependents, warmth, ready_order = key
+        return priority, overdue, deadline, place if overdue else NO_ORDER, path, dependents, warmth, ready_order
 
     # --- in and out ---
 
@@ -89,11 +91,15 @@ class Lines:
         entry = key, phase
         heapq.heappush(heap, entry)
         if old is not None:
-            self._settle(*old)
+            if (top := self._tops[old[1]].get(old[0])) is not None and top[1] == phase:
+                self._settle(*old, self._tops[old[1]])
         elif order is not None and (number not in order.due or self._state.ready_at[phase] < self._state.now):
             order.waits(number, self._state.ready_at[phase])
         if heap[0] is entry:
-            self._show(class_id, line, number, entry)
+            tops = self._tops.get(number)
+            if tops is None:
+                tops = self._tops[number] = {}
+            self._show(class_id, line, number, tops, entry)
 
     def drop(self, phase: int) -> bool:
         """Take a phase out, wherever it is; whether it was there."""
@@ -107,33 +113,33 @@ class Lines:
         """Take a phase out whose submission keeps its place until `settle_place`: who comes next is asked before."""
         del self.keys[phase]
         class_id, number = self._at.pop(phase)
-        self._held = number
-        self._settle(class_id, number)
-        self._held = NONE
+        tops = self._tops[number]
+        if tops[class_id][1] == phase:
+            self._held = number
+            self._settle(class_id, number, tops)
+            self._held = NONE
 
     def settle_place(self, phase: int) -> None:
         """The phase is gone, and perhaps what gave its submission its place."""
         order = self.order
         if order is not None:
-            number = self.submission_of(phase)
-            is_new = self._leaf_changed(number, self._tops.get(number, {}))
+            state = self._state
+            number = state.workloads[state.task_workload[state.task_of[phase]]].submission
+            is_new = self._leaf_changed(number, self._tops.get(number))
             if (order.late and order.left(number, phase)) or is_new:
                 self.refresh(number)
 
     # --- firsts ---
 
-    def _settle(self, class_id: ClassId, number: int) -> None:
-        """See to it that the submission's first entry in the class counts; what is empty is forgotten."""
+    def _settle(self, class_id: ClassId, number: int, tops: dict[ClassId, Entry]) -> None:
+        """The submission's first in the class may count no more: the next one does. What is empty is forgotten."""
         keys, line = self.keys, self._lines[class_id]
         heap = line.heaps[number]
-        if heap[0] is self._tops[number].get(class_id) and keys.get(heap[0][1]) is heap[0][0]:
-            return
         while heap and keys.get(heap[0][1]) is not heap[0][0]:
             heapq.heappop(heap)
         if heap:
-            self._show(class_id, line, number, heap[0])
+            self._show(class_id, line, number, tops, heap[0])
             return
-        tops = self._tops[number]
         del line.heaps[number], line.shown[number], tops[class_id]
         if not tops:
             del self._tops[number]
@@ -141,28 +147,23 @@ class Lines:
             self.refresh(number)
         self._settle_class(class_id, line)
 
-    def _show(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
+    def _show(self, class_id: ClassId, line: Line, number: int, tops: dict[ClassId, Entry], entry: Entry) -> None:
         """This is the submission's first in the class."""
-        tops = self._tops.get(number)
-        if tops is None:
-            tops = self._tops[number] = {}
         tops[class_id] = entry
-        if self.order is not None and self._leaf_changed(number, tops):
+        if number != self._held and self._leaf_changed(number, tops):
             self.refresh(number)
         else:
             self._put_first(class_id, line, number, entry)
 
-    def _leaf_changed(self, number: int, tops: dict[ClassId, Entry]) -> bool:
+    def _leaf_changed(self, number: int, tops: dict[ClassId, Entry] | None) -> bool:
         """Whether the submission's next task says something new of who waits for it, and that moves the submission."""
         order = self.order
-        if order is None:
+        if order is None or number == self._held:
             return False
-        leaf = 0
-        if number == self._held:
-            return False
+        leaf: float = 0
         if tops:
-            leaf = int((min(tops.values()) if len(tops) > 1 else next(iter(tops.values())))[0][DEPENDENTS_TERM])
-        return order.leaves.get(number, 0) != leaf and order.set_leaf(number, leaf)
+            leaf = (min(tops.values()) if len(tops) > 1 else next(iter(tops.values())))[0][DEPENDENTS_TERM]
+        return order.leaves.get(number, 0) != leaf and order.set_leaf(number, int(leaf))
 
     def refresh(self, number: int) -> None:
         """The submission has a new place."""
@@ -171,8 +172,15 @@ class Lines:
 
     def _put_first(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
         key, phase = entry
-        first = (key if self.order is None else self._placed(key, self.order.place(number))), phase, number
-        firsts, shown = line.firsts, line.shown
+        order, shown = self.order, line.shown
+        if order is not None:
+            key = self._placed(key, order.place(number))
+        first = key, phase, number
+        if len(line.heaps) == 1:  # nothing to compare it with
+            line.firsts, line.shown = [first], {number: first}
+            self._fronts.put(class_id, key, phase)
+            return
+        firsts = line.firsts
         if firsts and firsts[0] is shown.get(number):
             heapq.heapreplace(firsts, first)
         else:

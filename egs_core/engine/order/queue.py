@@ -87,10 +87,7 @@ class ReadyQueue:
         state = self.state
         if self._ages and (self._default_max_wait_s is not None or state.options or state.queues):
             self._set_deadline(phase)
-        if state.gang_of or state.has_deadlines:
-            self._push(phase, self._place_of(phase))
-        else:
-            self._push(phase, self._key_of(state, phase))
+        self._push(phase, self._place_of(phase) if state.gang_of or state.has_deadlines else self._key_of(state, phase))
         if state.has_deadlines and self._ages:
             self._urgency.enter(phase)
 
@@ -162,7 +159,8 @@ class ReadyQueue:
 
     def something_freed(self, node: int | None = None) -> None:
         """Capacity or a process is there that was not; on this node only, where one is named."""
-        self.unplaceable_classes.clear()
+        if self.unplaceable_classes:
+            self.unplaceable_classes.clear()
         self.is_dirty = True
         if node is None:
             self.free.forget()
@@ -238,6 +236,11 @@ class ReadyQueue:
         """The first candidate over all classes that may have room: its key, phase and class."""
         if self.state.queues:
             return self._front_of_queues(passed)
+        order = self.fronts.order
+        if len(order) == 1:
+            class_id = order[0][2]
+            is_out = class_id in passed or class_id in self.unplaceable_classes or not self.fronts.open
+            return None if is_out else order[0]
         return self.fronts.first(self.unplaceable_classes, passed)
 
     def _front_of_queues(self, passed: set[ClassId]) -> Front | None:
@@ -276,7 +279,9 @@ class ReadyQueue:
     def resource_key_of(self, class_id: ClassId, key: FullKey) -> ResourceKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that are overdue, urgent or late, which reserve."""
-        if self.has_come_forward(key):
+        if self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] != NO_DEADLINE):
+            return None
+        if self._by_submission and not key[PATH_TERM][0]:
             return None
         if class_id[OTHERS] and self.classes.has_own_rights(class_id):
             return None
@@ -406,8 +411,9 @@ class ReadyQueue:
     def work_changed(self, submission: int) -> bool:
         """What is left of a submission has changed; whether its place in the order, or another's, has."""
         order = self.lines.order
-        changed = order.recount(submission) if order is not None else ()
-        return bool(changed) and self._move(changed)
+        if order is None or not (changed := order.recount(submission)):
+            return False
+        return self._move(changed)
 
     def all_work_changed(self) -> bool:
         order = self.lines.order

@@ -99,12 +99,17 @@ class Granting:
         has_rules = bool(state.queues or state.flavors)
         while (found := queue.front(passed)) is not None:
             key, phase, class_id = found
-            is_simple = not (class_id[OTHERS] or has_rules or state.reservations)
-            phases = (phase,) if is_simple else queue.members(phase)
-            is_within = is_simple or not state.queues or self._is_within_quota(phases, class_id[QUEUE])
-            places = None
-            if is_within:
-                places = self._simple_place(phase, class_id) if is_simple else self._places(phases, class_id)
+            if not (class_id[OTHERS] or has_rules or state.reservations):
+                place = self._simple_place(phase, class_id)
+                if place is None:
+                    passed.add(class_id)
+                    self._pass_over(found, (phase,), blocked, is_within=True)
+                elif not (state.reads and self._grant_local_reader(class_id, place)):
+                    self._grant(phase, place, queue.take(class_id, key))
+                continue
+            phases = queue.members(phase)
+            is_within = not state.queues or self._is_within_quota(phases, class_id[QUEUE])
+            places = self._places(phases, class_id) if is_within else None
             if places is None:
                 passed.add(class_id)
                 self._pass_over(found, phases, blocked, is_within=is_within)
@@ -130,21 +135,20 @@ class Granting:
         elif not has_own_rights:
             queue.unplaceable_classes.add(class_id)
 
-    def _simple_place(self, phase: int, class_id: ClassId) -> Sequence[Place] | None:
+    def _simple_place(self, phase: int, class_id: ClassId) -> Place | None:
         """A place for one phase that has no wishes beyond its shape, where nothing is kept for others."""
         state, bound = self._state, class_id[BOUND]
         if bound == ANY and len(state.nodes) != 1:
             keeps = state.task_of[phase] in state.reads
             numbers = self._queue.free.worth_a_look(phase, class_id, self._packs, keeps)
-            place = select_place(state, phase, None, self._packs, numbers)
-            return None if place is None else (place,)
+            return select_place(state, phase, None, self._packs, numbers)
         number, shape = max(bound, 0), state.shapes[class_id[SHAPE]]
         node = state.nodes[number]
-        if not node.alive or lacking(node, shape):
+        if (shape.cpu_milli > node.free_cpu and shape.cpu_milli) or not node.alive or lacking(node, shape):
             return None
         if not shape.gpu_milli:
-            return ((number, ()),)
-        return ((number, devices_for(node, shape) if self._packs is None else self._packs.devices(node, shape)),)
+            return number, ()
+        return number, devices_for(node, shape) if self._packs is None else self._packs.devices(node, shape)
 
     def _make_choice(self) -> FlavorChoice | None:
         """None where devices are all alike, or all taken and nobody starts with a CPU phase."""
@@ -311,14 +315,15 @@ class Granting:
     def _grant(self, phase: int, place: Place, reason: str) -> None:
         state = self._state
         node, devices = place
-        task = state.task_of[phase]
+        task, processes = state.task_of[phase], self._processes
         warm = None
         if state.first_phase[task] == phase:
             self._issuer.mark_started(task)
             if task in state.options and state.options[task].warm_key:
-                self._processes.forget(task)
-                warm = self._processes.secure(task, node)
-        self._processes.want_plan()
+                processes.forget(task)
+                warm = processes.secure(task, node)
+        if processes.has_keys:
+            processes.want_plan()
         decision = state.next_decision
         if self._choice is not None:
             self._choice.granted(phase, node, devices)

@@ -22,9 +22,10 @@ class Readiness:
 
     def enqueue(self, phase: int) -> None:
         """A ready phase goes where it waits."""
-        if self._state.pauses and self._state.pause_of(self._state.task_of[phase]):
+        state = self._state
+        if state.pauses and state.pause_of(state.task_of[phase]):
             self._transitions.hold_paused(phase)
-        elif self._state.task_of[phase] in self._state.options:
+        elif state.options and state.task_of[phase] in state.options:
             self._processes.enqueue(phase)
         else:
             self._queue.add(phase)
@@ -38,7 +39,8 @@ class Readiness:
     def freed(self, node: int | None = None) -> None:
         """Something may fit now that did not before: anywhere, or on this node only."""
         self._queue.something_freed(node)
-        self._processes.want_plan()
+        if self._processes.has_keys:
+            self._processes.want_plan()
 
     def regather(self, task: int) -> None:
         """A task that has ended holds up its gang no more."""

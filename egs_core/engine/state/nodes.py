@@ -135,8 +135,10 @@ class Node(msgspec.Struct):
 
     def lease(self, decision: int, number: int, shape: Shape, devices: tuple[int, ...]) -> Lease:
         """The lease of a phase of this shape on these devices of this node, which has that number."""
+        if not devices:
+            return Lease(decision, number, shape.cpu_milli, shape.memory_bytes, 0, shape.gpu_memory_bytes, ())
         plain = lease_of(decision, number, shape, devices)
-        if not self.profiles or not 0 < shape.gpu_milli < WHOLE_DEVICE or not devices:
+        if not self.profiles or not 0 < shape.gpu_milli < WHOLE_DEVICE:
             return plain
         profile, mask = self.slice_of(shape, devices[0]) or (smallest(self.profiles, shape), 0)
         if profile is None:

@@ -39,7 +39,7 @@ from egs_core.engine.state.metering import UsageState
 from egs_core.engine.state.nodes import NOT_STARTED, Node
 from egs_core.engine.state.records import Pause, Reservation, Workload, amounts_of, make_queues
 from egs_core.engine.state.submissions import (
-    close_task,
+    close_submission,
     count_block,
     end_phase,
     join_submission,
@@ -177,8 +177,7 @@ class State(UsageState):
 
     def ready(self, phase: int, now: float) -> None:
         self._move(phase, READY)
-        self.seq += 1
-        self.order[phase] = self.seq
+        self.seq = self.order[phase] = self.seq + 1
         self.ready_at[phase] = now
 
     def hold(self, phase: int, until: float) -> None:
@@ -215,12 +214,13 @@ class State(UsageState):
     def grant(self, phase: int, decision: int, node: int, devices: tuple[int, ...], warm: bool) -> None:
         """Take the phase's resources on the node; `warm` also takes its process from the node's warm ones."""
         self._move(phase, GRANTED)
-        lease = self.nodes[node].lease(decision, node, self.shapes[self.shape[phase]], devices)
-        self.leases[phase] = lease
-        self.nodes[node].take(lease)
+        home = self.nodes[node]
+        lease = self.leases[phase] = home.lease(decision, node, self.shapes[self.shape[phase]], devices)
+        home.take(lease)
         if self.queues:
             self._count_use(phase, 1)
-        self.reservations.pop(phase, None)
+        if self.reservations:
+            self.reservations.pop(phase, None)
         self.decisions[decision] = phase
         self.next_decision = decision + 1
         task = self.task_of[phase]
@@ -253,7 +253,8 @@ class State(UsageState):
         if phase + 1 < self.first_phase[task + 1]:
             self.cursor[task] = phase + 1
             return [phase + 1]
-        self.stopping.discard(task)
+        if self.stopping:
+            self.stopping.discard(task)
         if task in self.home:
             self._leave_process(task, reusable=True)
         return self._close(task)
@@ -278,12 +279,18 @@ class State(UsageState):
 
     def _close(self, task: int) -> list[int]:
         """A task is done: count it out, and return the first phases of children that wait for nothing else."""
-        self.recalled.discard(task)
-        self.checkpoint_at.pop(task, None)
+        if self.recalled:
+            self.recalled.discard(task)
+        if self.checkpoint_at:
+            self.checkpoint_at.pop(task, None)
         if self.is_metered:
             self._forget_use(task, is_done=True)
-        self.workloads[self.task_workload[task]].open_tasks -= 1
-        close_task(self, task)
+        workload = self.workloads[self.task_workload[task]]
+        workload.open_tasks -= 1
+        submission = self.submissions[workload.submission]
+        submission.open_tasks -= 1
+        if not submission.open_tasks:
+            close_submission(self, submission)
         out = []
         waiting, status, cursor = self.waiting, self.status, self.cursor
         for child in self.children[task]:
@@ -296,7 +303,8 @@ class State(UsageState):
         lease = self.leases.pop(phase, None)
         if lease is not None:
             self.nodes[lease.node].give_back(lease)
-            self.decisions.pop(lease.decision, None)
+            if self.decisions:
+                self.decisions.pop(lease.decision, None)
             if self.queues:
                 self._count_use(phase, -1)
             if self.charges:
@@ -324,7 +332,10 @@ class State(UsageState):
         workload = self.workloads[self.task_workload[task]]
         workload.open_tasks -= 1
         workload.failed = True
-        close_task(self, task)
+        submission = self.submissions[workload.submission]
+        submission.open_tasks -= 1
+        if not submission.open_tasks:
+            close_submission(self, submission)
         if self.is_metered:
             self._forget_use(task, is_done=False)
 

@@ -84,8 +84,9 @@ def end_phase(state: Columns, phase: int) -> None:
     left, state.left_ms[phase] = state.left_ms[phase], OVER
     slot, device = shape.cpu_milli or SLOT_MILLI, shape.gpu_milli
     if left > 0:
-        submission.left_slot -= slot * left
-        history.left_slot -= slot * left
+        work = slot * left
+        submission.left_slot -= work
+        history.left_slot -= work
         if device:
             submission.left_device -= device * left
             history.left_device -= device * left
@@ -98,15 +99,12 @@ def end_phase(state: Columns, phase: int) -> None:
         ms = round(1000 * (state.now - started_at)) or 1
         (history.gpu_phases if device else history.phases).add(ms)
         submission.used_slot += slot * ms
-        submission.used_device += device * ms
+        if device:
+            submission.used_device += device * ms
 
 
-def close_task(state: Columns, task: int) -> None:
-    """A task counts as done or has failed for good; with the last one its submission's total is learned."""
-    submission = state.submissions[state.workloads[state.task_workload[task]].submission]
-    submission.open_tasks -= 1
-    if submission.open_tasks:
-        return
+def close_submission(state: Columns, submission: Submission) -> None:
+    """All tasks that it has count as done or have failed for good: its total is learned."""
     totals = state.histories[submission.history].gpu_totals if submission.needs_devices else None
     totals = state.histories[submission.history].totals if totals is None else totals
     if submission.total:
