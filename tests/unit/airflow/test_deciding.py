@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from egs_airflow.agent.deciding import Pool, Run, Site, decide
 from egs_airflow.agent.instances import Instance
@@ -53,6 +55,21 @@ def test_inside_a_run_the_longest_remaining_path_goes_first() -> None:
     expected = weights(downstream, known)
     assert [turn.weight for turn in order.turns] == [expected["a"], expected["c"]]
     assert [turn.may_start for turn in order.turns] == [True, False]
+
+
+@given(st.data())
+def test_one_run_alone_is_ordered_as_its_weights_say(data: st.DataObject) -> None:
+    """Whatever its edges and durations: what waits goes by the longest remaining path, so every weight stays with the
+    task that it was made for, up to equal ones."""
+    count = data.draw(st.integers(1, 8))
+    edges = data.draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=12))
+    downstream = {f"t{n}": sorted({f"t{b}" for a, b in edges if a == n and a < b}) for n in range(count)}
+    known = data.draw(st.dictionaries(st.sampled_from(sorted(downstream)), st.floats(0.001, 1e5)))
+    above = {child for after in downstream.values() for child in after}
+    instances = [instance(task, state="" if task in above else "scheduled") for task in downstream]
+    order = decided(run(instances, downstream=downstream, known_s=known))
+    expected = weights(downstream, known, 1.0)
+    assert [turn.weight for turn in order.turns] == [expected[turn.id.removeprefix("r.")] for turn in order.turns]
 
 
 def test_between_runs_the_one_with_less_work_left_goes_first() -> None:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from egs_airflow import config
 from egs_airflow.executors.gate import Gate, Started
-from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_kept
+from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_behind, compute_kept
 from egs_airflow.executors.mixin import is_on
+from egs_airflow.order.published import Turn
 
 
 def waits(key: str, weight: int, slots: int = 1) -> Claim:
@@ -103,3 +104,65 @@ def test_the_scheduler_is_kept_awake_and_celery_forgets_nothing() -> None:
     executor._keep_awake()
     assert executor.event_buffer == {"key": ("running", "external")}
     assert executor.workloads == {"key": "result"}
+
+
+def has_turn(
+    key: str, weight: int, rank: int, slots: int = 1, *, may_start: bool = False, keeps: bool = False
+) -> Claim:
+    """A task that waits, and of which the engine says something."""
+    turn = Turn(key, 0, may_start, keeps, rank=rank)
+    return Claim(key, slots, (-weight, 0, 0), "reservation" if keeps else "", key, turn)
+
+
+@pytest.mark.parametrize(
+    ("open_slots", "claims", "first", "behind"),
+    [
+        pytest.param(
+            1,
+            [has_turn("long", 90, 1), has_turn("short", 20, 0, may_start=True)],
+            {"short"},
+            {"long"},
+            id="the engine's",
+        ),
+        pytest.param(
+            1, [has_turn("long", 90, 1), has_turn("short", 20, 0)], {"short"}, {"long"}, id="between two looks"
+        ),
+        pytest.param(
+            2, [has_turn("long", 90, 1), has_turn("short", 20, 0)], {"long", "short"}, set(), id="room for both"
+        ),
+        pytest.param(
+            1, [waits("other", 99), has_turn("a", 90, 1), has_turn("b", 1, 0)], {"b"}, {"a"}, id="others stay"
+        ),
+        pytest.param(1, [waits("other", 99), waits("more", 9)], set(), set(), id="nobody hosts the engine"),
+        pytest.param(0, [has_turn("a", 90, 1), has_turn("b", 1, 0)], set(), set(), id="nothing is open"),
+        pytest.param(
+            2,
+            [has_turn("big", 90, 0, 4, keeps=True), has_turn("a", 50, 1), has_turn("b", 9, 2, may_start=True)],
+            {"b"},
+            {"big", "a"},
+            id="only what the engine lets pass what it keeps slots for",
+        ),
+    ],
+)
+def test_who_is_seen(open_slots: int, claims: list[Claim], first: set[str], behind: set[str]) -> None:
+    """In a pass the scheduler sees the first in the engine's order that fit, whatever they weigh, and all of which the
+    engine says nothing."""
+    assert compute_behind(open_slots, claims, ()) == (first, behind)
+
+
+def test_one_that_airflow_does_not_start_keeps_nobody_waiting() -> None:
+    """A limit that the engine does not know: after two passes the next one goes, and then Airflow's order holds."""
+    gate, pools = Gate(lambda **_: None), {"p": {"open": 1}}
+    claims = {"p": [has_turn("a", 90, 2), has_turn("b", 50, 1), has_turn("c", 10, 0)]}
+    assert [gate._behind(pools, claims) for _ in range(5)] == [{"a", "b"}] * 2 + [{"a", "c"}] * 2 + [{"b", "c"}]
+    claims = {"p": claims["p"][:2]}
+    assert gate._behind(pools, claims) == {"b"}
+    assert gate._behind(pools, claims) == set()
+
+
+def test_slots_are_kept_but_for_what_the_engine_lets_pass() -> None:
+    """Backfill: a task that will have ended in time starts beside what slots are kept for."""
+    big = has_turn("big", 90, 0, 4, keeps=True)
+    small = [has_turn("a", 50, 1), has_turn("b", 9, 2, may_start=True)]
+    assert [(one.key, one.slots) for one in compute_kept(3, [big, *small])] == [("big", 2)]
+    assert [(one.key, one.slots) for one in compute_kept(3, [big, small[0]])] == [("big", 3)]

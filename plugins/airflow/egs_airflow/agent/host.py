@@ -24,6 +24,8 @@ from egs_core.errors import InputError
 
 RENEWALS = 3
 """In a time to live."""
+WATCH_S = 5.0
+WATCH_S = 5.0
 DECIDE_S = 2.0
 MOST_SHARE = 0.2
 """Of the time: a look that takes long is taken more rarely."""
@@ -49,8 +51,8 @@ class Host:
         agent may host the engine, and Airflow goes on with the weights from creation."""
         try:
             if now_s >= self._tick_s:
-                self._tick_s = now_s + self.lease.ttl_s / RENEWALS
-                self.lease.tick()
+                is_held = self.lease.tick()
+                self._tick_s = now_s + (self.lease.ttl_s / RENEWALS if is_held else WATCH_S)
             self._say_changes()
             if self.lease.is_held and now_s >= self._decide_s:
                 began_s = time.monotonic()

@@ -154,11 +154,15 @@ def _active(connection: Any, runs: Iterable[tuple[str, str]]) -> dict[tuple[str,
 
 
 def criterion(
-    hidden: Collection[tuple[str, str, str]], only: Collection[tuple[str, str, str]], floor: float | None
+    hidden: Collection[tuple[str, str, str]],
+    only: Collection[tuple[str, str, str]],
+    floor: float | None,
+    behind: Collection[Any] = (),
 ) -> Any:
     """What the scheduler may see of what waits, as a condition; None: all. Each one is DAG, run and task.
 
-    hidden: not these; only: these and nothing else, where there are any; floor: only what weighs more.
+    hidden: not these; only: these and nothing else, where there are any; floor: only what weighs more; behind: not the
+    instances with these ids.
     """
     from airflow.models.taskinstance import TaskInstance as TI
 
@@ -167,6 +171,7 @@ def criterion(
         return place.in_(list(only))
     parts = [place.not_in(list(hidden))] if hidden else []
     parts += [TI.priority_weight > floor] if floor is not None else []
+    parts += [TI.id.not_in(list(behind))] if behind else []
     return and_(*parts) if parts else None
 
 

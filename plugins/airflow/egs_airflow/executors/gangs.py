@@ -41,7 +41,8 @@ class Gangs:
     """The gangs of a scheduler. parallelism: of its executor; room: how many tasks that could take now.
 
     shapes: by DAG version, the gang of each task. hidden: DAG, run and task of members that may not begin in this pass.
-    tasks_of: of the gang, by the key of its first member. admitted: the gang that this pass is for. refused: how often,
+    tasks_of: of the gang, by the key of its first member. admitted: the gang that this pass is for. behind: ids of what
+    the engine lets start later than others of its pool. refused: how often,
     and until when it is not tried. left: to Airflow, and why.
     """
 
@@ -55,6 +56,7 @@ class Gangs:
     tasks_of: dict[Any, list[str]] = field(default_factory=dict)
     admitted: Gang | None = None
     floor: float | None = None
+    behind: set[Any] = field(default_factory=set)
     refused: dict[GangName, tuple[int, float]] = field(default_factory=dict)
     left: dict[GangName, str] = field(default_factory=dict)
     is_broken: bool = False
@@ -78,7 +80,7 @@ class Gangs:
 
     def let_go(self) -> None:
         """The scheduler sees all that waits, and no pass is for a gang."""
-        self.hidden, self.admitted, self.floor = frozenset(), None, None
+        self.hidden, self.admitted, self.floor, self.behind = frozenset(), None, None, set()
 
     def prepare(self) -> None:
         """Read the DAGs of what waits for slots and was not met before, while no pool is locked."""
@@ -129,7 +131,7 @@ class Gangs:
 
     def _criterion(self) -> Any:
         only = {(*self.admitted.name[:2], task) for task in self.admitted.tasks} if self.admitted is not None else ()
-        return gang_rows.criterion(self.hidden, only, self.floor)
+        return gang_rows.criterion(self.hidden, only, self.floor, self.behind)
 
     def _shape(self, version: Any, dag_id: str = "") -> Mapping[str, str]:
         """The gangs of one version of a DAG. Only one that another scheduler has made ready since `prepare` is still

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from egs_airflow.executors import reading
 from egs_airflow.executors.admitting import Turn, compute_turn
 from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.health import Health
-from egs_airflow.executors.keeping import Claim, Kept, compute_kept
+from egs_airflow.executors.keeping import Claim, Kept, compute_behind, compute_kept
 from egs_airflow.history import kept as kept_events
 
 LONGEST_S = 1.0
@@ -30,6 +30,9 @@ scheduler, where that takes longer, because slots are handed out in passes only.
 
 RESERVE_AFTER_S = 30.0
 """So long a task that needs more slots than are open waits before slots are kept for it; option `reserve_after`."""
+
+MOST_TRIES = 2
+"""In so many passes of the scheduler one that the engine would start is seen before others."""
 
 EVENT = kept_events.EVENT
 MOST_SHAPES = 512
@@ -61,7 +64,8 @@ class Gate:
     """The state of one executor's gate. log_event: Airflow's own log of what happened to a task instance.
 
     gangs: None where they are not kept together. started: by task instance id; shapes: by DAG version; keeping: by
-    pool and key; awaited: the ended task for whose successor a slot is kept; last_key: of the task started last.
+    pool and key; tried: how often one was to go first, by id; awaited: the ended task for whose successor a slot is
+    kept; last_key: of the task started last.
     """
 
     log_event: Callable[..., None]
@@ -71,6 +75,7 @@ class Gate:
     started: dict[Any, Started] = field(default_factory=dict)
     shapes: dict[Any, reading.Shape] = field(default_factory=dict)
     keeping: dict[tuple[str, Any], Keeping] = field(default_factory=dict)
+    tried: dict[str, int] = field(default_factory=dict)
     awaited: Started | None = None
     last_pass_s: float = 0.0
     last_key: Any = None
@@ -170,10 +175,25 @@ class Gate:
             claims[name] = waiting + _claims_of(ready, name)
         if self.gangs is None:
             return Turn(None, claims)
+        self.gangs.behind = self._behind(pools, claims)
         slots = {name: stats["open"] for name, stats in pools.items()}
         turn = compute_turn(slots, self.gangs.room(), claims, gangs)
         self.gangs.take(turn)
         return Turn(turn.gang, {name: turn.claims[name] for name in contended}, turn.floor)
+
+    def _behind(self, pools: Mapping[str, Any], claims: Mapping[str, Collection[Claim]]) -> set[Any]:
+        """Who is not seen in this pass, because the engine lets others of its pool start first. One that was first in
+        MOST_TRIES passes and did not start keeps nobody waiting any more."""
+        there = {claim.id for several in claims.values() for claim in several}
+        self.tried = {one: times for one, times in self.tried.items() if one in there}
+        stuck = {one for one, times in self.tried.items() if times >= MOST_TRIES}
+        behind: set[Any] = set()
+        for name, several in claims.items():
+            first, hidden = compute_behind(int(pools[name]["open"]), list(several), stuck)
+            behind |= hidden
+            for one in first if hidden else ():
+                self.tried[one] = self.tried.get(one, 0) + 1
+        return behind
 
     def _just_ready(self, connection: Any, now_s: float) -> list[reading.Ready]:
         """What this executor's ended tasks have made ready, for at most LONGEST_S each."""

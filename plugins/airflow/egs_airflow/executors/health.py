@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from egs_airflow import config
+from egs_airflow.order.published import follows
 from egs_core.places import data_folder, replace_file
 
 FORMAT = "egs-airflow-gate"
@@ -70,7 +71,8 @@ class Health:
 
 @dataclass(frozen=True)
 class State:
-    """What one scheduler has said of its gate; times are Unix times. again: when it tries again, 0 where it works."""
+    """What one scheduler has said of its gate; times are Unix times. again: when it tries again, 0 where it works;
+    follows: whose order, "" where no agent hosts the engine, or nothing waits."""
 
     host: str
     pid: int
@@ -79,6 +81,7 @@ class State:
     problem: str = ""
     again: float = 0.0
     missing: dict[str, str] = field(default_factory=dict)
+    follows: str = ""
 
     def check(self, now_s: float) -> tuple[bool, str]:
         """Whether all is well, and one clause that says so."""
@@ -92,7 +95,8 @@ class State:
             return False, f"{who}: {then} (fault {self.faults}: {self.problem})" + (f"; {off}" if off else "")
         if off:
             return False, f"{who}: {off}"
-        return True, f"{who} works" + (f", after faults: {self.faults}" if self.faults else "")
+        order = f", in the engine's order ({self.follows})" if self.follows else ""
+        return True, f"{who} works{order}" + (f", after faults: {self.faults}" if self.faults else "")
 
 
 class Reporter:
@@ -104,7 +108,7 @@ class Reporter:
     def tick(self) -> None:
         """Write, if it is time. Never raises."""
         health, now_s = self._health, self._health.clock()
-        what = f"{health.faults} {health.problem} {health.missing}"
+        what = f"{health.faults} {health.problem} {health.missing} {follows()}"
         if what == self._said and now_s < self._due_s:
             return
         self._said, self._due_s = what, now_s + SAY_S
@@ -116,7 +120,8 @@ class Reporter:
     def _content(self) -> dict[str, Any]:
         health, now_s = self._health, time.time()
         again = now_s + health.again_s - health.clock() if health.problem else 0.0
-        state = State(socket.gethostname(), os.getpid(), now_s, health.faults, health.problem, again, health.missing)
+        own = (socket.gethostname(), os.getpid(), now_s)
+        state = State(*own, health.faults, health.problem, again, health.missing, follows())
         return {"format": FORMAT, "version": VERSION, **asdict(state)}
 
     def close(self) -> None:

@@ -15,13 +15,18 @@ tasks in their order. Two things go wrong, and both are answered by telling it o
            w=11    small                                        waits until big has started
 
 A gang that does not fit as a whole has slots kept for it in the same way: see `admitting`.
+
+Where an agent hosts the engine, that decides for whom slots are kept in the second case, what may pass meanwhile, and
+which of those that wait are seen at all. This module then only does as it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from egs_airflow.order.published import Turn
 
 Reason = Literal["successor", "reservation", "gang"]
 Place = tuple[float, int, int]
@@ -33,13 +38,21 @@ COLLECTS = ("reservation", "gang")
 class Claim:
     """A task instance that wants slots of a pool. key: Airflow's; place: its place in Airflow's order, lowest first.
 
-    reason: why slots may be kept for it: "" for one that only takes what it gets.
+    reason: why slots may be kept for it: "" for one that only takes what it gets. id: of its row; turn: what the engine
+    says of it, None where it says nothing, or no agent hosts it.
     """
 
     key: Any
     slots: int
     place: Place
     reason: Reason | Literal[""] = ""
+    id: Any = None
+    turn: Turn | None = None
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the engine would start it now."""
+        return self.turn is not None and self.turn.may_start
 
 
 @dataclass(frozen=True)
@@ -61,12 +74,39 @@ def compute_kept(open_slots: int, claims: Sequence[Claim]) -> list[Kept]:
             break
         if claim.reason and not _is_in_danger(claim, open_slots, ordered[number + 1 :]):
             continue
-        slots = min(claim.slots, open_slots) if claim.reason in COLLECTS else claim.slots
+        slots = claim.slots
+        if claim.reason in COLLECTS:
+            slots = min(slots, open_slots - _that_may_pass(open_slots, ordered[number + 1 :]))
         if slots <= open_slots:
             open_slots -= slots
             if claim.reason:
                 kept.append(Kept(slots, claim.reason, claim.key))
     return kept
+
+
+def compute_behind(open_slots: int, claims: Sequence[Claim], tried: Collection[Any]) -> tuple[set[Any], set[Any]]:
+    """Ids of those that the scheduler is to start first, by the engine's order, as far as there is room; and of those
+    that it is not to see in this pass therefore. What the engine says nothing of it sees as ever.
+
+    tried: those that were first before and did not start, for a limit of Airflow's: nobody waits for them any more.
+    """
+    known = [(claim.turn, claim) for claim in claims if claim.turn is not None]
+    first: set[Any] = set()
+    is_kept = False
+    for turn, claim in sorted(known, key=lambda pair: pair[0].rank):
+        if claim.id not in tried and claim.slots <= open_slots and (turn.may_start or not is_kept):
+            first.add(claim.id)
+            open_slots -= claim.slots
+        is_kept = is_kept or (turn.keeps and claim.id not in first)
+    return first, {claim.id for _, claim in known if claim.id not in first} if first else set()
+
+
+def _that_may_pass(open_slots: int, later: Sequence[Claim]) -> int:
+    """Open slots for those that the engine starts beside what it keeps slots for: they will have ended in time."""
+    left = open_slots
+    for claim in later:
+        left -= claim.slots if claim.may_start and claim.slots <= left else 0
+    return open_slots - left
 
 
 def _is_in_danger(claim: Claim, open_slots: int, later: Sequence[Claim]) -> bool:

@@ -15,6 +15,7 @@ from egs_airflow import compat, config
 from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import Gate
 from egs_airflow.executors.health import Reporter, drop_dead
+from egs_airflow.order.published import forget, reader
 from egs_airflow.order.refresh import Refresher
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         super().heartbeat()
         gate = self.gate
         if gate is not None:
+            gate.guard(reader().tick)
             gate.guard(gate.learn)
             gate.guard(self._keep_awake)
             gate.check_recovery()
@@ -103,6 +105,7 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
 
     def end(self) -> None:
         """Close the gate, then end the executor."""
+        forget()
         if self._open is not None:
             self._open.close()
         if self._reporter is not None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import and_, func, select, tuple_
 
 from egs_airflow import config
 from egs_airflow.executors.keeping import Claim
+from egs_airflow.order.published import current_turn
 
 MOST_WAITING = 200
 """So many of a pool's waiting tasks are looked at, first in the order first."""
@@ -103,7 +104,8 @@ def waiting(
     reserve_after_s: float,
     hidden: Collection[tuple[str, str, str]] = (),
 ) -> list[Claim]:
-    """The tasks that wait for slots of a pool, in the scheduler's order; large ones that have waited are marked.
+    """The tasks that wait for slots of a pool, in the scheduler's order, each with the engine's turn, where it has one;
+    those for which slots are to be kept are marked: where the engine says so, else large ones that have waited.
 
     hidden: DAG, run and task of those that the scheduler does not see.
     """
@@ -115,7 +117,7 @@ def waiting(
     limits = (DagModel.max_active_tasks, DagModel.has_task_concurrency_limits)
     key = (TI.dag_id, TI.task_id, TI.run_id, TI.try_number, TI.map_index)
     query = (
-        select(*key, TI.pool_slots, TI.priority_weight, TI.scheduled_dttm, *limits)
+        select(*key, TI.id, TI.pool_slots, TI.priority_weight, TI.scheduled_dttm, *limits)
         .join(DagRun, and_(DagRun.dag_id == TI.dag_id, DagRun.run_id == TI.run_id))
         .join(DagModel, DagModel.dag_id == TI.dag_id)
         .where(TI.pool == pool, TI.state == "scheduled", DagRun.state == "running", ~DagModel.is_paused)
@@ -127,11 +129,12 @@ def waiting(
     now = datetime.now(UTC)
     claims = []
     for number, row in enumerate(connection.execute(query)):
-        is_large = open_slots < row.pool_slots <= total and waited_s(row.scheduled_dttm, now) >= reserve_after_s
-        is_kept_for = is_large and _is_free_to_start(connection, row)
+        turn = current_turn(row.id)
+        has_waited = waited_s(row.scheduled_dttm, now) >= reserve_after_s if turn is None else turn.keeps
+        is_kept_for = has_waited and open_slots < row.pool_slots <= total and _is_free_to_start(connection, row)
         place = (-(row.priority_weight or 0), 0, number)
-        claim = Claim(TaskInstanceKey(*row[: len(key)]), row.pool_slots, place, "reservation" if is_kept_for else "")
-        claims.append(claim)
+        reason: Literal["reservation", ""] = "reservation" if is_kept_for else ""
+        claims.append(Claim(TaskInstanceKey(*row[: len(key)]), row.pool_slots, place, reason, row.id, turn))
     return claims
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 VERSION = 1
 READ_S = 1.0
@@ -25,13 +25,14 @@ MOST_WAITING = 500
 @dataclass(frozen=True)
 class Turn:
     """One task instance that waits for slots. weight: that puts it where the engine wants it; may_start: the engine
-    would start it now; keeps: what its pool has open is kept for it; why: what puts it there."""
+    would start it now; keeps: what its pool has open is kept for it; why: what puts it there; rank: its place."""
 
     id: str
     weight: int
     may_start: bool = False
     keeps: bool = False
     why: str = ""
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Order:
     @property
     def by_id(self) -> dict[str, Turn]:
         """The same by their ids."""
-        return {turn.id: turn for turn in self.turns}
+        return {turn.id: replace(turn, rank=rank) for rank, turn in enumerate(self.turns)}
 
     def text(self) -> str:
         """As it is published."""
@@ -117,6 +118,12 @@ def reader() -> Reader:
 
         _reader.append(Reader(read_record))
     return _reader[0]
+
+
+def follows() -> str:
+    """Whose order this process follows now; "" for nobody's."""
+    seen, turns = (_reader[0].seen, _reader[0].current()) if _reader else (None, {})
+    return f"epoch {seen.epoch}, {len(turns)} waiting" if seen is not None and turns else ""
 
 
 def forget() -> None:

@@ -1,4 +1,5 @@
-"""The weights of waiting task instances follow what was learned since they were made: `[egs] refresh_weights`.
+"""The weights of waiting task instances follow the engine's order, and where no agent hosts the engine what was learned
+since they were made: `[egs] refresh_weights`.
 
 Airflow computes a weight once, when it makes a task instance; a DAG run of many hours so waits in yesterday's order.
 Nothing public changes a weight, so this writes to Airflow's own table: off unless asked for, only where the schema is
@@ -15,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from egs_airflow import compat, config
+from egs_airflow.order.published import current_turn
 from egs_airflow.order.weights import weight_of
 
 OPTION = "[egs] refresh_weights"
@@ -59,7 +61,7 @@ class Refresher:
                 {"row": row.id, "old": row.priority_weight, "new": new}
                 for version, group in groupby(rows, lambda row: row.dag_version_id)
                 for row in group
-                if (new := _weight(self.dags[version], row.task_id)) not in (None, row.priority_weight)
+                if (new := _weight(self.dags[version], row)) not in (None, row.priority_weight)
             ]
             _write(connection, changed)
 
@@ -77,9 +79,12 @@ def why_not() -> str:
     return ""
 
 
-def _weight(dag: Any, task_id: str) -> int | None:
-    task: Any = None if dag is None else dag.task_dict.get(task_id)
-    return None if task is None else weight_of(task)
+def _weight(dag: Any, row: Any) -> int | None:
+    """The weight that a waiting instance is to have; None for one of a DAG that EGS does not order."""
+    task: Any = None if dag is None else dag.task_dict.get(row.task_id)
+    own = None if task is None else weight_of(task)
+    turn = current_turn(row.id) if own is not None else None
+    return own if turn is None else turn.weight
 
 
 def _waiting(connection: Any) -> list[Any]:

@@ -22,6 +22,8 @@ from typing import Any
 
 from egs_airflow import config
 from egs_airflow.order.durations import Durations, current_durations
+from egs_core.graph.analysis import upward_rank
+from egs_core.graph.columns import Graph
 
 STEPS = 10.0
 """Weights for each doubling of a path."""
@@ -29,8 +31,8 @@ STEPS = 10.0
 HIGHEST = 2**31 - 1
 """The largest number that PostgreSQL and MySQL keep in the column."""
 
-UNKNOWN_S = 60.0
-"""What a task counts for while nothing is known of any task at all."""
+UNKNOWN_S = 1.0
+"""What a task counts for while nothing is known of any task at all: a path is then the number of its tasks."""
 
 USUAL_PRIORITY = 1
 KEPT = 8
@@ -38,26 +40,17 @@ _kept: OrderedDict[int, tuple[Any, Durations, dict[str, int]]] = OrderedDict()
 
 
 def remaining_path_s(downstream: Mapping[str, Iterable[str]], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of the longest path from each task to an end, the task included: egs_core's upward rank, by task id.
+    """Seconds of the longest path from each task to an end, the task included: the core's upward rank, by task id.
 
-    A task on a cycle, which Airflow refuses, is missing.
+    Raises InputError for a cycle, which Airflow refuses.
     """
-    waiting = {task: len(set(after)) for task, after in downstream.items()}
-    before: dict[str, list[str]] = {task: [] for task in downstream}
+    numbers = {task: number for number, task in enumerate(downstream)}
+    parents: list[set[int]] = [set() for _ in numbers]
     for task, after in downstream.items():
-        for child in set(after):
-            before[child].append(task)
-    path: dict[str, float] = {}
-    tail = dict.fromkeys(downstream, 0.0)
-    ready = [task for task, count in waiting.items() if not count]
-    for task in ready:  # grows while it is walked
-        path[task] = seconds[task] + tail[task]
-        for parent in before[task]:
-            tail[parent] = max(tail[parent], path[task])
-            waiting[parent] -= 1
-            if not waiting[parent]:
-                ready.append(parent)
-    return path
+        for child in after:
+            parents[numbers[child]].add(numbers[task])
+    graph = Graph(ids=list(numbers), parents=[tuple(above) for above in parents])
+    return dict(zip(numbers, upward_rank(graph, [seconds[task] for task in numbers]), strict=True))
 
 
 def weight(path_s: float, has_dependents: bool) -> int:

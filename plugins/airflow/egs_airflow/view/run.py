@@ -15,6 +15,7 @@ from egs_airflow import config
 from egs_airflow.executors.gate import EVENT
 from egs_airflow.executors.mixin import KeepsSlots, is_on
 from egs_airflow.order.durations import durations_path, load_durations
+from egs_airflow.order.published import Turn, reader
 from egs_airflow.order.weights import guess_s, remaining_path_s, usual_s, weight
 from egs_airflow.rest import Rest, quoted
 from egs_airflow.view.gate import gate_says
@@ -124,6 +125,7 @@ def _task(row: Mapping[str, Any]) -> Task:
         pool=row["pool"] or "",
         slots=int(row["pool_slots"]),
         weight=int(row["priority_weight"] or 0),
+        id=row["id"],
     )
 
 
@@ -151,9 +153,13 @@ def _rows(rest: Rest, dag: Dag, tasks: list[Task], below: Mapping[str, list[str]
     path_s = remaining_path_s(below, {task: known_s.get(task, guess) for task in below})
     unfinished = [task for task in tasks if task.state not in ENDED]
     pools, others = _pools(rest), _others(rest, unfinished)
-    ordered = sorted(
-        unfinished, key=lambda task: (task.state not in ACTIVE, -task.weight, task.task_id, task.map_index)
-    )
+    turns = engine_turns()
+
+    def place(task: Task) -> tuple[Any, ...]:
+        rank = turns[task.id].rank if task.id in turns else len(turns)
+        return task.state not in ACTIVE, rank, -task.weight, task.task_id, task.map_index
+
+    ordered = sorted(unfinished, key=place)
     return [
         Row(
             task,
@@ -161,10 +167,23 @@ def _rows(rest: Rest, dag: Dag, tasks: list[Task], below: Mapping[str, list[str]
             path_s.get(task.task_id, 0.0),
             task.task_id in known_s,
             weight(path_s.get(task.task_id, 0.0), bool(below.get(task.task_id))),
-            why(task, dag, tasks, pools, others),
+            f"{why(task, dag, tasks, pools, others)}{_engine_says(turns.get(task.id), task)}",
         )
         for task in ordered
     ]
+
+
+def engine_turns() -> Mapping[str, Turn]:
+    """What the engine says of tasks that wait, where an agent hosts it."""
+    try:
+        reader().tick()
+    except Exception as error:  # the page does without
+        config.warn(f"the engine's order cannot be read: {type(error).__name__}: {error}")
+    return reader().current()
+
+
+def _engine_says(turn: Turn | None, task: Task) -> str:
+    return f" · engine: {turn.why}" if turn is not None and turn.why and task.state == "scheduled" else ""
 
 
 def _pools(rest: Rest) -> dict[str, Pool]:

@@ -27,6 +27,7 @@ class Task(msgspec.Struct, frozen=True):
     pool: str = ""
     slots: int = 1
     weight: int = 0
+    id: str = ""
 
     @property
     def label(self) -> str:
