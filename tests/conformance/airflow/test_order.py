@@ -238,7 +238,7 @@ def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airfl
     assert _weights(airflow, "order_native") == {"one": 2, "two": 1, "three": 2, "four": 1}
     assert _weights(airflow, "order_by_hand") == {"one": 8, "two": 1, "three": 2, "four": 1}
     command = [sys.executable, "-c", HASHES, str(airflow.dags / "order_weights.py")]
-    done = subprocess.run(command, env=airflow.environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=airflow.environment, capture_output=True, text=True, timeout=240, check=False)
     assert "hashes: 1\n" in done.stdout, done.stdout + done.stderr
     airflow.reserialize()
     assert airflow.rest("GET", "/dags/order_egs/dagVersions")["total_entries"] == 1

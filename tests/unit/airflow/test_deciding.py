@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_airflow.agent.deciding import Pool, Run, Site, decide
 from egs_airflow.agent.instances import Instance
 from egs_airflow.order.published import Order
-from egs_airflow.order.weights import weights
+from egs_airflow.order.weights import guess_s, remaining_path_s, weights
 
 NOW_S = 1000.0
 CHAIN = {"a": ["b"], "b": ["c"], "c": []}
@@ -57,10 +57,11 @@ def test_inside_a_run_the_longest_remaining_path_goes_first() -> None:
     assert [turn.may_start for turn in order.turns] == [True, False]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_one_run_alone_is_ordered_as_its_weights_say(data: st.DataObject) -> None:
-    """Whatever its edges and durations: what waits goes by the longest remaining path, so every weight stays with the
-    task that it was made for, up to equal ones."""
+    """Whatever its edges and durations: what waits goes by the longest remaining path, of which its weights are the
+    logarithm in steps; and it shares the weights that it was made with, the largest first."""
     count = data.draw(st.integers(1, 8))
     edges = data.draw(st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=12))
     downstream = {f"t{n}": sorted({f"t{b}" for a, b in edges if a == n and a < b}) for n in range(count)}
@@ -68,8 +69,12 @@ def test_one_run_alone_is_ordered_as_its_weights_say(data: st.DataObject) -> Non
     above = {child for after in downstream.values() for child in after}
     instances = [instance(task, state="" if task in above else "scheduled") for task in downstream]
     order = decided(run(instances, downstream=downstream, known_s=known))
-    expected = weights(downstream, known, 1.0)
-    assert [turn.weight for turn in order.turns] == [expected[turn.id.removeprefix("r.")] for turn in order.turns]
+    usual = guess_s(downstream, known, 1.0)
+    path_s = remaining_path_s(downstream, {task: known.get(task, usual) for task in downstream})
+    paths = [path_s[turn.id.removeprefix("r.")] for turn in order.turns]
+    assert paths == pytest.approx(sorted(paths, reverse=True))
+    made = weights(downstream, known, 1.0)
+    assert [turn.weight for turn in order.turns] == sorted((made[t] for t in made.keys() - above), reverse=True)
 
 
 def test_between_runs_the_one_with_less_work_left_goes_first() -> None:

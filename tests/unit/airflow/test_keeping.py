@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egs_airflow import config
+from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import Gate, Started
 from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_behind, compute_kept
 from egs_airflow.executors.mixin import is_on
@@ -158,6 +159,16 @@ def test_one_that_airflow_does_not_start_keeps_nobody_waiting() -> None:
     claims = {"p": claims["p"][:2]}
     assert gate._behind(pools, claims) == {"b"}
     assert gate._behind(pools, claims) == set()
+
+
+def test_after_a_pass_in_vain_everything_is_seen_but_what_was() -> None:
+    """Where those that were seen alone did not start, the next ones in the order go at once."""
+    gate, pools = Gate(lambda **_: None), {"p": {"open": 2}}
+    gate.gangs = gangs = Gangs(8, lambda: 8, lambda **_: None, 30.0, lambda: 0.0)
+    claims = {"p": [has_turn(name, 0, rank) for rank, name in enumerate("abcd")]}
+    assert gate._behind(pools, claims) == {"c", "d"}
+    gangs.in_vain = True
+    assert gate._behind(pools, claims) == {"a", "b"}
 
 
 def test_slots_are_kept_but_for_what_the_engine_lets_pass() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from sqlalchemy import and_, func, select, tuple_
 
+from egs_airflow.executors.reading import active_tasks
+
 WAITS = frozenset({None, "scheduled", "up_for_retry"})
 """States of a member that has yet to begin, or to begin again."""
 
@@ -95,7 +97,7 @@ def companies(connection: Any, gang_of: Mapping[tuple[str, str], Mapping[str, st
     found: dict[GangName, list[Any]] = defaultdict(list)
     for row in connection.execute(_rows_of((*run, task) for run, gangs in gang_of.items() for task in gangs)):
         found[row.dag_id, row.run_id, gang_of[row.dag_id, row.run_id][row.task_id]].append(row)
-    active = _active(connection, gang_of)
+    active = active_tasks(connection, gang_of)
     return [_company(name, rows, active.get(name[:2], 0)) for name, rows in found.items()]
 
 
@@ -142,15 +144,6 @@ def _members(row: Any) -> Members:
 
     key = TaskInstanceKey(row.dag_id, row.task_id, row.run_id, row.try_number, row.map_index)
     return Members(key, row.state, row.pool, int(row.slots), row.weight or 0, row.scheduled, row.instances)
-
-
-def _active(connection: Any, runs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """How many tasks of each run are queued or running."""
-    from airflow.models.taskinstance import TaskInstance as TI
-
-    of_runs = tuple_(TI.dag_id, TI.run_id).in_(list(runs))
-    query = select(TI.dag_id, TI.run_id, func.count()).where(of_runs, TI.state.in_(("queued", "running")))
-    return {(dag, run): count for dag, run, count in connection.execute(query.group_by(TI.dag_id, TI.run_id))}
 
 
 def criterion(

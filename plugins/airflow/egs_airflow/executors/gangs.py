@@ -42,8 +42,8 @@ class Gangs:
 
     shapes: by DAG version, the gang of each task. hidden: DAG, run and task of members that may not begin in this pass.
     tasks_of: of the gang, by the key of its first member. admitted: the gang that this pass is for. behind: ids of what
-    the engine lets start later than others of its pool. refused: how often,
-    and until when it is not tried. left: to Airflow, and why.
+    the engine lets start later than others of its pool; in_vain: that was hidden, and nothing else was queued. refused:
+    how often, and until when it is not tried. left: to Airflow, and why.
     """
 
     parallelism: int
@@ -57,6 +57,7 @@ class Gangs:
     admitted: Gang | None = None
     floor: float | None = None
     behind: set[Any] = field(default_factory=set)
+    in_vain: bool = False
     refused: dict[GangName, tuple[int, float]] = field(default_factory=dict)
     left: dict[GangName, str] = field(default_factory=dict)
     is_broken: bool = False
@@ -111,6 +112,7 @@ class Gangs:
                 found += more
                 if not more:
                     break
+        self.in_vain = bool(self.behind) and not found
         return self._settle(found, session, guard)
 
     def _settle(self, found: list[Any], session: Any, guard: Guard) -> list[Any]:

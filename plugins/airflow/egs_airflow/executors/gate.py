@@ -183,8 +183,10 @@ class Gate:
 
     def _behind(self, pools: Mapping[str, Any], claims: Mapping[str, Collection[Claim]]) -> set[Any]:
         """Who is not seen in this pass, because the engine lets others of its pool start first. One that was first in
-        MOST_TRIES passes and did not start keeps nobody waiting any more."""
+        MOST_TRIES passes, or in one in which nothing started, keeps nobody waiting any more."""
         there = {claim.id for several in claims.values() for claim in several}
+        if self.gangs is not None and self.gangs.in_vain:  # they were seen alone, and none of them was started
+            self.tried = dict.fromkeys(self.tried, MOST_TRIES)
         self.tried = {one: times for one, times in self.tried.items() if one in there}
         stuck = {one for one, times in self.tried.items() if times >= MOST_TRIES}
         behind: set[Any] = set()

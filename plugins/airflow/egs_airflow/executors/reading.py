@@ -5,7 +5,7 @@ The statements name columns of Airflow's models, so they are tried with the vers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from sqlalchemy import and_, func, select, tuple_
 
 from egs_airflow import config
 from egs_airflow.executors.keeping import Claim
-from egs_airflow.order.published import current_turn
+from egs_airflow.order.published import Turn, current_turn
 
 MOST_WAITING = 200
 """So many of a pool's waiting tasks are looked at, first in the order first."""
@@ -126,16 +126,41 @@ def waiting(
     )
     if hidden:
         query = query.where(tuple_(TI.dag_id, TI.run_id, TI.task_id).not_in(list(hidden)))
-    now = datetime.now(UTC)
+    now, rows = datetime.now(UTC), connection.execute(query).all()
+    turns = _turns(connection, rows)
     claims = []
-    for number, row in enumerate(connection.execute(query)):
-        turn = current_turn(row.id)
+    for number, row in enumerate(rows):
+        turn = turns.get(row.id)
         has_waited = waited_s(row.scheduled_dttm, now) >= reserve_after_s if turn is None else turn.keeps
         is_kept_for = has_waited and open_slots < row.pool_slots <= total and _is_free_to_start(connection, row)
         place = (-(row.priority_weight or 0), 0, number)
         reason: Literal["reservation", ""] = "reservation" if is_kept_for else ""
         claims.append(Claim(TaskInstanceKey(*row[: len(key)]), row.pool_slots, place, reason, row.id, turn))
     return claims
+
+
+def _turns(connection: Any, rows: Sequence[Any]) -> dict[Any, Turn]:
+    """The engine's turns of those that nothing but the pool keeps from starting, by their rows' ids: it knows no other
+    limit of Airflow's, and nobody is to wait for a task that does not start."""
+    known = [(turn, row) for row in rows if (turn := current_turn(row.id)) and not row.has_task_concurrency_limits]
+    room = {(row.dag_id, row.run_id): row.max_active_tasks for _, row in known}
+    for run, active in active_tasks(connection, room).items() if room else ():
+        room[run] -= active
+    found = {}
+    for turn, row in sorted(known, key=lambda pair: pair[0].rank):
+        if room[row.dag_id, row.run_id] > 0:
+            room[row.dag_id, row.run_id] -= 1
+            found[row.id] = turn
+    return found
+
+
+def active_tasks(connection: Any, runs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """How many tasks of each run are queued or running."""
+    from airflow.models.taskinstance import TaskInstance as TI
+
+    of_runs = tuple_(TI.dag_id, TI.run_id).in_(list(runs))
+    query = select(TI.dag_id, TI.run_id, func.count()).where(of_runs, TI.state.in_(("queued", "running")))
+    return {(dag, run): count for dag, run, count in connection.execute(query.group_by(TI.dag_id, TI.run_id))}
 
 
 def _is_free_to_start(connection: Any, row: Any) -> bool:

@@ -22,8 +22,6 @@ from typing import Any
 
 from egs_airflow import config
 from egs_airflow.order.durations import Durations, current_durations
-from egs_core.graph.analysis import upward_rank
-from egs_core.graph.columns import Graph
 
 STEPS = 10.0
 """Weights for each doubling of a path."""
@@ -44,6 +42,9 @@ def remaining_path_s(downstream: Mapping[str, Iterable[str]], seconds: Mapping[s
 
     Raises InputError for a cycle, which Airflow refuses.
     """
+    from egs_core.graph.analysis import upward_rank  # not in every process of Airflow
+    from egs_core.graph.columns import Graph
+
     numbers = {task: number for number, task in enumerate(downstream)}
     parents: list[set[int]] = [set() for _ in numbers]
     for task, after in downstream.items():
