@@ -30,7 +30,7 @@ from egs_core.runlog.past import Past
 
 _BY_MODE = {
     "observe": "yes",
-    "order": "yes",
+    "order": "yes: by weights that task instances are made with",
     "split": "yes",
     "preload": "yes",
     "gang": "no: needs an executor of EGS",
@@ -39,11 +39,12 @@ _BY_MODE = {
     "abort": "yes",
     "audit": "yes",
 }
-_WITH_EXECUTOR = {**_BY_MODE, "gang": "yes"}
+_WITH_EXECUTOR = {**_BY_MODE, "gang": "yes", "order": "yes: by weights; freed slots are kept for successors"}
+_WITH_AGENT = {**_WITH_EXECUTOR, "limits": "yes", "order": "yes"}
 SURFACES = (
     Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE),
     Surface("executor", "the same with an executor of egs_airflow.executors", _WITH_EXECUTOR),
-    Surface("agent", "the same with `airflow egs agent` on each host", {**_WITH_EXECUTOR, "limits": "yes"}),
+    Surface("agent", "the same with `airflow egs agent` on each host", _WITH_AGENT),
 )
 """What EGS can do on Airflow, each way with all that the one before it has."""
 
