@@ -8,7 +8,7 @@ from egs_core.driver.waits import Explain, WaitRecords
 from egs_core.engine import messages as m
 from egs_core.engine.rules.flavors import seconds_on
 from egs_core.engine.state.state import State
-from egs_core.graph.columns import KIND_NAMES
+from egs_core.graph.columns import KIND_NAMES, Graph
 from egs_core.runlog import records as r
 
 Emit = Callable[[r.Record], None]
@@ -39,16 +39,9 @@ class RunRecords:
         self._emit(r.WorkloadSubmitted(now, event.workload, event.name, event.tenant, event.queue))
 
     def tasks(self, event: m.TasksAdded, now: float) -> None:
-        graph = event.graph
         known = self._state.workloads[self._state.workload_number(event.workload)].numbers
-        for local, task_id in enumerate(graph.ids):
-            phases = []
-            for p in graph.phases_of(local):
-                shape = graph.shapes[graph.phase_shape[p]]
-                kind = KIND_NAMES[graph.phase_kind[p]]
-                phases.append((kind, shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes))
-            parents = tuple(self._state.task_ids[known[i]] for i in graph.parents[local])
-            self._emit(r.TaskAdded(now, event.workload, task_id, graph.names[local], parents, tuple(phases)))
+        for record in added_tasks(now, event.workload, event.graph, lambda i: self._state.task_ids[known[i]]):
+            self._emit(record)
 
     def grant(self, grant: m.Grant, now: float) -> None:
         """Ready (with its true time) and that it was held, where that is not written yet, and the decision."""
@@ -119,3 +112,19 @@ class RunRecords:
     def task_names(self, task: int) -> tuple[str, str]:
         state = self._state
         return state.workloads[state.task_workload[task]].id, state.task_ids[task]
+
+
+def added_tasks(now: float, workload: str, graph: Graph, name: Callable[[int], str] | None = None) -> list[r.TaskAdded]:
+    """The record of each task of a block. name: the id of a task by its place in the workload; for a workload of this
+    block alone the graph's own."""
+    name = name or graph.ids.__getitem__
+    found = []
+    for local, task_id in enumerate(graph.ids):
+        phases = []
+        for p in graph.phases_of(local):
+            shape = graph.shapes[graph.phase_shape[p]]
+            kind = KIND_NAMES[graph.phase_kind[p]]
+            phases.append((kind, shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes))
+        parents = tuple([name(i) for i in graph.parents[local]])
+        found.append(r.TaskAdded(now, workload, task_id, graph.names[local], parents, tuple(phases)))
+    return found

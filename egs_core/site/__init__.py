@@ -3,6 +3,7 @@
 protocol    `Site` and `Holder`: what each may ask and tell; all of it plain values
 messages    what is told and answered beside the engine's own events and decisions
 embedded    the site in this process, on an engine of its own
+offers      what a holder's own nodes offer
 connect     the site of a holder: which kind it gets is not the holder's concern
 """
 
@@ -26,6 +27,7 @@ from egs_core.site.messages import (
     TaskStatus,
     WorkloadStatus,
 )
+from egs_core.site.offers import Node, Offers, could_start_together, fits
 from egs_core.site.protocol import Holder, Site
 
 __all__ = [
@@ -37,7 +39,9 @@ __all__ = [
     "Grown",
     "Holder",
     "Kept",
+    "Node",
     "Note",
+    "Offers",
     "Order",
     "PreloadBegun",
     "PreloadOver",
@@ -49,4 +53,6 @@ __all__ = [
     "TaskStatus",
     "WorkloadStatus",
     "connect",
+    "could_start_together",
+    "fits",
 ]

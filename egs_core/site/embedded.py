@@ -53,6 +53,7 @@ class EmbeddedSite:
         self._waiting: deque[tuple[s.AnyTold, float]] = deque()
         self._ends: deque[tuple[s.AnyTold, float]] = deque()  # told after those
         self._is_busy = False  # an action or a decision is under way on the holder's thread
+        self._will_tell = False
         self._is_lost = False
         self._open: dict[int, int] = {}  # workload not settled -> its open tasks as last seen
         self._dropped: set[int] = set()
@@ -198,10 +199,14 @@ class EmbeddedSite:
             self._is_busy = False
         self._tell()
 
+    def _tell_soon(self) -> None:
+        """After the action under way; what a timer has brought about, as an action of its own."""
+        if not (self._is_busy or self._will_tell):
+            self._will_tell = True
+            self._driver.do(self._tell)
+
     def _tell(self) -> None:
-        if self._is_busy:
-            return
-        self._is_busy = True
+        self._is_busy, self._will_tell = True, False
         try:
             while self._waiting or self._ends:
                 self._holder.perform(*(self._waiting or self._ends).popleft())
@@ -224,7 +229,7 @@ class EmbeddedSite:
         else:
             assert isinstance(decision, m.Preload | m.DropPreload | m.ScalingHint)
             self._waiting.append((decision, now))
-        self._tell()
+        self._tell_soon()
 
     def _grant(self, found: m.Grant) -> s.Grant:
         state, phase, task = self._state, found.phase, found.task
@@ -242,7 +247,15 @@ class EmbeddedSite:
             phase + 1 == state.first_phase[task + 1],
             state.kind[phase] == GPU,
             state.rank_s[phase] - state.estimate_s[phase],
+            self._together(task) if state.gang_of else (),
         )
+
+    def _together(self, task: int) -> tuple[int, ...]:
+        """The grants of the members of a task's gang that hold something now: those of its phases start together."""
+        state, gang = self._state, self._state.gang_of.get(task)
+        members = state.gangs[gang].members if gang is not None else ()
+        leases = [state.leases.get(state.cursor[member]) for member in members]
+        return tuple([lease.decision for lease in leases if lease is not None])
 
     def _stop(self, found: m.Stop) -> s.Stop:
         state, task = self._state, found.task
@@ -263,8 +276,8 @@ class EmbeddedSite:
         if type(event) not in ENDS_NO_TASK or self._state.is_metered:
             for number in self._touched(event):
                 self._look_at(number, event, now)
-        if self._ends and not self._is_busy:  # a timer's doing
-            self._driver.do(self._tell)
+        if self._ends:
+            self._tell_soon()
 
     # --- workloads that have settled ---
 

@@ -16,13 +16,15 @@ from egs_core.engine import messages as m
 class Grant(m.Grant, frozen=True, gc=False, tag="grant"):
     """Start this phase. index: its place in its task; is_last: of the task's phases; is_gpu: its kind.
 
-    after_s: how long what follows the phase is expected to take at least, by the longest path through it.
+    after_s: how long what follows the phase is expected to take at least, by the longest path through it. gang: the ids
+    of the grants that start together with this one, itself included; empty for a task in no gang.
     """
 
     index: int = 0
     is_last: bool = True
     is_gpu: bool = False
     after_s: float = 0.0
+    gang: tuple[int, ...] = ()
 
 
 class Stop(m.Stop, frozen=True, tag="stop"):

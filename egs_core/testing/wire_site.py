@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from egs_core.engine import EngineConfig
+from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
 from egs_core.site import messages as s
 from egs_core.site.embedded import EmbeddedSite
-from egs_core.site.protocol import Control, Holder
+from egs_core.site.protocol import Control, Holder, Site
 
 T = TypeVar("T")
 CLOSED = "the site is closed"
@@ -78,6 +78,9 @@ class WireSite:
         return answer.result(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
+        with contextlib.suppress(TimeoutError):  # what is under way arrives first
+            self.call(lambda: None, timeout_s)
+            self._site.call(lambda: None, timeout_s)
         self._queue.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -194,6 +197,13 @@ class _Sender:
 
     def site_lost(self, error: BaseException) -> None:
         self._wire.take_loss(error)
+
+
+def look_behind(site: Site, question: Callable[[Engine], T]) -> T:
+    """What a test wants to know of the engine behind a site, or do to it, on the engine's thread."""
+    inner = site._site if isinstance(site, WireSite) else site
+    assert isinstance(inner, EmbeddedSite)
+    return inner.call(lambda: question(inner._engine))
 
 
 def _answer(answer: Future[T], action: Callable[[], T]) -> None:

@@ -24,6 +24,7 @@ import psutil
 from egs_core.runlog.io import read_run
 from egs_core.testing.conformance.bench import BREAKAGES, LIMIT_S, Mark, Mode, Outcome, give_signal
 from egs_core.testing.conformance.pipeline import Pipeline
+from egs_core.testing.wire_site import look_behind
 from egs_kubeflow.adapter import ADAPTER
 from egs_kubeflow.convert.documents import documents_of
 from egs_kubeflow.convert.pipeline import convert
@@ -131,7 +132,7 @@ class LocalRun:
         """By the engine's leases."""
         if self._is_over:
             return 0.0
-        leases = self._made._session._driver.ask(lambda engine: list(engine.state.leases.values()))
+        leases = look_behind(self._made._session._site, lambda engine: list(engine.state.leases.values()))
         return sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import egs_ray
 from egs_core.runlog.io import read_run
 from egs_core.testing.conformance.bench import BREAKAGES, LIMIT_S, Mark, Mode, Outcome, give_signal
 from egs_core.testing.conformance.pipeline import Pipeline
+from egs_core.testing.wire_site import look_behind
 from egs_ray import Options, Session
 from egs_ray.convert import convert, submit_all
 from egs_ray.surfaces import surface
@@ -71,7 +72,7 @@ class RunUnderWay:
     def break_now(self, how: str) -> None:
         session = self._bench.session()
         if how == "engine":
-            session.driver.do(lambda: setattr(session.engine, "handle", _raise))
+            look_behind(session.site, lambda engine: setattr(engine, "handle", _raise))
         else:
             kill_board(session._promises)
 

@@ -47,7 +47,7 @@ def test_a_given_up_process_is_not_a_value(session: Session, tmp_path: Path) -> 
         session._submissions.leave_shell(jobs[1])
         session._shared.handle(m.PreloadFailed(jobs[1].number))
 
-    session.driver.do(give_up)
+    session.site.do(give_up)
     t.until(lambda: jobs[1].ref is None, "it has no process")
     t.signal_to(str(tmp_path), "first.end")
     assert made.get(t.LIMIT_S) == [0, 1]

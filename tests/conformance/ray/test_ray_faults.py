@@ -19,6 +19,7 @@ import ray
 from ray.dag import MultiOutputNode
 
 import egs_ray
+from egs_core.testing.wire_site import look_behind
 from egs_ray import Session
 from tests.conformance.ray import run_tasks as t
 
@@ -48,7 +49,7 @@ def kill_engine(session: Session) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("injected")
 
-    session.driver.do(lambda: setattr(session.engine, "handle", broken))
+    look_behind(session.site, lambda engine: setattr(engine, "handle", broken))
 
 
 def holders() -> list[psutil.Process]:
@@ -84,7 +85,7 @@ def test_engine_dies(tmp_path: Path, capsys: Capture, moment: str) -> None:
         assert seen[1] in ("0", "1")
         assert loaded["model"]["pid"] == loaded["pid"]
         assert number == 6
-        assert not session.driver.is_alive
+        assert not session.site.is_alive
         later = egs_ray.run(t.total.bind(t.stamp.options(num_gpus=1).bind(0.01)), session=session)
         assert later.get(t.LIMIT_S) > 0
         t.until(later.done)
@@ -143,7 +144,7 @@ def test_worker_environment_without_egs(tmp_path: Path, capsys: Capture) -> None
         assert all("without EGS" in line for line in warned)
         assert egs_ray.run(bare_gpu.bind(7), session=session).get(t.LIMIT_S) == [7, 1]
         assert warnings_in(capsys) == []
-        assert session.driver.is_alive
+        assert session.site.is_alive
 
 
 def test_promises_die(tmp_path: Path, capsys: Capture) -> None:
@@ -160,7 +161,7 @@ def test_promises_die(tmp_path: Path, capsys: Capture) -> None:
             t.signal_to(folder, f"{name}.end")
         loaded = made.get(t.LIMIT_S)
         assert loaded["model"]["pid"] == loaded["pid"]
-        assert session.driver.is_alive
+        assert session.site.is_alive
         assert len(warnings_in(capsys)) == 1
 
 
@@ -218,7 +219,7 @@ def test_store_and_log_are_unusable(tmp_path: Path, capsys: Capture) -> None:
     options = egs_ray.Options(runlog=str(tmp_path / "file" / "log.jsonl"), history=f"sqlite:///{tmp_path}/history.db")
     with Session(options) as session:
         assert egs_ray.run(t.total.bind(t.total.bind(1)), session=session).get(t.LIMIT_S) == 9
-        assert session.driver.is_alive
+        assert session.site.is_alive
     assert len(warnings_in(capsys)) == 1
 
 

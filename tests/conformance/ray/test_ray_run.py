@@ -126,7 +126,7 @@ def test_unserialisable_argument_fails_its_run_only(shared: Session) -> None:
     with pytest.raises(TypeError, match="pickle"):
         run(shared, t.total.bind(threading.Lock()))
     assert run(shared, t.total.bind(2)) == 6
-    assert shared.driver.is_alive
+    assert shared.site.is_alive
 
 
 def test_what_no_graph_can_say_is_one_clear_error(shared: Session) -> None:

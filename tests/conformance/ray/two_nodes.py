@@ -65,7 +65,7 @@ def run(folder: Path, second: str) -> dict[str, Any]:
     path = folder / "weights.bin"
     path.write_bytes(b"x" * 1_000_000)
     with t.session(folder) as session:
-        t.until(lambda: session.driver.ask(lambda engine: len(engine.state.nodes)) == 2, "the engine knows both nodes")
+        t.until(lambda: session.site.call(lambda: len(session._shared.offers.nodes)) == 2, "the site knows both nodes")
         name = str(folder)
         first = t.before.bind(name, "first")
         gate = t.before.bind(name, "gate", first)

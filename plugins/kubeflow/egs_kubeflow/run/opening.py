@@ -1,4 +1,4 @@
-"""What the engine gets to know of scopes that open, and what follows from a task's place in the pipeline."""
+"""What the site gets to know of scopes that open, and what follows from a task's place in the pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 from egs_core.engine.state.growth import PRIOR_S
-from egs_core.engine.state.state import State
 from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
 from egs_core.notices import warn
 from egs_kubeflow.run.gangs import keep_possible
@@ -17,25 +16,24 @@ from egs_kubeflow.run.scope import Node, Scope
 
 
 def block_of(
-    scopes: Sequence[Scope], plan: Plan, slots: Slots, state: State, is_whole: bool
-) -> tuple[Graph, dict[int, Node | None]]:
-    """The tasks of scopes as one block, and whose they are by the engine's numbers; None is a join.
+    scopes: Sequence[Scope], plan: Plan, slots: Slots, first: int, is_whole: bool
+) -> tuple[Graph, list[Node | None]]:
+    """The tasks of scopes as one block, and whose they are, in its order; None is a join.
 
-    is_whole: these are all scopes of their owner, so a gang is whole.
+    first: how many tasks there were before. is_whole: these are all scopes of their owner, so a gang is whole.
     """
-    first, graph = len(state.task_ids), Graph()
-    nodes: dict[int, Node | None] = {}
+    graph = Graph()
+    nodes: list[Node | None] = []
     for scope in scopes:
-        numbers = {name: number for number, name in enumerate(scope.nodes, start=first + graph.n_tasks)}
-        for name, node in scope.nodes.items():
-            node.number = numbers[name]
-            nodes[node.number] = node
+        places = {name: place for place, name in enumerate(scope.nodes, start=first + graph.n_tasks)}
+        for node in scope.nodes.values():
+            nodes.append(node)
             phase, options = _expected(node, plan, is_whole)
-            parents = tuple(numbers[parent] for parent in node.parents)
+            parents = tuple(places[parent] for parent in node.parents)
             graph.add_task(node.id, parents, (phase,), name=node.kind, options=options)
-        if scope.owner is not None and (after_s := _seconds_after(scope.owner, state)) > 0:
-            nodes[first + graph.n_tasks] = None
-            graph.add_task(f"{scope.path}end", tuple(numbers.values()), ((CPU, NOTHING, after_s),))
+        if scope.owner is not None and scope.owner.after_s > 0:
+            nodes.append(None)
+            graph.add_task(f"{scope.path}end", tuple(places.values()), ((CPU, NOTHING, scope.owner.after_s),))
     if plan.gangs:
         keep_possible(graph, first, slots.cpus, len(slots.devices), warn)
     return graph, nodes
@@ -47,12 +45,6 @@ def _expected(node: Node, plan: Plan, is_whole: bool) -> tuple[tuple[int, Shape,
     owner, gang = node.scope.owner, plan.gangs.get(node.kind, "") if is_whole else ""
     name = gang and f"{owner.id if owner is not None else ''}/{gang}"
     return plan.phase(node.kind), plan.options(node.kind, name)
-
-
-def _seconds_after(node: Node, state: State) -> float:
-    """How long what waits for a task is expected to take, from its end on."""
-    phase = state.first_phase[node.number]
-    return state.rank_s[phase] - state.estimate_s[phase]
 
 
 def folder_of(task_id: str, attempt: int) -> str:

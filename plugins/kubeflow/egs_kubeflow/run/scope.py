@@ -23,7 +23,8 @@ ENDED = frozenset({SUCCEEDED, FAILED, SKIPPED})
 @dataclass(eq=False)
 class Node:
     """One task in one run of its DAG. scopes: the runs of DAGs that it stands for. waiting: items of a loop that no
-    iteration has yet. number: the engine's. attempt: the latest one; folder: where that ran."""
+    iteration has yet. number and phase: the site's, the phase once it is granted; after_s: what follows it takes about
+    so long. attempt: the latest one; folder: where that ran."""
 
     name: str
     spec: Any
@@ -34,6 +35,8 @@ class Node:
     scopes: list[Scope] = field(default_factory=list)
     waiting: list[Values] = field(default_factory=list)
     number: int = -1
+    phase: int = -1
+    after_s: float = 0.0
     attempt: int = 1
     folder: str = ""
 

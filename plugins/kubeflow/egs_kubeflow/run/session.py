@@ -1,15 +1,15 @@
-"""One run of a pipeline: an engine that says what starts when, and what it takes to carry that out on this machine.
+"""One run of a pipeline: a site that says what starts when, and what it takes to carry that out on this machine.
 
-    scope opened ─► tasks ─► engine ─► grant ─┬─ task with a process: a thread runs it ─► ended ─► what follows
+    scope opened ─► tasks ─► site ───► grant ─┬─ task with a process: a thread runs it ─► ended ─► what follows
                                               ├─ nested DAG, branch, loop: its scopes open ─► closed ─► ended
                                               └─ join of a scope: ended at once
 
-The engine sees the tasks of every open scope. One that stands for others holds nothing, and is expected to take as long
+The site sees the tasks of every open scope. One that stands for others holds nothing, and is expected to take as long
 as the longest path through them; a scope with something after its owner ends in a *join* that takes as long as that
-is expected to, so that the engine knows how much waits for each task. What runs after a failure is the pipeline's own
-rule (`scope`): the engine hears of the tasks that are skipped, and that what failed for good is over.
+is expected to, so that the site knows how much waits for each task. What runs after a failure is the pipeline's own
+rule (`scope`): the site hears of the tasks that are skipped, and that what failed for good is over.
 
-Everything below the public methods runs on the embedded driver's thread, so nothing here needs a lock.
+Everything below the public methods runs on the site's thread for its holder, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from egs_core.driver.embedded import EmbeddedDriver
-from egs_core.driver.run_records import RunRecords
-from egs_core.engine import Engine, EngineConfig
+from egs_core import site as s
+from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
 from egs_core.graph.columns import KIND_NAMES
@@ -44,10 +43,9 @@ class Session:
 
     def __init__(self, plan: Plan, slots: Slots, around: Around, learning: Learning, policy: str) -> None:
         self._plan, self._slots, self._around, self._learning = plan, slots, around, learning
-        self._engine = Engine(EngineConfig(policy=policy, preload=False))
-        self._records = RunRecords(self._engine.state, learning.record)
-        self._driver = EmbeddedDriver(self._engine, self._perform, on_death=self._died)
-        self._nodes: dict[int, Node | None] = {}  # by the engine's number; None: a join
+        self._site = s.connect(EngineConfig(policy=policy, preload=False), self, logs_waits=False)
+        self._nodes: dict[int, Node | None] = {}  # by the site's number; None: a join
+        self._gangs: dict[str, list[int]] = {}  # name -> members; of those that start together
         self._leaves: dict[int, Leaf] = {}
         self._retry_at: dict[int, float] = {}
         self._recalled: set[int] = set()  # what is being stopped to start again: another of its gang has failed
@@ -59,62 +57,69 @@ class Session:
         self.death: BaseException | None = None
 
     def start(self) -> None:
-        self._driver.start()
-        self._driver.do(self._begin)
+        self._site.start()
+        self._site.do(self._begin)
 
     def abort(self) -> None:
         """End what runs, and wait until it has ended."""
-        self._driver.do(self._abort)
+        self._site.do(self._abort)
         self.over.wait(ABORT_S)
 
     def abort_task(self, task: str) -> bool:
         """End a task that runs, or what runs of a nested DAG or a loop, by its path; False where nothing does."""
-        return self._driver.ask(lambda _: self._abort_task(task))
+        return self._site.call(lambda: self._abort_task(task))
 
     @property
     def has_whole_log(self) -> bool:
         return self._learning.is_whole
 
     def close(self) -> None:
-        self._driver.close()
+        self._site.close()
         self._learning.close()
 
     # --- the start of things ---
 
     def _begin(self) -> None:
-        added = m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices))
-        submitted = m.WorkloadSubmitted(self._around.job, self._plan.name, submission=self._around.job)
-        self._driver.handle(added)
-        self._driver.handle(submitted)
-        now = self._driver.now()
-        self._records.node(added, now)
-        self._records.workload(submitted, now)
+        job = self._around.job
+        self._site.report(m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices)))
+        self._site.submit(m.WorkloadSubmitted(job, self._plan.name, submission=job))
+        self._site.note(r.WorkloadSubmitted(self._site.now(), job, self._plan.name))
         self._open([self.root])
 
     def _open(self, scopes: Sequence[Scope], is_whole: bool = True) -> None:
-        """Give the tasks of scopes to the engine. is_whole: these are all scopes of their owner, so a gang is whole."""
-        graph, nodes = block_of(scopes, self._plan, self._slots, self._engine.state, is_whole)
-        self._nodes.update(nodes)
-        self._driver.handle(m.TasksAdded(self._around.job, graph))
+        """Give the tasks of scopes to the site. is_whole: these are all scopes of their owner, so a gang is whole."""
+        before = len(self._nodes)
+        graph, nodes = block_of(scopes, self._plan, self._slots, before, is_whole)
+        first = self._site.grow(self._around.job, before, graph).task
+        for number, node in enumerate(nodes, first):
+            self._nodes[number] = node
+            if node is not None:
+                node.number = number
+        for index, options in graph.options.items():
+            if options.gang:
+                self._gangs.setdefault(options.gang, []).append(first + index)
 
-    # --- what the engine decides ---
+    # --- what the site decides ---
 
-    def _perform(self, decision: m.Decision, now: float) -> None:
-        if isinstance(decision, m.Stop) and decision.task in self._leaves:
+    def perform(self, decision: s.AnyTold, now: float) -> None:
+        if isinstance(decision, s.Stop) and decision.task in self._leaves:
             self._recalled.add(decision.task)
             self._leaves[decision.task].stop()
-        if not isinstance(decision, m.Grant) or self._is_aborted:
+        if not isinstance(decision, s.Grant) or self._is_aborted:
             return  # nothing is preloaded
         node = self._nodes[decision.task]
         if node is None or node.state != PENDING:
-            self._driver.handle(m.PhaseEnded(decision.phase, decision.attempt))
+            self._site.report(m.PhaseEnded(decision.phase, decision.attempt))
         elif now < self._retry_at.get(node.number, 0.0):
-            self._driver.handle(m.DecisionRejected(decision.id, "it waits before it tries again"))
+            self._site.report(m.DecisionRejected(decision.id, "it waits before it tries again"))
         else:
             self._begin_node(node, decision, now)
 
-    def _begin_node(self, node: Node, grant: m.Grant, now: float) -> None:
-        node.attempt = grant.attempt
+    def record(self, record: r.Record) -> None:
+        self._learning.record(record)
+
+    def _begin_node(self, node: Node, grant: s.Grant, now: float) -> None:
+        node.phase, node.attempt, node.after_s = grant.phase, grant.attempt, grant.after_s
         try:
             arguments = node.scope.arguments(node)
             condition = node.spec.trigger_policy.condition
@@ -136,7 +141,7 @@ class Session:
             name, items = items_of(node.spec, arguments, node.id)
             node.waiting = [{**arguments, name: item} for item in items]
         node.state = RUNNING
-        self._driver.handle(m.PhaseStarted(self._phase(node), node.attempt))
+        self._site.report(m.PhaseStarted(node.phase, node.attempt))
         if node.waiting:
             self._open_next(node, node.spec.iterator_policy.parallelism_limit or len(node.waiting))
         else:
@@ -176,16 +181,16 @@ class Session:
 
     # --- tasks that run ---
 
-    def _run(self, node: Node, grant: m.Grant, arguments: Values, now: float) -> None:
+    def _run(self, node: Node, grant: s.Grant, arguments: Values, now: float) -> None:
         node.state = RUNNING
         if grant.attempt == 1:
             kind, shape, _ = self._plan.phase(node.kind)
             held = (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
             added = r.TaskAdded(now, self._around.job, node.id, node.kind, tuple(before(node)), (held,))
-            self._learning.record(added)
-        self._records.grant(grant, now)
-        self._driver.handle(m.PhaseStarted(grant.phase, grant.attempt))
-        self._records.started(grant, now, None)
+            self._site.note(added)
+        self._site.note(s.Granted(grant))
+        self._site.report(m.PhaseStarted(grant.phase, grant.attempt))
+        self._site.note(s.Started(grant, now))
         node.folder = str(self._around.root / folder_of(node.id, grant.attempt))
         leaf = self._leaves[node.number] = Leaf(
             self._around,
@@ -212,16 +217,15 @@ class Session:
         if not self._is_aborted:
             state, how = (FAILED, f": {error}") if error else (SUCCEEDED, "")
             self._around.echo(node.id, f"· {state} after {time.monotonic() - begin:.1f} s{how}\n")
-        self._driver.do(lambda: self._ended(node, outputs, error))
+        self._site.do(lambda: self._ended(node, outputs, error))
 
     def _ended(self, node: Node, outputs: Values, error: str) -> None:
-        now, phase = self._driver.now(), self._phase(node)
         del self._leaves[node.number]
         is_recalled = node.number in self._recalled
         self._recalled.discard(node.number)
         is_aborted = self._is_aborted or node.number in self._aborted
         outcome = "aborted" if is_aborted else "preempted" if is_recalled else "failed" if error else "succeeded"
-        self._records.ended(phase, node.attempt, outcome, now, "" if outcome == "succeeded" else error)
+        self._site.note(s.Ended(node.phase, node.attempt, outcome, "" if outcome == "succeeded" else error))
         if self._is_aborted:
             node.state, node.error = FAILED, ABORTED
             self._end_when_idle()
@@ -230,12 +234,12 @@ class Session:
             self._finish(node, FAILED, self._aborted[node.number])
         elif is_recalled:
             node.state = PENDING
-            self._driver.handle(m.PhaseEnded(phase, node.attempt, "preempted"))
+            self._site.report(m.PhaseEnded(node.phase, node.attempt, "preempted"))
         elif error and node.attempt <= self._plan.options(node.kind).retries:
             node.state = PENDING
             if node.kind not in self._plan.gangs:  # the others of its gang start again at once
-                self._retry_at[node.number] = now + backoff_s(node.spec.retry_policy, node.attempt)
-            self._driver.handle(m.PhaseEnded(phase, node.attempt, "failed"))
+                self._retry_at[node.number] = self._site.now() + backoff_s(node.spec.retry_policy, node.attempt)
+            self._site.report(m.PhaseEnded(node.phase, node.attempt, "failed"))
         else:
             node.outputs = outputs
             if error:
@@ -245,11 +249,11 @@ class Session:
     # --- the end of things ---
 
     def _finish(self, node: Node, state: str, error: str = "") -> None:
-        """A task is over. The engine is told so in the same words whatever became of it: see the module."""
+        """A task is over. The site is told so in the same words whatever became of it: see the module."""
         node.state, node.error = state, error
         for lost in reversed(list(node.scope.to_skip())):  # the last first: none of them becomes ready
-            self._driver.handle(m.BranchSkipped(lost.number))
-        self._driver.handle(m.PhaseEnded(self._phase(node), node.attempt))
+            self._site.report(m.BranchSkipped(lost.number))
+        self._site.report(m.PhaseEnded(node.phase, node.attempt))
         if node.scope.is_over:
             self._closed(node.scope)
 
@@ -262,9 +266,8 @@ class Session:
 
     def _end_gang(self, node: Node) -> None:
         """The others of a gang that has lost a member for good might wait for it for ever."""
-        state = self._engine.state
-        gang = state.gang_of.get(node.number)
-        for member in state.gangs[gang].members if gang is not None else ():
+        gang = next((members for members in self._gangs.values() if node.number in members), [])
+        for member in gang:
             if member in self._leaves:
                 self._stop(member, f"was ended: its gang has lost {node.id}")
 
@@ -289,15 +292,12 @@ class Session:
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
-        self._learning.record(r.WorkloadEnded(self._driver.now(), self._around.job, outcome))
+        self._site.note(r.WorkloadEnded(self._site.now(), self._around.job, outcome))
         self.over.set()
 
-    def _died(self, error: BaseException) -> None:
+    def site_lost(self, error: BaseException) -> None:
         """A fault of EGS's own: what runs is ended, and the caller hears of it."""
         self.death = error
         for leaf in self._leaves.values():
             leaf.stop()
         self.over.set()
-
-    def _phase(self, node: Node) -> int:
-        return self._engine.state.first_phase[node.number]

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import ray
 
@@ -22,9 +22,6 @@ from egs_core.errors import InputError
 from egs_core.notices import warn
 from egs_ray import compat
 from egs_ray.control import controller
-
-if TYPE_CHECKING:
-    from egs_core.driver.embedded import EmbeddedDriver
 
 CONTROL = "EGS_CONTROL"
 EVERY_S = 0.1
@@ -153,7 +150,13 @@ def may_report() -> bool:
     return said != "off"
 
 
-def answer_of(driver: EmbeddedDriver, carry_out: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+class Turns(Protocol):
+    """What has a thread that runs actions in turn."""
+
+    def do(self, action: Callable[[], None]) -> None: ...
+
+
+def answer_of(driver: Turns, carry_out: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer of an action on the driver's thread. An InputError is an answer; any other error is the engine's."""
     answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 

@@ -86,9 +86,9 @@ class Run:
         number = self._number(task_id)
         if self._session is None:
             raise InputError(self.id, "runs without EGS")
-        found = self._session.driver.ask(lambda engine: engine.explain(number))
+        found = self._session.site.why(number)
         lack = self._books.jobs[self._books.converted.graph.ids.index(task_id)].lack
-        if lack and found.status == "running":  # to the engine a task that is Ray's has begun
+        if lack and found.status == "running":  # to the site a task that is Ray's has begun
             return msgspec.structs.replace(found, status="pending", kind="unplaceable", text=f"waits in Ray: {lack}")
         stopped = self._books.jobs[self._books.converted.graph.ids.index(task_id)].stopped
         ended = found.status == "aborted" and not found.kind
@@ -106,14 +106,17 @@ class Run:
             self._session.abort("workload", self.id, actor, reason)
 
     def _number(self, task_id: str) -> int:
-        """The engine's number of a task. Raises InputError for an unknown one."""
+        """The site's number of a task. Raises InputError for an unknown one."""
         graph = self._books.converted.graph
         if task_id not in graph.ids:
             raise InputError(self.id, f"unknown task {task_id!r}", f"one of: {', '.join(graph.ids[:8])}")
         index = graph.ids.index(task_id)
         if self._session is None:
             return index
-        return self._session.driver.ask(lambda engine: engine.task_number(self.id, index))
+        jobs = self._session.site.call(lambda: self._books.jobs)  # when what was asked before has been done
+        if not jobs:
+            raise InputError(self.id, "has not begun")
+        return jobs[index].number
 
 
 def run(

@@ -1,9 +1,10 @@
-"""Carries the engine's decisions out: grant, preload, drop, stop."""
+"""Carries the site's decisions out: grant, preload, drop, stop."""
 
 from __future__ import annotations
 
 import pickle
 
+from egs_core import site as s
 from egs_core.engine import messages as m
 from egs_ray.session.endings import Endings
 from egs_ray.session.gangs import Group
@@ -16,7 +17,7 @@ from egs_ray.session.tasks import Job, Way
 
 
 class Decisions:
-    """What a session does with each of its engine's decisions."""
+    """What a session does with each of its site's decisions."""
 
     def __init__(
         self, shared: Shared, phases: Phases, submissions: Submissions, endings: Endings, stops: Stops
@@ -25,8 +26,8 @@ class Decisions:
         self._restarts = Restarts(shared, phases)
         self._stops = stops
 
-    def perform(self, decision: m.Decision, now: float) -> None:
-        job = self._shared.jobs[decision.task]  # type: ignore[attr-defined]  # all but scaling hints name their task
+    def perform(self, decision: s.Grant | s.Stop | m.Preload | m.DropPreload, now: float) -> None:
+        job = self._shared.jobs[decision.task]
         try:
             self._carry_out(decision, job, now)
         except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
@@ -35,21 +36,21 @@ class Decisions:
             else:
                 raise
 
-    def _carry_out(self, decision: m.Decision, job: Job, now: float) -> None:
-        if isinstance(decision, m.Grant):
+    def _carry_out(self, decision: s.Grant | s.Stop | m.Preload | m.DropPreload, job: Job, now: float) -> None:
+        if isinstance(decision, s.Grant):
             self._grant(job, decision)
         elif isinstance(decision, m.Preload):
             self._preload(job, decision, now)
         elif isinstance(decision, m.DropPreload):
-            self._drop(job, now)
-        elif isinstance(decision, m.Stop):
+            self._drop(job)
+        else:
             self._stop(job, decision)
 
     def refuse(self, group: Group) -> None:
         """Ray has had no room for a gang's group for long."""
         self._restarts.refuse(group)
 
-    def _stop(self, job: Job, stop: m.Stop) -> None:
+    def _stop(self, job: Job, stop: s.Stop) -> None:
         if stop.requeue and waits_at_gate(job):
             self._restarts.wait_again(job)
         else:
@@ -57,28 +58,33 @@ class Decisions:
 
     def _preload(self, job: Job, decision: m.Preload, now: float) -> None:
         if job.way is not Way.SHELL or job.env in self._shared.native_envs:
-            self._shared.handle(m.PreloadFailed(job.number, decision.id))
+            self._shared.site.report(m.PreloadFailed(job.number, decision.id))
             return
-        self._shared.records.preload_started(decision, now)
+        self._shared.site.note(s.PreloadBegun(decision))
         job.parked_since, job.gave_up_warming = now, False
         self._submissions.submit_shell(job, decision.node)
         if job.is_warm:  # Ray has started its process again
-            self._shared.handle(m.PreloadReady(job.number))
+            self._shared.site.report(m.PreloadReady(job.number))
 
-    def _grant(self, job: Job, grant: m.Grant) -> None:
+    def _grant(self, job: Job, grant: s.Grant) -> None:
+        if job.requeues and grant.attempt > job.attempt:  # the try that was stopped to start again is still ending
+            self._endings.requeued(job)
         job.grant, job.started, job.lost_leases, job.stopped = grant, False, 0, ""
-        self._shared.records.grant(grant, self._shared.driver.now())
+        job.attempt, job.next_phase, job.home = grant.attempt, grant.index, grant.node
+        if grant.gang:
+            self._phases.gangs.granted(job, grant)
+        self._shared.site.note(s.Granted(grant))
         if job.way is not Way.NATIVE and not job.submission and job.env in self._shared.native_envs:
             job.way = Way.NATIVE
         if job.succeeded or (job.submission and job.way is not Way.SHELL):
-            self._endings.known_by_engine(job, grant)
+            self._endings.known_by_ray(job, grant)
         elif job.way is Way.NATIVE:
             self._submissions.submit_native(job)
         elif job.way is Way.OBSERVED:
             self._submissions.submit_observed(job)
         else:
             if job.parked_since is not None and job.peer is not None:
-                self._shared.records.preload_ended(job.number, "used", self._shared.driver.now())
+                self._shared.site.note(s.PreloadOver(job.number, "used"))
             job.parked_since = None
             self._submissions.submit_shell(job, grant.node)
             self._submissions.keep_promise(job)
@@ -86,12 +92,12 @@ class Decisions:
             if self._submissions.is_misplaced(job) and not job.is_open:
                 self._endings.move(job)
             if self._phases.gets_warm_first(job, grant):
-                job.waits_since = self._shared.driver.now()
+                job.waits_since = self._shared.site.now()
             elif not self._phases.gets_place_first(job):
                 self._phases.take_lease(job, grant)
         self._submissions.keep_promises_after(job)
 
-    def _drop(self, job: Job, now: float) -> None:
+    def _drop(self, job: Job) -> None:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
-        self._shared.records.preload_ended(job.number, "unused", now)
+        self._shared.site.note(s.PreloadOver(job.number, "unused"))
         self._submissions.leave_shell(job)

@@ -7,10 +7,12 @@ from typing import Any
 import ray
 
 from egs_core.engine import messages as m
+from egs_core.runlog import records as r
+from egs_core.site import Ended, Grant, Settled
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.submissions import Submissions
-from egs_ray.session.tasks import Job, RunBooks, Way, first_of
+from egs_ray.session.tasks import Job, Way, first_of
 from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
 
 MOST_MOVES = 3  # of a process that Ray puts elsewhere than it was asked to
@@ -47,18 +49,15 @@ class Endings:
         if job.succeeded:
             return
         job.succeeded = True
-        state, grant = self._shared.engine.state, job.grant
-        is_last = grant is not None and grant.phase + 1 == state.first_phase[job.number + 1]
-        if is_last or self._shared.broken:
+        grant = job.grant
+        if self._shared.broken or (grant is not None and grant.is_last):
             self._phases.over(job)
-        else:  # phases are left that the code did not take: the engine must not grant them
+        else:  # phases are left that the code did not take: the site must not grant them
             if grant is not None:
                 self._phases.noted(job, grant)
-            self._shared.handle(m.TaskFinished(job.number, state.attempt[job.number]))
+            self._shared.site.report(m.TaskFinished(job.number, job.attempt))
         job.ref = None  # what needs the value has its own reference
         job.run.release_parents(job.index)
-        if not self._shared.broken:
-            self.check_over(job.run)
 
     def lost_attempt(self, job: Job, outcome: str) -> None:
         """A try of the task is over without its success, and Ray may try again: from its first phase."""
@@ -68,18 +67,18 @@ class Endings:
         self._forget_try(job)
         if self._shared.broken:
             return
-        state, grant, job.grant = self._shared.engine.state, job.grant, None
-        phase = state.cursor[job.number]
+        grant, job.grant = job.grant, None
+        next_phase, job.next_phase = job.next_phase, 0
         if grant is not None:
             self._record_lost(job, grant, outcome)
-            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
-        elif was_there and not state.is_first_phase(phase):
-            self._shared.handle(m.PhaseEnded(phase, state.attempt[job.number], outcome))
+            self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+        elif was_there and 0 < next_phase < job.n_phases:
+            self._shared.site.report(m.PhaseEnded(job.first_phase + next_phase, job.attempt, outcome))
         else:
-            self._shared.handle(m.PreloadFailed(job.number))
+            self._shared.site.report(m.PreloadFailed(job.number))
 
     def node_lost(self, node: str) -> None:
-        """Call before the engine hears of it, which then takes back by itself all that it has granted there. Ray starts
+        """Call before the site hears of it, which then takes back by itself all that it has granted there. Ray starts
         the processes that were there again, elsewhere; those that are elsewhere already stay, and wait."""
         for job in [job for books in self._shared.runs.values() if not books.over.is_set() for job in books.jobs]:
             grant = job.grant
@@ -89,6 +88,8 @@ class Endings:
                 self._phases.give_back(job)
                 self._record_lost(job, grant, "preempted")
                 job.grant = None
+            if job.home == node and job.grant is None:
+                job.next_phase = 0  # the task starts again
 
     def _forget_try(self, job: Job) -> None:
         """The process is gone, and with it all that was known of it."""
@@ -98,20 +99,19 @@ class Endings:
         self._submissions.loaded(job.submission)
         self._phases.give_back(job)
 
-    def _record_lost(self, job: Job, grant: m.Grant, outcome: str) -> None:
+    def _record_lost(self, job: Job, grant: Grant, outcome: str) -> None:
         self._phases.started(job, grant)
         self._phases.record_start(job)
-        self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
+        self._shared.site.note(Ended(grant.phase, grant.attempt, outcome, job.stopped))
 
-    def known_by_engine(self, job: Job, grant: m.Grant) -> None:
-        """The engine grants a task again that it has lost with a node, but Ray has not: it has ended, or goes on."""
+    def known_by_ray(self, job: Job, grant: Grant) -> None:
+        """The site grants a task again that it has lost with a node, but Ray has not: it has ended, or goes on."""
         self._phases.started(job, grant)
         if job.succeeded:
             self._phases.record_start(job)
             job.grant = None
-            self._shared.records.ended(grant.phase, grant.attempt, "succeeded", self._shared.driver.now())
-            self._shared.handle(m.TaskFinished(job.number, grant.attempt))
-            self.check_over(job.run)
+            self._shared.site.note(Ended(grant.phase, grant.attempt))
+            self._shared.site.report(m.TaskFinished(job.number, grant.attempt))
 
     def requeued(self, job: Job) -> None:
         """The try that was stopped to start again is over: the task is as if it had not been submitted yet. Whatever
@@ -131,11 +131,10 @@ class Endings:
         self._phases.give_back(job)
         grant, job.grant = job.grant, None
         if grant is not None:
-            self._shared.records.ended(grant.phase, grant.attempt, "failed", self._shared.driver.now())
-            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, "failed"))
+            self._shared.site.note(Ended(grant.phase, grant.attempt, "failed"))
+            self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt, "failed"))
         else:
-            self._shared.handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
-        self.check_over(job.run)
+            self._shared.site.control(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
 
     def _failed(self, job: Job, error: BaseException) -> None:
         job.failed = True
@@ -154,11 +153,10 @@ class Endings:
             outcome = "aborted" if aborted else "failed"
             self._phases.started(job, grant)
             self._phases.record_start(job)
-            self._shared.records.ended(grant.phase, grant.attempt, outcome, self._shared.driver.now(), job.stopped)
-            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+            self._shared.site.note(Ended(grant.phase, grant.attempt, outcome, job.stopped))
+            self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         else:
-            self._shared.handle(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
-        self.check_over(job.run)
+            self._shared.site.control(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
 
     def _without_egs(self, job: Job, error: BaseException) -> None:
         """The wrapped task never got as far as the user's code: run it as the user wrote it."""
@@ -174,7 +172,7 @@ class Endings:
             self._submissions.submit_native(job)
         else:
             job.run.results.pop(job.index, None)
-            self._shared.handle(m.PreloadFailed(job.number))
+            self._shared.site.report(m.PreloadFailed(job.number))
 
     def submit_again(self, job: Job, node: str) -> None:
         """In another process, there; what waits for its value waits for the new one's."""
@@ -201,19 +199,22 @@ class Endings:
 
     def _drop_children(self, job: Job) -> None:
         """Shells that wait with a reference to a result that will not come."""
-        for child in self._shared.engine.state.children[job.number]:
-            other = self._shared.jobs[child]
+        for other in job.children:
             if other.submission and not other.promised and other.parked_since is not None:
                 self._submissions.leave_shell(other)
-                self._shared.handle(m.PreloadFailed(child))
+                self._shared.site.report(m.PreloadFailed(other.number))
 
-    def check_over(self, books: RunBooks) -> None:
-        state = self._shared.engine.state
-        number = state.workload_number(books.workload)
-        if not state.workloads[number].open_tasks and not books.over.is_set():
-            self._shared.records.workload_ended(number, self._shared.driver.now())
-            self._shared.learning.run_over(books.workload, books.converted.name)
-            books.over.set()
+    def settled(self, settled: Settled) -> None:
+        """All tasks of a run have ended. It is over when its last line is in the run log: see `run_over`."""
+        books = self._shared.runs[settled.workload]
+        if not books.over.is_set():
+            outcome = "failed" if settled.failed else "succeeded"
+            self._shared.site.note(r.WorkloadEnded(self._shared.site.now(), settled.workload, outcome))
+
+    def run_over(self, workload: str) -> None:
+        books = self._shared.runs[workload]
+        self._shared.learning.run_over(workload, books.converted.name)
+        books.over.set()
 
 
 def _error_of(ref: Any) -> BaseException | None:

@@ -6,7 +6,6 @@ import os
 import threading
 import traceback
 
-from egs_core.engine.state.lifecycle import ENDED
 from egs_core.notices import say, warn
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
@@ -22,7 +21,7 @@ class FailOpen:
         self._native_lock = threading.Lock()
 
     def fail_open(self, error: BaseException) -> None:
-        """The engine is gone. What waits at a gate, or was not submitted, goes to Ray as written."""
+        """The site is lost. What waits at a gate, or was not submitted, goes to Ray as written."""
         self._shared.broken = True
         warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {first_line(error)}")
         if os.environ.get("EGS_DEBUG"):
@@ -41,7 +40,7 @@ class FailOpen:
     def _finish_all(self) -> None:
         self._submissions.forget_waiting()
         for job in self._shared.submitted.values():
-            if job.ran:  # it may be waiting for its next phase, and its question was lost with the engine
+            if job.ran:  # it may be waiting for its next phase, and its question was lost with the site
                 self._shared.send(job, {"m": "go", "open": True})
         for books in list(self._shared.runs.values()):
             self.finish_natively(books)
@@ -57,7 +56,5 @@ class FailOpen:
             finish_natively(books, self._is_over)
 
     def _is_over(self, job: Job) -> bool:
-        """Ended in the engine's books, or on its way in a worker: nothing is to be submitted for it."""
-        state = self._shared.engine.state
-        known = job.number < len(state.cursor) and state.status[state.cursor[job.number]] in ENDED
-        return known or bool(job.submission) or job.succeeded or job.failed or job.aborted
+        """It has ended, or is on its way in a worker: nothing is to be submitted for it."""
+        return bool(job.submission) or job.succeeded or job.failed or job.aborted or job.dropped

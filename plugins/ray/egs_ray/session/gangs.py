@@ -3,7 +3,7 @@
     grants of all members ─► every member's process is there, and warm ─► one placement group, a bundle a member
         ─► a holder in each bundle ─► all holders have begun ─► go, to all at once ─► the last ends: group removed
 
-The engine has reserved before; the group makes Ray's books as atomic as the engine's, whatever foreign tasks take. Ray
+The site has reserved before; the group makes Ray's books as atomic as the site's, whatever foreign tasks take. Ray
 cannot give back a part of a group, so what a member held is free when the last of its gang has ended this phase.
 """
 
@@ -17,10 +17,9 @@ import msgspec
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.state.lifecycle import HOLDS_LEASE
 from egs_core.graph.columns import Graph, Shape
+from egs_core.site import Grant
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.tasks import Job, Way
 
@@ -36,7 +35,7 @@ class Group(msgspec.Struct, eq=False):
 
     name: str
     since_s: float
-    members: dict[int, tuple[Job, m.Grant]]
+    members: dict[int, tuple[Job, Grant]]
     handle: Any = None
     bundles: dict[int, int] = msgspec.field(default_factory=dict)
     begun: set[int] = msgspec.field(default_factory=set)
@@ -45,17 +44,26 @@ class Group(msgspec.Struct, eq=False):
 
 
 class Gangs:
-    """The gangs of a session. Used on the driver's thread only."""
+    """The gangs of a session. Used on the holder's thread only."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._waiting: dict[int, tuple[Job, m.Grant]] = {}  # members whose process is there
+        self._waiting: dict[int, tuple[Job, Grant]] = {}  # members whose process is there
         self._groups: dict[int, Group] = {}  # by member
+        self._granted: dict[tuple[str, str], dict[int, Job]] = {}  # gang -> member by its grant, of those told last
 
     def is_member(self, job: Job) -> bool:
-        return job.number in self._shared.engine.state.gang_of
+        return bool(job.gang)
 
-    def ask(self, job: Job, grant: m.Grant) -> None:
+    def granted(self, job: Job, grant: Grant) -> None:
+        """A member has been granted its phase; the grants that start with it come before or after it."""
+        told = self._granted.setdefault(_key(job), {})
+        for other in [other for other in told if other not in grant.gang]:
+            del told[other]
+        told[grant.id] = job
+        self._gather_later(job)
+
+    def ask(self, job: Job, grant: Grant) -> None:
         """The member's process is ready for its phase; or its holder has died."""
         group = self._groups.get(job.number)
         if group is not None:
@@ -63,7 +71,7 @@ class Gangs:
             self._take(group, job, grant)
             return
         self._waiting[job.number] = (job, grant)
-        self._gather(self._shared.engine.state.gang_of[job.number])
+        self._gather(_key(job))
 
     def begun(self, job: Job) -> list[Job]:
         """Ray has given the member what it needs; returns who starts now: all, when it was the last."""
@@ -81,8 +89,7 @@ class Gangs:
         """The member's phase has ended, or will not run; returns who starts now because nobody else is missing."""
         self._waiting.pop(job.number, None)
         group = self._groups.pop(job.number, None)
-        gang = self._shared.engine.state.gang_of[job.number]
-        self._shared.driver.do(lambda: self._gather(gang))
+        self._gather_later(job)
         if group is None:
             return []
         group.members.pop(job.number, None)
@@ -97,35 +104,40 @@ class Gangs:
 
     # --- forming ---
 
-    def _gather(self, gang: int) -> None:
+    def _gather_later(self, job: Job) -> None:
+        if any(_key(other) == _key(job) for other, _ in self._waiting.values()):
+            key = _key(job)
+            self._shared.site.do(lambda: self._gather(key))
+
+    def _gather(self, key: tuple[str, str]) -> None:
         """Form a group when every member that was granted is there."""
-        state = self._shared.engine.state
-        granted = [
-            task
-            for task in state.gangs[gang].members
-            if state.status[state.cursor[task]] in HOLDS_LEASE and task not in self._groups and self._is_ours(task)
-        ]
-        if granted and not self._shared.broken and all(task in self._waiting for task in granted):
-            members = {task: self._waiting.pop(task) for task in granted}
-            group = Group(state.gangs[gang].name, self._shared.driver.now(), members)
-            self._groups.update(dict.fromkeys(granted, group))
+        told = self._granted.get(key, {})
+        waiting = [grant for job, grant in self._waiting.values() if _key(job) == key]
+        if self._shared.broken or not waiting or not all(other in told for other in waiting[-1].gang):
+            return
+        granted = [job for grant, job in told.items() if self._is_to_come(job, grant)]
+        if granted and all(job.number in self._waiting for job in granted):
+            members = {job.number: self._waiting.pop(job.number) for job in granted}
+            group = Group(key[1], self._shared.site.now(), members)
+            self._groups.update(dict.fromkeys(members, group))
             self._make_group(group)
             for job, grant in list(members.values()):
                 self._take(group, job, grant)
 
-    def _is_ours(self, task: int) -> bool:
-        job = self._shared.jobs[task]
-        return job.way is Way.SHELL and not job.is_open and not job.succeeded
+    def _is_to_come(self, job: Job, grant: int) -> bool:
+        """Whether it still has this grant, and starts by its gang's group."""
+        is_ours = job.way is Way.SHELL and not job.is_open and not job.succeeded
+        return is_ours and job.grant is not None and job.grant.id == grant and job.number not in self._groups
 
     def _make_group(self, group: Group) -> None:
-        shapes = {task: self._shape(grant) for task, (_, grant) in group.members.items()}
+        shapes = {task: job.shape(grant) for task, (job, grant) in group.members.items()}
         needing = [task for task, shape in shapes.items() if bundle_of(shape)]
         if len(needing) < 2:
             return
-        state = self._shared.engine.state
-        close = any(state.options_of(task).gang_same == "node" for task in needing)
-        nodes = [group.members[task][0].node for task in needing]
-        where = [{NODE_LABEL: node} for node in nodes] if all(nodes) and len(state.nodes) > 1 else None
+        jobs = [group.members[task][0] for task in needing]
+        close = any(job.run.block.options_of(job.index).gang_same == "node" for job in jobs)
+        nodes = [job.node for job in jobs]
+        where = [{NODE_LABEL: node} for node in nodes] if all(nodes) and self._shared.offers.are_several else None
         try:
             group.handle = placement_group(
                 [bundle_of(shapes[task]) for task in needing],
@@ -138,18 +150,14 @@ class Gangs:
             return
         group.bundles = {task: bundle for bundle, task in enumerate(needing)}
 
-    def _take(self, group: Group, job: Job, grant: m.Grant) -> None:
+    def _take(self, group: Group, job: Job, grant: Grant) -> None:
         strategy = None
         if job.number in group.bundles:
             bundle = group.bundles[job.number]
             strategy = PlacementGroupSchedulingStrategy(group.handle, placement_group_bundle_index=bundle)
-        job.lease = self._shared.leases.take(job, grant, self._shape(grant), strategy)
+        job.lease = self._shared.leases.take(job, grant, job.shape(grant), strategy)
         group.held += 1
         self._shared.when_ready(job.lease.ref, lambda: self._holder_ended(group))
-
-    def _shape(self, grant: m.Grant) -> Shape:
-        state = self._shared.engine.state
-        return state.shapes[state.shape[grant.phase]]
 
     # --- starting and ending ---
 
@@ -174,6 +182,11 @@ class Gangs:
                 self._shared.warn_once(f"the placement group of gang {group.name} stays: {first_line(error)}")
 
 
+def _key(job: Job) -> tuple[str, str]:
+    """Names a gang: those of two runs may have the same name."""
+    return job.run.workload, job.gang
+
+
 def _has_no_room(group: Group) -> bool:
     """Whether Ray has not placed the group yet; one that is there only waits for its holders' processes."""
     try:
@@ -195,20 +208,6 @@ def members_by_gang(graph: Graph) -> dict[str, list[int]]:
         if options.gang:
             gangs.setdefault(options.gang, []).append(index)
     return gangs
-
-
-def fits_empty(graph: Graph, members: Iterable[int], nodes: Iterable[m.NodeAdded]) -> bool:
-    """Whether the members of a gang could start together if nothing else ran: the engine itself is asked, with nothing
-    but them and the nodes."""
-    engine, alone = Engine(EngineConfig(preload=False)), Graph()
-    for node in nodes:
-        engine.handle(node, 0.0)
-    for index in members:
-        phases = [(graph.phase_kind[p], graph.shapes[graph.phase_shape[p]], 1.0) for p in graph.phases_of(index)]
-        alone.add_task(graph.ids[index], (), tuple(phases), options=graph.options[index])
-    engine.handle(m.WorkloadSubmitted("gang"), 0.0)
-    decisions = engine.handle(m.TasksAdded("gang", alone), 0.0)
-    return sum(isinstance(decision, m.Grant) for decision in decisions) == alone.n_tasks
 
 
 def describe_lack(graph: Graph, gang: str, members: list[int], nodes: Iterable[m.NodeAdded]) -> str:

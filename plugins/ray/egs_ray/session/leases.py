@@ -14,8 +14,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from egs_core.engine import messages as m
 from egs_core.graph.columns import Shape
+from egs_core.site import Grant
 from egs_ray import compat
 from egs_ray.link import Message, Peer
 from egs_ray.session.tasks import Job, Lease
@@ -26,7 +26,7 @@ MOST_KEPT = 8
 
 
 class Leases:
-    """All leases of a session. Used on the driver's thread only."""
+    """All leases of a session. Used on the holder's thread only."""
 
     def __init__(self, address: Address, on_end: Callable[[int], None]) -> None:
         self._address, self._on_end = address, on_end
@@ -47,7 +47,7 @@ class Leases:
         free = max(0, min(gpus, MOST_KEPT) - leased)
         self._touches = [self._touch.options(name="egs-lease", num_gpus=TOUCH).remote(TOUCH_S) for _ in range(free)]
 
-    def take(self, job: Job, grant: m.Grant, shape: Shape, strategy: Any = None) -> Lease:
+    def take(self, job: Job, grant: Grant, shape: Shape, strategy: Any = None) -> Lease:
         """Ask Ray for the phase's resources: as a strategy says, else on the node of the job's process when that is
         known."""
         lease = Lease(next(self._numbers), grant)

@@ -9,10 +9,9 @@ import time
 from typing import Any
 
 from egs_core.engine import messages as m
-from egs_core.engine.state.lifecycle import HOLDS_LEASE, STATUS_NAMES
 from egs_core.errors import InputError
+from egs_core.site import TaskStatus
 from egs_ray.control.reporting import Told, answer_of
-from egs_ray.session.endings import Endings
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.tasks import Job, RunBooks, Way, first_of
@@ -20,36 +19,40 @@ from egs_ray.session.tasks import Job, RunBooks, Way, first_of
 Request = dict[str, Any]
 SHOWN = 12
 ANSWER_S = 10.0
+LET_GO = ("granted", "running")
 
 
 class Operations:
     """See the module."""
 
-    def __init__(self, shared: Shared, stops: Stops, endings: Endings) -> None:
-        self._shared, self._stops, self._endings = shared, stops, endings
-        self._wall_s = time.time() - shared.driver.now()
+    def __init__(self, shared: Shared, stops: Stops) -> None:
+        self._shared, self._stops = shared, stops
+        self._wall_s = time.time() - shared.site.now()
         self._stages: dict[str, list[str]] = {}
 
     # --- from any thread ---
 
     def snapshot(self) -> Told | None:
         """What runs, as the controller is told; None before the first run."""
-        return self._shared.driver.ask(lambda _: self._snapshot(), ANSWER_S) if self._shared.runs else None
+        if not self._shared.runs:
+            return None
+        site = self._shared.site
+        jobs, runs = site.call(lambda: (self._listed(), self._under_way()), ANSWER_S)
+        statuses = {status.task: status for status in site.tasks([job.number for job in jobs])}
+        rows = {books.workload: self._workload_row(books) for books in runs}
+        return site.call(lambda: self._told(rows, jobs, statuses), ANSWER_S)
 
     def carry_out(self, request: Request) -> dict[str, Any]:
         """Do what an operator asks; the answer says what was done, or what is wrong with the request."""
-        return answer_of(self._shared.driver, lambda: self._carry_out(request))
+        return answer_of(self._shared.site, lambda: self._carry_out(request))
 
-    # --- on the driver's thread ---
+    # --- on the holder's thread ---
 
     def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
         """End a workload, a stage or a task, and what waits for it."""
-        self._shared.handle(m.AbortRequested(scope, target, actor, reason))
-        for books in self._shared.runs.values():
-            if books.jobs:
-                if scope == "workload" and books.workload == target:
-                    books.aborted = _by("aborted", actor, reason)
-                self._endings.check_over(books)
+        if scope == "workload" and target in self._shared.runs:
+            self._shared.runs[target].aborted = _by("aborted", actor, reason)
+        self._shared.site.control(m.AbortRequested(scope, target, actor, reason))
 
     def _carry_out(self, request: Request) -> dict[str, Any]:
         books = self._run_of(request)
@@ -59,20 +62,17 @@ class Operations:
         verb, actor, reason = request["verb"], request["actor"], request["reason"]
         targets = _targets(books, jobs, request)
         if verb == "abort":
-            self._stops.operator_grace_s = request["grace_s"]
-            try:
-                for scope, target in targets:
-                    self.abort(scope, target, actor, reason)
-            finally:
-                self._stops.operator_grace_s = None
+            for job in jobs:
+                job.operator_grace_s = request["grace_s"]
+            for scope, target in targets:
+                self.abort(scope, target, actor, reason)
         elif verb == "preempt":
             jobs = [job for job in jobs if job.grant is not None or job.ran]
             for job in [job for job in jobs if not job.succeeded]:
                 self._stops.preempt(job, _by("preempted", actor, reason))
         else:
             event = m.PauseRequested if verb == "pause" else m.ResumeRequested
-            for scope, target in targets:
-                self._shared.handle(event(scope, target, actor, reason))
+            self._shared.site.control(*[event(scope, target, actor, reason) for scope, target in targets])
         return {"tasks": [books.converted.graph.ids[job.index] for job in jobs]}
 
     def _run_of(self, request: Request) -> RunBooks:
@@ -86,37 +86,38 @@ class Operations:
             raise InputError(workload, "has ended, or not begun")
         return books
 
-    def _snapshot(self) -> Told:
-        runs = [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
-        jobs = [job for job in self._shared.submitted.values() if job.ref is not None and job.parked_since is None]
-        return {
-            "workloads": {books.workload: self._workload_row(books) for books in runs},
-            "tasks": {str(job.submission): (self._row(job), _references(job)) for job in jobs if not job.succeeded},
-        }
+    def _under_way(self) -> list[RunBooks]:
+        return [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
+
+    def _listed(self) -> list[Job]:
+        """Tasks that Ray has and that have not ended."""
+        return [job for job in self._shared.submitted.values() if _is_listed(job)]
+
+    def _told(self, rows: dict[str, Any], jobs: list[Job], statuses: dict[int, TaskStatus]) -> Told:
+        listed = [job for job in jobs if _is_listed(job)]
+        tasks = {str(job.submission): (self._row(job, statuses[job.number]), _references(job)) for job in listed}
+        return {"workloads": rows, "tasks": tasks}
 
     def _workload_row(self, books: RunBooks) -> dict[str, Any]:
-        state, graph = self._shared.engine.state, books.converted.graph
-        number = state.workload_number(books.workload)
-        is_paused = f"workload:{books.workload}" in state.pauses
+        """From any thread."""
+        found = self._shared.site.workload(books.workload)
         if books.workload not in self._stages:
             self._stages[books.workload] = _stages_of(books)[:SHOWN]
         return {
             "workload": books.workload,
             "name": books.converted.name,
             "queue": books.queue,
-            "state": "paused" if is_paused else "running",
-            "tasks": graph.n_tasks,
-            "open": state.workloads[number].open_tasks,
+            "state": "paused" if found.is_paused else "running",
+            "tasks": books.converted.graph.n_tasks,
+            "open": found.open_tasks,
             "stages": self._stages[books.workload],
         }
 
-    def _row(self, job: Job) -> dict[str, Any]:
-        state, graph = self._shared.engine.state, job.run.converted.graph
-        phase = state.cursor[job.number]
-        is_let_go = state.status[phase] in HOLDS_LEASE
-        since = state.started_at[phase] if is_let_go else state.ready_at[phase]
+    def _row(self, job: Job, status: TaskStatus) -> dict[str, Any]:
+        graph = job.run.converted.graph
+        is_let_go = status.status in LET_GO
         holds = is_let_go and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
-        status = STATUS_NAMES[state.status[phase]]
+        shape = job.run.block.shapes[job.run.block.phase_shape[job.run.block.phase_offsets[job.index] + status.index]]
         pids = [(job.node, job.pid)] if job.pid and job.node else []
         if job.lease is not None and job.lease.pid:
             pids.append((job.node, job.lease.pid))
@@ -125,14 +126,18 @@ class Operations:
             "stage": graph.options_of(job.index).stage,
             "task": graph.ids[job.index],
             "name": graph.names[job.index],
-            "state": "stopping" if job.stopped else f"waits in Ray: {job.lack}" if job.lack else status,
-            "since": round(self._wall_s + since, 3),
-            "gpus": state.shapes[state.shape[phase]].gpu_milli / 1000 if holds else 0.0,
+            "state": "stopping" if job.stopped else f"waits in Ray: {job.lack}" if job.lack else status.status,
+            "since": round(self._wall_s + status.since, 3),
+            "gpus": shape.gpu_milli / 1000 if holds else 0.0,
             "node": job.node,
             "pid": job.pid,
             "pids": pids,
             "framework_id": first_of(job.ref).task_id().hex(),
         }
+
+
+def _is_listed(job: Job) -> bool:
+    return job.ref is not None and job.parked_since is None and not job.succeeded
 
 
 def _noted_late(books: RunBooks, text: str) -> dict[str, Any]:

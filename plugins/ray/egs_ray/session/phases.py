@@ -1,12 +1,12 @@
-"""What a phase holds in Ray's books, and its start and end as the engine and the run log are told of them."""
+"""What a phase holds in Ray's books, and its start and end as the site is told of them."""
 
 from __future__ import annotations
 
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.graph.columns import GPU
 from egs_core.runlog import records as r
+from egs_core.site import Ended, Grant, Started
 from egs_ray.session.gangs import Gangs
 from egs_ray.session.shared import Shared
 from egs_ray.session.tasks import Job, Way
@@ -23,27 +23,24 @@ class Phases:
 
     # --- leases ---
 
-    def gets_warm_first(self, job: Job, grant: m.Grant) -> bool:
+    def gets_warm_first(self, job: Job, grant: Grant) -> bool:
         """Whether a task that starts on the GPU is still being loaded: no GPU is taken for that."""
         if self.gangs.is_member(job):  # all of it starts at once, so all of it is warm before
             return self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
-        state = self._shared.engine.state
-        starts_on_gpu = state.kind[grant.phase] == GPU and state.is_first_phase(grant.phase)
+        starts_on_gpu = grant.is_gpu and grant.index == 0
         return starts_on_gpu and self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
 
     def gets_place_first(self, job: Job) -> bool:
         """With several nodes only the process itself can tell which of them Ray has put it on."""
-        is_needed = len(self._shared.engine.state.nodes) > 1 or self.gangs.is_member(job)
+        is_needed = self._shared.offers.are_several or self.gangs.is_member(job)
         return job.peer is None and not job.is_open and is_needed
 
-    def take_lease(self, job: Job, grant: m.Grant) -> None:
+    def take_lease(self, job: Job, grant: Grant) -> None:
         if self.gangs.is_member(job):
             self.gangs.ask(job, grant)
             return
         self.give_back(job)
-        state = self._shared.engine.state
-        shape = state.shapes[state.shape[grant.phase]]
-        job.lease = self._shared.leases.take(job, grant, shape)
+        job.lease = self._shared.leases.take(job, grant, job.shape(grant))
 
     def let_go(self, job: Job) -> None:
         """Open the phase's gate when the process waits there and Ray has given its resources."""
@@ -51,10 +48,10 @@ class Phases:
         if job.peer is None or job.went_at:
             return
         if job.is_open:
-            job.went_at = self._shared.driver.now()
+            job.went_at = self._shared.site.now()
             self._shared.send(job, {"m": "go", "open": True})
         elif lease is not None and lease.peer is not None and self._may_go(job):
-            job.went_at = self._shared.driver.now()
+            job.went_at = self._shared.site.now()
             self.record_start(job)
             self._shared.send(job, {"m": "go", "devices": list(lease.devices)})
 
@@ -111,48 +108,47 @@ class Phases:
 
     # --- starts and ends ---
 
-    def started(self, job: Job, grant: m.Grant) -> None:
-        if self._shared.broken or job.started or self._shared.engine.state.leases.get(grant.phase) is None:
+    def started(self, job: Job, grant: Grant) -> None:
+        if self._shared.broken or job.started:
             return
         job.started = True
-        job.to_record = (grant, self._shared.driver.now())
+        job.to_record = (grant, self._shared.site.now())
         if job.way is not Way.SHELL:
             self.record_start(job)
-        self._shared.handle(m.PhaseStarted(grant.phase, grant.attempt))
+        self._shared.site.report(m.PhaseStarted(grant.phase, grant.attempt))
 
     def record_start(self, job: Job) -> None:
         """Write down a phase's start; a shell's when its process has told whether it is warm."""
         if job.to_record is None or self._shared.broken:
             return
         (grant, at), job.to_record = job.to_record, None
-        needs_process = self._shared.engine.state.is_first_phase(grant.phase) and bool(job.warm_key)
+        needs_process = grant.index == 0 and bool(job.warm_key)
         warm = (job.is_warm or job.was_warm) if needs_process else None
-        self._shared.records.started(grant, at, warm, job.framework_id, job.pid)
+        self._shared.site.note(Started(grant, at, warm, job.framework_id, job.pid))
 
     def over(self, job: Job) -> None:
-        """The current phase has ended well: give back what it held, then let the engine go on."""
+        """The current phase has ended well: give back what it held, then let the site go on."""
         grant = job.grant
         if grant is None:
             return
         self.noted(job, grant)
         if not self._shared.broken:
-            self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt))
+            self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt))
 
-    def noted(self, job: Job, grant: m.Grant) -> None:
+    def noted(self, job: Job, grant: Grant) -> None:
         """Give back what a phase held, and write down that it has ended well."""
         self.started(job, grant)  # when nobody has told of it
-        now = self._shared.driver.now()  # not before that start: records are ordered by time
+        now = self._shared.site.now()  # not before that start: records are ordered by time
         self.record_start(job)
         self.used(job, grant, now)
         self.give_back(job)
-        job.grant, job.went_at = None, 0.0
+        job.grant, job.went_at, job.next_phase = None, 0.0, grant.index + 1
         if not self._shared.broken:
-            self._shared.records.ended(grant.phase, grant.attempt, "succeeded", now)
+            self._shared.site.note(Ended(grant.phase, grant.attempt))
 
-    def used(self, job: Job, grant: m.Grant, now: float) -> None:
+    def used(self, job: Job, grant: Grant, now: float) -> None:
         """A GPU phase of its own is used from the moment its code was let go."""
         kinds = job.run.converted.graph.phases_of(job.index)
-        on_gpu = self._shared.engine.state.kind[grant.phase] == GPU
-        if on_gpu and job.went_at and not job.outside and (len(kinds) > 1 or self._shared.options.split):
-            workload, task, index = self._shared.records.names(grant.phase)
-            self._shared.learning.record(r.Used(job.went_at, now, workload, task, index, grant.attempt))
+        if grant.is_gpu and job.went_at and not job.outside and (len(kinds) > 1 or self._shared.options.split):
+            task = job.run.converted.graph.ids[job.index]
+            self._shared.site.note(r.Used(job.went_at, now, job.run.workload, task, grant.index, grant.attempt))

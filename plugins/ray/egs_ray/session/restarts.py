@@ -1,8 +1,9 @@
-"""Tasks that start again, from their first phase, because the engine says so: their gang does, or Ray had no room."""
+"""Tasks that start again, from their first phase, because the site says so: their gang does, or Ray had no room."""
 
 from __future__ import annotations
 
 from egs_core.engine import messages as m
+from egs_core.site import Ended
 from egs_ray.session.gangs import Group
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared
@@ -15,7 +16,7 @@ def waits_at_gate(job: Job) -> bool:
 
 
 class Restarts:
-    """Used on the driver's thread only."""
+    """Used on the holder's thread only."""
 
     def __init__(self, shared: Shared, phases: Phases) -> None:
         self._shared, self._phases = shared, phases
@@ -29,16 +30,17 @@ class Restarts:
             return
         if was_running:
             self._phases.record_start(job)
-            self._shared.records.ended(grant.phase, grant.attempt, "preempted", self._shared.driver.now())
-        self._shared.handle(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))
+            self._shared.site.note(Ended(grant.phase, grant.attempt, "preempted"))
+        job.next_phase = 0
+        self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt, "preempted"))
 
     def refuse(self, group: Group) -> None:
         """Ray has no room for a gang's group: others get their turn, and it is tried again, less and less often."""
         job, grant = next(iter(group.members.values()))
         why = f"gang {group.name} waits: Ray has no room for its {len(group.members)} tasks at once"
         self._shared.warn_once(f"{why}: tasks that are not EGS's hold it")
-        if not self._shared.engine.state.is_first_phase(grant.phase):
+        if grant.index:
             return  # what the members have done so far is worth more than the wait
         job.grant = None
         self._phases.give_back(job)
-        self._shared.handle(m.DecisionRejected(grant.id, why))
+        self._shared.site.report(m.DecisionRejected(grant.id, why))

@@ -1,8 +1,8 @@
-"""The session: one engine for all runs of a driver process, and what it takes to carry out its decisions on Ray.
+"""The session: one site for all runs of a driver process, and what it takes to carry out its decisions on Ray.
 
-    worker ── hello, warm, began, want, free, end ─► events ─► engine ─► decisions ─► submit, lease, go, drop ─► worker
+    worker ── hello, warm, began, want, free, end ─► events ─► site ──► decisions ─► submit, lease, go, drop ─► worker
 
-Everything below the public methods runs on the embedded driver's thread, so nothing here needs a lock. Whatever fails
+Everything below the public methods runs on the site's thread for its holder, so nothing here needs a lock. What fails
 inside EGS ends in `failopen.py`: the runs are finished by Ray alone. How the parts build on each other: `shared.py`.
 """
 
@@ -11,17 +11,19 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import ray
 
-from egs_core.driver.embedded import EmbeddedDriver
-from egs_core.driver.run_records import RunRecords
-from egs_core.engine import Engine, EngineConfig
+from egs_core import site as s
+from egs_core.driver.run_records import added_tasks
+from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
+from egs_core.runlog import records as r
 from egs_ray import compat
 from egs_ray.cluster import Cluster
 from egs_ray.control.reporting import Reporter
@@ -40,7 +42,7 @@ from egs_ray.session.shared import Options, Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, RunBooks, Way
-from egs_ray.session.ways import Plan, check_gangs, for_engine, lack_of, plan_ways, unshared
+from egs_ray.session.ways import Plan, check_gangs, for_site, lack_of, plan_ways, unshared
 from egs_ray.session.workers import Workers
 from egs_ray.worker import device_memory
 
@@ -62,33 +64,31 @@ class Session:
         self._grows = cluster_grows()
         config = _engine_config(self.options, self._grows and may_ask())
         self._hints = Hints("session") if config.scaling_hints else None
-        self.engine = Engine(config)
         queues = _queues_of(self.options)
         self._queues = {queue.name for queue in queues}
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
         self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
-        self._records = RunRecords(self.engine.state, self.learning.record, self.engine.explain)
         self._leases = Leases(self._server.address, self._on_lease_end)
         self._promises = Promises()
         self._run_numbers = itertools.count()
         self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
         self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
-        self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, on_death=self._fail_open)
+        self.site = s.connect(config, self)
         self._make_parts()
-        self.driver.do(compat.never_start_ray)
-        self.driver.start()
+        self.site.do(compat.never_start_ray)
+        self.site.start()
         self._closing = threading.Event()
         self._forget_disconnect = compat.before_disconnect(lambda: self.close(finish=False))
         threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
         if queues:
-            self.driver.post(m.QueuesChanged(queues))
+            self.site.report(m.QueuesChanged(queues))
         self._describe_cluster()
         self._reporter = Reporter(self._operations, self.options.control)
 
     def _make_parts(self) -> None:
         self._shared = shared = Shared(
-            self.options, self.driver, self._server, self.learning, self._records, self._leases, self._promises
+            self.options, self.site, self._server, self.learning, self._leases, self._promises
         )
         self._phases = phases = Phases(shared)
         self._submissions = submissions = Submissions(shared, phases, lambda number: self._endings.on_result(number))
@@ -96,7 +96,7 @@ class Session:
         self._stops = stops = Stops(shared, self._endings)
         self._decisions = Decisions(shared, phases, submissions, self._endings, stops)
         self._workers = Workers(shared, phases, submissions, self._endings, stops, self._look_at_nodes)
-        self._operations = Operations(shared, stops, self._endings)
+        self._operations = Operations(shared, stops)
         self._failopen = FailOpen(shared, phases, submissions)
 
     # --- for callers, from any thread ---
@@ -115,14 +115,14 @@ class Session:
         books.queue = queue
         books.called_s = books.called_s if called_s is None else called_s
         self._shared.runs[books.workload] = books
-        self.driver.do(lambda: self._begin(books))
-        if not self.driver.is_alive:
+        self.site.do(lambda: self._begin(books))
+        if not self.site.is_alive:
             self._failopen.finish_natively(books)
         return books
 
     def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
         """Abort on behalf of an operator; from any thread."""
-        self.driver.do(lambda: self._operations.abort(scope, target, actor, reason))
+        self.site.do(lambda: self._operations.abort(scope, target, actor, reason))
 
     @property
     def is_open(self) -> bool:
@@ -137,8 +137,8 @@ class Session:
         self._forget_disconnect()
         if self._hints is not None:
             self._hints.close()
-        self.driver.do(lambda: self._failopen.hand_over(finish))
-        if self.driver.ask(lambda _: len(self._leases), FOREVER_S) if finish and self.driver.is_alive else 0:
+        self.site.do(lambda: self._failopen.hand_over(finish))
+        if self.site.call(lambda: len(self._leases), FOREVER_S) if finish and self.site.is_alive else 0:
             threading.Thread(target=self._close_later, name="egs-close", daemon=True).start()
         else:
             self._close_now()
@@ -152,7 +152,7 @@ class Session:
 
     def _close_now(self) -> None:
         # Its thread may be asking a Ray that has ended.
-        self.driver.close(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
+        self.site.close(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
         self._server.close()
         self.learning.close()
 
@@ -169,47 +169,49 @@ class Session:
     # --- the start of things ---
 
     def _describe_cluster(self) -> None:
-        """Tell the engine what Ray's nodes offer."""
+        """Tell the site what Ray's nodes offer."""
         self._shared.real_gpus = device_memory.has_devices()  # other machines': when their first process tells
-        for event in self._cluster.news():
-            self.driver.post(event)
+        events = self._cluster.news()
+        self.site.do(lambda: self._take_news(events))
 
     def _look_at_nodes(self) -> None:
-        """On the driver's thread: what has become of Ray's nodes since the last look."""
-        for event in self._cluster.news():
+        """On the holder's thread: what has become of Ray's nodes since the last look."""
+        self._take_news(self._cluster.news())
+
+    def _take_news(self, events: Sequence[m.Event]) -> None:
+        for event in events:
             if isinstance(event, m.NodeLost):
                 self._endings.node_lost(event.node)
-            self._shared.handle(event)
+            self._shared.offers.hear(event)
+            self.site.report(event)
 
     def _begin(self, books: RunBooks) -> None:
-        """Give the graph to the engine, with what is known about its durations."""
+        """Give the graph to the site, with what is known about its durations."""
         if self._shared.broken:
             self._failopen.finish_natively(books)
             return
         name = books.converted.name
         graph = self.learning.believe(name, books.converted.graph)
-        nodes = self.engine.state.nodes
+        nodes = self._shared.offers.nodes
         plan = plan_ways(books.converted.nodes, graph, nodes, self._grows)
         if self._is_refused(books, plan):
             return
-        graph, ways = plan.graph, plan.ways
-        submitted = m.WorkloadSubmitted(books.workload, name, queue=books.queue, submission=self._job)
-        self._shared.handle(submitted)
-        first = len(self.engine.state.task_ids)
-        for index, way in enumerate(ways):
-            books.jobs.append(Job(books, index, first + index, way))
+        for index, way in enumerate(plan.ways):
+            books.jobs.append(Job(books, index, -1, way))
             if way is Way.NATIVE:
                 books.jobs[-1].lack = lack_of(books.converted.graph, index, nodes)
-            self._shared.jobs[first + index] = books.jobs[-1]
-        block = for_engine(graph, ways, nodes)
         used_up = [job.index for job in books.jobs if not self._submissions.keeps_process(job)]
-        block = unshared(block, used_up, books.workload)
-        tasks = m.TasksAdded(books.workload, block)
-        submitted_s = self.driver.now() - (time.monotonic() - books.called_s)  # before 0 where it had to start EGS
-        self._records.workload(submitted, submitted_s)
-        self._shared.handle(tasks)
-        self._records.tasks(m.TasksAdded(books.workload, graph), submitted_s)
-        self._prepare_for(books)
+        books.take_block(unshared(for_site(plan.graph, plan.ways, nodes), used_up, books.workload))
+        submitted_s = self.site.now() - (time.monotonic() - books.called_s)  # before 0 where it had to start EGS
+        self.site.note(r.WorkloadSubmitted(submitted_s, books.workload, name, queue=books.queue))
+        self.site.note(*added_tasks(submitted_s, books.workload, plan.graph))
+        self.site.submit(m.WorkloadSubmitted(books.workload, name, queue=books.queue, submission=self._job))
+        grown = self.site.grow(books.workload, 0, books.block)
+        books.first_phase = grown.phase
+        for number, job in enumerate(books.jobs, grown.task):
+            job.number = number
+            self._shared.jobs[number] = job
+        self.site.do(lambda: self._prepare_for(books))
 
     def _prepare_for(self, books: RunBooks) -> None:
         """Processes for shells whose turn comes later, now that the first tasks have been submitted: as many as can
@@ -239,7 +241,7 @@ class Session:
         while not self._closing.wait(KEEP_S):
             is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
             if is_busy:
-                self.driver.do(self._look_after)
+                self.site.do(self._look_after)
             if self._hints is not None:
                 self._hints.look(is_busy, self._cluster.accelerators)
 
@@ -249,13 +251,13 @@ class Session:
         if self._shared.broken or self._closing.is_set():
             return
         self._leases.keep(min(self._cluster.gpus, self._submissions.gpu_tasks_left()))
-        now = self.driver.now()
+        now = self.site.now()
         for job in [job for job in self._shared.submitted.values() if job.parked_since is not None and not job.is_warm]:
             if job.parked_since is not None and now - job.parked_since > self.options.preload_timeout_s:
-                self._stop_warming(job, now)
+                self._stop_warming(job)
         for job in [job for job in self._shared.submitted.values() if job.waits_since and not job.is_warm]:
             if job.grant is not None and now - job.waits_since > self.options.preload_timeout_s:
-                self._stop_warming(job, now)
+                self._stop_warming(job)
         if now - self._watched_at > WATCH_S:
             self._watched_at = now
             self._look_at_nodes()
@@ -263,7 +265,7 @@ class Session:
         for group in self._phases.gangs.overdue(now):
             self._decisions.refuse(group)
 
-    def _stop_warming(self, job: Job, now: float) -> None:
+    def _stop_warming(self, job: Job) -> None:
         """Its preload takes too long: it may start without."""
         if not job.gave_up_warming:
             job.gave_up_warming = True
@@ -275,37 +277,40 @@ class Session:
             self._phases.take_lease(job, job.grant)
         elif job.parked_since is not None:
             job.parked_since = None
-            self._records.preload_ended(job.number, "failed", now)
+            self.site.note(s.PreloadOver(job.number, "failed"))
             self._submissions.loaded(job.submission)
-            self._shared.handle(m.PreloadFailed(job.number))
+            self.site.report(m.PreloadFailed(job.number))
 
-    # --- what the driver, the server and the leases call ---
+    # --- what the site, the server and the leases call ---
 
-    def _perform(self, decision: m.Decision, now: float) -> None:
+    def perform(self, decision: s.AnyTold, now: float) -> None:
         if isinstance(decision, m.ScalingHint):
             if self._hints is not None:
                 self._hints.take(decision)
+        elif isinstance(decision, s.Dropped):
+            for number in decision.tasks:
+                self._shared.jobs[number].dropped = True
+        elif isinstance(decision, s.Settled):
+            self._endings.settled(decision)
         else:
             self._decisions.perform(decision, now)
 
-    def _fail_open(self, error: BaseException) -> None:
+    def record(self, record: r.Record) -> None:
+        self.learning.record(record)
+        if isinstance(record, r.WorkloadEnded):
+            self._endings.run_over(record.workload)
+
+    def site_lost(self, error: BaseException) -> None:
         self._failopen.fail_open(error)
 
-    def _after(self, event: m.Event, now: float) -> None:
-        if isinstance(event, m.NodeAdded):
-            self._records.node(event, now)
-        elif isinstance(event, m.NodeLost):
-            self._records.node_lost(event, now)
-        self._records.after(event, now)
-
     def _on_message(self, peer: Peer, message: Message) -> None:
-        self.driver.do(lambda: self._workers.take_message(peer, message))
+        self.site.do(lambda: self._workers.take_message(peer, message))
 
     def _on_gone(self, peer: Peer) -> None:
-        self.driver.do(lambda: self._workers.worker_gone(peer))
+        self.site.do(lambda: self._workers.worker_gone(peer))
 
     def _on_lease_end(self, lease: int) -> None:
-        self.driver.do(lambda: self._phases.lease_over(lease))
+        self.site.do(lambda: self._phases.lease_over(lease))
 
 
 def _queues_of(options: Options) -> tuple[Any, ...]:

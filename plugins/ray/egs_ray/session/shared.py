@@ -1,4 +1,4 @@
-"""What the parts of a session share: its options, its engine, its ways to Ray and to workers, and its books.
+"""What the parts of a session share: its options, its site, its ways to Ray and to workers, and its books.
 
     session ─► decisions, workers, failopen ─► endings ─► submissions ─► phases ─► shared
 
@@ -14,10 +14,8 @@ from typing import Any
 import msgspec
 import ray
 
-from egs_core.driver.embedded import EmbeddedDriver
-from egs_core.driver.run_records import RunRecords
-from egs_core.engine import messages as m
 from egs_core.notices import warn
+from egs_core.site import Offers, Site
 from egs_ray import compat
 from egs_ray.cluster import ACCELERATOR
 from egs_ray.link import Message, Peer, Server
@@ -63,48 +61,46 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Shared:
-    """Used on the driver's thread; callers add to `runs`, and finish a run themselves when that thread is dead."""
+    """Used on the site's thread for its holder; callers add to `runs`, and finish a run themselves when that is dead.
+
+    offers: what Ray's nodes have been described as.
+    """
 
     def __init__(
         self,
         options: Options,
-        driver: EmbeddedDriver,
+        site: Site,
         server: Server,
         learning: Learning,
-        records: RunRecords,
         leases: Leases,
         promises: Promises,
     ) -> None:
-        self.options, self.engine, self.driver, self.server = options, driver.engine, driver, server
-        self.learning, self.records = learning, records
+        self.options, self.site, self.server, self.learning = options, site, server, learning
+        self.offers = Offers()
         self.leases, self.promises = leases, promises
-        self.jobs: dict[int, Job] = {}  # engine's task number -> job
+        self.jobs: dict[int, Job] = {}  # the site's task number -> job
         self.submitted: dict[int, Job] = {}  # submission -> job
         self.left: set[int] = set()  # submissions whose values nobody will ask for
         self.runs: dict[str, RunBooks] = {}
         self.awaited: set[Any] = set()  # references whose end something waits for
         self.native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
         self.real_gpus = False  # some machine has real devices: processes that used them end with their task
-        self.broken = False  # the engine is gone, or the session closed: Ray goes on alone
+        self.broken = False  # the site is lost, or the session closed: Ray goes on alone
         self._warned: set[str] = set()
-
-    def handle(self, event: m.Event) -> None:
-        """Handle at once, on the driver's thread, what must not wait for its turn in the queue."""
-        self.driver.handle(event)
 
     def send(self, job: Job, message: Message) -> None:
         if job.peer is not None:
             tell(job.peer, {"task": job.submission, "life": job.life, **message})  # its end: `worker_gone`
 
     def when_ready(self, ref: Any, action: Callable[[], None]) -> None:
-        """Act on the driver's thread when the object is there; keeps the reference until then, or Ray may not tell."""
+        """Act on the holder's thread when the object is there; keeps the reference until then, or Ray may not tell."""
 
         def act() -> None:
             self.awaited.discard(ref)
             action()
 
         self.awaited.add(ref)
-        compat.on_ready(ref, lambda: self.driver.do(act))
+        compat.on_ready(ref, lambda: self.site.do(act))
 
     def warn_once(self, problem: str) -> None:
         if problem not in self._warned:

@@ -2,8 +2,8 @@
 
     Stop | operator's preempt ─► save? ─► saved, or grace over ─► cancel ─► its process is gone ─► ended | requeued
 
-The engine waits for the end of the process before it gives away what the task held. A task that is to start again is
-cancelled for good as far as Ray knows (so Ray tries nothing again beside us), and is submitted anew when the engine
+The site waits for the end of the process before it gives away what the task held. A task that is to start again is
+cancelled for good as far as Ray knows (so Ray tries nothing again beside us), and is submitted anew when the site
 grants it, with a reference to what it has saved; shells that waited with its old reference are let go.
 """
 
@@ -15,8 +15,8 @@ import threading
 import ray
 
 from egs_core.engine import messages as m
-from egs_core.engine.state.metering import is_over_limit
 from egs_core.hints import hints_of
+from egs_core.site import Stop
 from egs_ray.link import Message, Peer
 from egs_ray.session.endings import Endings
 from egs_ray.session.shared import Shared, tell
@@ -24,21 +24,21 @@ from egs_ray.session.tasks import Job, first_of
 
 
 class Stops:
-    """A session's stops. operator_grace_s: what an operator's abort gives, while it is carried out."""
+    """A session's stops."""
 
     def __init__(self, shared: Shared, endings: Endings) -> None:
         self._shared, self._endings = shared, endings
-        self.operator_grace_s: float | None = None
         self._saving: set[int] = set()  # submissions that have been asked for a checkpoint
 
-    def stop(self, job: Job, stop: m.Stop) -> None:
-        """The engine wants this job's phase to end, and waits for that."""
-        if is_over_limit(self._shared.engine.state, job.number) and not stop.requeue:
+    def stop(self, job: Job, stop: Stop) -> None:
+        """The site wants this job's phase to end, and waits for that."""
+        if stop.at_limit and not stop.requeue:
             job.over_limit = stop.reason
-        grace_s = _grace_s(job) if self.operator_grace_s is None else self.operator_grace_s
+        grace_s = _grace_s(job) if job.operator_grace_s is None else job.operator_grace_s
         self._stop(job, stop.reason, stop.requeue, grace_s if job.grant is not None else 0.0)
-        if stop.requeue and job.grant is None and self._shared.engine.state.attempt[job.number] != stop.attempt:
-            self._endings.requeued(job)  # it was between phases: to the engine it waits for its first one again
+        if stop.requeue and stop.is_over and job.grant is None:
+            job.next_phase = 0
+            self._endings.requeued(job)  # it was between phases: to the site it waits for its first one again
 
     def preempt(self, job: Job, reason: str) -> None:
         """An operator wants the task to stop now and to start again later."""
@@ -70,7 +70,7 @@ class Stops:
         self._saving.add(submission)
         board = base64.b64encode(self._shared.promises.board()).decode()
         tell(saver, {"m": "save", "key": _key(submission), "board": board})
-        timer = threading.Timer(grace_s, lambda: self._shared.driver.do(lambda: self._end(job, submission)))
+        timer = threading.Timer(grace_s, lambda: self._shared.site.do(lambda: self._end(job, submission)))
         timer.daemon = True
         timer.start()
 
@@ -80,9 +80,8 @@ class Stops:
             self._shared.warn_once(f"no checkpoint of {name}, its last one counts: {error}")
             return
         job.checkpoint = self._shared.promises.new(_key(job.submission))
-        state = self._shared.engine.state
         if not self._shared.broken:
-            self._shared.handle(m.Checkpointed(job.number, state.attempt[job.number]))
+            self._shared.site.report(m.Checkpointed(job.number, job.attempt))
 
     def _end(self, job: Job, submission: int) -> None:
         """The checkpoint is there, or its time is over; unless the task has ended meanwhile."""

@@ -10,10 +10,9 @@ from typing import Any
 
 import ray
 
-from egs_core.engine.rules.fit import fits_ever
-from egs_core.engine.state.lifecycle import PENDING
 from egs_core.graph.columns import GPU
 from egs_core.hints import phase_steps
+from egs_core.site import fits
 from egs_ray.cluster import preload_slots
 from egs_ray.payload import submit
 from egs_ray.session.gangs import NODE_LABEL
@@ -83,10 +82,10 @@ class Submissions:
                 self.submit_shell(waiting, node)
 
     def _is_full(self, node: str) -> bool:
-        """Whether as many processes load on the node as the engine was told that it may have at once."""
+        """Whether as many processes load on the node as the site was told that it may have at once."""
         loading = sum(other == node for other in self._loading.values())
-        slots = [offer.preload_slots for offer in self._shared.engine.state.nodes if offer.name == node]
-        return loading >= (slots[0] if slots else preload_slots())
+        slots = self._shared.offers.preload_slots(node)
+        return loading >= (preload_slots() if slots is None else slots)
 
     def _left(self, key: str) -> None:
         """A process that was about to be free is."""
@@ -124,8 +123,7 @@ class Submissions:
     def keep_promises_after(self, parent: Job) -> None:
         """A task was granted: those that wait for its value in processes of their own may know where it will be, so
         that it is fetched as soon as it is there."""
-        for number in self._shared.engine.state.children[parent.number]:
-            child = self._shared.jobs[number]
+        for child in parent.children:
             if child.promised and child.run.has_lasting_arguments(child.index):
                 self.keep_promise(child)
 
@@ -177,7 +175,7 @@ class Submissions:
         for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
             options.pop(taken_by_leases, None)
         options["runtime_env"] = self._process_env(options.get("runtime_env"))
-        if not is_placed_by_ray(options, len(self._shared.engine.state.nodes)):
+        if not is_placed_by_ray(options, len(self._shared.offers.nodes)):
             options |= self._place(job, node)
         if job.lost_tries and options.get("max_retries", RAYS_RETRIES) > 0:
             options["max_retries"] = max(0, options.get("max_retries", RAYS_RETRIES) - job.lost_tries)
@@ -193,10 +191,10 @@ class Submissions:
         could give its phases what they need."""
         graph = job.run.converted.graph
         shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(job.index)]
-        if len(self._shared.engine.state.nodes) < 2:
+        if not self._shared.offers.are_several:
             return {}
-        alive = [other for other in self._shared.engine.state.nodes if other.alive]
-        unfit = sorted(other.name for other in alive if not all(fits_ever(other, shape) for shape in shapes))
+        alive = [other for other in self._shared.offers.nodes if other.alive]
+        unfit = sorted(other.name for other in alive if not all(fits(other, shape) for shape in shapes))
         place: dict[str, Any] = {
             "scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         }
@@ -214,7 +212,7 @@ class Submissions:
             job.promised, arguments = False, list(job.run.arguments(job.index))
         else:
             job.promised, arguments = True, [self._shared.promises.new(str(job.submission))]
-            if len(self._shared.engine.state.nodes) > 1:
+            if self._shared.offers.are_several:
                 job.run.promises[job.index] = arguments[0]
         job.ref = remote.remote(spec, arguments)
         self._watch(job)
@@ -223,14 +221,13 @@ class Submissions:
         job.submission, job.ref = next(self._numbers), None
         self._shared.submitted[job.submission] = job
         job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
-        job.is_open, job.submitted_at = False, self._shared.driver.now()
+        job.is_open, job.submitted_at = False, self._shared.site.now()
         job.stays = job.outside = False
         job.saver, job.requeues = None, False
         returns = job.run.converted.nodes[job.index].options.get("num_returns") or 1
         options = self._shared.options
         address, load_s = self._shared.server.address, options.preload_timeout_s
-        state = self._shared.engine.state
-        gentle = state.status[state.cursor[job.number]] == PENDING
+        gentle = job.grant is None and job.waits_for_others
         spec = Spec(address, job.submission, gpus, options.preload, on_gpu, load_s, returns, job.checkpoint)
         spec.apart, spec.residue_bytes, spec.gentle = job.apart, options.residue_bytes, gentle
         return spec

@@ -1,4 +1,4 @@
-"""The driver's books on the tasks of its runs: how each is run, what it holds, and how far it is."""
+"""The session's books on the tasks of its runs: how each is run, what it holds, and how far it is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from egs_core.engine import messages as m
-from egs_core.graph.columns import CPU, Graph
+from egs_core.graph.columns import CPU, Graph, Shape
+from egs_core.site import Grant
 from egs_ray.convert import Converted
 from egs_ray.link import Peer
 from egs_ray.payload import Payload, fill, submit
@@ -35,7 +35,7 @@ class Lease(msgspec.Struct, eq=False):
     """What a running phase holds in Ray's books: a holder task, from the moment its `peer` has told of its start."""
 
     id: int
-    grant: m.Grant
+    grant: Grant
     ref: Any = None
     peer: Peer | None = None
     devices: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Lease(msgspec.Struct, eq=False):
 
 
 class Job(msgspec.Struct, eq=False):
-    """One task of a run. `number` is the engine's; `submission` names its current submission to Ray, 0 before one."""
+    """One task of a run. `number` is the site's; `submission` names its current submission to Ray, 0 before one."""
 
     run: RunBooks
     index: int  # in the run's graph
@@ -58,7 +58,12 @@ class Job(msgspec.Struct, eq=False):
     pid: int = 0
     framework_id: str = ""
     lease: Lease | None = None
-    grant: m.Grant | None = None  # of the phase that runs or is about to
+    grant: Grant | None = None  # of the phase that runs or is about to
+    attempt: int = 1  # of its latest grant
+    next_phase: int = 0  # the first of its phases that has not ended in this attempt
+    home: str = ""  # node of its latest grant
+    dropped: bool = False  # it will never run: the site has ended it while it waited
+    operator_grace_s: float | None = None  # what an operator's abort gives it
     parked_since: float | None = None
     promised: bool = False  # its arguments are still to come
     is_warm: bool = False
@@ -81,8 +86,8 @@ class Job(msgspec.Struct, eq=False):
     lost_tries: int = 0  # that reached the user's code and died: Ray has counted them
     moves: int = 0  # how often its process was not where it was granted, one after the other
     submitted_at: float = 0.0
-    started: bool = False  # the engine knows that the current phase has started
-    to_record: tuple[m.Grant, float] | None = None  # a start that is not yet in the run log, and its time
+    started: bool = False  # the site knows that the current phase has started
+    to_record: tuple[Grant, float] | None = None  # a start that is not yet in the run log, and its time
     gave_up_warming: bool = False
     waits_since: float = 0.0  # it was granted, and takes nothing before it is warm
     apart: bool = False  # its GPU steps run in processes of their own
@@ -93,6 +98,34 @@ class Job(msgspec.Struct, eq=False):
     @property
     def warm_key(self) -> str:
         return self.run.converted.graph.options_of(self.index).warm_key
+
+    @property
+    def gang(self) -> str:
+        """The name of its gang, as far as its members are started together."""
+        return self.run.block.options_of(self.index).gang
+
+    @property
+    def first_phase(self) -> int:
+        """The site's number of its first phase."""
+        return self.run.first_phase + self.run.block.phase_offsets[self.index]
+
+    @property
+    def n_phases(self) -> int:
+        return len(self.run.block.phases_of(self.index))
+
+    def shape(self, grant: Grant) -> Shape:
+        """What the granted phase holds."""
+        block = self.run.block
+        return block.shapes[block.phase_shape[block.phase_offsets[self.index] + grant.index]]
+
+    @property
+    def children(self) -> list[Job]:
+        """What waits for it."""
+        return [self.run.jobs[child] for child in self.run.children[self.index]]
+
+    @property
+    def waits_for_others(self) -> bool:
+        return not all(self.run.jobs[parent].succeeded for parent in self.run.block.parents[self.index])
 
     @property
     def env(self) -> str:
@@ -107,6 +140,7 @@ class Job(msgspec.Struct, eq=False):
 class RunBooks:
     """One call of `run`: the converted graph, the tasks' references, and whether all is over.
 
+    block: the graph as the site has it; first_phase: its number of the first of all phases. Both once it has begun.
     results[i] is the reference that stands for task i's value; it is dropped when no task or output needs it.
     promises[i]: of its arguments, with several nodes; without it Ray could not make a value again that is lost.
     """
@@ -114,6 +148,9 @@ class RunBooks:
     def __init__(self, workload: str, converted: Converted, given: Any) -> None:
         self.workload, self.converted, self.given = workload, converted, given
         self.jobs: list[Job] = []
+        self.block = Graph()
+        self.first_phase = 0
+        self.children: list[list[int]] = []
         self.results: dict[int, Any] = {}
         self.promises: dict[int, Any] = {}
         self.failure: Any = None  # the reference of the first task that failed
@@ -128,6 +165,9 @@ class RunBooks:
                 self._needed[parent] += 1
         self._output: set[int] = set()
         fill(converted.output, _Noting(self._output))
+
+    def take_block(self, block: Graph) -> None:
+        self.block, self.children = block, block.children()
 
     def has_arguments(self, index: int) -> bool:
         """Whether every task that this one takes a value from has been submitted."""

@@ -1,4 +1,4 @@
-"""How each task of a graph reaches Ray on the nodes that there are, and what the engine is told of those that EGS does
+"""How each task of a graph reaches Ray on the nodes that there are, and what the site is told of those that EGS does
 not start phase by phase. Pure: reads and rewrites a block of the graph."""
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.engine.rules.fit import fits_ever
-from egs_core.engine.state.nodes import Node
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph, Shape
+from egs_core.site import Node, could_start_together, fits
 from egs_ray.payload import Payload
-from egs_ray.session.gangs import describe_lack, fits_empty, members_by_gang
+from egs_ray.session.gangs import describe_lack, members_by_gang
 from egs_ray.session.tasks import Way, is_placed_by_ray, is_ungated, way_of
 
 
@@ -60,7 +59,7 @@ def _leave_out_flavors(plan: Plan, nodes: Sequence[Node], grows: bool) -> None:
 def check_gangs(name: str, plan: Plan, offers: Sequence[m.NodeAdded]) -> None:
     """Raises InputError for a gang that could not start even if nothing else ran."""
     for gang, members in members_by_gang(plan.graph).items():
-        if not fits_empty(plan.graph, members, offers):
+        if not could_start_together(plan.graph, members, offers):
             problem = describe_lack(plan.graph, gang, members, offers)
             raise InputError(name, problem, "fewer or smaller tasks in the gang, or more nodes")
 
@@ -71,16 +70,16 @@ def choose_way(payload: Payload, graph: Graph, index: int, nodes: Sequence[Node]
     if is_placed_by_ray(payload.options, len(nodes)):
         return Way.NATIVE
     shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
-    fits = any(all(fits_ever(node, shape) for shape in shapes) for node in nodes)
+    has_room = any(all(fits(node, shape) for shape in shapes) for node in nodes)
     may_wait = grows and bool(graph.options_of(index).gang)
-    return way_of(graph, index) if fits or may_wait else Way.NATIVE
+    return way_of(graph, index) if has_room or may_wait else Way.NATIVE
 
 
 def lack_of(graph: Graph, index: int, nodes: Sequence[Node]) -> str:
     """What a task needs that no node offers, with the numbers; "" where some node can hold each of its phases."""
     shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
     alive = [node for node in nodes if node.alive]
-    if any(all(fits_ever(node, shape) for shape in shapes) for node in alive):
+    if any(all(fits(node, shape) for shape in shapes) for node in alive):
         return ""
     gpus = max(shape.gpu_milli for shape in shapes) / 1000
     cpus = max(shape.cpu_milli for shape in shapes) / 1000
@@ -88,8 +87,8 @@ def lack_of(graph: Graph, index: int, nodes: Sequence[Node]) -> str:
     return f"needs {gpus:g} GPUs and {cpus:g} CPUs on one node; the largest has {most[0]} and {most[1]:g}"
 
 
-def for_engine(graph: Graph, ways: Sequence[Way], nodes: Sequence[Node]) -> Graph:
-    """The block as the engine gets it: short CPU tasks need nothing of its capacity, so that they are granted the
+def for_site(graph: Graph, ways: Sequence[Way], nodes: Sequence[Node]) -> Graph:
+    """The block as the site gets it: short CPU tasks need nothing of its capacity, so that they are granted the
     moment they are ready, and tasks that are Ray's are one piece."""
     block = msgspec.structs.replace(
         graph, shapes=list(graph.shapes), phase_shape=list(graph.phase_shape), options=dict(graph.options)
@@ -117,8 +116,8 @@ def _make_whole(block: Graph, index: int, nodes: Sequence[Node]) -> None:
     phases = block.phases_of(index)
     shapes = [block.shapes[block.phase_shape[p]] for p in phases]
     whole = max(shapes, key=lambda shape: (shape.gpu_milli, shape.cpu_milli))
-    fits = any(fits_ever(node, whole) for node in nodes)
+    has_room = any(fits(node, whole) for node in nodes)
     for p in phases:
-        block.phase_shape[p] = block.intern_shape(whole if fits and p == phases[0] else Shape(0))
+        block.phase_shape[p] = block.intern_shape(whole if has_room and p == phases[0] else Shape(0))
     if index in block.options:
         block.options[index] = msgspec.structs.replace(block.options[index], warm_key="", warmup_s=0.0)

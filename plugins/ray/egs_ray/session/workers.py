@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egs_core.engine import messages as m
+from egs_core.site import PreloadOver
 from egs_ray.link import Message, Peer
 from egs_ray.session.endings import Endings
 from egs_ray.session.phases import Phases
@@ -93,7 +94,7 @@ class Workers:
             self._endings.submit_again(job, job.node)  # nobody knew of its machine's devices when it was submitted
             return
         if job.succeeded or self._shared.broken:
-            self._phases.on_its_own(job)  # Ray lost the result, or EGS its engine
+            self._phases.on_its_own(job)  # Ray lost the result, or EGS its site
         elif job.grant is not None and job.lease is None and not self._phases.gets_warm_first(job, job.grant):
             self._phases.take_lease(job, job.grant)
         self._phases.let_go(job)
@@ -132,14 +133,14 @@ class Workers:
         for problem in message["errors"]:
             self._shared.warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
         if not job.was_warm:
-            self._shared.learning.warmed_up(job.run.converted, job.index, self._shared.driver.now() - job.submitted_at)
+            self._shared.learning.warmed_up(job.run.converted, job.index, self._shared.site.now() - job.submitted_at)
         if job.parked_since is not None:
-            self._shared.records.preload_ended(job.number, "warm", self._shared.driver.now())
+            self._shared.site.note(PreloadOver(job.number, "warm"))
         if self._shared.broken:
             return
         if job.grant is not None and job.lease is None and not job.is_open:
             self._phases.take_lease(job, job.grant)
-        self._shared.handle(m.PreloadReady(job.number))
+        self._shared.site.report(m.PreloadReady(job.number))
 
     def _began(self, job: Job, _peer: Peer, message: Message) -> None:
         job.began = job.ran = True
@@ -161,14 +162,14 @@ class Workers:
     def _left_gpu(self, job: Job, _peer: Peer, _message: Message) -> None:
         """A task whose last phase is on the GPU has left it; what remains of the task holds nothing."""
         if job.grant is not None:
-            self._phases.used(job, job.grant, self._shared.driver.now())
+            self._phases.used(job, job.grant, self._shared.site.now())
             job.went_at = 0.0
         self._phases.give_back(job)
 
     def _stays(self, job: Job, _peer: Peer, message: Message) -> None:
         """It has left its GPU block, and something of it has not left the device: nobody else can have that."""
         if job.grant is not None:
-            self._phases.used(job, job.grant, self._shared.driver.now())
+            self._phases.used(job, job.grant, self._shared.site.now())
         job.stays = job.outside = True
         left = "memory" if message["bytes"] is None else f"{message['bytes'] / 2**20:,.0f} MiB"
         self._shared.warn_once(
@@ -178,7 +179,7 @@ class Workers:
 
     def _again(self, job: Job, _peer: Peer, _message: Message) -> None:
         """It is back in its GPU block, on the device that it still holds."""
-        job.outside, job.went_at = False, self._shared.driver.now()
+        job.outside, job.went_at = False, self._shared.site.now()
 
     def _end(self, job: Job, _peer: Peer, message: Message) -> None:
         job.ended = True
