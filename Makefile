@@ -5,6 +5,7 @@ SHELL := /bin/sh
 OTHER_RAYS = 2.59.0
 OTHER_AIRFLOWS = 3.2.2
 OTHER_KFPS = 2.17.3
+DAGSTERS = 1.13.29
 BESIDE = -n 3 # processes, as tests wait a lot; tests that share a start of a framework are in one (BESIDE= for a debugger)
 ALL_BUT_LONG = -m 'not long and not cluster'
 RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py) $(ALL_BUT_LONG)
@@ -21,7 +22,7 @@ help:
 	@echo 'make coverage      run them, counting lines and branches: build/coverage/index.html'
 	@echo 'make test-slow     run the tests that need many runs on a real framework'
 	@echo 'make test-long     run the longest tests, which start clusters of their own'
-	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS) as well'
+	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS), and the fourth adapter on Dagster'
 	@echo 'make bench         run the benchmarks: engine, graphs, the demo in all variants'
 	@echo 'make lint          run ruff, mypy --strict and the import contracts'
 	@echo 'make format        format the code and apply safe fixes'
@@ -54,7 +55,8 @@ test-versions: setup
 	@$(RUN) .venv/bin/python scripts/test_versions.py \
 		$(foreach version,$(OTHER_RAYS),--on ray $(version) "$(RAYS_RUN) $(ARGS)") \
 		$(foreach version,$(OTHER_AIRFLOWS),--on airflow $(version) "$(AIRFLOWS_RUN) $(ARGS)") \
-		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(ARGS)")
+		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(ARGS)") \
+		$(foreach version,$(DAGSTERS),--on dagster $(version) "tests/conformance/dagster $(ARGS)")
 
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)

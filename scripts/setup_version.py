@@ -3,6 +3,7 @@
     .venv/bin/python scripts/setup_version.py ray 2.59.0
     .venv/bin/python scripts/setup_version.py airflow 3.2.2
     .venv/bin/python scripts/setup_version.py kfp 2.17.3
+    .venv/bin/python scripts/setup_version.py dagster 1.13.29
 
 Only the framework's own packages are installed, without their dependencies: the pinned ones work with every version
 that EGS supports. All other packages, and EGS itself, are symbolic links into the current environment. A `.pth` entry
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import distribution
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,18 @@ OWN = {
         "aiosqlite": "<0.22",  # Airflow 3.2 asks for it, 3.3 for a newer one
     },
     "kfp": {"kfp": "=={version}", "kfp-kubernetes": "=={version}"},
+    "dagster": {  # for the example of a fourth adapter; what Dagster needs and `.venv` has not
+        "dagster": "=={version}",
+        "dagster-pipes": "=={version}",
+        "dagster-shared": "=={version}",
+        "antlr4-python3-runtime": "==4.13.2",
+        "coloredlogs": "==14.0",
+        "grpcio-health-checking": "==1.85.1",
+        "humanfriendly": "==10.0",
+        "tomli": "==2.5.0",
+        "toposort": "==1.10",
+        "tqdm": "==4.70.1",
+    },
 }
 """Framework -> its packages that differ between versions, with their version specifiers."""
 
@@ -69,14 +82,18 @@ def _build(venv: Path, framework: str, version: str) -> None:
 
 def _link(packages: Path, framework: str) -> None:
     """Link the packages of all other distributions, also files that they keep inside a folder of the framework."""
-    own = {file.parts for name in OWN[framework] for file in distribution(name).files or ()}
+    found = [
+        *distributions(path=[str(packages)]),
+        *(d for d in distributions(path=[str(BASE)]) if d.name in OWN[framework]),
+    ]
+    own = {file.parts for one in found for file in one.files or ()}
     tops = {parts[0] for parts in own} - {".."}
     for entry in BASE.iterdir():
         if entry.name not in tops:
             (packages / entry.name).symlink_to(entry)
     seconds = {parts[:2] for parts in own}
     for top in tops:
-        for entry in (BASE / top).iterdir() if (packages / top).is_dir() else ():
+        for entry in (BASE / top).iterdir() if (packages / top).is_dir() and (BASE / top).is_dir() else ():
             if (top, entry.name) not in seconds and entry.name != "__pycache__":
                 (packages / top / entry.name).symlink_to(entry)
 

@@ -15,7 +15,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import cloudpickle
@@ -25,9 +25,7 @@ from egs_core import hints
 from egs_core.preload import PreloadItem
 from egs_ray.worker.device_memory import wait_until_gone
 from egs_ray.worker.saving import saving
-
-if TYPE_CHECKING:
-    from egs_ray.worker.shell import Spec
+from egs_ray.worker.spec import Spec
 
 END_S = 10.0
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from egs_ray.link import Message
 from egs_ray.worker import device_memory
-
-if TYPE_CHECKING:
-    from egs_ray.worker.shell import Shell
+from egs_ray.worker.gpu_process import GpuProcess
+from egs_ray.worker.spec import Spec
 
 
 def lease_actor() -> Any:
@@ -30,6 +30,19 @@ def lease_actor() -> Any:
     return ray.remote(LeaseActor)
 
 
+class Line(Protocol):
+    """What a block needs of the shell around its task: see `shell.Shell`. open: nobody answers at the other end."""
+
+    spec: Spec
+    loaded: threading.Event
+    apart: GpuProcess | None
+    open: bool
+
+    def tell(self, message: Message) -> None: ...
+
+    def await_go(self) -> Message: ...
+
+
 class Provider:
     """What `with egs.gpu():` asks: the driver's engine for its turn, and Ray's books for the device.
 
@@ -37,7 +50,7 @@ class Provider:
     takes its GPU from Ray directly, out of order.
     """
 
-    def __init__(self, shell: Shell, devices: Any) -> None:
+    def __init__(self, shell: Line, devices: Any) -> None:
         self.shell = shell
         self.devices = devices  # of the current phase, when that is on the GPU and was not entered yet
         self.held: Any = ()  # of the block that was entered last

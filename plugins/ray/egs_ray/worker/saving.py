@@ -14,16 +14,14 @@ import contextlib
 import pickle
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
 from egs_core.hints import checkpoint_keeper, save_checkpoint
 from egs_core.notices import warn
 from egs_ray.link import Message, Peer, dial
-
-if TYPE_CHECKING:
-    from egs_ray.worker.shell import Spec
+from egs_ray.worker.spec import Spec
 
 LOST = (OSError, EOFError, ValueError)
 

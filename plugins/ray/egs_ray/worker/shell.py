@@ -32,37 +32,14 @@ from egs_ray.worker.gpu_process import GpuProcess
 from egs_ray.worker.gpu_provider import Provider, hide_gpus, node_id, show_gpus
 from egs_ray.worker.niceness import Niceness
 from egs_ray.worker.saving import saving
+from egs_ray.worker.spec import Address as Address
+from egs_ray.worker.spec import Spec as Spec
 
-Address = tuple[str, int, str]
 DROPPED = "egs: dropped"
 HASTEN_EVERY_S = 0.05
 CONNECT_ERRORS = (OSError, EOFError, ValueError)
 LATE_S = 1.0  # for arguments; from then on they are waited for without resources, as Ray does
 GONE_S = 60.0  # in a container of its own a process goes by another number, and that may be anybody's here
-
-
-class Spec:
-    """How the driver tells a shell what it is: plain data, pickled with the task. gpus: 0 for a task that takes none;
-    on_gpu: for each phase whether it is one; load_s: how long a GPU phase waits for load functions that were started
-    beside the phases before it; apart: GPU steps get processes of their own; residue_bytes: what a process may leave
-    on a device and count as gone; gentle: it loads long before its turn, beside others' work; restored: a reference to
-    the checkpoint of the try before."""
-
-    def __init__(
-        self,
-        address: Address,
-        task: int,
-        gpus: float,
-        preload: bool,
-        on_gpu: tuple[bool, ...],
-        load_s: float,
-        returns: int = 1,
-        restored: Any = None,
-    ) -> None:
-        self.address, self.task, self.gpus = address, task, gpus
-        self.preload, self.on_gpu, self.load_s, self.returns = preload, on_gpu, load_s, returns
-        self.apart, self.residue_bytes, self.gentle = False, 0, False
-        self.restored = restored
 
 
 def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
