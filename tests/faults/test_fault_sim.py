@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.engine import messages as m
+from egs_core.engine.specs import QueueSpec
 from egs_core.testing.fault_sim import run_seed, run_seeds
 from egs_core.testing.fault_sim.__main__ import main
+from egs_core.testing.fault_sim.ledger import ClaimBroken, Job, Ledger
 from egs_core.testing.fault_sim.plan import draw
 from egs_core.testing.fault_sim.runner import old_journals_in, report
 
@@ -106,3 +109,23 @@ def test_a_folder_without_journals_is_one_error(tmp_path: Path, capsys: pytest.C
     """Exit code 2 and one line that names the folder."""
     assert main(["--seed", "0", "--old-journals", str(tmp_path)]) == 2
     assert capsys.readouterr().err.strip() == f"{tmp_path}: has no journals (*.jsonl files are expected)"
+
+
+def test_a_queue_that_comes_back_lends_again() -> None:
+    """Seeds 4835 and 4905 from an old journal: `other` goes and comes back, so `own` may borrow from it, up to its
+    limit and no further. What ran in `other` without limits breaks no quota."""
+    own = QueueSpec("own", "lab", (2000, 0, 0), borrowing_limit=(1000, 0, 0))
+    other = QueueSpec("other", "lab", (1000, 0, 0))
+    ledger, node = Ledger((own, other)), m.NodeAdded("n0", cpus=16.0)
+
+    def start(number: int, queue: str) -> None:
+        ledger.start(Job(f"t{number}", number, 1, number, 0, 1, queue, 1000, 0, 0, 0, (), (), 1.0, 0.0), node, 1)
+
+    ledger.reconfigure((own,))
+    for number in range(2):
+        start(number, "other")
+    ledger.reconfigure((own, other))
+    for number in range(2, 5):
+        start(number, "own")
+    with pytest.raises(ClaimBroken, match="own uses 4000 of 3000 cpus"):
+        start(5, "own")

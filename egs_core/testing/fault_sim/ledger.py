@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.engine.specs import KINDS, Amounts, QueueSpec
+from egs_core.engine.specs import KINDS, UNLIMITED, Amounts, QueueSpec
 from egs_core.engine.state.nodes import WHOLE_DEVICE
 
 SUCCEEDED = "succeeded"
@@ -94,10 +94,13 @@ class Ledger:
 
     def reconfigure(self, queues: Sequence[QueueSpec]) -> None:
         """From now on either configuration may be the one under which something was granted; a queue that is not there
-        any more limits nothing."""
+        any more limits nothing. Nor does one that has come back, since what runs in it may have been granted without
+        it; but others may borrow from it again."""
         for new in queues:
             old = self._queues.get(new.name)
-            if old is not None:
+            if old is None:
+                self._queues[new.name] = msgspec.structs.replace(new, nominal=(UNLIMITED,) * 3)
+            else:
                 self._queues[new.name] = msgspec.structs.replace(
                     old,
                     nominal=_larger(old.nominal, new.nominal),
