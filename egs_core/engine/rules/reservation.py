@@ -217,6 +217,9 @@ def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Pla
     wait for each other. A task that has started heeds none: it may hold the process slot that is waited for."""
     if not state.is_first_phase(phases[0]):
         return True
+    wanted = {number for number, _ in places}
+    if not any(number in wanted for kept in state.reservations.values() for _, number in kept.places):
+        return True  # nothing is kept there
     ends = [now + _whole_p95_s(state, p, n) + _loading_s(state, p, n) for p, (n, _) in zip(phases, places, strict=True)]
     for owner, kept in state.reservations.items():
         if owner in phases:
