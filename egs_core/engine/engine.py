@@ -265,8 +265,9 @@ class Engine:
         status = OUTCOMES.get(event.outcome)
         if status is None:
             raise ValueError(f"unknown outcome {event.outcome!r}; one of {', '.join(OUTCOMES)}")
-        if not 0 <= phase < len(state.status) or state.attempt[task := state.task_of[phase]] != event.attempt:
+        if not self._is_current(phase, event.attempt):
             return
+        task = state.task_of[phase]
         if state.status[phase] not in HOLDS_LEASE:
             if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
                 self._restarts.lost_between(task, now)
@@ -304,9 +305,7 @@ class Engine:
     def _on_started(self, event: m.PhaseStarted, now: float) -> None:
         phase = event.phase
         state = self.state
-        if not 0 <= phase < len(state.status) or state.attempt[state.task_of[phase]] != event.attempt:
-            return
-        if state.status[phase] == GRANTED:
+        if self._is_current(phase, event.attempt) and state.status[phase] == GRANTED:
             self._transitions.start(phase, now)  # plans no preloads: a late start only makes them due later
             if state.is_metered:
                 self._limits.started(phase)
