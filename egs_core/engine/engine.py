@@ -59,7 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     state none (None: they never go forward by age); seed: of the random policy; record: keep transitions.
 
     preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
-    run a task again. grace_s: for a checkpoint. min_gain_s: nobody is stopped for who would start as soon anyway.
+    run a task again. grace_s: for a checkpoint. min_gain_s: do not preempt for a task that would start within
+    this time anyway.
 
     search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none. packing: a name of `PACKINGS`,
     which of the nodes that fit. objective: a name of `OBJECTIVES`, which flavor of hardware where there are several.

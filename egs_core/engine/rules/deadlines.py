@@ -5,8 +5,8 @@
                     |<--- as long again --->|<- remaining path, P95 ->|
 
 The moments follow from the deadline and the estimates alone, so keys are made anew only when one of them has come or an
-estimate has changed. Who cannot be in time any more, even as expected, waits like everybody: that is said, and
-starves nobody.
+estimate has changed. A task that cannot be in time any more, even as expected, loses its urgency; `explain`
+reports it.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class State(UsageState):
             self._begin_use(phase, now)
 
     def end(self, phase: int, status: int) -> list[int]:
-        """The phase is over and holds nothing. Returns the phases that nothing keeps from being ready now."""
+        """The phase is over and holds nothing. Returns the phases whose dependencies are satisfied now."""
         self._release(phase)
         self._move(phase, status)
         if status != SUCCEEDED:
