@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import re
 import time
@@ -25,6 +26,7 @@ from egs_core.compat import Feature, Features, left_out
 
 KNOWN_VERSIONS = ("3.3", "3.2")
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
+log = logging.getLogger("egs_airflow")  # that of `config.warn`, which asks this module for versions
 
 
 @cache
@@ -260,10 +262,8 @@ def output_of_split(first: Any, last: Any) -> Any:
     try:
         return _split_output()(last.operator, first=first.operator)
     except Exception as error:  # the class was never public
-        from egs_airflow import config
-
-        problem = f"{type(error).__name__}: {error}"
-        config.warn(f"`start >> split_task(x)` makes only the last phase wait; give `start` as an argument: {problem}")
+        says = "egs: `start >> split_task(x)` makes only the last phase wait; give `start` as an argument: %s: %s"
+        log.warning(says, type(error).__name__, error)
         return last
 
 
@@ -394,9 +394,7 @@ def narrowed(session: Any, criterion: Callable[[], Any]) -> Iterator[None]:
                 option = with_loader_criteria(TaskInstance, only, propagate_to_loaders=False)
                 state.statement = state.statement.options(option)
         except Exception as error:  # raised here it would end the scheduler
-            from egs_airflow import config
-
-            config.warn(f"gangs are not kept together: {type(error).__name__}: {error}")
+            log.warning("egs: gangs are not kept together: %s: %s", type(error).__name__, error)
 
     event.listen(session, "do_orm_execute", narrow)
     try:
