@@ -4,10 +4,12 @@ protocol    `Site` and `Holder`: what each may ask and tell; all of it plain val
 messages    what is told and answered beside the engine's own events and decisions
 embedded    the site in this process, on an engine of its own
 offers      what a holder's own nodes offer
+session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end
 connect     the site of a holder: which kind it gets is not the holder's concern
 """
 
 from egs_core.site.connecting import connect
+from egs_core.site.learning import Learning
 from egs_core.site.messages import (
     AnyTold,
     Dropped,
@@ -29,6 +31,7 @@ from egs_core.site.messages import (
 )
 from egs_core.site.offers import Node, Offers, could_start_together, fits
 from egs_core.site.protocol import Holder, Site
+from egs_core.site.session import HolderSession
 
 __all__ = [
     "AnyTold",
@@ -38,7 +41,9 @@ __all__ = [
     "Granted",
     "Grown",
     "Holder",
+    "HolderSession",
     "Kept",
+    "Learning",
     "Node",
     "Note",
     "Offers",

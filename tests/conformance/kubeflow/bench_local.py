@@ -132,7 +132,7 @@ class LocalRun:
         """By the engine's leases."""
         if self._is_over:
             return 0.0
-        leases = look_behind(self._made._session._site, lambda engine: list(engine.state.leases.values()))
+        leases = look_behind(self._made._session.site, lambda engine: list(engine.state.leases.values()))
         return sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000
 
     def close(self) -> None:

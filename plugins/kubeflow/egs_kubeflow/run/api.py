@@ -9,6 +9,7 @@ result.outputs["accuracy"]
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping
@@ -19,13 +20,14 @@ from typing import Any, Literal
 
 from egs_core.errors import InputError
 from egs_core.notices import warn
+from egs_core.places import data_folder
 from egs_core.runlog import records as r
+from egs_core.site import Learning
 from egs_kubeflow.convert.arguments import parse_arguments
 from egs_kubeflow.convert.documents import documents_of, load_documents
 from egs_kubeflow.run.echo import Echo, harmless
 from egs_kubeflow.run.forked import Starter
 from egs_kubeflow.run.leaf import VISIBLE, Around
-from egs_kubeflow.run.learning import Learning, run_id
 from egs_kubeflow.run.own_folder import own_folder
 from egs_kubeflow.run.packages import Environments
 from egs_kubeflow.run.plan import Plan, Slots, make_plan
@@ -117,12 +119,12 @@ class Run:
                 session.abort()
                 raise
             finally:
-                session.close()
+                session.end()
         if session.death is not None:
             raise RuntimeError("the runner itself has failed") from session.death
         outputs = session.root.outputs() if session.outcome == "succeeded" else {}
         tasks, seconds = tuple(_tasks(session.root, self._plan)), time.monotonic() - self._begin
-        places = (self.runlog, self.folder, session.has_whole_log)
+        places = (self.runlog, self.folder, session.learning.is_whole)
         return RunResult(self._plan.name, session.outcome, outputs, tasks, seconds, *places)
 
 
@@ -179,8 +181,10 @@ def start(
     folder = _made(Path(root).absolute() / header.run_id)
     for note in plan.notes:
         warn(note)
-    learning = Learning(plan.name, header, runlog, history)
-    plan.graph = learning.believe(plan.graph)
+    path = Path(runlog or os.environ.get("EGS_RUNLOG") or data_folder() / "runs" / f"{header.run_id}.jsonl")
+    # What emulated GPUs took says little of real ones: it is kept only in a history that the caller names.
+    learning = Learning(path, header, history, keeps=not emulate_gpus or history is not None)
+    plan.graph = learning.believe(plan.name, plan.graph, plan.graph.ids)
     with ExitStack() as stack:
         packages = stack.enter_context(own_folder("egs-packages-"))
         commands = [executor.container.command for executor in plan.spec.executors.values()]
@@ -192,7 +196,7 @@ def start(
 
 def _header(plan: Plan, policy: Policy, is_emulated: bool) -> r.Header:
     return r.Header(
-        run_id=run_id(plan.name),
+        run_id=_run_id(plan.name),
         driver="kubeflow",
         policy=policy,
         mode="on",
@@ -200,6 +204,12 @@ def _header(plan: Plan, policy: Policy, is_emulated: bool) -> r.Header:
         started_at=time.time(),
         label=f"EGS ({policy})",
     )
+
+
+def _run_id(pipeline: str) -> str:
+    """A name for a run that no other has, which begins with the pipeline's: of its run log and its folder."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", pipeline)
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06d}"
 
 
 def run_file(path: str | os.PathLike[str], arguments: Mapping[str, str] | None = None, **options: Any) -> RunResult:

@@ -27,7 +27,6 @@ from egs_core.graph.columns import KIND_NAMES
 from egs_core.runlog import records as r
 from egs_kubeflow.run.condition import is_met
 from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
-from egs_kubeflow.run.learning import Learning
 from egs_kubeflow.run.opening import backoff_s, block_of, folder_of
 from egs_kubeflow.run.plan import Plan, Slots
 from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
@@ -38,12 +37,12 @@ ABORT_S = 30.0
 ABORTED = "was aborted"
 
 
-class Session:
-    """See the module. `start`, then `wait`; `abort` ends it early; `close` in the end."""
+class Session(s.HolderSession):
+    """See the module. `start`, then wait until it is `over`; `abort` ends it early; `end` after that."""
 
-    def __init__(self, plan: Plan, slots: Slots, around: Around, learning: Learning, policy: str) -> None:
-        self._plan, self._slots, self._around, self._learning = plan, slots, around, learning
-        self._site = s.connect(EngineConfig(policy=policy, preload=False), self, logs_waits=False)
+    def __init__(self, plan: Plan, slots: Slots, around: Around, learning: s.Learning, policy: str) -> None:
+        super().__init__(EngineConfig(policy=policy, preload=False), learning, logs_waits=False)
+        self._plan, self._slots, self._around = plan, slots, around
         self._nodes: dict[int, Node | None] = {}  # by the site's number; None: a join
         self._gangs: dict[str, list[int]] = {}  # name -> members; of those that start together
         self._leaves: dict[int, Leaf] = {}
@@ -57,40 +56,32 @@ class Session:
         self.death: BaseException | None = None
 
     def start(self) -> None:
-        self._site.start()
-        self._site.do(self._begin)
+        self.site.start()
+        self.site.do(self._begin)
 
     def abort(self) -> None:
         """End what runs, and wait until it has ended."""
-        self._site.do(self._abort)
+        self.site.do(self._abort)
         self.over.wait(ABORT_S)
 
     def abort_task(self, task: str) -> bool:
         """End a task that runs, or what runs of a nested DAG or a loop, by its path; False where nothing does."""
-        return self._site.call(lambda: self._abort_task(task))
-
-    @property
-    def has_whole_log(self) -> bool:
-        return self._learning.is_whole
-
-    def close(self) -> None:
-        self._site.close()
-        self._learning.close()
+        return self.site.call(lambda: self._abort_task(task))
 
     # --- the start of things ---
 
     def _begin(self) -> None:
         job = self._around.job
-        self._site.report(m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices)))
-        self._site.submit(m.WorkloadSubmitted(job, self._plan.name, submission=job))
-        self._site.note(r.WorkloadSubmitted(self._site.now(), job, self._plan.name))
+        self.site.report(m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices)))
+        self.site.submit(m.WorkloadSubmitted(job, self._plan.name, submission=job))
+        self.site.note(r.WorkloadSubmitted(self.site.now(), job, self._plan.name))
         self._open([self.root])
 
     def _open(self, scopes: Sequence[Scope], is_whole: bool = True) -> None:
         """Give the tasks of scopes to the site. is_whole: these are all scopes of their owner, so a gang is whole."""
         before = len(self._nodes)
         graph, nodes = block_of(scopes, self._plan, self._slots, before, is_whole)
-        first = self._site.grow(self._around.job, before, graph).task
+        first = self.site.grow(self._around.job, before, graph).task
         for number, node in enumerate(nodes, first):
             self._nodes[number] = node
             if node is not None:
@@ -109,14 +100,14 @@ class Session:
             return  # nothing is preloaded
         node = self._nodes[decision.task]
         if node is None or node.state != PENDING:
-            self._site.report(m.PhaseEnded(decision.phase, decision.attempt))
+            self.site.report(m.PhaseEnded(decision.phase, decision.attempt))
         elif now < self._retry_at.get(node.number, 0.0):
-            self._site.report(m.DecisionRejected(decision.id, "it waits before it tries again"))
+            self.site.report(m.DecisionRejected(decision.id, "it waits before it tries again"))
         else:
             self._begin_node(node, decision, now)
 
-    def record(self, record: r.Record) -> None:
-        self._learning.record(record)
+    def run_over(self, workload: str) -> None:
+        self.learning.run_over(workload, self._plan.name)
 
     def _begin_node(self, node: Node, grant: s.Grant, now: float) -> None:
         node.phase, node.attempt, node.after_s = grant.phase, grant.attempt, grant.after_s
@@ -141,7 +132,7 @@ class Session:
             name, items = items_of(node.spec, arguments, node.id)
             node.waiting = [{**arguments, name: item} for item in items]
         node.state = RUNNING
-        self._site.report(m.PhaseStarted(node.phase, node.attempt))
+        self.site.report(m.PhaseStarted(node.phase, node.attempt))
         if node.waiting:
             self._open_next(node, node.spec.iterator_policy.parallelism_limit or len(node.waiting))
         else:
@@ -187,10 +178,10 @@ class Session:
             kind, shape, _ = self._plan.phase(node.kind)
             held = (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
             added = r.TaskAdded(now, self._around.job, node.id, node.kind, tuple(before(node)), (held,))
-            self._site.note(added)
-        self._site.note(s.Granted(grant))
-        self._site.report(m.PhaseStarted(grant.phase, grant.attempt))
-        self._site.note(s.Started(grant, now))
+            self.site.note(added)
+        self.site.note(s.Granted(grant))
+        self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
+        self.site.note(s.Started(grant, now))
         node.folder = str(self._around.root / folder_of(node.id, grant.attempt))
         leaf = self._leaves[node.number] = Leaf(
             self._around,
@@ -217,7 +208,7 @@ class Session:
         if not self._is_aborted:
             state, how = (FAILED, f": {error}") if error else (SUCCEEDED, "")
             self._around.echo(node.id, f"· {state} after {time.monotonic() - begin:.1f} s{how}\n")
-        self._site.do(lambda: self._ended(node, outputs, error))
+        self.site.do(lambda: self._ended(node, outputs, error))
 
     def _ended(self, node: Node, outputs: Values, error: str) -> None:
         del self._leaves[node.number]
@@ -225,7 +216,7 @@ class Session:
         self._recalled.discard(node.number)
         is_aborted = self._is_aborted or node.number in self._aborted
         outcome = "aborted" if is_aborted else "preempted" if is_recalled else "failed" if error else "succeeded"
-        self._site.note(s.Ended(node.phase, node.attempt, outcome, "" if outcome == "succeeded" else error))
+        self.site.note(s.Ended(node.phase, node.attempt, outcome, "" if outcome == "succeeded" else error))
         if self._is_aborted:
             node.state, node.error = FAILED, ABORTED
             self._end_when_idle()
@@ -234,12 +225,12 @@ class Session:
             self._finish(node, FAILED, self._aborted[node.number])
         elif is_recalled:
             node.state = PENDING
-            self._site.report(m.PhaseEnded(node.phase, node.attempt, "preempted"))
+            self.site.report(m.PhaseEnded(node.phase, node.attempt, "preempted"))
         elif error and node.attempt <= self._plan.options(node.kind).retries:
             node.state = PENDING
             if node.kind not in self._plan.gangs:  # the others of its gang start again at once
-                self._retry_at[node.number] = self._site.now() + backoff_s(node.spec.retry_policy, node.attempt)
-            self._site.report(m.PhaseEnded(node.phase, node.attempt, "failed"))
+                self._retry_at[node.number] = self.site.now() + backoff_s(node.spec.retry_policy, node.attempt)
+            self.site.report(m.PhaseEnded(node.phase, node.attempt, "failed"))
         else:
             node.outputs = outputs
             if error:
@@ -252,8 +243,8 @@ class Session:
         """A task is over. The site is told so in the same words whatever became of it: see the module."""
         node.state, node.error = state, error
         for lost in reversed(list(node.scope.to_skip())):  # the last first: none of them becomes ready
-            self._site.report(m.BranchSkipped(lost.number))
-        self._site.report(m.PhaseEnded(node.phase, node.attempt))
+            self.site.report(m.BranchSkipped(lost.number))
+        self.site.report(m.PhaseEnded(node.phase, node.attempt))
         if node.scope.is_over:
             self._closed(node.scope)
 
@@ -292,7 +283,7 @@ class Session:
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
-        self._site.note(r.WorkloadEnded(self._site.now(), self._around.job, outcome))
+        self.note_end(self._around.job, outcome)
         self.over.set()
 
     def site_lost(self, error: BaseException) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import ray
 
 from egs_core.engine import messages as m
-from egs_core.runlog import records as r
-from egs_core.site import Ended, Grant, Settled
+from egs_core.site import Ended, Grant
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.submissions import Submissions
@@ -203,18 +202,6 @@ class Endings:
             if other.submission and not other.promised and other.parked_since is not None:
                 self._submissions.leave_shell(other)
                 self._shared.site.report(m.PreloadFailed(other.number))
-
-    def settled(self, settled: Settled) -> None:
-        """All tasks of a run have ended. It is over when its last line is in the run log: see `run_over`."""
-        books = self._shared.runs[settled.workload]
-        if not books.over.is_set():
-            outcome = "failed" if settled.failed else "succeeded"
-            self._shared.site.note(r.WorkloadEnded(self._shared.site.now(), settled.workload, outcome))
-
-    def run_over(self, workload: str) -> None:
-        books = self._shared.runs[workload]
-        self._shared.learning.run_over(workload, books.converted.name)
-        books.over.set()
 
 
 def _error_of(ref: Any) -> BaseException | None:

@@ -34,7 +34,7 @@ from egs_ray.promises import Promises
 from egs_ray.session.decisions import Decisions
 from egs_ray.session.endings import Endings
 from egs_ray.session.failopen import FailOpen
-from egs_ray.session.learning import Learning
+from egs_ray.session.learning import make_learning
 from egs_ray.session.leases import Leases
 from egs_ray.session.operations import Operations
 from egs_ray.session.phases import Phases
@@ -56,7 +56,7 @@ FOREVER_S = 30.0
 CLOSE_S, HASTE_S = 5.0, 0.3
 
 
-class Session:
+class Session(s.HolderSession):
     """Runs graphs on the Ray that this process is connected to. `close` ends it; it is a context manager."""
 
     def __init__(self, options: Options | None = None) -> None:
@@ -67,14 +67,13 @@ class Session:
         queues = _queues_of(self.options)
         self._queues = {queue.name for queue in queues}
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
-        self.learning = Learning(self.options.runlog, self.options.history, self.options.policy)
         self._leases = Leases(self._server.address, self._on_lease_end)
         self._promises = Promises()
         self._run_numbers = itertools.count()
         self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
         self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
-        self.site = s.connect(config, self)
+        super().__init__(config, make_learning(self.options.runlog, self.options.history, self.options.policy))
         self._make_parts()
         self.site.do(compat.never_start_ray)
         self.site.start()
@@ -152,9 +151,8 @@ class Session:
 
     def _close_now(self) -> None:
         # Its thread may be asking a Ray that has ended.
-        self.site.close(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
+        self.end(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
         self._server.close()
-        self.learning.close()
 
     def __enter__(self) -> Session:
         """Start its processes and wait for them, for a while, as `ray.init` does for Ray's own."""
@@ -291,14 +289,15 @@ class Session:
             for number in decision.tasks:
                 self._shared.jobs[number].dropped = True
         elif isinstance(decision, s.Settled):
-            self._endings.settled(decision)
+            if not self._shared.runs[decision.workload].over.is_set():
+                self.note_end(decision.workload, "failed" if decision.failed else "succeeded")
         else:
             self._decisions.perform(decision, now)
 
-    def record(self, record: r.Record) -> None:
-        self.learning.record(record)
-        if isinstance(record, r.WorkloadEnded):
-            self._endings.run_over(record.workload)
+    def run_over(self, workload: str) -> None:
+        books = self._shared.runs[workload]
+        self.learning.run_over(workload, books.converted.name)
+        books.over.set()
 
     def site_lost(self, error: BaseException) -> None:
         self._failopen.fail_open(error)

@@ -15,12 +15,11 @@ import msgspec
 import ray
 
 from egs_core.notices import warn
-from egs_core.site import Offers, Site
+from egs_core.site import Learning, Offers, Site
 from egs_ray import compat
 from egs_ray.cluster import ACCELERATOR
 from egs_ray.link import Message, Peer, Server
 from egs_ray.promises import Promises
-from egs_ray.session.learning import Learning
 from egs_ray.session.leases import Leases
 from egs_ray.session.tasks import Job, RunBooks
 

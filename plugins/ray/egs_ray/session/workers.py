@@ -133,7 +133,8 @@ class Workers:
         for problem in message["errors"]:
             self._shared.warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
         if not job.was_warm:
-            self._shared.learning.warmed_up(job.run.converted, job.index, self._shared.site.now() - job.submitted_at)
+            converted, took_s = job.run.converted, self._shared.site.now() - job.submitted_at
+            self._shared.learning.warmed_up(converted.name, converted.graph.names[job.index], took_s)
         if job.parked_since is not None:
             self._shared.site.note(PreloadOver(job.number, "warm"))
         if self._shared.broken:

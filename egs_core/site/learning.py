@@ -1,0 +1,84 @@
+"""What a holder's session writes down and learns from: the run log, the history, and what is believed of the next run.
+
+None of it may hurt a run: a full disk or a broken store costs one warning, and the session goes on without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from egs_core.graph.columns import Graph
+from egs_core.history import history_from_runlog
+from egs_core.history.opened import open_history
+from egs_core.notices import warn
+from egs_core.predict import Predictor
+from egs_core.runlog import records as r
+from egs_core.runlog.io import FailOpenWriter
+
+
+class Learning:
+    """Used on the holder's thread, but for `believe` before the first run, and `close`.
+
+    path: of the run log; is_whole: nothing of it was lost. history: a database URL, by default the user's. keeps:
+    whether it is told what the runs took.
+    """
+
+    def __init__(self, path: Path, header: r.Header, history: str | None, *, keeps: bool = True) -> None:
+        self.path, self._header, self._keeps = path, header, keeps
+        self.is_whole = True
+        self._records: dict[str, list[r.Record]] = {}  # by workload, of runs under way
+        self._writer = FailOpenWriter(path, header, self._lost)
+        self._history = open_history(history)
+        self._predictors: dict[str, Predictor] = {}
+
+    def _lost(self, problem: str) -> None:
+        self.is_whole = False
+        warn(problem)
+
+    def record(self, record: r.Record) -> None:
+        workload = getattr(record, "workload", "")
+        if workload:
+            self._records.setdefault(workload, []).append(record)
+        self._writer.write(record)
+
+    def believe(self, pipeline: str, graph: Graph, signatures: list[str] | None = None) -> Graph:
+        """The graph with durations and warm-up times as the history has them, else as hinted; unknown stays unknown.
+        signatures: under which each task is in the history, by its index; by default its name."""
+        predictor, signatures = self._predictor(pipeline), graph.names if signatures is None else signatures
+        options = dict(graph.options)
+        for task in [task for task, found in options.items() if found.warm_key]:
+            if (known := predictor.warmup(pipeline, signatures[task])) is not None:
+                options[task] = msgspec.structs.replace(options[task], warmup_s=known.p50_s)
+        believed_s = predictor.believed_s(graph, pipeline, signatures)
+        return msgspec.structs.replace(graph, phase_duration_s=believed_s, options=options)
+
+    def warmed_up(self, pipeline: str, signature: str, seconds: float) -> None:
+        """A process got warm for a task, from cold, in this time."""
+        self._predictor(pipeline).observe_warmup(pipeline, signature, seconds)
+
+    def run_over(self, workload: str, pipeline: str) -> None:
+        """A run has ended: keep what it took for the next one."""
+        records = self._records.pop(workload, [])
+        if not self._keeps:
+            return
+        try:
+            rows = history_from_runlog([self._header, *records])
+            self._history.record(rows)
+            self._predictor(pipeline).learn(rows)
+        except Exception as error:
+            warn(f"nothing learned from this run: {error}")
+
+    def close(self) -> None:
+        self._writer.close()
+        self._history.close()
+
+    def _predictor(self, pipeline: str) -> Predictor:
+        if pipeline not in self._predictors:
+            try:
+                self._predictors[pipeline] = Predictor.from_history(self._history, [pipeline])
+            except Exception as error:
+                warn(f"no history: {error}")
+                self._predictors[pipeline] = Predictor()
+        return self._predictors[pipeline]
