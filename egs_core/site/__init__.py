@@ -8,6 +8,8 @@ session     what the sessions of all adapters share: a site, a run log that is l
 connect     the site of a holder: which kind it gets is not the holder's concern
 """
 
+from egs_core.driver.run_records import added_tasks
+from egs_core.engine.state.growth import PRIOR_S
 from egs_core.site.connecting import connect
 from egs_core.site.learning import Learning
 from egs_core.site.messages import (
@@ -34,6 +36,7 @@ from egs_core.site.protocol import Holder, Site
 from egs_core.site.session import HolderSession
 
 __all__ = [
+    "PRIOR_S",
     "AnyTold",
     "Dropped",
     "Ended",
@@ -57,6 +60,7 @@ __all__ = [
     "Stop",
     "TaskStatus",
     "WorkloadStatus",
+    "added_tasks",
     "connect",
     "could_start_together",
     "fits",

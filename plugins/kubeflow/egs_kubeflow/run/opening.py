@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from egs_core.engine.state.growth import PRIOR_S
 from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
 from egs_core.notices import warn
+from egs_core.site import PRIOR_S
 from egs_kubeflow.run.gangs import keep_possible
 from egs_kubeflow.run.plan import NOTHING, Plan, Slots
 from egs_kubeflow.run.scope import Node, Scope

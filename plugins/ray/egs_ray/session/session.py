@@ -19,7 +19,6 @@ import msgspec
 import ray
 
 from egs_core import site as s
-from egs_core.driver.run_records import added_tasks
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
@@ -202,7 +201,7 @@ class Session(s.HolderSession):
         books.take_block(unshared(for_site(plan.graph, plan.ways, nodes), used_up, books.workload))
         submitted_s = self.site.now() - (time.monotonic() - books.called_s)  # before 0 where it had to start EGS
         self.site.note(r.WorkloadSubmitted(submitted_s, books.workload, name, queue=books.queue))
-        self.site.note(*added_tasks(submitted_s, books.workload, plan.graph))
+        self.site.note(*s.added_tasks(submitted_s, books.workload, plan.graph))
         self.site.submit(m.WorkloadSubmitted(books.workload, name, queue=books.queue, submission=self._job))
         grown = self.site.grow(books.workload, 0, books.block)
         books.first_phase = grown.phase
