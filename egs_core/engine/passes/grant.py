@@ -263,13 +263,16 @@ class Granting:
         return self._state.shapes[self._state.shape[phase]].gpu_milli > 0
 
     def _must_reserve(self, key: Key, phases: Sequence[int], class_id: ClassId) -> bool:
-        """What has waited too long for other submissions; a gang that has waited long; and a gang or a set of GPUs that
-        a deadline has put forward: the order alone never brings it more than one free device at a time."""
-        if self._queue.is_late_behind_others(key) or (is_gang(class_id) and self._has_waited_long(phases)):
+        """What has waited too long for other submissions, one at a time; a gang that has waited long; and a gang or a
+        set of GPUs that a deadline has put forward: the order alone never brings it more than one free device."""
+        if is_gang(class_id) and self._has_waited_long(phases):
             return True
         state = self._state
         is_set = is_gang(class_id) or state.shapes[state.shape[phases[0]]].gpu_milli > WHOLE_DEVICE
-        return is_set and self._queue.is_urgent(key)
+        if is_set and self._queue.is_urgent(key):
+            return True
+        is_first = not state.reservations or phases[0] in state.reservations
+        return is_first and self._queue.is_late_behind_others(key)
 
     def _has_waited_long(self, phases: Sequence[int]) -> bool:
         """Whether a gang has waited so long, measured by its own length, that the order of the others must give way."""

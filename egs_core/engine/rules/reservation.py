@@ -13,6 +13,7 @@ percentile of predicted durations instead of users' limits.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -142,7 +143,17 @@ def find_reservation(
 ) -> tuple[float, tuple[tuple[int, int], ...]] | None:
     """The earliest time at which all of the phases fit, when what runs ends by its P95 and earlier reservations are
     kept, and (phase, node) for each; None when they do not even fit on empty nodes."""
-    ends = sorted((expected_end_s(state, p, now), p) for p in state.leases)
+    ends = [(expected_end_s(state, p, now), p) for p in state.leases]
+    if len(phases) == 1 and next(iter(state.reservations), phases[0]) == phases[0]:
+        return find_for_one(state, phases, ends, now)
+    return find_for_several(state, phases, ends, now)
+
+
+def find_for_several(
+    state: State, phases: Sequence[int], ends: list[tuple[float, int]], now: float
+) -> tuple[float, tuple[tuple[int, int], ...]] | None:
+    """See `find_reservation`; ends: of all that holds a lease, which are put in order."""
+    ends.sort()
     low, high = 0, len(ends)
     best = select_gang_after(state, phases, [p for _, p in ends])
     if best is None:
@@ -156,6 +167,32 @@ def find_reservation(
             high, best = middle, places
     at = ends[low - 1][0] if low else now
     return at, tuple((phase, node) for phase, (node, _) in zip(phases, best, strict=True))
+
+
+def find_for_one(
+    state: State, phases: Sequence[int], ends: list[tuple[float, int]], now: float
+) -> tuple[float, tuple[tuple[int, int], ...]] | None:
+    """The same for one phase that heeds no other reservation: only the node on which something ends is looked at. Takes
+    from `ends`."""
+    (phase,) = phases
+    if (places := select_gang(state, phases)) is not None:
+        return now, ((phase, places[0][0]),)
+    shape, later = state.shapes[state.shape[phase]], _rooms_for_later(state, phases)
+    rooms: dict[int, Node | None] = dict.fromkeys(range(len(state.nodes)))  # None: it may not start there
+    for number in possible_nodes(state, phase):
+        if may_start_on(state, phase, number):
+            shapes = zip(later, _later_shapes(state, phase), strict=False)
+            if not any(lacking(room[number], then) for room, then in shapes):
+                rooms[number] = copy_node(state.nodes[number])
+    heapq.heapify(ends)
+    while ends:
+        at, ended = heapq.heappop(ends)
+        lease = state.leases[ended]
+        if (room := rooms[lease.node]) is not None:
+            room.give_back(lease)
+            if not lacking(room, shape):
+                return at, ((phase, lease.node),)
+    return None
 
 
 def can_ever_start(state: State, phases: Sequence[int]) -> bool:

@@ -1,0 +1,29 @@
+"""What a reservation is found for, and how soon: one phase is no special case of several but for the work it takes."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+
+from egs_core.engine import EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.rules.reservation import expected_end_s, find_for_one, find_for_several
+from egs_core.engine.state.lifecycle import READY
+from egs_core.testing.engine_world import World
+from tests.unit.engine.test_properties import clusters, configs, numbers
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(configs, clusters(), numbers)
+def test_one_phase_is_found_what_a_search_finds(
+    config: EngineConfig, nodes: list[m.NodeAdded], choices: list[int]
+) -> None:
+    """The quick way for a single phase and the search for several name the same time and the same node."""
+    world = World(config, nodes, choices)
+    world.run()
+    state = world.bench.engine.state
+    state.reservations.clear()
+    ends = [(expected_end_s(state, phase, state.now), phase) for phase in state.leases]
+    for phase, status in enumerate(state.status):
+        if status == READY:
+            found = find_for_one(state, (phase,), list(ends), state.now)
+            assert found == find_for_several(state, (phase,), list(ends), state.now)
