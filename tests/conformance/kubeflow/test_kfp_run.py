@@ -178,8 +178,8 @@ def test_gpu_slots_are_not_shared(runner: Run) -> None:
 
 
 def test_a_chain_goes_on_while_others_run(runner: Run) -> None:
-    """Six tasks on two CPU slots, four of them a chain: what a task of it leaves goes to the next one, so the two others
-    run beside it, one after the other. (What the runner adds to a task is the benchmark `kubeflow_local`.)"""
+    """Six tasks on two CPU slots, four of them a chain: what a task of it leaves goes to the next one, so the two
+    others run beside it, one after the other. (What the runner adds to a task is the benchmark `kubeflow_local`.)"""
     result = runner(pipelines.six, cpus=2)
     times = {(type(x), x.task): x.t for x in read_run(result.runlog).records if isinstance(x, (r.Started, r.Ended))}
     assert times[r.Started, "sleep-5"] < times[r.Ended, "sleep"]
