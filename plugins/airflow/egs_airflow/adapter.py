@@ -36,11 +36,11 @@ _BY_MODE = {
     "gang": "no: needs an executor of EGS",
     "preempt": "no: running tasks are left alone",
     "limits": "no: needs the agent",
-    "abort": "yes",
+    "abort": "yes: on the host where it is asked at once, on others as Airflow's heartbeat does",
     "audit": "yes",
 }
 _WITH_EXECUTOR = {**_BY_MODE, "gang": "yes", "order": "yes: by weights; freed slots are kept for successors"}
-_WITH_AGENT = {**_WITH_EXECUTOR, "limits": "yes", "order": "yes"}
+_WITH_AGENT = {**_WITH_EXECUTOR, "limits": "yes", "abort": "yes", "order": "yes"}
 SURFACES = (
     Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE),
     Surface("executor", "the same with an executor of egs_airflow.executors", _WITH_EXECUTOR),
