@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 
 import egs_core as egs
@@ -30,6 +31,14 @@ def until(condition: Callable[[], Any], what: str = "", limit_s: float = LIMIT_S
             raise AssertionError(f"not in {limit_s:g} s: {what or condition}; free: {ray.available_resources()}")
         time.sleep(0.01)
     return found
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether it has ended; perhaps not yet reaped."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def free(kind: str) -> float:

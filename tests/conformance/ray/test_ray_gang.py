@@ -120,7 +120,7 @@ def test_a_failing_member_ends_its_gang(shared: Session, tmp_path: Path) -> None
     t.signal_to(folder, "fail")
     with pytest.raises(ValueError, match="b is broken"):
         made.get(t.LIMIT_S)
-    t.until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    t.until(lambda: t.is_gone(process))
     t.until(lambda: not groups() and t.is_idle())
 
 
@@ -133,7 +133,7 @@ def test_a_killed_member_restarts_its_gang(shared: Session, tmp_path: Path) -> N
     first = psutil.Process(g.started(tmp_path, "b0")[2])
     t.signal_to(folder, "kill")
     assert made.get(t.LIMIT_S) == ["second", "second"]
-    assert not first.is_running() or first.status() == psutil.STATUS_ZOMBIE
+    assert t.is_gone(first)
     times = [g.started(tmp_path, f"{name}1")[0] for name in "ab"]
     assert abs(times[0] - times[1]) < SKEW_S
     t.until(lambda: not groups() and t.is_idle())

@@ -24,6 +24,6 @@ def test_a_task_past_max_runtime_is_cancelled(tmp_path: Path) -> None:
         with pytest.raises(ray.exceptions.TaskCancelledError, match=r"endless-0 over its limit of 1 s"):
             made.get(t.LIMIT_S)
         assert made.why("endless-0").text == "ended: failed: over its limit of 1 s"
-        t.until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+        t.until(lambda: t.is_gone(process))
         t.until(t.is_idle)
         assert not (tmp_path / "after.pid").exists()

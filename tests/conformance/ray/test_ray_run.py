@@ -172,7 +172,7 @@ def test_abort_ends_processes_and_frees_gpus(shared: Session, tmp_path: Path, sc
     made.abort("waits-0" if scope == "task" else "", actor="test")
     with pytest.raises(ray.exceptions.RayError):
         made.get(t.LIMIT_S)
-    t.until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+    t.until(lambda: t.is_gone(process))
     t.until(t.is_idle)
     assert not (tmp_path / "after.runs").exists()
     with pytest.raises(InputError, match="unknown task"):

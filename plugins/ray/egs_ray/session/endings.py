@@ -62,6 +62,8 @@ class Endings:
         """A try of the task is over without its success, and Ray may try again: from its first phase."""
         if job.aborted and outcome == "preempted":  # its process died of that, and was heard of before its error
             outcome = "aborted"
+        if outcome == "aborted":  # the run may be over before Ray tells of the task's error
+            self._note_stopped(job)
         was_there = bool(job.life)
         self._forget_try(job)
         if self._shared.broken:
@@ -137,14 +139,9 @@ class Endings:
 
     def _failed(self, job: Job, error: BaseException) -> None:
         job.failed = True
-        if job.over_limit and job.run.failure is None:
-            task = job.run.converted.graph.ids[job.index]
-            job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.over_limit}")
-        elif job.stopped and job.run.failure is None:
-            task = job.run.converted.graph.ids[job.index]
-            job.run.error = job.run.error or ray.exceptions.TaskCancelledError(error_message=f"{task} {job.stopped}")
-        elif job.run.error is None:
-            job.run.failure = job.run.failure if job.run.failure is not None else job.ref
+        self._note_stopped(job)
+        if job.run.error is None and job.run.failure is None:
+            job.run.failure = job.ref
         self._phases.give_back(job)
         grant, job.grant = job.grant, None
         aborted = job.aborted or isinstance(error, ray.exceptions.TaskCancelledError)
@@ -156,6 +153,13 @@ class Endings:
             self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt, outcome))
         else:
             self._shared.site.control(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
+
+    def _note_stopped(self, job: Job) -> None:
+        """What was stopped for good is the run's own error, unless another task has failed before it."""
+        why = job.over_limit or job.stopped
+        if why and job.run.failure is None and job.run.error is None:
+            task = job.run.converted.graph.ids[job.index]
+            job.run.error = ray.exceptions.TaskCancelledError(error_message=f"{task} {why}")
 
     def _without_egs(self, job: Job, error: BaseException) -> None:
         """The wrapped task never got as far as the user's code: run it as the user wrote it."""
