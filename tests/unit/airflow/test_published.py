@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from egs_airflow.order.published import MOST_WAITING, READ_S, Order, Reader, Seen, Turn, order_of
+from egs_airflow.order.published import MOST_WAITING, READ_S, Order, Reader, Turn, order_of
+from egs_airflow.order.record import Seen
 
 FIRST = Order((Turn("a", 90, True, why="would start now, by remaining_work"), Turn("b", 20, keeps=True)))
 SECOND = Order((Turn("b", 90),))

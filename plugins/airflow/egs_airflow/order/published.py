@@ -15,6 +15,10 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from egs_airflow.order.record import Seen
 
 VERSION = 1
 READ_S = 1.0
@@ -62,17 +66,6 @@ def order_of(text: str) -> Order | None:
         return Order(tuple(Turn(str(i), int(w), bool(flags & 1), bool(flags & 2), str(y)) for i, w, flags, y in rows))
     except (ValueError, LookupError, TypeError):
         return None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The record of the highest epoch: as it stands there, its time to live, and what its holder has published."""
-
-    epoch: int
-    holder: str
-    text: str
-    ttl_s: float
-    published: str
 
 
 @dataclass

@@ -7,11 +7,22 @@ backends, and mask whatever they find in all logs. Tried with the versions in `c
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from egs_airflow import compat
 from egs_airflow.agent.lease import record_of
 from egs_airflow.agent.lease_store import ORDER, PREFIX, epoch_of
-from egs_airflow.order.published import Seen
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The record of the highest epoch: as it stands there, its time to live, and what its holder has published."""
+
+    epoch: int
+    holder: str
+    text: str
+    ttl_s: float
+    published: str
 
 
 def read_record() -> Seen | None:
