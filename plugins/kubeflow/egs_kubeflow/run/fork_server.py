@@ -158,11 +158,9 @@ def keep(request: dict[str, Any]) -> dict[str, Any]:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        _tell(pipe, BEGIN, os.getpid())  # by itself: nothing of a task is told before its number, however short it is
         return request
-    with contextlib.suppress(OSError):
-        os.setpgid(task, task)  # here too: the runner may signal the group as soon as it knows the number
     os.close(output)
-    _tell(pipe, BEGIN, task)
     code = _code_of(task, wakes[0], pipe)
     with contextlib.suppress(OSError):
         os.killpg(task, signal.SIGKILL)  # what it has left in the background

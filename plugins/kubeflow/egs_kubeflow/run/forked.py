@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from egs_kubeflow import compat
-from egs_kubeflow.run.fork_server import END, HEAD
+from egs_kubeflow.run.fork_server import BEGIN, END, HEAD
 from egs_kubeflow.run.own_folder import own_folder
 from egs_kubeflow.run.packages import own_command
 
@@ -99,7 +99,8 @@ class ForkServer:
             os.close(their_output)
             os.close(their_ends)
         pipe = os.fdopen(ends, "rb", buffering=0)
-        if (begun := _told(pipe, ANSWERS_WITHIN_S)) is not None:
+        begun = _told(pipe, ANSWERS_WITHIN_S)
+        if begun is not None and begun[0] == BEGIN:  # another number is no process's, and group 1 is all processes
             self._has_answered = True
             return Forked(begun[1], os.fdopen(output, errors="replace"), pipe, for_shell)
         os.close(output)
