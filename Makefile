@@ -7,6 +7,7 @@ OTHER_AIRFLOWS = 3.2.2
 OTHER_KFPS = 2.17.3
 DAGSTERS = 1.13.29
 BESIDE = -n 3 # processes, as tests wait a lot; tests that share a start of a framework are in one (BESIDE= for a debugger)
+AGAIN ?= # --reruns 1: a scenario on a real framework that fails is tried once more, and reported (.ci/run does)
 ALL_BUT_LONG = -m 'not long and not cluster'
 RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py) $(ALL_BUT_LONG)
 AIRFLOWS_RUN = tests/unit/airflow $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
@@ -39,24 +40,24 @@ demo: setup
 	@$(RUN) .venv/bin/python -m egs_core.cli.app demo --out build/demo $(ARGS)
 
 test: setup
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) $(ARGS)
 
 coverage: setup
 	@mkdir -p build
 	@$(RUN) .venv/bin/python -m pytest $(BESIDE) --cov --cov-branch --cov-report=term --cov-report=html:build/coverage $(ARGS)
 
 test-slow: setup
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE) -m 'slow and not long' $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m 'slow and not long' $(ARGS)
 
 test-long: setup
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE) -m long $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m long $(ARGS)
 
 test-versions: setup
 	@$(RUN) .venv/bin/python scripts/test_versions.py \
-		$(foreach version,$(OTHER_RAYS),--on ray $(version) "$(RAYS_RUN) $(ARGS)") \
-		$(foreach version,$(OTHER_AIRFLOWS),--on airflow $(version) "$(AIRFLOWS_RUN) $(ARGS)") \
-		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(ARGS)") \
-		$(foreach version,$(DAGSTERS),--on dagster $(version) "tests/conformance/dagster $(ARGS)")
+		$(foreach version,$(OTHER_RAYS),--on ray $(version) "$(RAYS_RUN) $(AGAIN) $(ARGS)") \
+		$(foreach version,$(OTHER_AIRFLOWS),--on airflow $(version) "$(AIRFLOWS_RUN) $(AGAIN) $(ARGS)") \
+		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(AGAIN) $(ARGS)") \
+		$(foreach version,$(DAGSTERS),--on dagster $(version) "tests/conformance/dagster $(AGAIN) $(ARGS)")
 
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)

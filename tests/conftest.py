@@ -42,8 +42,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes begins first: nothing then waits for it at the end."""
+    """What takes minutes begins first: nothing then waits for it at the end. With `--reruns`, only scenarios on a real
+    framework have a second try: what fails elsewhere is ours, always."""
     items.sort(key=lambda item: _number(item.nodeid))
+    for item in items:
+        if not item.nodeid.startswith(("tests/conformance/", "tests/scenarios/")):
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def _number(nodeid: str) -> int:
