@@ -25,7 +25,7 @@ from egs_core.checks import version_check as version_check
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.hints import TaskHints
-from egs_core.notices import warn_once
+from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.runlog.past import Past
 from egs_core.surfaces import CAPABILITIES as CAPABILITIES
 from egs_core.surfaces import Surface as Surface
@@ -54,9 +54,6 @@ HINTED = (
     "gang_same",
 )
 """What hints say under the names that the engine knows. An adapter that does not apply one of them states so."""
-
-
-MAX_COST_UNUSED = "max_cost is not applied: the hardware here has no prices; use max_gpu_time"
 
 
 def options_of_hints(hints: TaskHints, *, has_prices: bool = False, **stated: Any) -> TaskOptions:

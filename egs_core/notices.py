@@ -25,6 +25,9 @@ def warn_once(problem: str) -> None:
         warn(problem)
 
 
+MAX_COST_UNUSED = "max_cost is not applied: the hardware here has no prices; use max_gpu_time"
+
+
 def say(line: str) -> None:
     """Write one line as it is, under the same promise."""
     if (stream := sys.stderr) is not None:  # a daemon or a windowed program has none

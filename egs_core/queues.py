@@ -27,10 +27,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from msgspec.structs import replace
 from pydantic import Field, ValidationError
 
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
 from egs_core.errors import InputError
+from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_text, read_yaml
 
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -122,9 +124,17 @@ class Queues(FileModel):
 _FIELDS = (*Queue.model_fields, *Quota.model_fields, *TaskLimits.model_fields)
 
 
-def load_queues(path: Path) -> tuple[QueueSpec, ...]:
-    """The queues of a file. Raises InputError that names file and line."""
-    return parse_queues(read_text(path, "queues"), str(path))
+def load_queues(path: Path, *, has_prices: bool) -> tuple[QueueSpec, ...]:
+    """The queues of a file. Raises InputError that names file and line.
+
+    has_prices: whether the hardware has prices. Without them a cost is never reached, and `max_cost` is left out with
+    one warning.
+    """
+    found = parse_queues(read_text(path, "queues"), str(path))
+    if has_prices or all(queue.limits is None or queue.limits.max_cost is None for queue in found):
+        return found
+    warn_once(MAX_COST_UNUSED)
+    return tuple(replace(q, limits=q.limits and replace(q.limits, max_cost=None)) for q in found)
 
 
 def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:

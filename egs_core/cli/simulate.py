@@ -81,7 +81,6 @@ def simulate(
         bandwidth_bytes_per_s=_positive("--bandwidth", bandwidth),
         failure_rate=_share("--failure-rate", failure_rate),
         default_max_wait_s=_positive("--max-wait", max_wait, zero=True),
-        queues=load_queues(queues) if queues else (),
         objective=_objective(objective),
     )
     if gpu_price or cpu_price:
@@ -93,6 +92,8 @@ def simulate(
     if predicted and not history:
         estimator_of((), ())
     priced = any(flavor.gpu_hour or flavor.cpu_hour for flavor in config.flavors)
+    if queues:
+        config = msgspec.structs.replace(config, queues=load_queues(queues, has_prices=priced))
     workloads = [shared.with_applied_limits(load_workload(path), has_prices=priced) for path in files]
     estimator = estimator_of(history or (), [w.name for w in workloads]) if predicted else None
     policies = list(POLICIES) if policy == ALL else [policy]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from egs_core.engine.specs import NO_LIMIT, UNLIMITED, QueueSpec
+from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Limits, QueueSpec
 from egs_core.errors import InputError
+from egs_core.notices import MAX_COST_UNUSED
 from egs_core.queues import load_queues, parse_queues
 
 WHOLE = """
@@ -79,5 +80,20 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00\x81")
     for path in (tmp_path / "missing.yaml", tmp_path, binary):
         with pytest.raises(InputError) as found:
-            load_queues(path)
+            load_queues(path, has_prices=True)
         assert str(path) in str(found.value)
+
+
+def test_a_cost_is_left_out_where_nothing_has_a_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning for all queues; what else limits them stands. Where hardware has prices it is applied."""
+    monkeypatch.setattr("egs_core.notices._said", set())
+    path = tmp_path / "queues.yaml"
+    path.write_text("queues: [{name: a, limits: {max_cost: 2, max_runtime: 1h}}, {name: b, limits: {max_cost: 1}}]\n")
+    priced = [queue.limits for queue in load_queues(path, has_prices=True)]
+    assert priced == [Limits(3600.0, max_cost=2.0), Limits(max_cost=1.0)]
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert [queue.limits for queue in load_queues(path, has_prices=False)] == [Limits(3600.0), Limits()]
+    assert capsys.readouterr().err == f"egs: {MAX_COST_UNUSED}\n"

@@ -79,16 +79,34 @@ def _skipped(folder: Path) -> str:
 
 
 def _learned() -> tuple[bool, str]:
-    from egs_airflow.order.durations import durations_path, load_durations
+    from egs_airflow.order.durations import durations_path, load_durations, missing
 
     path = durations_path()
     known = load_durations(path)
+    elsewhere = "" if path.exists() else _learned_at()
+    if elsewhere and not elsewhere.endswith(f": {path}"):
+        return False, missing(path, elsewhere)
     if not path.exists() or _is_empty(path):
         return True, f"none yet: `airflow egs learn`, or the agent, writes {path}"
     if not known:
         return False, f"off: nothing can be read from {path}"
     age_h = (time.time() - path.stat().st_mtime) / 3600
     return True, f"active: {sum(map(len, known.values()))} tasks of {len(known)} DAGs, read {age_h:.1f} h ago, {path}"
+
+
+def _learned_at() -> str:
+    """Where the agent that hosts the engine keeps what it learns, "HOST: PATH"; "" where none is known."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from egs_airflow.order.published import order_of
+    from egs_airflow.order.record import read_record
+
+    try:
+        seen = read_record()
+    except SQLAlchemyError:
+        return ""
+    order = order_of(seen.published) if seen is not None else None
+    return order.durations if order is not None else ""
 
 
 def _is_empty(path: Path) -> bool:

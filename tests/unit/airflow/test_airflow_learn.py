@@ -32,7 +32,7 @@ def test_learns_what_ran(airflow: RecordedAirflow, capsys: pytest.CaptureFixture
     (fit,) = [row for row in airflow.data["instances"] if row["task_id"] == "fit"]
     assert load_durations(durations_path())["train"]["fit"] == pytest.approx(fit["duration"], abs=1e-3)
     run_learn(Namespace(url=airflow.url, user="", days=30.0))
-    assert capsys.readouterr().out == "0 new durations; 6 tasks of 1 DAGs are known\n"
+    assert capsys.readouterr().out == f"0 new durations; 6 tasks of 1 DAGs are known, in {durations_path()}\n"
 
 
 def test_a_broken_line_is_no_obstacle(airflow: RecordedAirflow, tmp_path: Path) -> None:

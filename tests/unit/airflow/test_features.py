@@ -14,6 +14,8 @@ from egs_airflow import cli, compat
 from egs_airflow.agent.lock import take_lock
 from egs_airflow.features import FEATURES, feature_checks
 from egs_airflow.order.durations import write_durations
+from egs_airflow.order.published import Order
+from egs_airflow.order.record import Seen
 from egs_core.adapter import Check, private_api_checks
 
 
@@ -72,6 +74,18 @@ def test_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert found["limits"] == f"kept by an agent: those of hints, and 1 rules of {tmp_path / 'limits.yaml'}"
     assert found["staging"] == "done by an agent: at most 16 GiB at once"
     assert found["learned durations"].startswith("active: 2 tasks of 1 DAGs, read 0.0 h ago, ")
+
+
+def test_durations_that_another_home_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both paths, where the agent keeps what it learns in a file that this process does not read."""
+    own, elsewhere = tmp_path / "egs" / "airflow" / "durations.json", "host: /home/agent/durations.json"
+    records = [Seen(1, "agent", "beat 1", 30.0, Order(durations=elsewhere).text())]
+    monkeypatch.setattr("egs_airflow.order.record.read_record", lambda: records[0])
+    found = told()["learned durations"]
+    assert not found.ok
+    assert f"{own} is not there, and the agent's is on {elsewhere}" in found.detail
+    records[0] = Seen(1, "agent", "beat 2", 30.0, Order(durations=f"host: {own}").text())
+    assert told()["learned durations"].detail == f"none yet: `airflow egs learn`, or the agent, writes {own}"
 
 
 def test_what_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,7 @@ def test_it_publishes_what_it_decides(site: Site, capsys: pytest.CaptureFixture[
     order = order_of(json.loads(site.connections["1"]["extra"])["order"])
     assert order is not None
     assert {turn.id for turn in order.turns} == {row["id"] for row in site.instances if row["state"] == "scheduled"}
+    assert order.durations == f"{socket.gethostname()}: {durations_path()}"
     asked = len(site.server.requests)
     first.look(0.1)
     assert len(site.server.requests) == asked

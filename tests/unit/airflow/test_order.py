@@ -15,6 +15,8 @@ from egs_airflow import config
 from egs_airflow.order import pools
 from egs_airflow.order.durations import current_durations, load_durations, write_durations
 from egs_airflow.order.policy import apply_to_task
+from egs_airflow.order.published import Order, Reader
+from egs_airflow.order.record import Seen
 from egs_airflow.order.weights import HIGHEST, remaining_path_s, usual_s, weight, weights
 from egs_core.errors import InputError
 
@@ -79,15 +81,29 @@ def test_numbers_that_are_too_large_are_no_durations(tmp_path: Path) -> None:
     assert weight(math.inf, False) == HIGHEST
 
 
+def publish(monkeypatch: pytest.MonkeyPatch, durations: str) -> None:
+    """This process has read where the agent that hosts the engine keeps what it learns."""
+    reader = Reader(lambda: Seen(1, "agent", "beat 1", 30.0, Order(durations=durations).text()))
+    reader.tick()
+    monkeypatch.setattr("egs_airflow.order.published._reader", [reader])
+
+
 def test_durations_that_are_not_there_are_one_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the path that this process reads: another home may have them."""
+    """With the path that this process reads; once it is known where the agent keeps its own, with both."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     path = tmp_path / "egs" / "airflow" / "durations.json"
     monkeypatch.setattr("egs_airflow.order.durations.LOOK_S", 0.0)
     assert current_durations() is current_durations() == {}
     assert [record.getMessage().count(f"{path} is not there") for record in caplog.records] == [1]
+    publish(monkeypatch, f"host: {path}")
+    assert current_durations() == {}
+    assert len(caplog.records) == 1
+    publish(monkeypatch, "host: /home/agent/durations.json")
+    assert current_durations() is current_durations() == {}
+    said = f"{path} is not there, and the agent's is on host: /home/agent/durations.json; name one file"
+    assert [said in record.getMessage() for record in caplog.records] == [False, True]
     write_durations(path, {"dag": {"a": 1.0}})
     assert current_durations() is current_durations() == {"dag": {"a": 1.0}}
 

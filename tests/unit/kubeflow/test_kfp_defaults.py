@@ -96,3 +96,14 @@ def test_compile_takes_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for wrong, problem in (("items=x", "'x' is no LIST"), ("mem", "name=value"), ("me=1", "did you mean 'mem'")):
         with pytest.raises(InputError, match=problem):
             app([*command, "--arg", wrong], standalone_mode=False)
+
+
+def test_manifests_say_what_a_default_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rewrite behind `egs kubeflow manifests` notes the same as that of `compile`, each thing once."""
+    compiler.Compiler().compile(sized, str(tmp_path / "p.yaml"))
+    (tmp_path / "site.yaml").write_text(SITE)
+    command = ["manifests", str(tmp_path / "p.yaml"), "--profile", str(tmp_path / "site.yaml")]
+    app([*command, "-o", str(tmp_path / "out")], standalone_mode=False)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert sum("note: step: where it runs is decided by the default of parameter 'mem'" in line for line in said) == 1
+    assert len(set(said)) == len(said)

@@ -13,7 +13,6 @@ from ray.dag import DAGNode, InputNode, MultiOutputNode
 
 import egs_core as egs
 from egs_core import notices
-from egs_core.adapter import MAX_COST_UNUSED
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GIB, GPU, Shape
 from egs_ray.convert import Converted, convert
@@ -256,4 +255,4 @@ def test_a_cost_limit_is_said_not_to_be_applied(
 
     converted = convert(dear.bind(dear.bind()), "pipe")
     assert [converted.graph.options_of(index).max_cost for index in range(2)] == [None, None]
-    assert capsys.readouterr().err == f"egs: {MAX_COST_UNUSED}\n"
+    assert capsys.readouterr().err == f"egs: {notices.MAX_COST_UNUSED}\n"

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import uuid4
 
 from egs_airflow.agent.acts import say
@@ -18,6 +19,7 @@ from egs_airflow.agent.lease import TTL_S, Lease
 from egs_airflow.agent.lease_store import ConnectionStore
 from egs_airflow.agent.picture import Camera
 from egs_airflow.agent.tags import Modes
+from egs_airflow.order.durations import durations_path
 from egs_airflow.order.published import Order
 from egs_airflow.rest import Rest, Unreachable
 from egs_core.errors import InputError
@@ -73,7 +75,7 @@ class Host:
 
     def _decide(self, unix_s: Callable[[], float]) -> None:
         order: Order = decide(self._camera.look(), unix_s())
-        text = order.text()
+        text = replace(order, durations=f"{socket.gethostname()}: {durations_path()}").text()
         if text != self._published and self.lease.is_held and self._store.publish(self.lease.epoch, text):
             self._published = text
 

@@ -71,4 +71,4 @@ def run_learn(args: Any) -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(f"{told.durations} new durations; {told.tasks} tasks of {told.dags} DAGs are known")
+    print(f"{told.durations} new durations; {told.tasks} tasks of {told.dags} DAGs are known, in {durations_path()}")

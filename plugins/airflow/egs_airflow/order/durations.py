@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from egs_airflow import config
+from egs_airflow.order.published import learned_at
 
 FORMAT = "egs-airflow-durations"
 VERSION = 1
@@ -59,10 +60,17 @@ def current_durations() -> Durations:
     path = durations_path()
     found = load_durations(path)
     if found is NOTHING:
-        how = "`airflow egs learn` or the agent writes it; where they run with another home, name one file for all in"
-        config.warn(f"every task counts as equally long: {path} is not there; {how} [egs] durations")
+        config.warn(f"every task counts as equally long: {missing(path, learned_at())}")
     _current[:] = [(now_s, found)]
     return found
+
+
+def missing(path: Path, elsewhere: str) -> str:
+    """What to say of a file that is not there. elsewhere: where the agent of the site keeps one, "" if not known."""
+    if not elsewhere or elsewhere.endswith(f": {path}"):
+        how = "`airflow egs learn` or the agent writes it; where they run with another home, name one file for all in"
+        return f"{path} is not there; {how} [egs] durations"
+    return f"{path} is not there, and the agent's is on {elsewhere}; name one file that both reach in [egs] durations"
 
 
 def load_durations(path: Path) -> Durations:

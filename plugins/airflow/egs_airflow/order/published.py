@@ -41,9 +41,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Order:
-    """Task instances that wait, first first."""
+    """Task instances that wait, first first. durations: where the agent keeps what it learns, `HOST: PATH`."""
 
     turns: tuple[Turn, ...] = ()
+    durations: str = ""
 
     @property
     def by_id(self) -> dict[str, Turn]:
@@ -53,7 +54,7 @@ class Order:
     def text(self) -> str:
         """As it is published."""
         rows = [[t.id, t.weight, int(t.may_start) + 2 * t.keeps, t.why] for t in self.turns[:MOST_WAITING]]
-        return json.dumps({"v": VERSION, "turns": rows}, separators=(",", ":"))
+        return json.dumps({"v": VERSION, "turns": rows, "durations": self.durations}, separators=(",", ":"))
 
 
 def order_of(text: str) -> Order | None:
@@ -63,18 +64,20 @@ def order_of(text: str) -> Order | None:
         if found["v"] != VERSION:
             return None
         rows = found["turns"]
-        return Order(tuple(Turn(str(i), int(w), bool(flags & 1), bool(flags & 2), str(y)) for i, w, flags, y in rows))
+        turns = tuple(Turn(str(i), int(w), bool(flags & 1), bool(flags & 2), str(y)) for i, w, flags, y in rows)
+        return Order(turns, str(found.get("durations", "")))
     except (ValueError, LookupError, TypeError):
         return None
 
 
 @dataclass
 class Reader:
-    """Keeps the newest order. read: the newest record, None where there is none."""
+    """Keeps the newest order. read: the newest record, None where there is none; durations: see `Order`."""
 
     read: Callable[[], Seen | None]
     clock: Callable[[], float] = time.monotonic
     seen: Seen | None = None
+    durations: str = ""
     _turns: Mapping[str, Turn] = field(default_factory=dict)
     _until_s: float = float("-inf")
     _due_s: float = float("-inf")
@@ -95,6 +98,7 @@ class Reader:
         if last is None or last.published != seen.published:
             order = order_of(seen.published)
             self._turns = order.by_id if order is not None else {}
+            self.durations = order.durations if order is not None else ""
 
     def current(self) -> Mapping[str, Turn]:
         """Who waits in which order, by id; empty where nobody hosts the engine. Asks nobody."""
@@ -117,6 +121,11 @@ def follows() -> str:
     """Whose order this process follows now; "" for nobody's."""
     seen, turns = (_reader[0].seen, _reader[0].current()) if _reader else (None, {})
     return f"epoch {seen.epoch}, {len(turns)} waiting" if seen is not None and turns else ""
+
+
+def learned_at() -> str:
+    """Where the agent that hosts the engine keeps learned durations, as far as this process has read; else ""."""
+    return _reader[0].durations if _reader else ""
 
 
 def forget() -> None:

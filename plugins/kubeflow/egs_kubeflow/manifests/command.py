@@ -39,13 +39,14 @@ def manifests_command(
     plan = plan_preloads(written.documents, site.preload, known, str(pipeline))
     files = files_of(site, plan)
     changed = write_files(output, files)
+    notes = list(dict.fromkeys((*written.notes, *plan.notes)))  # both say which tasks are not preloaded
     if as_json:
-        facts = {"output": str(output), "files": sorted(files), "changed": changed, "notes": list(plan.notes)}
+        facts = {"output": str(output), "files": sorted(files), "changed": changed, "notes": notes}
         typer.echo(json.dumps(facts))
         return
     for line in (*_preloads(plan), *_next_steps(site)):
         typer.echo(line)
-    for note in plan.notes:
+    for note in notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"{output}: {len(files)} files, {len(changed)} of them changed")
 

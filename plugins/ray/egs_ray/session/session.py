@@ -316,7 +316,7 @@ def _queues_of(options: Options) -> tuple[Any, ...]:
         return ()
     from egs_core.queues import load_queues  # brings pydantic, which takes its time to import
 
-    return load_queues(Path(options.queues))
+    return load_queues(Path(options.queues), has_prices=False)
 
 
 def _engine_config(options: Options, scaling_hints: bool) -> EngineConfig:
