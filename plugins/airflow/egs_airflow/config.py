@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from egs_airflow.options import NO, OPTIONS, SECTION, YES
 
-Mode = Literal["off", "observe", "on"]
-MODES: tuple[Mode, ...] = ("off", "observe", "on")
+if TYPE_CHECKING:
+    from egs_core.mode import Mode
 
 log = logging.getLogger("egs_airflow")
 
@@ -63,10 +63,11 @@ def mode_of(dag_id: str, tags: Iterable[str] = ()) -> Mode:
 
 def read_settings() -> Settings:
     """The settings as they are now, and what is wrong with them, which leaves `observe`."""
+    from egs_core.mode import parse_mode
+
     stated, source = stated_option("mode")
-    mode = stated.strip().lower() or "observe"
-    if mode not in MODES:
-        problem = f"{source}: mode {stated!r} is none of {', '.join(MODES)}: observing"
+    mode, problem = parse_mode(stated, "observe", f"{source}: mode ")
+    if problem:
         return Settings(source=source, problem=problem)
     problem = "" if mode == "off" else unknown_version()
     return Settings(

@@ -29,8 +29,10 @@ from egs_core.adapter import (
 )
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
+from egs_core.mode import VARIABLE, parse_mode
 from egs_core.runlog.past import Past
 from egs_core.surfaces import Surface
+from egs_ray.settings import chosen_gate
 from egs_ray.surfaces import SURFACES
 
 if TYPE_CHECKING:
@@ -143,14 +145,10 @@ def _leave(measured: Measured, folder: Path) -> RunOutcome:
 
 
 def _mode_check() -> Check:
-    from egs_ray.install import GATES, MODES
-
-    mode = os.environ.get("EGS_MODE", "").strip().lower() or "observe"
-    gate = os.environ.get("EGS_GATE", "").strip().lower() or "local"
-    if mode not in MODES:
-        return Check("mode", False, f"EGS_MODE={mode} is none of {', '.join(MODES)}: the hook observes")
-    if gate not in GATES:
-        return Check("mode", False, f"EGS_GATE={gate} is none of {', '.join(GATES)}: each script has its own gate")
+    mode, problem = parse_mode(os.environ.get(VARIABLE, ""), "observe")
+    gate, gate_problem = chosen_gate()
+    if problem or gate_problem:
+        return Check("mode", False, problem or gate_problem)
     if mode != "on":
         return Check("mode", True, f"{mode}; EGS_MODE=on orders GPU tasks")
     reach = (

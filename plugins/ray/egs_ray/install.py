@@ -11,26 +11,19 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
 
 import ray
 
+from egs_core.mode import current_mode
 from egs_core.notices import warn
 from egs_ray import compat, launch
+from egs_ray.settings import chosen_gate, for_workers
 
-MODES = ("off", "observe", "on")
-GATES = ("local", "cluster")
-"""Who orders GPU tasks in mode on: each driver its own, or one named actor those of all drivers and their workers."""
-
-MAKERS = {
-    "observe": "egs_ray.observe:make_interceptor",
-    "on": "egs_ray.gate.act:make_interceptor",
-    "worker": "egs_ray.gate.nested:make_interceptor",
-}
-"""Where an interceptor comes from: `module:function`. Without arguments, but a worker's is told its `settings`."""
+MAKERS = {"observe": "egs_ray.observe", "on": "egs_ray.gate.act"}
+"""The modules whose `make_interceptor` makes that of a mode."""
 
 
 class Interceptor(Protocol):
@@ -80,40 +73,17 @@ def install(runtime_env: Any) -> Any:
         return runtime_env
     if interceptor is None:
         mode = _mode()
-        chosen = make(mode)
+        chosen: Interceptor = import_module(MAKERS[mode]).make_interceptor()
         chosen.session_starts()
         _put_in_place(chosen)
-        interceptor, _reaches_workers = chosen, mode == "on" and _gate_said() == "cluster"
+        interceptor, _reaches_workers = chosen, mode == "on" and _gate() == "cluster"
     else:
         interceptor.session_starts()
     return _for_workers(runtime_env) if _reaches_workers else runtime_env
 
 
-def chosen_gate() -> str:
-    """Whose gate EGS_GATE asks for, one of GATES."""
-    gate = os.environ.get("EGS_GATE", "").strip().lower()
-    return gate if gate in GATES else "local"
-
-
-def settings() -> dict[str, str]:
-    """What workers are told of this driver: its EGS_ variables, but where its own run log goes, and its name."""
-    told = {name: value for name, value in os.environ.items() if name.startswith("EGS_") and "RUNLOG" not in name}
-    script = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
-    return {**told, "EGS_MODE": "on", "EGS_GATE": chosen_gate(), "EGS_SCRIPT": script or "python"}
-
-
-def make(which: str, *told: Any) -> Interceptor:
-    """The interceptor of a mode, or of a worker."""
-    module, _, maker = MAKERS[which].partition(":")
-    made: Interceptor = getattr(import_module(module), maker)(*told)
-    return made
-
-
 def _mode() -> str:
-    mode = os.environ.get("EGS_MODE", "").strip().lower() or "observe"
-    if mode not in MODES:
-        warn(f"EGS_MODE={mode!r} is none of {', '.join(MODES)}: observing")
-        return "observe"
+    mode = current_mode("observe")
     if not compat.supported(ray.__version__):
         warn(f"Ray {ray.__version__} is not a version EGS knows ({', '.join(compat.KNOWN_VERSIONS)}): observing only")
         return "observe"
@@ -124,11 +94,11 @@ def _mode() -> str:
     return mode
 
 
-def _gate_said() -> str:
-    said = os.environ.get("EGS_GATE", "").strip().lower()
-    if said and said not in GATES:
-        warn(f"EGS_GATE={said!r} is none of {', '.join(GATES)}: local")
-    return chosen_gate()
+def _gate() -> str:
+    gate, problem = chosen_gate()
+    if problem:
+        warn(problem)
+    return gate
 
 
 def _for_workers(runtime_env: Any) -> Any:
@@ -137,7 +107,7 @@ def _for_workers(runtime_env: Any) -> Any:
         from egs_ray.worker.hook import with_hook
 
         # A hook's answer takes the place of what ray.init got in `job_config`.
-        changed = with_hook(runtime_env or launch.runtime_env_of_job_config(), settings())
+        changed = with_hook(runtime_env or launch.runtime_env_of_job_config(), for_workers())
         problem = "its runtime_env has no room for a setup hook"
     except Exception as error:
         changed, problem = None, f"{type(error).__name__}: {error}".splitlines()[0]

@@ -44,13 +44,13 @@ def test_the_command_line_is_loaded_lazily() -> None:
 
 def test_the_plugin_is_light() -> None:
     """All processes of Airflow load the plugin: it brings no database stack, no numpy, and of the core only the table
-    of features, which needs the standard library alone."""
+    of features and the words of the mode, which need the standard library alone."""
     program = "import sys, airflow.plugins_manager; before = set(sys.modules); import egs_airflow.plugin; "
     program += (
         "print(sorted(m for m in set(sys.modules) - before if m.startswith(('numpy', 'pydantic', 'rich', 'egs_core'))))"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert out.splitlines()[-1] == "['egs_core', 'egs_core.compat']"
+    assert out.splitlines()[-1] == "['egs_core', 'egs_core.compat', 'egs_core.mode', 'egs_core.notices']"
 
 
 def test_parts_are_registered() -> None:

@@ -76,8 +76,8 @@ def test_another_tools_hook_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "", True, "observe; EGS_MODE=on orders"),
         ("on", "", True, "on, local gate"),
         ("ON", " cluster ", True, "on, cluster gate: workers get a setup hook, which runs a script's own"),
-        ("on", "clusterr", False, "EGS_GATE=clusterr is none of local, cluster"),
-        ("onn", "", False, "EGS_MODE=onn is none of off, observe, on: the hook observes"),
+        ("on", "clusterr", False, "EGS_GATE='clusterr' is none of local, cluster"),
+        ("onn", "", False, "EGS_MODE='onn' is none of off, observe, on: observing"),
     ],
 )
 def test_mode_and_gate_are_told(mode: str, gate: str, ok: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from ray._common.utils import load_class
 from ray.runtime_env import RuntimeEnv
 
 import egs_ray
-from egs_ray import compat, install, observe
+from egs_ray import compat, install, observe, settings
 
 ROOT = Path(__file__).resolve().parents[3]
 MANIFEST = ROOT / "examples" / "rayjob.yaml"
@@ -31,7 +31,7 @@ def test_rayjob_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert variables.keys() == {"EGS_MODE", "EGS_GATE", "XDG_DATA_HOME"}
     for name, value in {**variables, "EGS_RUNLOG": ""}.items():
         monkeypatch.setenv(name, value)
-    assert (install._mode(), install.chosen_gate()) == (variables["EGS_MODE"], variables["EGS_GATE"])
+    assert (install._mode(), settings.chosen_gate()[0]) == (variables["EGS_MODE"], variables["EGS_GATE"])
     assert observe.runlog_path().parent == Path("/data/egs/runs")
     mounts = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMounts"]
     assert [mount["mountPath"] for mount in mounts] == [variables["XDG_DATA_HOME"]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from egs_ray import compat, install, launch
+from egs_ray import compat, install, launch, settings
 from egs_ray.worker.hook import FIELD, NAME, chain, with_hook
 
 TOLD = {"EGS_MODE": "on", "EGS_GATE": "cluster", "EGS_HISTORY": "sqlite:///x"}
@@ -125,7 +125,9 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/some/where/train.py"])
     for name, value in {"EGS_RUNLOG": "x", "EGS_HISTORY": "y", "EGS_MODE": " ON ", "EGS_GATE": "Cluster"}.items():
         monkeypatch.setenv(name, value)
-    told = {name: value for name, value in install.settings().items() if name in {*TOLD, "EGS_SCRIPT", "EGS_RUNLOG"}}
+    told = {
+        name: value for name, value in settings.for_workers().items() if name in {*TOLD, "EGS_SCRIPT", "EGS_RUNLOG"}
+    }
     assert told == {"EGS_MODE": "on", "EGS_GATE": "cluster", "EGS_HISTORY": "y", "EGS_SCRIPT": "train"}
 
 
@@ -135,7 +137,7 @@ def test_gate(
 ) -> None:
     """The local gate is the default, and what a mistyped word means, with one warning."""
     monkeypatch.setenv("EGS_GATE", said)
-    assert install._gate_said() == gate
+    assert install._gate() == gate
     assert capsys.readouterr().err.count("\n") == lines
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from egs_airflow.view import OUTER
+
 PREFIX = "/egs"
-OUTER = "egs_airflow.outer"
-"""Where a request's scope has Airflow's own application."""
 
 
 class View:

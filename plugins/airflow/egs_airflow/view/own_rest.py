@@ -15,7 +15,7 @@ from anyio import from_thread
 from fastapi import Request
 
 from egs_airflow.rest import Rest
-from egs_airflow.view.app import OUTER
+from egs_airflow.view import OUTER
 
 PASSED_ON = ("authorization", "cookie")
 

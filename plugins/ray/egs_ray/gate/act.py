@@ -33,8 +33,8 @@ from egs_ray.gate.cluster_operations import ClusterOperations
 from egs_ray.gate.local import Gate
 from egs_ray.gate.operations import GateOperations
 from egs_ray.gate.ordering import AnyGate, Ordering
-from egs_ray.install import chosen_gate
 from egs_ray.observe import Observer, runlog_path, script_name
+from egs_ray.settings import chosen_gate
 from egs_ray.submission import Needs, Ordered, Submission
 
 
@@ -88,7 +88,7 @@ class Orderer(Observer):
 
     def _make_gate(self) -> AnyGate:
         gate: AnyGate | None = None
-        if chosen_gate() == "cluster":
+        if chosen_gate()[0] == "cluster":
             try:
                 if cluster_grows():
                     raise RuntimeError("an autoscaler would not be told of what waits there")

@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from egs_core.notices import warn
-from egs_ray import compat, install
+from egs_ray import compat
+
+if TYPE_CHECKING:
+    from egs_ray.gate.nested import Nested
 
 
 def start(settings: dict[str, str]) -> None:
-    """Send the submissions of this worker through the interceptor of workers; settings: see `install.settings`.
+    """Send the submissions of this worker through the interceptor of workers; settings: see `settings.for_workers`.
 
     A driver that this worker starts as a process of its own belongs to the same script, and has the hook too.
     """
@@ -33,7 +36,7 @@ class FirstUse:
         self._settings = settings
         self._lock = threading.Lock()
         self._is_made = False
-        self._interceptor: install.Interceptor | None = None
+        self._interceptor: Nested | None = None
 
     def __call__(
         self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]
@@ -50,7 +53,9 @@ class FirstUse:
             if self._is_made:
                 return
             try:
-                made = install.make("worker", self._settings)
+                from egs_ray.gate.nested import make_interceptor
+
+                made = make_interceptor(self._settings)
                 made.session_starts()
                 compat.before_disconnect(made.session_ends)
                 self._interceptor = made

@@ -1,0 +1,23 @@
+"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+GATES = ("local", "cluster")
+"""Who orders GPU tasks in mode on: each driver its own, or one named actor those of all drivers and their workers."""
+
+
+def chosen_gate() -> tuple[str, str]:
+    """Whose gate EGS_GATE asks for, one of GATES, and what is wrong with it: then the gate is local."""
+    said = os.environ.get("EGS_GATE", "")
+    gate = said.strip().lower() or "local"
+    return (gate, "") if gate in GATES else ("local", f"EGS_GATE={said!r} is none of {', '.join(GATES)}: local")
+
+
+def for_workers() -> dict[str, str]:
+    """What workers are told of this driver: its EGS_ variables, but where its own run log goes, and its name."""
+    told = {name: value for name, value in os.environ.items() if name.startswith("EGS_") and "RUNLOG" not in name}
+    script = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
+    return {**told, "EGS_MODE": "on", "EGS_GATE": chosen_gate()[0], "EGS_SCRIPT": script or "python"}
