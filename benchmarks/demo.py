@@ -19,8 +19,12 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from benchmarks.gpu_time import gpu_time_of
+from egs_core.runlog.io import read_run
 
 VARIANTS = ("native", "tuned", "egs", "hook", "egs-no-preload", "egs-no-split", "egs-no-order")
 VARIANTS_ON = {"ray": VARIANTS, "kubeflow": ("native", "fifo", "tuned", "egs")}
@@ -31,11 +35,26 @@ FIGURES = ("makespan_s", "wastage_effective", "gpu_held_s", "gpu_used_s", "cold_
 
 def run_variant(name: str, on: str) -> dict[str, Any]:
     """One run in a process of its own; `said`: what EGS told the user."""
-    command = [sys.executable, "-m", f"egs_{on}.demo", "--variant", name, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory(prefix="egs-demo-") as out:
+        command = [
+            sys.executable,
+            "-m",
+            "egs_core.cli.app",
+            "demo",
+            "--on",
+            on,
+            "--variant",
+            name,
+            "--out",
+            out,
+            "--json",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if done.returncode:
+            raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if on == "ray":
+            found["gpu_time"] = gpu_time_of(read_run(found["runlog"]).records)
     found["said"] = [line for line in done.stderr.splitlines() if line.startswith("egs:")]
     return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -50,11 +51,17 @@ class Features:
         return self._features[name]
 
     def has(self, name: str) -> bool:
-        """Whether the API is there, and not left out by the environment variable. A probe that fails means no."""
+        """Whether the API is there, and not left out by the environment variable. A probe that fails means no; one that
+        only warns, where warnings are errors, does not."""
         if name in left_out(self.variable):
             return False
+        probe = self._features[name].probe
         try:
-            return self._features[name].probe()
+            return probe()
+        except Warning:  # only then: filters belong to all threads
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _answers(probe)
         except Exception:  # a probe looks into modules that may have moved or changed shape
             return False
 
@@ -65,6 +72,13 @@ class Features:
     def missing(self) -> list[Feature]:
         """The features that are not available here, in their order."""
         return [feature for feature in self if not self.has(feature.name)]
+
+
+def _answers(probe: Callable[[], bool]) -> bool:
+    try:
+        return probe()
+    except Exception:
+        return False
 
 
 def left_out(variable: str) -> list[str]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from egs_core.adapter import ReplayWorkload
+import msgspec
+
+from egs_core.adapter import ReplayRequest, ReplayWorkload, RunOutcome
 from egs_core.errors import InputError
 from egs_core.graph.columns import Graph
+from egs_core.runlog.figures import figures_from
+from egs_core.runlog.io import write_run
+from egs_core.runlog.metrics import summarise
+from egs_core.runlog.records import Header, Record
 
 
 def check(workload: ReplayWorkload, cpus: int, gpus: int) -> None:
@@ -41,3 +47,19 @@ def arrivals(submit_s: Sequence[float], time_scale: float = 1.0) -> Iterator[int
         due = began + (submit_s[place] - min(submit_s)) * time_scale
         time.sleep(max(0.0, due - time.time()))
         yield place
+
+
+def outcome(request: ReplayRequest, header: Header, records: Sequence[Record], framework: str) -> RunOutcome:
+    """Write the run log of a replay, whose header says what is known of its times, and give its figures."""
+    facts = {
+        "run_id": f"replay-{request.policy}",
+        "policy": request.policy,
+        "mode": "on" if request.policy == "egs" else "off",
+        "emulated_gpus": True,
+        "label": f"replay on {framework}, {request.policy}",
+    }
+    write_run(request.runlog_path, msgspec.structs.replace(header, **facts), records)
+    metrics = summarise(records)
+    more = {name: getattr(metrics, name) for name in ("cold_start_s", "mean_jct_s", "p95_jct_s")}
+    figures = {name: None if value is None else round(value, 3) for name, value in more.items()}
+    return RunOutcome({**figures_from(metrics), **figures, "phases": metrics.phases}, request.runlog_path)

@@ -53,6 +53,7 @@ ROWS = {
 def demo(
     on: Annotated[str, typer.Option("--on", help="Framework to run on, by its adapter's name.")] = "",
     out: Annotated[Path, typer.Option("--out", help="Folder for the run logs and the page.")] = DEFAULT_OUT,
+    variant: Annotated[str, typer.Option(help="Run this variant alone, and print its figures.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Run the demo's pipelines natively and with EGS on a real local framework, and compare them.
@@ -64,6 +65,9 @@ def demo(
         raise InputError("--on", f"unknown {on!r}", f"one of {', '.join(adapter_names()) or 'none installed'}")
     _make_folder(out)
     adapter = load_able(on, Demonstrating, "give a demo")
+    if variant:
+        _show_alone(_run(adapter, on, variant, out), variant, as_json)
+        return 0
     outcomes = [_run(adapter, on, variant, out) for variant in getattr(adapter, "demo_variants", (NATIVE, EGS))]
     runs = {name: run for outcome in outcomes for name, run in outcome.runs.items()}
     problem = difference(runs)
@@ -88,7 +92,7 @@ def _make_folder(out: Path) -> None:
 
 
 def _run(adapter: Demonstrating, on: str, variant: str, out: Path) -> DemoOutcome:
-    with shown_progress(f"{on} {HEADINGS[variant]}") as progress:
+    with shown_progress(f"{on} {HEADINGS.get(variant, variant)}") as progress:
         return adapter.demo(DemoRequest((variant,), out, progress))
 
 
@@ -109,6 +113,14 @@ def figures(outcome: DemoOutcome, runs: dict[str, RunOutcome]) -> dict[str, Any]
         "emulated_gpus": outcome.emulated_gpus,
         "runs": {name: {figure: run.metrics[figure] for figure in FIGURES} for name, run in runs.items()},
     }
+
+
+def _show_alone(outcome: DemoOutcome, variant: str, as_json: bool) -> None:
+    """One run by itself; digest: equal for runs with equal results."""
+    run = outcome.runs[variant]
+    bound = {"ideal_bound_s": round(outcome.ideal_bound_s, 3), "emulated_gpus": outcome.emulated_gpus}
+    found = {"variant": variant, **bound, **run.metrics, "digest": run.digest, "runlog": str(run.runlog_path)}
+    typer.echo(json.dumps(found) if as_json else "\n".join(f"{name:>18}  {value}" for name, value in found.items()))
 
 
 def _show(outcome: DemoOutcome, runs: dict[str, RunOutcome], page: Path) -> None:

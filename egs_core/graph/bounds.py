@@ -165,6 +165,14 @@ def _fullest_slot(falling: _Floats, slots: int) -> float:
     return float((sums[k * slots + 1] - sums[k * slots - k]).max())
 
 
+def submissions_bound(graph: Graph, gpus: int, submissions: int = 1, every_s: float = 0.0) -> float:
+    """LB2 over the GPU phases of equal workloads, submitted one after the other: seconds from the first submission to
+    the last end, were every process warm and every switch free."""
+    head, work, tail = gpu_phases(graph)
+    heads_s = [number * every_s + before for number in range(submissions) for before in head]
+    return lower_bound_of(heads_s, tail * submissions, work * submissions, gpus)
+
+
 def gpu_phases(graph: Graph) -> tuple[list[float], list[float], list[float]]:
     """Of each GPU phase of a graph: the least time before it since submission, its length, the least time after it."""
     task_heads, task_tails = heads(graph), tails(graph)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from egs_core.adapter import Check, private_api_checks
@@ -26,6 +28,25 @@ def test_a_probe_that_fails_means_that_the_feature_is_missing() -> None:
     """Neither False nor an exception of a probe is an error: the caller takes its fallback."""
     assert [FEATURES.has(feature.name) for feature in FEATURES] == [True, True, False]
     assert [feature.name for feature in FEATURES.missing()] == ["moved"]
+
+
+def test_a_probe_that_only_warns_does_not_fail() -> None:
+    """Where warnings are errors, as under `python -W error`, an API that is deprecated is still there; a probe that
+    fails behind its warning is missing all the same, and what warns elsewhere is an error as before."""
+
+    def deprecated() -> bool:
+        warnings.warn("use the other one", DeprecationWarning, stacklevel=2)
+        return True
+
+    def deprecated_and_gone() -> bool:
+        return deprecated() and broken()
+
+    old = Features(VARIABLE, Feature("old", "", deprecated, "", ""), Feature("gone", "", deprecated_and_gone, "", ""))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [feature.name for feature in old.missing()] == ["gone"]
+        with pytest.raises(DeprecationWarning):
+            deprecated()
 
 
 def test_a_feature_can_be_left_out_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

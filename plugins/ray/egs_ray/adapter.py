@@ -89,7 +89,7 @@ class RayAdapter:
     def demo(self, request: DemoRequest) -> DemoOutcome:
         """Run the demo's pipelines once per variant, each on a Ray of its own, and leave a run log of each."""
         from egs_core.digits import require_packages
-        from egs_ray.demo.bound import ideal_bound_s
+        from egs_ray.demo.graph import ideal_bound_s
         from egs_ray.demo.measure import measure_variant
         from egs_ray.demo.pipelines import EMULATED_GPUS
         from egs_ray.demo.variants import find_variant

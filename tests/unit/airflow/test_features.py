@@ -78,7 +78,7 @@ def test_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_durations_that_another_home_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both paths, where the agent keeps what it learns in a file that this process does not read."""
-    own, elsewhere = tmp_path / "egs" / "airflow" / "durations.json", "host: /home/agent/durations.json"
+    own, elsewhere = tmp_path / "egs" / "airflow" / "durations.json", "host: /srv/agent/durations.json"
     records = [Seen(1, "agent", "beat 1", 30.0, Order(durations=elsewhere).text())]
     monkeypatch.setattr("egs_airflow.order.record.read_record", lambda: records[0])
     found = told()["learned durations"]

@@ -100,9 +100,9 @@ def test_durations_that_are_not_there_are_one_warning(
     publish(monkeypatch, f"host: {path}")
     assert current_durations() == {}
     assert len(caplog.records) == 1
-    publish(monkeypatch, "host: /home/agent/durations.json")
+    publish(monkeypatch, "host: /srv/agent/durations.json")
     assert current_durations() is current_durations() == {}
-    said = f"{path} is not there, and the agent's is on host: /home/agent/durations.json; name one file"
+    said = f"{path} is not there, and the agent's is on host: /srv/agent/durations.json; name one file"
     assert [said in record.getMessage() for record in caplog.records] == [False, True]
     write_durations(path, {"dag": {"a": 1.0}})
     assert current_durations() is current_durations() == {"dag": {"a": 1.0}}

@@ -173,3 +173,16 @@ def test_all_variants_of_an_adapter_are_run_and_shown(
     assert "2.5 times as fast as tuned by hand" in shown
     assert "1.60 times as fast with EGS on pipelines as they are" in shown
     assert len(list(tmp_path.glob("*.jsonl"))) == 4
+
+
+def test_one_variant_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its figures, the digest of its results and its run log; nothing is compared, and there is no page."""
+    assert run_demo(monkeypatch, "FOUR", "--on", "framework", "--out", tmp_path, "--variant", "tuned", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("variant", "ideal_bound_s", "makespan_s", "digest")} == {
+        "variant": "tuned",
+        "ideal_bound_s": 1.25,
+        "makespan_s": 2.5,
+        "digest": "same",
+    }
+    assert [str(path) for path in tmp_path.iterdir()] == [found["runlog"]]

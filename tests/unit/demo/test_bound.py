@@ -6,8 +6,7 @@ import pytest
 
 from egs_core.graph.bounds import gpu_phases
 from egs_core.graph.columns import CPU, GPU
-from egs_ray.demo.bound import ideal_bound_s
-from egs_ray.demo.graph import demo_graph
+from egs_ray.demo.graph import demo_graph, ideal_bound_s
 
 
 def test_graph_has_the_fixed_shape() -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from benchmarks.gpu_time import gpu_time_of
 from egs_core.graph.columns import Graph
 from egs_core.runlog.io import Run
 from egs_core.runlog.marks import MARKS_FILE, append
@@ -29,7 +30,6 @@ from egs_core.sim.simulator import merge_phases
 from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.log import preloads_of
 from egs_ray.demo.marks import task_id
-from egs_ray.demo.measure import gpu_time_of
 from egs_ray.replay.marked import Mark, MarkedWorkload, held_start, read_marks, records_of
 
 ORIGIN = 1_000.0

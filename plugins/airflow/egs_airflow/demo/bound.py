@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from egs_airflow.demo import times
-from egs_core.graph.bounds import gpu_phases, lower_bound_of
+from egs_core.graph.bounds import submissions_bound
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 
 ON_CPU, ON_GPU = Shape(cpu_milli=1000), Shape(cpu_milli=0, gpu_milli=1000)
 
 
 def ideal_bound_s() -> float:
-    """Seconds from the first submission to the last end, were every process warm and every switch free."""
-    head, work, tail = gpu_phases(demo_graph())
-    heads_s = [number * times.ARRIVAL_S + before for number in range(times.PIPELINES) for before in head]
-    return lower_bound_of(heads_s, tail * times.PIPELINES, work * times.PIPELINES, times.GPUS)
+    return submissions_bound(demo_graph(), times.GPUS, times.PIPELINES, times.ARRIVAL_S)
 
 
 def demo_graph() -> Graph:

@@ -9,15 +9,10 @@ out: the machine of the replay is not the machine of the trace. The clock starts
 
 from __future__ import annotations
 
-import msgspec
-
 from egs_airflow.replay.dagfile import airflow_ids, check_expressible, check_gangs, dag_file, usual_seconds
 from egs_airflow.replay.runs import DagRuns, carry_out
 from egs_core.adapter import ReplayRequest, RunOutcome
-from egs_core.replayed import check
-from egs_core.runlog.figures import figures_from
-from egs_core.runlog.io import write_run
-from egs_core.runlog.metrics import summarise
+from egs_core.replayed import check, outcome
 
 
 def replay(request: ReplayRequest) -> RunOutcome:
@@ -28,18 +23,7 @@ def replay(request: ReplayRequest) -> RunOutcome:
         check_expressible(workload, request.policy)
         check_gangs(workload, request.cpus, request.gpus)
     header, records = carry_out(dag_runs(request), request.progress)
-    with_egs = request.policy == "egs"
-    header = msgspec.structs.replace(
-        header,
-        run_id=f"replay-{request.policy}",
-        policy=request.policy,
-        mode="on" if with_egs else "off",
-        emulated_gpus=True,
-        label=f"replay on Airflow, {request.policy}",
-    )
-    write_run(request.runlog_path, header, records)
-    metrics = summarise(records)
-    return RunOutcome({**figures_from(metrics), "phases": metrics.phases}, request.runlog_path)
+    return outcome(request, header, records, "Airflow")
 
 
 def dag_runs(request: ReplayRequest) -> DagRuns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egs_core.graph.bounds import gpu_phases, lower_bound_of
+from egs_core.graph.bounds import submissions_bound
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_kubeflow.demo import times
 
@@ -10,9 +10,7 @@ ON_CPU, ON_GPU = Shape(cpu_milli=1000), Shape(cpu_milli=1000, gpu_milli=1000)
 
 
 def ideal_bound_s(factor: float = 1.0) -> float:
-    """Seconds from the submission to the last end, were every process there at once and every switch free."""
-    head, work, tail = gpu_phases(demo_graph())
-    return factor * lower_bound_of(head, tail, work, times.GPUS)
+    return factor * submissions_bound(demo_graph(), times.GPUS)
 
 
 def demo_graph() -> Graph:

@@ -21,12 +21,10 @@ import msgspec
 from egs_core.adapter import ReplayRequest, RunOutcome
 from egs_core.errors import EgsError, InputError
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph
-from egs_core.replayed import check
+from egs_core.replayed import check, outcome
 from egs_core.runlog import records as r
-from egs_core.runlog.figures import figures_from
-from egs_core.runlog.io import read_run, write_run
+from egs_core.runlog.io import read_run
 from egs_core.runlog.marks import watched
-from egs_core.runlog.metrics import summarise
 from egs_kubeflow import compat
 from egs_kubeflow.replay.notes import inside, read_notes, zero_of
 from egs_kubeflow.replay.parts import Part, check_expressible, code_of, groups_of, parts_of, place_of
@@ -43,25 +41,13 @@ def replay(request: ReplayRequest) -> RunOutcome:
     """Run the workloads to their end and write the run log. Raises InputError for a workload that cannot run on this
     capacity, whose durations are not known, or that kfp has no way to express; EgsError where a task has failed."""
     _check(request)
-    with_egs = request.policy == "egs"
-    parts = [parts_of(workload.graph, request.time_scale, with_egs) for workload in request.workloads]
+    parts = [parts_of(workload.graph, request.time_scale, request.policy == "egs") for workload in request.workloads]
     with tempfile.TemporaryDirectory(prefix="egs-replay-") as folder:
         root = Path(folder)
         with watched(folder, sum(map(len, parts)), request.progress):
             logged = _run(request, parts, root)
         records, zero = _records(request, logged, root)
-    header = r.Header(
-        run_id=f"replay-{request.policy}",
-        driver="kubeflow",
-        policy=request.policy,
-        mode="on" if with_egs else "off",
-        emulated_gpus=True,
-        started_at=zero,
-        label=f"replay on Kubeflow, {request.policy}",
-    )
-    write_run(request.runlog_path, header, records)
-    metrics = summarise(records)
-    return RunOutcome({**figures_from(metrics), "phases": metrics.phases}, request.runlog_path)
+    return outcome(request, r.Header(driver="kubeflow", started_at=zero), records, "Kubeflow")
 
 
 def require_kfp() -> None:

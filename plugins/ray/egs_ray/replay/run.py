@@ -23,11 +23,9 @@ from ray.dag import MultiOutputNode
 
 from egs_core.adapter import ReplayRequest, ReplayWorkload, RunOutcome
 from egs_core.graph.analysis import topological_order
-from egs_core.replayed import arrivals, check, seconds_of
-from egs_core.runlog.figures import figures_from
-from egs_core.runlog.io import read_run, write_run
+from egs_core.replayed import arrivals, check, outcome, seconds_of
+from egs_core.runlog.io import read_run
 from egs_core.runlog.marks import watched
-from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record
 from egs_ray.convert import convert
 from egs_ray.local import local_ray
@@ -80,7 +78,8 @@ def replay(request: ReplayRequest) -> RunOutcome:
         records = _records(request, folder, submitted)
     if len(ended := {(r.workload, r.task) for r in records if type(r).__name__ == "Ended"}) < tasks:  # type: ignore[attr-defined]  # an Ended has both
         raise RuntimeError(f"only {len(ended)} of {tasks} tasks have noted their end")
-    return _outcome(request, records, submitted)
+    header = Header(driver="ray", started_at=min((one.at for one in submitted), default=0.0))
+    return outcome(request, header, records, "Ray")
 
 
 def _play(workload: ReplayWorkload, time_scale: float) -> Play:
@@ -176,20 +175,3 @@ def _preloads(request: ReplayRequest, path: str, submitted: Sequence[Submitted])
             workload, task = request.workloads[number].name, submitted[number].task_names[record.task]
             t = max(0.0, record.t + shift_s)  # the two clocks differ by some milliseconds
             yield msgspec.structs.replace(record, t=t, workload=workload, task=task)
-
-
-def _outcome(request: ReplayRequest, records: list[Record], submitted: Sequence[Submitted]) -> RunOutcome:
-    header = Header(
-        run_id=f"replay-{request.policy}",
-        driver="ray",
-        policy=request.policy,
-        mode="on" if request.policy == "egs" else "off",
-        emulated_gpus=True,
-        started_at=min((one.at for one in submitted), default=0.0),
-        label=f"replay on Ray, {request.policy}",
-    )
-    write_run(request.runlog_path, header, records)
-    metrics = summarise(records)
-    more = {"cold_start_s": metrics.cold_start_s, "mean_jct_s": metrics.mean_jct_s, "p95_jct_s": metrics.p95_jct_s}
-    figures = {name: None if value is None else round(value, 3) for name, value in more.items()}
-    return RunOutcome({**figures_from(metrics), **figures, "phases": metrics.phases}, request.runlog_path)
