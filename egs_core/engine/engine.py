@@ -178,7 +178,7 @@ class Engine:
         if self._has_work_left:
             self._reorder_workloads(event)
         if self._by_submission and (state.is_metered or kind not in CHANGES_NO_WORK):
-            self._note_work(event)
+            self._note_work(event, kind)
         if self._timers and self._timers[0][0] < now and self._queue.heed_waits(now):
             self._processes.needs_planning = True
         if state.retry_at:
@@ -464,14 +464,14 @@ class Engine:
         for workload in counted.after(self.state, event) if counted is not None else ():
             self._reorder(self.state.workloads[workload].numbers)
 
-    def _note_work(self, event: m.Event) -> None:
+    def _note_work(self, event: m.Event, kind: type[m.Event]) -> None:
         """What is left of some submissions has changed, and with it perhaps their places."""
         state, queue = self.state, self._queue
-        if type(event) is m.PhaseEnded and not state.is_metered:
-            if not 0 <= event.phase < len(state.task_of):
+        if kind is m.PhaseEnded and not state.is_metered:
+            phase: int = event.phase  # type: ignore[attr-defined]
+            if not 0 <= phase < len(state.task_of):
                 return
-            task = state.task_of[event.phase]
-            moved = queue.work_changed(state.workloads[state.task_workload[task]].submission)
+            moved = queue.work_changed(state.workloads[state.task_workload[state.task_of[phase]]].submission)
         else:
             is_told = isinstance(event, m.TasksAdded | m.Estimates) and not state.is_metered
             moved = not is_told and queue.all_work_changed()

@@ -44,11 +44,14 @@ class SchedulingClasses:
     def of(self, phase: int) -> ClassId:
         """The class of a ready phase, as things are."""
         state = self._state
-        task, shape = state.task_of[phase], state.shape[phase]
-        first, end = state.first_phase[task], state.first_phase[task + 1]
+        task, shape, first_phase = state.task_of[phase], state.shape[phase], state.first_phase
+        first, end = first_phase[task], first_phase[task + 1]
         is_alone = end - first == 1 and task not in state.options and task not in state.gang_of
         if is_alone and not (state.queues or state.flavors):
-            return self._plain.get(shape) or self._plain.setdefault(shape, (shape, ANY, (), NO_QUEUE))
+            plain = self._plain.get(shape)
+            if plain is None:
+                plain = self._plain[shape] = (shape, ANY, (), NO_QUEUE)
+            return plain
         queue = state.queue_of(task) if state.queues else NO_QUEUE
         if state.gang_of and task in state.gang_of:
             return shape, ANY, (GANG, state.gang_of[task]), queue

@@ -154,20 +154,21 @@ class FreeIndex:
                     fronts.reopen(resources)
         self._freed.clear()
 
-    def found_none(self, resources: ResourceKey) -> None:
-        """No place was found for phases of this key: close it if that is for lack of room, and for nothing else."""
+    def found_none(self, resources: ResourceKey, *, closes: bool = True) -> None:
+        """No place was found for phases of this shape and node. Where that is for lack of room and for nothing else, it
+        is known from now on; and the key is closed, unless its phases have to be looked at all the same."""
         if len(self._state.nodes) <= FEW_NODES:
             return
         shape, bound = resources
         nodes, wanted = self._state.nodes, self._state.shapes[shape]
         if bound != ANY:
-            if lacking(nodes[bound], wanted):
+            if closes and lacking(nodes[bound], wanted):
                 self._bound.setdefault(bound, set()).add(resources)
                 self._fronts.close(resources)
             return
         fitting = {n for n in self.candidates(shape) if nodes[n].alive and not lacking(nodes[n], wanted)}
         self._watch(shape, wanted, fitting)
-        if not fitting:
+        if closes and not fitting:
             self._fronts.close(resources)
 
     def _watch(self, shape: int, wanted: Shape, fitting: set[int]) -> None:

@@ -42,7 +42,7 @@ class ClassFronts:
         front = self.of[class_id] = key, phase, class_id
         resources = self._resource_key_of(class_id, key) or class_id
         if old is not None:
-            if len(self.order) == 1 and resources in self._by_resources:  # the only class, as before
+            if len(self.order) == 1 and resources == self._key_of[class_id]:  # the only class, as before
                 self.order[0] = self._by_resources[resources][0] = front
                 return
             self._leave(old)

@@ -123,8 +123,7 @@ class Lines:
         """The phase is gone, and perhaps what gave its submission its place."""
         order = self.order
         if order is not None:
-            state = self._state
-            number = state.workloads[state.task_workload[state.task_of[phase]]].submission
+            number = self.submission_of(phase)
             is_new = self._leaf_changed(number, self._tops.get(number))
             if (order.late and order.left(number, phase)) or is_new:
                 self.refresh(number)
@@ -150,7 +149,7 @@ class Lines:
     def _show(self, class_id: ClassId, line: Line, number: int, tops: dict[ClassId, Entry], entry: Entry) -> None:
         """This is the submission's first in the class."""
         tops[class_id] = entry
-        if number != self._held and self._leaf_changed(number, tops):
+        if number != self._held and self.order is not None and self._leaf_changed(number, tops):
             self.refresh(number)
         else:
             self._put_first(class_id, line, number, entry)

@@ -87,7 +87,10 @@ class ReadyQueue:
         state = self.state
         if self._ages and (self._default_max_wait_s is not None or state.options or state.queues):
             self._set_deadline(phase)
-        self._push(phase, self._place_of(phase) if state.gang_of or state.has_deadlines else self._key_of(state, phase))
+        if not (state.gang_of or state.has_deadlines):
+            self._push(phase, self._key_of(state, phase))
+            return
+        self._push(phase, self._place_of(phase))
         if state.has_deadlines and self._ages:
             self._urgency.enter(phase)
 
@@ -241,7 +244,11 @@ class ReadyQueue:
             class_id = order[0][2]
             is_out = class_id in passed or class_id in self.unplaceable_classes or not self.fronts.open
             return None if is_out else order[0]
-        return self.fronts.first(self.unplaceable_classes, passed)
+        return self.fronts.first(self.unplaceable_classes, passed) if order else None
+
+    def is_one_class(self) -> bool:
+        """Whether all that is queued is of one class, and no queue has a say in what comes next."""
+        return len(self.fronts.order) == 1
 
     def _front_of_queues(self, passed: set[ClassId]) -> Front | None:
         best: tuple[Standing, Front] | None = None
@@ -294,8 +301,9 @@ class ReadyQueue:
         following = self.fronts.following(key)
         if following is None:
             return ONLY_CANDIDATE
-        for i, other in enumerate(following):
-            if key[i] != other:
+        at = PATH_TERM if key[:PATH_TERM] == following[:PATH_TERM] else 0
+        for i in range(at, len(key)):
+            if key[i] != following[i]:
                 return self._name_of_term(i, key, following)
         return self._names[-1]
 
@@ -303,8 +311,8 @@ class ReadyQueue:
         """Of the term in which two full keys differ first."""
         if at == AGE_TERM + self._by_submission and self.is_overdue(key):
             return self._names[OVERDUE_TERM]
-        if self._names[at]:
-            return self._names[at]
+        if name := self._names[at]:
+            return name
         return next(name for name, a, b in zip(PLACE_TERMS, key[at], other[at], strict=True) if a != b)
 
     def _deciding_queue(self, class_id: ClassId) -> str:

@@ -121,7 +121,9 @@ class Aborts:
         state = self._state
         if state.workloads[state.workload_number(workload)].aborted:
             self._drop_all(added)
-        dead = {p for task in added for p in state.parents[task] if p < added.start and self._is_dead(p)}
+        first, parents = added.start, state.parents
+        earlier = [p for ps in parents[first : added.stop] if ps and min(ps) < first for p in ps if p < first]
+        dead = {p for p in set(earlier) if self._is_dead(p)}
         for task in sorted(dead):
             self._abort_descendants(task)
 

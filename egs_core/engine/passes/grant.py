@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from egs_core.engine import messages as m
@@ -21,6 +21,7 @@ from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.reservation import (
     MOST_RESERVATIONS,
     find_reservation,
+    has_one_place,
     keeps_reservations,
     queues_with_kept,
     select_gang,
@@ -102,8 +103,10 @@ class Granting:
             if not (class_id[OTHERS] or has_rules or state.reservations):
                 place = self._simple_place(phase, class_id)
                 if place is None:
-                    passed.add(class_id)
                     self._pass_over(found, (phase,), blocked, is_within=True)
+                    if queue.is_one_class():
+                        break
+                    passed.add(class_id)
                 elif not (state.reads and self._grant_local_reader(class_id, place)):
                     self._grant(phase, place, queue.take(class_id, key))
                 continue
@@ -126,9 +129,9 @@ class Granting:
             return
         if queue.preempts:  # who may preempt must be among the blocked, so its resources are never closed
             blocked.append(Blocked(phase, tuple(phases), class_id[QUEUE]))
-        elif is_within and queue.free.is_kept and (resources := queue.resource_key_of(class_id, key)) is not None:
-            queue.free.found_none(resources)
         has_own_rights = bool(class_id[OTHERS]) and queue.classes.has_own_rights(class_id)
+        if is_within and queue.free.is_kept and not (queue.preempts or has_own_rights):
+            queue.free.found_none(class_id[:OTHERS], closes=queue.resource_key_of(class_id, key) is not None)
         may_reserve = has_own_rights or queue.has_come_forward(key)
         if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):
             self._reserve(phase, phases)
@@ -224,15 +227,27 @@ class Granting:
             keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
             return places if keeps else None
 
+        may_take, kept = self._keeper(phases)
+        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phases[0]]):
+            return self._chosen_place(self._choice, phases[0], may_take)
+        keeps = bool(state.reservations or state.flavors) or state.task_of[phases[0]] in state.reads
+        numbers = self._queue.free.worth_a_look(phases[0], class_id, self._packs, keeps)
+        place = select_place(state, phases[0], may_take, self._packs, numbers, kept=kept)
+        return None if place is None else (place,)
+
+    def _keeper(self, phases: Sequence[int]) -> tuple[Callable[[Place], bool] | None, Collection[int]]:
+        """What says whether the phases may take a place, and the nodes where something is kept: only there it matters.
+        A task that has started heeds nothing that is kept."""
+        state = self._state
+        if not state.reservations:
+            return None, ()
+
         def may_take(place: Place) -> bool:
             return keeps_reservations(state, phases, (place,), state.now)
 
-        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phases[0]]):
-            return self._chosen_place(self._choice, phases[0], may_take if state.reservations else None)
-        keeps = bool(state.reservations or state.flavors) or state.task_of[phases[0]] in state.reads
-        numbers = self._queue.free.worth_a_look(phases[0], class_id, self._packs, keeps)
-        place = select_place(state, phases[0], may_take if state.reservations else None, self._packs, numbers)
-        return None if place is None else (place,)
+        if not state.is_first_phase(phases[0]):
+            return may_take, ()
+        return may_take, {number for kept in state.reservations.values() for _, number in kept.places}
 
     def _gang_places(self, phases: Sequence[int]) -> Sequence[Place] | None:
         """All on one flavor, the best one that has room, else on several: the slowest member holds up the others."""
@@ -286,7 +301,7 @@ class Granting:
         kept = state.reservations.get(owner)
         if kept is None and len(state.reservations) >= MOST_RESERVATIONS:
             return
-        if kept is not None and kept.at > state.now:
+        if kept is not None and (kept.at > state.now or has_one_place(state, phases, kept.places)):
             return
         found = find_reservation(state, phases, state.now)
         if found is None:
@@ -316,10 +331,9 @@ class Granting:
         return quota.never_fits(state.queues, number, wanted) is not None
 
     def _grant(self, phase: int, place: Place, reason: str) -> None:
-        state = self._state
+        state, processes = self._state, self._processes
         node, devices = place
-        task, processes = state.task_of[phase], self._processes
-        warm = None
+        task, warm = state.task_of[phase], None
         if state.first_phase[task] == phase:
             self._issuer.mark_started(task)
             if task in state.options and state.options[task].warm_key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from egs_core.engine.rules.locality import start_delay_s
 from egs_core.engine.rules.packer import Packer
@@ -97,9 +97,11 @@ def select_place(
     packer: Packer | None = None,
     numbers: Iterable[int] | None = None,
     flavor: str | None = None,
+    kept: Collection[int] | None = None,
 ) -> Place | None:
-    """Node and devices for the phase now, or None. may_take: asked for each place where it fits. numbers: the nodes to
-    look at, where others are known not to be the answer. flavor: only there.
+    """Node and devices for the phase now, or None. may_take: asked for each place where it fits, on the nodes `kept`
+    where these are named. numbers: the nodes to look at, where others are known not to be the answer. flavor: only
+    there.
 
     Where it can begin its work first, if it reads files of others (`locality`); where its warm process waits, or one is
     idle; then for a task that begins on CPUs and will want a device beside its process the least `process_pressure`;
@@ -114,26 +116,36 @@ def select_place(
     has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
     spreads = not is_plain and phase == state.first_phase[task] and wants_device_later(state, task)
-    best, best_score = None, None
+    best: int | None = None
+    best_score: tuple[float, ...] = ()
     possible = range(len(state.nodes)) if is_plain else possible_nodes(state, phase)
+    asked: list[tuple[tuple[float, ...], int]] = []  # places on which may_take has a say, and only there
+    has_key = not is_plain and bool(state.warm_key_of(task))
     for number in possible if numbers is None else numbers:
         node = state.nodes[number]
         if flavor is not None and node.flavor != flavor:
             continue
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
-        if may_take is not None and not may_take((number, devices_for(node, shape))):
-            continue
+        warm = warmth_on(state, task, number) if has_key else 0
         crowding = process_pressure(node) if spreads else ()
         if packer is not None:
-            score: tuple[float, ...] = (-warmth_on(state, task, number), *crowding, *packer.score(node, shape), number)
+            score: tuple[float, ...] = (-warm, *crowding, *packer.score(node, shape), number)
         else:
             fullness = sum(node.devices) if shape.gpu_milli else len(node.devices) > 0
-            score = (-warmth_on(state, task, number), *crowding, fullness, node.free_cpu, number)
+            score = (-warm, *crowding, fullness, node.free_cpu, number)
         if has_inputs:
-            score = (start_delay_s(state, task, number, warmth_on(state, task, number) > 0), *score)
-        if best_score is None or score < best_score:
+            score = (start_delay_s(state, task, number, warm > 0), *score)
+        if may_take is not None and (kept is None or number in kept):
+            asked.append((score, number))
+        elif best is None or score < best_score:
             best, best_score = number, score
+    for score, number in sorted(asked):
+        if best is not None and score > best_score:
+            break
+        if may_take is not None and may_take((number, devices_for(state.nodes[number], shape))):
+            best = number
+            break
     if best is None:
         return None
     node = state.nodes[best]

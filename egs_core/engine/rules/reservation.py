@@ -13,7 +13,6 @@ percentile of predicted durations instead of users' limits.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -103,8 +102,8 @@ def _place_one(state: State, phase: int, nodes: Nodes, later: Sequence[Nodes]) -
 
 def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:
     """Empty nodes for each phase after the first of the members' tasks, to see whether those fit together; none when
-    the tasks have started or have no later phases."""
-    if not state.is_first_phase(phases[0]):
+    the tasks have started or have no later phases, and for one task alone, which `may_start_on` asks for."""
+    if len(phases) == 1 or not state.is_first_phase(phases[0]):
         return []
     most = max(len(_later_shapes(state, p)) for p in phases)
     return [_nodes_after(state, state.leases, range(len(state.nodes))) for _ in range(most)]
@@ -143,17 +142,21 @@ def find_reservation(
 ) -> tuple[float, tuple[tuple[int, int], ...]] | None:
     """The earliest time at which all of the phases fit, when what runs ends by its P95 and earlier reservations are
     kept, and (phase, node) for each; None when they do not even fit on empty nodes."""
-    ends = [(expected_end_s(state, p, now), p) for p in state.leases]
     if len(phases) == 1 and next(iter(state.reservations), phases[0]) == phases[0]:
-        return find_for_one(state, phases, ends, now)
-    return find_for_several(state, phases, ends, now)
+        return find_for_one(state, phases, now)
+    return find_for_several(state, phases, now)
+
+
+def has_one_place(state: State, phases: Sequence[int], places: Sequence[tuple[int, int]]) -> bool:
+    """Whether these (phase, node) are all that there is for the phases: one alone that is bound to its node."""
+    return len(phases) == 1 and tuple(possible_nodes(state, phases[0])) == (places[0][1],)
 
 
 def find_for_several(
-    state: State, phases: Sequence[int], ends: list[tuple[float, int]], now: float
+    state: State, phases: Sequence[int], now: float
 ) -> tuple[float, tuple[tuple[int, int], ...]] | None:
-    """See `find_reservation`; ends: of all that holds a lease, which are put in order."""
-    ends.sort()
+    """See `find_reservation`."""
+    ends = sorted([(expected_end_s(state, p, now), p) for p in state.leases])
     low, high = 0, len(ends)
     best = select_gang_after(state, phases, [p for _, p in ends])
     if best is None:
@@ -169,29 +172,24 @@ def find_for_several(
     return at, tuple((phase, node) for phase, (node, _) in zip(phases, best, strict=True))
 
 
-def find_for_one(
-    state: State, phases: Sequence[int], ends: list[tuple[float, int]], now: float
-) -> tuple[float, tuple[tuple[int, int], ...]] | None:
-    """The same for one phase that heeds no other reservation: only the node on which something ends is looked at. Takes
-    from `ends`."""
+def find_for_one(state: State, phases: Sequence[int], now: float) -> tuple[float, tuple[tuple[int, int], ...]] | None:
+    """The same for one phase that heeds no other reservation: only the node on which something ends is looked at, and
+    none on which it may not start."""
     (phase,) = phases
     if (places := select_gang(state, phases)) is not None:
         return now, ((phase, places[0][0]),)
-    shape, later = state.shapes[state.shape[phase]], _rooms_for_later(state, phases)
-    rooms: dict[int, Node | None] = dict.fromkeys(range(len(state.nodes)))  # None: it may not start there
-    for number in possible_nodes(state, phase):
-        if may_start_on(state, phase, number):
-            shapes = zip(later, _later_shapes(state, phase), strict=False)
-            if not any(lacking(room[number], then) for room, then in shapes):
-                rooms[number] = copy_node(state.nodes[number])
-    heapq.heapify(ends)
-    while ends:
-        at, ended = heapq.heappop(ends)
+    shape = state.shapes[state.shape[phase]]
+    possible = {number for number in possible_nodes(state, phase) if may_start_on(state, phase, number)}
+    ends = [(expected_end_s(state, p, now), p) for p, lease in state.leases.items() if lease.node in possible]
+    rooms: dict[int, Node] = {}
+    for at, ended in sorted(ends):
         lease = state.leases[ended]
-        if (room := rooms[lease.node]) is not None:
-            room.give_back(lease)
-            if not lacking(room, shape):
-                return at, ((phase, lease.node),)
+        room = rooms.get(lease.node)
+        if room is None:
+            room = rooms[lease.node] = copy_node(state.nodes[lease.node])
+        room.give_back(lease)
+        if not lacking(room, shape):
+            return at, ((phase, lease.node),)
     return None
 
 
@@ -315,8 +313,8 @@ def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at
     """The node as it will be at that time if what runs there ends by its P95; when that is not enough for what is
     reserved, because something runs longer than was believed, as it will be once it is."""
     room = copy_node(state.nodes[number])
-    ends = sorted((expected_end_s(state, p, now), p) for p, lease in state.leases.items() if lease.node == number)
-    for end, phase in ends:
+    holders = [phase for phase, lease in state.leases.items() if lease.node == number]
+    for end, phase in sorted([(expected_end_s(state, p, now), p) for p in holders]):
         if end > max(at, now) and _take_reserved(state, {number: copy_node(room)}, reserved):
             break
         room.give_back(state.leases[phase])

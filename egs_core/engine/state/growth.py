@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import inf
+from operator import eq, lt
 
 from egs_core.engine.state.columns import Columns
 from egs_core.engine.state.lifecycle import COLD, HELD, PENDING, READY
@@ -37,8 +39,7 @@ def append_block(state: Columns, number: int, graph: Graph) -> list[int]:
             joined.setdefault(f"{number}/{options.gang}", []).append(numbers[known + local])
     for key, tasks in joined.items():
         _join_gang(state, key, sorted(tasks))
-    for task in range(len(state.task_ids) - 1, start - 1, -1):
-        _rank_task(state, task)
+    _rank_new(state, start)
     return refresh_ranks(state, outside)
 
 
@@ -48,11 +49,12 @@ def block_order(graph: Graph, known: int) -> list[int]:
     Raises ValueError for a cycle, a parent that does not exist, or a task without phases.
     """
     parents, n = graph.parents, graph.n_tasks
-    if any(not 0 <= p < known + n for ps in parents for p in ps):
+    last_parent = [max(ps) if ps else -1 for ps in parents]
+    if any(ps and min(ps) < 0 for ps in parents) or max(last_parent, default=-1) >= known + n:
         raise ValueError("the block names a parent that does not exist")
-    if any(graph.phase_offsets[i] == graph.phase_offsets[i + 1] for i in range(n)):
+    if any(map(eq, graph.phase_offsets, islice(graph.phase_offsets, 1, n + 1))):
         raise ValueError("the block has a task without phases")
-    if all(p < known + i for i, ps in enumerate(parents) for p in ps):
+    if all(map(lt, last_parent, range(known, known + n))):
         return list(range(n))
     children: list[list[int]] = [[] for _ in range(n)]
     missing = [0] * n
@@ -188,6 +190,21 @@ def refresh_ranks(state: Columns, tasks: Iterable[int]) -> list[int]:
             for parent in state.parents[task]:
                 heapq.heappush(pending, -parent)
     return computed
+
+
+def _rank_new(state: Columns, start: int) -> None:
+    """The ranks of all tasks from this number on, none of which has a child that is not among them."""
+    rank_s, first_phase, estimate_s, children = state.rank_s, state.first_phase, state.estimate_s, state.children
+    end = first_phase[-1]
+    for task in range(len(state.task_ids) - 1, start - 1, -1):
+        first, rank = first_phase[task], 0.0
+        for child in children[task]:
+            if rank_s[first_phase[child]] > rank:
+                rank = rank_s[first_phase[child]]
+        for p in range(end - 1, first - 1, -1):
+            rank += estimate_s[p]
+            rank_s[p] = rank
+        end = first
 
 
 def _rank_task(state: Columns, task: int) -> bool:

@@ -26,7 +26,7 @@ SHAPES = (Shape(1000), Shape(3000), Shape(0, 500), Shape(1000, 1000), Shape(1000
 def scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every class is asked for again, and every node is looked at."""
     monkeypatch.setattr(FreeIndex, "worth_a_look", lambda *_: None)
-    monkeypatch.setattr(FreeIndex, "found_none", lambda *_: None)
+    monkeypatch.setattr(FreeIndex, "found_none", lambda *_, **__: None)
 
 
 def random_cluster(draw: random.Random) -> list[m.NodeAdded]:

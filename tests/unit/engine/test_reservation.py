@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.rules.reservation import expected_end_s, find_for_one, find_for_several
+from egs_core.engine.rules.reservation import find_for_one, find_for_several
 from egs_core.engine.state.lifecycle import READY
 from egs_core.testing.engine_world import World
 from tests.unit.engine.test_properties import clusters, configs, numbers
@@ -22,8 +22,7 @@ def test_one_phase_is_found_what_a_search_finds(
     world.run()
     state = world.bench.engine.state
     state.reservations.clear()
-    ends = [(expected_end_s(state, phase, state.now), phase) for phase in state.leases]
     for phase, status in enumerate(state.status):
         if status == READY:
-            found = find_for_one(state, (phase,), list(ends), state.now)
-            assert found == find_for_several(state, (phase,), list(ends), state.now)
+            found = find_for_one(state, (phase,), state.now)
+            assert found == find_for_several(state, (phase,), state.now)
