@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from egs_airflow import config
+from egs_airflow.executors import reading
 from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import Gate, Started
 from egs_airflow.executors.keeping import Claim, Kept, Reason, compute_behind, compute_kept
@@ -105,6 +108,23 @@ def test_the_scheduler_is_kept_awake_and_celery_forgets_nothing() -> None:
     executor._keep_awake()
     assert executor.event_buffer == {"key": ("running", "external")}
     assert executor.workloads == {"key": "result"}
+
+
+def test_a_look_before_the_end_was_written_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler looks at a run between the task's own end date and the moment at which that is written: it has seen
+    a task that runs, so the successor's slot is kept in that pass. A look after it ends that."""
+    looked = datetime.now(UTC)  # after the end date, which is older, and before the gate sees the end
+    ready = reading.Ready("second", "gpus", 2, 90)
+    monkeypatch.setattr(reading, "ended", lambda *_: [reading.End(1, True, looked)])
+    monkeypatch.setattr(reading, "just_ready", lambda *_: [ready])
+    gate = Gate(lambda **_: None, clock=lambda: 0.0)
+    gate.started[1] = Started("first", "version", None)
+    gate.shapes["version"] = reading.Shape({"first": ["second"]})
+    assert gate._just_ready(None, 0.0) == [ready]
+    assert gate._just_ready(None, 0.1) == [ready]
+    looked = datetime.now(UTC) + timedelta(seconds=1)
+    assert gate._just_ready(None, 0.2) == []
+    assert gate.started == {}
 
 
 def has_turn(

@@ -152,7 +152,7 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorde
 
 def look_until(stager: Stager, is_over: Callable[[], object]) -> None:
     """Look again and again."""
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 120.0
     while not is_over():
         assert time.monotonic() < end
         stager.look(True, time.monotonic())

@@ -35,7 +35,7 @@ def test_an_end_is_news_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {1: "running", 2: "running"}
 
     def ended(_connection: Any, ids: list[int]) -> list[End]:
-        return [End(one, True, False) for one in ids if rows[one] == "success"]
+        return [End(one, True, None) for one in ids if rows[one] == "success"]
 
     monkeypatch.setattr(reading, "ended", ended)
     monkeypatch.setattr(waking, "ASK_S", 0.0)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from egs_airflow import compat, config
@@ -41,12 +42,24 @@ MOST_SHAPES = 512
 
 @dataclass
 class Started:
-    """A task that this executor was given. ended_s: when the gate first saw that it had ended; 0 until then."""
+    """A task that this executor was given. ended_s: when the gate first saw that it had ended; 0 until then; ended_at:
+    the same by the clock of the metadata."""
 
     key: Any
     version: Any
     external_id: str | None
     ended_s: float = 0.0
+    ended_at: datetime | None = None
+
+    def see_end(self, now_s: float) -> None:
+        """It has ended; the first time counts."""
+        if self.ended_at is None:
+            self.ended_s, self.ended_at = now_s, datetime.now(UTC)
+
+    def is_seen(self, looked: datetime | None) -> bool:
+        """Whether the scheduler has looked at the run since the gate saw the end. The task's own `end_date` says
+        nothing of that: it is from before the end is written, and a look in between has seen a task that runs."""
+        return looked is not None and self.ended_at is not None and looked > self.ended_at
 
 
 @dataclass
@@ -203,9 +216,9 @@ class Gate:
         known = [ti for ti, task in self.started.items() if task.version in self.shapes]
         for end in reading.ended(connection, known):
             task = self.started[end.id]
-            gap_s = now_s - self.last_pass_s if task.ended_s else 0.0  # the next pass comes about that much later
-            task.ended_s = task.ended_s or now_s
-            if not end.is_success or end.is_seen or now_s - task.ended_s + gap_s > LONGEST_S:
+            gap_s = now_s - self.last_pass_s if task.ended_at else 0.0  # the next pass comes about that much later
+            task.see_end(now_s)
+            if not end.is_success or task.is_seen(end.looked) or now_s - task.ended_s + gap_s > LONGEST_S:
                 del self.started[end.id]
             elif ready := [
                 one

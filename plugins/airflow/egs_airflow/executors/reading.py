@@ -43,33 +43,30 @@ class Ready:
 
 @dataclass(frozen=True)
 class End:
-    """A task of this executor whose process has told Airflow that it is over; seen: the scheduler has looked since."""
+    """A task of this executor whose process has told Airflow that it is over; looked: when a scheduler last began to
+    look at its run, which may have been before Airflow had written this end."""
 
     id: Any
     is_success: bool
-    is_seen: bool
+    looked: datetime | None
 
 
 def ended(connection: Any, ids: Collection[Any]) -> list[End]:
-    """Those of the tasks that run no more; one whose row is gone counts as seen."""
+    """Those of the tasks that run no more; one whose row is gone has not succeeded."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance as TI
 
     if not ids:
         return []
     join = and_(DagRun.dag_id == TI.dag_id, DagRun.run_id == TI.run_id)
-    columns = (TI.id, TI.state, TI.end_date, DagRun.last_scheduling_decision)
+    columns = (TI.id, TI.state, DagRun.last_scheduling_decision)
     rows = connection.execute(select(*columns).join(DagRun, join).where(TI.id.in_(ids))).all()
-    gone = [End(one, False, True) for one in ids if one not in {row.id for row in rows}]
+    gone = [End(one, False, None) for one in ids if one not in {row.id for row in rows}]
     return gone + [
-        End(row.id, row.state == "success", _is_seen(row.end_date, row.last_scheduling_decision))
+        End(row.id, row.state == "success", row.last_scheduling_decision)
         for row in rows
         if row.state not in ("queued", "running", "scheduled")
     ]
-
-
-def _is_seen(end: datetime | None, decision: datetime | None) -> bool:
-    return end is None or (decision is not None and decision > end)
 
 
 def just_ready(connection: Any, key: Any, shape: Shape) -> list[Ready]:
