@@ -53,7 +53,8 @@ HINTED = (
     "gang",
     "gang_same",
 )
-"""What hints say under the names that the engine knows. An adapter that does not apply one of them states so."""
+"""Hints that are copied to `TaskOptions` under the same name: add yours here. An adapter that does not apply one passes
+`NAME=None` to `options_of_hints`, and says so in its surfaces."""
 
 
 def options_of_hints(hints: TaskHints, *, has_prices: bool = False, **stated: Any) -> TaskOptions:

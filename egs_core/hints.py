@@ -33,6 +33,7 @@ from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_
 from egs_core.units import parse_bytes, parse_seconds
 
 __all__ = [
+    "HINT_NAMES",
     "Call",
     "CheckpointKeeper",
     "Files",
@@ -370,3 +371,5 @@ _CHECKS: dict[str, tuple[str, Callable[[object, str], object]]] = {
     "gang_same": ("gang_same", _check_text),
     "grace": ("grace_s", parse_seconds),
 }
+HINT_NAMES = frozenset(_CHECKS)
+"""The arguments of `task`."""

@@ -58,9 +58,9 @@ class TaskLimits(FileModel):
     max_runtime: Annotated[Seconds, Field(gt=0)] | None = None
     """The longest that one attempt at a task may run."""
     max_gpu_time: Annotated[Seconds, Field(gt=0)] | None = None
-    """The most GPU time that one attempt may hold."""
+    """The most GPU time that a task may hold, in all its attempts together."""
     max_cost: Amount | None = None
-    """The most that one attempt may cost, in the currency of the prices."""
+    """The most that a task may cost, in all its attempts together, in the currency of the prices."""
     idle_timeout: Seconds | None = None
     """How long a task may be idle before it is stopped. Not available yet, and refused: use `max_runtime`."""
     on_limit: Literal["", "fail", "requeue", "end"] = ""

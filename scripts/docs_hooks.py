@@ -23,8 +23,6 @@ from scripts.reference import PAGES  # noqa: E402
 
 COPIES = "repository/"
 """Folder of the site for files from outside of `docs/`."""
-OPTIONAL = ("testing.md", "adding-a-framework.md")
-"""Pages that are in the navigation when they are there."""
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
@@ -37,8 +35,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for entry in nav:
         for title in entry.keys() & lists.keys():
             entry[title] = lists[title]
-    extra: list[Any] = [name for name in OPTIONAL if (docs / name).is_file()]
-    config.nav = [*nav[:-1], *extra, *nav[-1:]]  # the long list of decisions stays last
     return config
 
 

@@ -4,8 +4,9 @@ changes.
     ready ──── Held quota ────────── Held capacity ──── granted
                │ its queue uses all     │ a task of its queue has ended, its GPU went to another queue
 
-Phases of one class (queue, needs, flavors, gang) wait for the same, so one of them is asked about for all. Without
-quotas, reservations and pauses the reason cannot change from a lack of capacity, and nobody is asked again.
+Phases of one class (queue, needs, flavors, gang) wait for the same: the engine is asked about one of them, and what of
+its answer does not concern that one alone (its place in the queue) is written for all. Without quotas, reservations and
+pauses the reason cannot change from a lack of capacity, and nobody is asked again.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class WaitRecords:
         kind = reason.kind or CAPACITY
         if kind == one.changes[-1][1] and one.changes[-1][2]:
             return
-        one.changes.append((now, kind, reason.text))
+        one.changes.append((now, kind, reason.text.removesuffix(reason.own)))
         for phase in itertools.islice(one.waiting, MOST_AT_ONCE):
             if (wait := self._waits.get(phase)) is not None:
                 self._catch_up(phase, wait)

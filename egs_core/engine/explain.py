@@ -178,7 +178,7 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mappi
         missing = kept
     if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
         kind, missing = "process_slots", "room is there, but every process slot is taken by a task at work"
-    return Reason(name, "ready", kind, f"needs {describe_shape(shape)}: {missing}{in_line}", names)
+    return Reason(name, "ready", kind, f"needs {describe_shape(shape)}: {missing}{in_line}", names, in_line)
 
 
 def _deadline(state: State, phases: Sequence[int]) -> str:

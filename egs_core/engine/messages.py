@@ -290,10 +290,12 @@ class ScalingHint(Decision, frozen=True, tag="scale"):
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to "why is my task waiting": its status, the kind of rule that blocks it, and the numbers."""
+    """Answer to "why is my task waiting": its status, the kind of rule that blocks it, and the numbers. own: the end of
+    `text` that holds for this task alone (its place in the queue, its deadline), not for others that need the same."""
 
     task: str
     status: str
     kind: str = ""
     text: str = ""
     waiting_for: tuple[str, ...] = ()
+    own: str = ""

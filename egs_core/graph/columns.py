@@ -73,7 +73,7 @@ class Graph(msgspec.Struct):
     """One workload's tasks (or a block of them), as columns. See the module's drawing."""
 
     ids: list[str] = []
-    names: list[str] = []  # category: tasks with one name are runs of the same code, and share a signature
+    names: list[str] = []  # shown; tasks with one name are runs of the same code, and share what is learned of them
     parents: list[tuple[int, ...]] = []
     phase_offsets: list[int] = msgspec.field(default_factory=lambda: [0])  # len(ids) + 1 entries
     phase_kind: list[int] = []  # CPU or GPU

@@ -25,7 +25,7 @@ class Header(Record, frozen=True, tag="header", omit_defaults=False):
 
     What an audit must know of a framework to read its history: edges_known: whether the tasks' parents are all there
     (None: not said); else the framework does not tell what a task waited for. cpu_name: what a CPU of the records is
-    there. pinned: a task can run on that node only on which it ran, as in a pool; else anywhere. may_split: EGS can
+    there. pinned: a task can run only on the node where it ran, as in a pool; else anywhere. may_split: EGS can
     load ahead and split there, so what hints would save is forecast too.
     """
 
@@ -83,9 +83,11 @@ class Ready(Record, frozen=True, tag="ready"):
 
 
 class Held(Record, frozen=True, tag="hold"):
-    """Why a ready phase was not started, from `t` until the next one. kind: as the engine explains it (capacity, quota,
-    reservation, paused, limit, infeasible, gang, warming …), order, or executor (admitted, and not started yet by what
-    starts processes)."""
+    """Why a ready phase was not started, from `t` until the next one. kind, as `egs why` explains it: `capacity` (also
+    where another task went first), `fragment` (free GPUs are parts of several), `quota`, `reservation`, `flavor`,
+    `gang`, `warming` and `process_slots` (its process), `limit`, `paused`, `infeasible`. Only in a framework's
+    history: `order` (a task that came later went first), `executor` (admitted, and not started yet by what starts
+    processes)."""
 
     t: float
     workload: str

@@ -15,7 +15,7 @@ in advance, and nothing is counted while nothing happens:
 
 A task that a limit has requeued starts again with all meters at zero.
 
-Only work that somebody has limited is metered: without limits `is_metered` is False, and nothing here is called.
+Only work that somebody has limited is metered: without limits `is_metered` is False, and no meter is kept.
 """
 
 from __future__ import annotations

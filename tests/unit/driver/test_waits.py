@@ -120,3 +120,12 @@ def end_what_runs(site: Site, now: float) -> None:
     attempt = state.attempt[state.task_of[phase]]
     site.log.ended(phase, attempt, "succeeded", now)
     site.send(m.PhaseEnded(phase, attempt), now)
+
+
+def test_what_is_written_for_all_that_wait_alike_is_true_of_each() -> None:
+    """Three tasks wait for the same GPU, one after the other: whose turn is next is not said of all of them."""
+    site = Site()
+    site.send(m.TasksAdded("w", gpu_tasks(4)), 0.0)
+    reasons = [x.reason for x in site.records if isinstance(x, Held)]
+    assert reasons == ["needs 1 CPUs, 1 GPUs: n has 0 of 1 GPUs wholly free"] * 3
+    assert "2 ahead of it" in site.engine.explain(3).text

@@ -21,15 +21,13 @@ from kfp import compiler, dsl
 
 from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
-from egs_core.hints import TaskHints, has_gpu_block, hints_of, phase_steps, task
+from egs_core.hints import HINT_NAMES, TaskHints, has_gpu_block, hints_of, phase_steps, task
 from egs_kubeflow import compat
 from egs_kubeflow.components.phases import graph_of, parts_of
 from egs_kubeflow.convert.hints import ANNOTATION, encode_hints
 
-_OF_RESOURCES = ("gpus", "cpus", "gpu_cpus", "memory", "gpu_memory", "flavors", "gang", "gang_same", "split")
-_OF_TIME = ("max_runtime", "max_gpu_time", "max_cost", "deadline", "max_wait", "expect", "grace")
-HINTS = frozenset({*_OF_RESOURCES, *_OF_TIME, "preload", "priority", "stage"})
-"""The arguments of `egs.task`; all others are kfp's."""
+HINTS = HINT_NAMES - {"name"}
+"""The arguments of `egs.task`, but for the name, which is the function's in kfp; all others are kfp's."""
 
 ACCELERATOR = "nvidia.com/gpu"
 RECORDER = (Path(__file__).parent / "recorder.py").read_text()
@@ -70,7 +68,10 @@ def _check_names(arguments: dict[str, Any]) -> None:
     known = [*sorted(HINTS), *inspect.signature(dsl.component).parameters]
     for name in arguments:
         if name not in known:
-            hint = did_you_mean(name, known) or "it takes the arguments of kfp's component and of egs.task"
+            hint = (
+                did_you_mean(name, known)
+                or "it takes the arguments of kfp's component and, but for `name`, of egs.task"
+            )
             raise InputError(f"@egs_kubeflow.component: {name}", "unknown argument", hint)
 
 
