@@ -206,5 +206,7 @@ def test_kfps_arguments_and_wrong_hints_are_told_apart() -> None:
         arguments: dict[str, Any] = {wrong: 1}
         with pytest.raises(InputError, match=rf"component: {wrong}: unknown argument \(did you mean '{meant}'"):
             component(**arguments)(step)
-    assert isinstance(component(idle_timeout="5m")(step), dsl.base_component.BaseComponent), "warns, as egs.task does"
+    assert isinstance(component(idle_timeout="5m", base_image="python:3.12")(step), dsl.base_component.BaseComponent), (
+        "warns, as egs.task does"
+    )
     assert isinstance(component(base_image="python:3.12")(step), dsl.base_component.BaseComponent)
