@@ -119,6 +119,7 @@ class Simulation:
         self._submitted: list[int] = []  # engine's workload number -> place in `workloads`
         self._ended_at: dict[int, float] = {}  # by place
         self._wakeup: float | None = None
+        self._tells_checkpoints = config.preempt and config.checkpoint_s > 0
         self._handlers: dict[type[m.Event], Callable[[m.Event, float], None]] = {
             m.WorkloadSubmitted: self._submit,
             m.PhaseEnded: self._phase_ended,
@@ -360,7 +361,7 @@ class Simulation:
             loading += self.config.restart_s
             seconds = self._left_s[phase]
         begun = self._begun[phase] = now + loading + fetching
-        if self.config.preempt and self.config.checkpoint_s:
+        if self._tells_checkpoints:
             self._schedule(begun + self.config.checkpoint_s, m.Checkpointed(task, grant.attempt))
         if self.config.flavors:
             self._slowdown[phase] = self._trace.slowdown(phase, self.state.nodes[self.state.leases[phase].node].flavor)

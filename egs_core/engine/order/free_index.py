@@ -84,6 +84,11 @@ class FreeIndex:
         """Whether it is used at all."""
         return len(self._state.nodes) > FEW_NODES
 
+    @property
+    def has_freed(self) -> bool:
+        """Whether something has ended since `refresh`."""
+        return bool(self._freed)
+
     # --- what has changed ---
 
     def forget(self) -> None:

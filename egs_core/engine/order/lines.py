@@ -105,12 +105,12 @@ class Lines:
         """Take a phase out, wherever it is; whether it was there."""
         if phase not in self.keys:
             return False
-        self.take(phase)
-        self.settle_place(phase)
+        self.settle_place(phase, self.take(phase))
         return True
 
-    def take(self, phase: int) -> None:
-        """Take a phase out whose submission keeps its place until `settle_place`: who comes next is asked before."""
+    def take(self, phase: int) -> int:
+        """Take a phase out; its submission, which keeps its place until `settle_place`: who comes next is asked
+        before."""
         del self.keys[phase]
         class_id, number = self._at.pop(phase)
         tops = self._tops[number]
@@ -118,12 +118,12 @@ class Lines:
             self._held = number
             self._settle(class_id, number, tops)
             self._held = NONE
+        return number
 
-    def settle_place(self, phase: int) -> None:
+    def settle_place(self, phase: int, number: int) -> None:
         """The phase is gone, and perhaps what gave its submission its place."""
         order = self.order
         if order is not None:
-            number = self.submission_of(phase)
             is_new = self._leaf_changed(number, self._tops.get(number))
             if (order.late and order.left(number, phase)) or is_new:
                 self.refresh(number)
@@ -170,16 +170,19 @@ class Lines:
             self._put_first(class_id, self._lines[class_id], number, entry)
 
     def _put_first(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
+        key: FullKey
         key, phase = entry
-        order, shown = self.order, line.shown
-        if order is not None:
-            key = self._placed(key, order.place(number))
+        order = self.order
+        if order is not None:  # as `_placed`
+            priority, overdue, deadline, path, dependents, warmth, ready_order = key
+            place = order.place(number) if overdue else NO_ORDER
+            key = priority, overdue, deadline, place, path, dependents, warmth, ready_order
         first = key, phase, number
         if len(line.heaps) == 1:  # nothing to compare it with
             line.firsts, line.shown = [first], {number: first}
             self._fronts.put(class_id, key, phase)
             return
-        firsts = line.firsts
+        firsts, shown = line.firsts, line.shown
         if firsts and firsts[0] is shown.get(number):
             heapq.heapreplace(firsts, first)
         else:

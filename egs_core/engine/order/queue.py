@@ -177,23 +177,23 @@ class ReadyQueue:
     def take(self, class_id: ClassId, key: FullKey) -> str:
         """Remove the first of a class, which has this key, with the gang behind it; what put it before the next."""
         phase = self.fronts.of[class_id][1]
-        self.lines.take(phase)
+        submission = self.lines.take(phase)
         if class_id[OTHERS] and is_gang(class_id):
             gang = class_id[OTHERS][GANG_NUMBER]
             del self.leaders[gang]
             index = index_of(self.state, phase)
             self.arrived[gang] = {p for p in self.arrived[gang] if index_of(self.state, p) != index}
         reason = self.deciding_term(key, class_id)
-        self.lines.settle_place(phase)
+        self.lines.settle_place(phase, submission)
         return reason
 
     def take_one(self, phase: int) -> str:
         """Remove a phase that is in no gang, wherever in its class it is; what put it before the next."""
         key, class_id = self.full_key(phase), self.classes.of(phase)
         self.is_dirty = True
-        self.lines.take(phase)
+        submission = self.lines.take(phase)
         reason = self.deciding_term(key, class_id)
-        self.lines.settle_place(phase)
+        self.lines.settle_place(phase, submission)
         return reason
 
     def first_of(self, class_id: ClassId, count: int) -> list[Entry]:

@@ -77,7 +77,8 @@ class Granting:
     def run(self) -> Outcome:
         """Grant until nothing fits within quotas, devices and what is reserved; what found no place."""
         queue, state = self._queue, self._state
-        queue.free.refresh()
+        if queue.free.has_freed:
+            queue.free.refresh()
         if state.reservations:
             self._drop_reservations()
         self._choice = self._make_choice() if state.flavors else None
@@ -344,8 +345,9 @@ class Granting:
         decision = state.next_decision
         if self._choice is not None:
             self._choice.granted(phase, node, devices)
-        self._transitions.grant(phase, decision, node, devices, bool(warm))
-        self._queue.free.taken(node)
+        positions = self._transitions.grant(phase, decision, node, devices, bool(warm))
+        if self._queue.free.is_kept:
+            self._queue.free.taken(node)
         self._issuer.out.append(
             m.Grant(
                 decision,
@@ -356,6 +358,6 @@ class Granting:
                 devices,
                 reason,
                 warm,
-                state.leases[phase].positions,
+                positions,
             )
         )

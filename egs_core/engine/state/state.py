@@ -220,8 +220,9 @@ class State(UsageState):
         self.retry_at.pop(phase, None)
         self._move(phase, READY)
 
-    def grant(self, phase: int, decision: int, node: int, devices: tuple[int, ...], warm: bool) -> None:
-        """Take the phase's resources on the node; `warm` also takes its process from the node's warm ones."""
+    def grant(self, phase: int, decision: int, node: int, devices: tuple[int, ...], warm: bool) -> int:
+        """Take the phase's resources on the node; `warm` also takes its process from the node's warm ones. Returns the
+        positions of its slice, 0 for none."""
         if GRANTED not in ALLOWED[self.status[phase]]:
             self._refuse(phase, GRANTED)
         self.status[phase] = GRANTED
@@ -244,6 +245,7 @@ class State(UsageState):
                 self._take_process(task, node, warm)
             elif self.first_phase[task + 1] - phase > 1:
                 self.home[task] = node
+        return lease.positions
 
     def start(self, phase: int, now: float) -> None:
         if RUNNING not in ALLOWED[self.status[phase]]:
