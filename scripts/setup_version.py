@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -46,6 +47,8 @@ OWN = {
     },
 }
 """Framework -> its packages that differ between versions, with their version specifiers."""
+EXAMPLES = {"dagster": ROOT / "examples" / "adapter"}
+"""Framework -> an adapter that is no part of the environment, and is installed there as its users would."""
 
 
 def main(framework: str, version: str) -> int:
@@ -75,6 +78,10 @@ def _build(venv: Path, framework: str, version: str) -> None:
     wanted = [name + asked.format(version=version, minor=minor) for name, asked in OWN[framework].items()]
     subprocess.run([*pip, "install", "--no-deps", *wanted], check=True)
     _link(Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)})), framework)
+    if framework in EXAMPLES:  # as a wheel, built by the linked hatchling
+        with tempfile.TemporaryDirectory() as folder:  # a build leaves nothing in the checkout
+            source = shutil.copytree(EXAMPLES[framework], Path(folder) / "source")
+            subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", str(source)], check=True)
     for program in Path(sysconfig.get_path("scripts")).iterdir():  # uv looks for its own beside its package
         if not (venv / "bin" / program.name).exists():
             (venv / "bin" / program.name).symlink_to(program)
@@ -102,6 +109,8 @@ def _wanted(framework: str) -> str:
     """Hash of everything that requires a new environment: Python, the linked packages, this script."""
     names = "\n".join(sorted(entry.name for entry in BASE.iterdir()))
     asked = [sys.base_prefix, sys.version, str(BASE), names, str(OWN[framework]), Path(__file__).read_text()]
+    if framework in EXAMPLES:
+        asked += [path.read_text() for path in sorted(EXAMPLES[framework].glob("*.*"))]
     return hashlib.sha256("|".join(asked).encode()).hexdigest()
 
 
