@@ -22,9 +22,9 @@ from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
 from egs_core.sim.config import Durations, SimConfig, SimNode
 from egs_core.sim.outcome import late_s, over_limit
-from egs_core.sim.trace import Trace, merge_phases, prepared
+from egs_core.sim.trace import Trace, prepared
 
-__all__ = ["Estimator", "SimResult", "Simulation", "merge_phases", "simulate"]
+__all__ = ["Estimator", "SimResult", "Simulation", "simulate"]
 
 Estimator = Callable[[LoadedWorkload, int], tuple[float, float]]
 """(workload, phase number in its graph) -> believed median and 95th percentile in seconds."""

@@ -89,14 +89,3 @@ def _cluster_status_v2() -> Any:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     return get_cluster_status(ray.get_runtime_context().gcs_address)
-
-
-def probe() -> bool:
-    """Whether this build of Ray has what is asked here."""
-    from ray._private import ray_constants
-    from ray.autoscaler.v2 import sdk
-    from ray.experimental import internal_kv
-
-    names = ("AUTOSCALER_RESOURCE_REQUEST_CHANNEL", "DEBUG_AUTOSCALING_STATUS")
-    calls = (_is_autoscaler_v2, sdk.get_cluster_status, internal_kv._internal_kv_get)
-    return all(hasattr(ray_constants, name) for name in names) and all(callable(call) for call in calls)

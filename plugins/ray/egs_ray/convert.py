@@ -31,7 +31,7 @@ from egs_core.errors import InputError
 from egs_core.graph.analysis import find_gang_cycle
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.hints import OnGpu, TaskHints, hints_of, phase_kinds, phase_steps, warm_key
-from egs_ray import compat
+from egs_ray import compat, functions
 from egs_ray.conflicts import check_agreement
 from egs_ray.payload import Given, Payload, Produced, fill, graph_input, rebuild, submit
 
@@ -101,7 +101,7 @@ class _Conversion:
             raise self._unsupported(node)
 
     def _add_task(self, node: FunctionNode) -> Produced:
-        function, options = compat.function_of(node), node.get_options()
+        function, options = functions.function_of(node), node.get_options()
         task_id = self._next_id(getattr(function, "__name__", "task"))
         _check_returns(self._place(task_id), function, options.get("num_returns"))
         found: list[DAGNode] = []
@@ -138,7 +138,7 @@ class _Conversion:
 
     def _check_none_hidden(self, node: DAGNode, task_id: str, found: list[DAGNode]) -> None:
         replaced = {id(other) for other in found}
-        for other in compat.upstream_of(node):
+        for other in functions.upstream_of(node):
             if id(other) not in replaced:
                 problem = f"{_label(other)} is hidden inside an object among its arguments"
                 hint = "pass it as an argument, or in a list, tuple, set or dict"
@@ -185,7 +185,7 @@ def _in_order(root: DAGNode) -> Iterable[DAGNode]:
             yield node
         else:
             stack.append((node, True))
-            stack.extend((other, False) for other in reversed(compat.upstream_of(node)) if id(other) not in done)
+            stack.extend((other, False) for other in reversed(functions.upstream_of(node)) if id(other) not in done)
 
 
 def _payloads_in(value: Any) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from egs_core.engine import messages as m
 from egs_core.notices import warn
-from egs_ray import autoscaler, compat
+from egs_ray import autoscaler, submitting
 from egs_ray.submission import Needs
 
 SCALING = "EGS_SCALING"
@@ -131,7 +131,7 @@ class Hints:
         DEMAND.withdraw(self._source)
 
     def _run(self) -> None:
-        compat.submit_directly()
+        submitting.submit_directly()
         while self._changed.wait() and not self._is_over:
             self._changed.clear()
             wanted = bundles_of_hints(self._latest.values(), self._accelerators) if self._is_busy else []

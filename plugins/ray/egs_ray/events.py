@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import ray
 
-from egs_ray import compat
+from egs_ray.compat import available
 
 # Numbers of Ray's protobuf enums TaskStatus, TaskType and ErrorType; wire formats, so they do not change.
 _SUBMITTED, _READY, _PUSHED, _RUNNING, _FINISHED, _FAILED = 1, 2, 5, 8, 11, 12
@@ -50,18 +50,18 @@ class TaskEvent(msgspec.Struct):
 
 def task_events(known: Container[tuple[str, int]] = ()) -> list[TaskEvent]:
     """All task events of this job except `known` (task id, attempt) ones."""
-    if compat.available("task_events"):
+    if available("task_events"):
         return list(_private_events(known))
     return [event for event in _timeline_events() if (event.task_id, event.attempt) not in known]
 
 
 def processes_of(task_ids: Container[str]) -> list[tuple[str, int]]:
     """Where these tasks of any job run, (node id, process id), as far as Ray has heard: it takes about a second."""
-    if not compat.available("task_events"):
+    if not available("task_events"):
         return []
     events = [
         _from_message(message, message.task_id.hex(), message.attempt_number + 1)
-        for message in compat.raw_task_events()
+        for message in raw_task_events()
         if message.task_id.hex() in task_ids
     ]
     return [(event.node_id, event.pid) for event in events if event.pid and event.node_id and event.ended_s is None]
@@ -69,7 +69,7 @@ def processes_of(task_ids: Container[str]) -> list[tuple[str, int]]:
 
 def _private_events(known: Container[tuple[str, int]]) -> Iterator[TaskEvent]:
     job = ray.get_runtime_context().get_job_id()
-    for message in compat.raw_task_events():
+    for message in raw_task_events():
         if message.job_id.hex() != job or message.task_info.type not in _KINDS:
             continue
         task_id, attempt = message.task_id.hex(), message.attempt_number + 1
@@ -155,8 +155,25 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 def actor_deaths() -> dict[str, float]:
     """Unix seconds of the death of this job's dead actors, by actor id; empty when Ray does not tell."""
-    if not compat.available("actors"):
+    if not available("actors"):
         return {}
     job = ray.get_runtime_context().get_job_id()
-    dead = compat.raw_actors(job)
+    dead = raw_actors(job)
     return {actor_id: row["EndTime"] / 1e3 for actor_id, row in dead.items() if row["EndTime"]}
+
+
+# --- the public state API needs a dashboard ---------------------------------------------------------------------------
+
+
+def raw_task_events() -> list[Any]:
+    """Ray's TaskEvents messages of all jobs. Reads what ray.timeline() reads, without its second of sleep."""
+    from ray._private.state import state
+
+    return list(cast(Any, state)._get_all_task_events())
+
+
+def raw_actors(job_id: str) -> dict[str, dict[str, Any]]:
+    """Ray's rows of the dead actors of a job, by actor id."""
+    from ray._private.state import actors
+
+    return dict(actors(job_id=ray.JobID.from_hex(job_id), actor_state_name="DEAD"))

@@ -36,10 +36,3 @@ def delete(key: bytes, *, is_prefix: bool = False) -> None:
     from ray.experimental import internal_kv
 
     internal_kv._internal_kv_del(key, del_by_prefix=is_prefix, namespace=_NAMESPACE)
-
-
-def probe() -> bool:
-    """Whether this build of Ray has the calls."""
-    from ray.experimental import internal_kv
-
-    return all(callable(getattr(internal_kv, f"_internal_kv_{name}")) for name in ("put", "get", "list", "del"))

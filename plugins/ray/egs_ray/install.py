@@ -19,7 +19,7 @@ import ray
 
 from egs_core.mode import current_mode
 from egs_core.notices import warn
-from egs_ray import compat, launch
+from egs_ray import compat, launch, submitting, waiting
 from egs_ray.settings import chosen_gate, for_workers
 
 MAKERS = {"observe": "egs_ray.observe", "on": "egs_ray.gate.act"}
@@ -118,12 +118,12 @@ def _for_workers(runtime_env: Any) -> Any:
 
 def _put_in_place(chosen: Interceptor) -> None:
     if compat.available("submit"):
-        compat.wrap_submissions(_route)
+        submitting.wrap_submissions(_route)
     else:
         warn("this build of Ray does not show submissions: observing only, and not which task waits for which")
-    compat.before_disconnect(chosen.session_ends)
+    waiting.before_disconnect(chosen.session_ends)
     if os.environ.get("EGS_HOOK") == "ray":  # the variable is there only while there is no Ray: see `egs_ray.hook`
-        compat.before_disconnect(lambda: os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", "egs_ray.hook"))
+        waiting.before_disconnect(lambda: os.environ.setdefault("RAY_RUNTIME_ENV_HOOK", "egs_ray.hook"))
     atexit.register(chosen.close)
 
 

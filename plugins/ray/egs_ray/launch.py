@@ -7,30 +7,22 @@ its source says how to have both (feature uv).
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import Any
 
-import ray
-
 from egs_ray.compat import available
-
-SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-"""In env_vars: Ray has exported the setup hook of this runtime_env. Ray's name for it, which is no public one."""
+from egs_ray.functions import SETUP_HOOK_VARIABLE as SETUP_HOOK_VARIABLE
+from egs_ray.functions import init_code
 
 
 def runtime_env_of_job_config() -> Any:
     """The runtime_env in the `job_config` argument of the ray.init that is on the calling thread's stack, or None."""
     if not available("job_config"):
         raise RuntimeError("this build of Ray hides the job_config of ray.init")
-    code, frame = _init_code(), sys._getframe()
+    code, frame = init_code(), sys._getframe()
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
     return None if frame is None else getattr(frame.f_locals.get("job_config"), "runtime_env", None)
-
-
-def _init_code() -> Any:
-    return inspect.unwrap(ray.init).__code__
 
 
 def runs_under_uv() -> bool:
@@ -47,17 +39,3 @@ def with_uv(runtime_env: Any) -> Any:
     from ray._private.runtime_env.uv_runtime_env_hook import hook
 
     return hook(runtime_env)
-
-
-def probe_job_config() -> bool:
-    """Whether the argument can be found."""
-    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-
-    return "job_config" in _init_code().co_varnames and WORKER_PROCESS_SETUP_HOOK_ENV_VAR == SETUP_HOOK_VARIABLE
-
-
-def probe_uv() -> bool:
-    """Whether Ray's own hook is there."""
-    from ray._private.runtime_env.uv_runtime_env_hook import hook
-
-    return callable(hook) and runs_under_uv() in (True, False)

@@ -23,7 +23,7 @@ from egs_core.history.pending import leave
 from egs_core.notices import warn
 from egs_core.runlog.records import Header
 from egs_core.runlog.retention import prune, runs_folder
-from egs_ray import compat
+from egs_ray import compat, submitting, waiting
 from egs_ray.events import actor_deaths, task_events
 from egs_ray.gate.ticketing import note_of
 from egs_ray.sessionlog import SessionLog
@@ -153,7 +153,7 @@ class Observer:
     # --- the writing thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        compat.never_start_ray()
+        submitting.never_start_ray()
         self._guarded(prune)
         next_poll_s = time.monotonic()
         while not self._stop.wait(WRITE_EVERY_S):
@@ -183,7 +183,7 @@ class Observer:
         self.log.actors_died(actor_deaths())
 
     def _ask_until_settled(self) -> None:
-        if not compat.has_time_to_ask():
+        if not waiting.has_time_to_ask():
             self._write_noted()
             return
         deadline_s = time.monotonic() + FLUSH_S

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from egs_ray import compat
+from egs_ray import waiting
 
 MOST_WAITING = 100_000
 
@@ -139,7 +139,7 @@ class Promises:
         self._board.hear.remote()
         if self._on_loss is not None and self._watched is None:
             self._watched = self._board.watch.options(max_task_retries=0).remote()
-            compat.on_ready(self._watched, self._lost)
+            waiting.on_ready(self._watched, self._lost)
 
     def _lost(self) -> None:
         """On a thread of Ray's, where nothing may block."""

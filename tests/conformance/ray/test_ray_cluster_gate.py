@@ -84,10 +84,10 @@ def say(*words):
     print(*words, flush=True)
 
 def in_workers():
-    from egs_ray import compat
+    from egs_ray import submitting
     from egs_ray.gate import nested
     interceptor = nested.make_interceptor({"EGS_GATE": "cluster"})
-    compat.wrap_submissions(lambda original, target, args, kwargs, options: interceptor.submit(
+    submitting.wrap_submissions(lambda original, target, args, kwargs, options: interceptor.submit(
         original, target, args, kwargs, options))
 
 if not OWN_CLUSTER:

@@ -7,7 +7,7 @@ import threading
 import pytest
 import ray
 
-from egs_ray import compat
+from egs_ray import compat, functions, submitting, waiting
 from egs_ray.events import TaskEvent, actor_deaths, task_events
 from tests.conformance.ray.conftest import Script
 
@@ -50,9 +50,9 @@ def test_on_ready_tells_of_values_and_errors(without: str, monkeypatch: pytest.M
         told.append(name)
         done[name].set()
 
-    compat.on_ready(late, lambda: tell("late"))
-    compat.on_ready(after.remote("a", 1), lambda: tell("value"))
-    compat.on_ready(after.remote("a", -1), lambda: tell("error"))
+    waiting.on_ready(late, lambda: tell("late"))
+    waiting.on_ready(after.remote("a", 1), lambda: tell("value"))
+    waiting.on_ready(after.remote("a", -1), lambda: tell("error"))
     assert done["value"].wait(30)
     assert done["error"].wait(30)
     assert not done["late"].is_set()
@@ -80,7 +80,8 @@ def test_task_events(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     released = turnstile.release.remote()
     ray.wait([good, bad, released], num_returns=3)
     keys = {
-        name: compat.task_id_of(x) for name, x in (("good", good), ("bad", bad), ("new", turnstile), ("call", released))
+        name: functions.task_id_of(x)
+        for name, x in (("good", good), ("bad", bad), ("new", turnstile), ("call", released))
     }
     events = events_of(set(keys.values()))
     told = {name: (events[key].kind, events[key].name, events[key].outcome) for name, key in keys.items()}
@@ -97,7 +98,7 @@ def test_task_events(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_private_events_agree_with_the_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same task has the same times in both sources, and only the private one tells of its resources."""
-    key = compat.task_id_of(ref := after.remote("c", 1))
+    key = functions.task_id_of(ref := after.remote("c", 1))
     ray.get(ref)
     private = events_of({key})[key]
     monkeypatch.setenv(compat.WITHOUT, "task_events")
@@ -109,7 +110,7 @@ def test_private_events_agree_with_the_timeline(monkeypatch: pytest.MonkeyPatch)
 
 def test_known_events_are_left_out() -> None:
     """What is known already is not told again."""
-    key = compat.task_id_of(ref := after.remote("d", 1))
+    key = functions.task_id_of(ref := after.remote("d", 1))
     ray.get(ref)
     events_of({key})
     assert key not in {event.task_id for event in task_events({(key, 1)})}
@@ -134,7 +135,7 @@ def test_before_disconnect(without: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """Both places are restored by the undo; the callback itself is proven by the observed scripts."""
     monkeypatch.setenv(compat.WITHOUT, without)
     places = ray._private.worker.disconnect, ray.shutdown
-    undo = compat.before_disconnect(lambda: None)
+    undo = waiting.before_disconnect(lambda: None)
     assert (ray._private.worker.disconnect, ray.shutdown) != places
     undo()
     assert (ray._private.worker.disconnect, ray.shutdown) == places
@@ -145,11 +146,11 @@ def test_wrapped_submissions_and_the_handlers_own() -> None:
     seen: list[str] = []
 
     def handler(original, target, args, kwargs, options):  # type: ignore[no-untyped-def]  # its types are Ray's
-        seen.append(compat.name_of(target))
+        seen.append(functions.name_of(target))
         ray.get(after.remote("inner", 0))
         return original(target, args, kwargs, **options)
 
-    unwrap = compat.wrap_submissions(handler)
+    unwrap = submitting.wrap_submissions(handler)
     try:
         assert ray.get(after.remote("e", value=1)) == 1
         assert ray.get(after.options(num_cpus=0).remote("e", 2)) == 2
@@ -171,7 +172,7 @@ ref = ray.put(1)
 ray.shutdown()
 
 def ask():
-    compat.never_start_ray()
+    submitting.never_start_ray()
     try:
         ray.wait([ref], timeout=0)
     except Exception as error:

@@ -24,7 +24,8 @@ def seen_here():
         found = "package"
     except Exception as error:
         found = type(error).__name__
-    return RemoteFunction._remote.__module__ == "egs_ray.compat", found, os.environ.get("MARK"), os.environ.get("USERS")
+    is_wrapped = RemoteFunction._remote.__module__ == "egs_ray.submitting"
+    return is_wrapped, found, os.environ.get("MARK"), os.environ.get("USERS")
 
 @ray.remote
 def add(x):

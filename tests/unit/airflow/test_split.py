@@ -16,7 +16,7 @@ import egs_core as egs
 from egs_airflow import compat, config
 from egs_airflow.convert.dag import convert
 from egs_airflow.convert.needs import callable_of
-from egs_airflow.split import split
+from egs_airflow.split import output, split
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Shape
 from egs_core.hints import hints_of
@@ -210,7 +210,7 @@ def test_without_the_private_class_a_split_still_works(
     def gone() -> Any:
         raise ImportError("PlainXComArg")
 
-    monkeypatch.setattr(compat, "_split_output", gone)
+    monkeypatch.setattr(output, "_split_output", gone)
     with DAG("d", schedule=None) as dag:
         beside("use")(split(PHASES)(1))
     assert upstream(dag)["use"] == {"train.write"}

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.gpu_time import gpu_time_of
 from egs_core.graph.columns import Graph
+from egs_core.graph.merging import merge_phases
 from egs_core.runlog.io import Run
 from egs_core.runlog.marks import MARKS_FILE, append
 from egs_core.runlog.metrics import summarise
@@ -26,7 +27,6 @@ from egs_core.runlog.records import (
     Used,
     WorkloadSubmitted,
 )
-from egs_core.sim.simulator import merge_phases
 from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.log import preloads_of
 from egs_ray.demo.marks import task_id

@@ -15,11 +15,12 @@ from egs_core.errors import InputError
 from egs_core.graph.bounds import lower_bound
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
+from egs_core.graph.merging import merge_phases
 from egs_core.runlog import records as r
 from egs_core.runlog.metrics import summarise
 from egs_core.sim import Durations, SimConfig, SimNode, SimResult
 from egs_core.sim import simulate as run_simulation
-from egs_core.sim.simulator import Simulation, merge_phases
+from egs_core.sim.simulator import Simulation
 from egs_core.testing.engine_bench import PhaseSpec, cpu, gpu, graph_of
 
 ONE_GPU = SimConfig(nodes=(SimNode("n", 4.0, 1),))

@@ -21,7 +21,7 @@ from typing import Any
 
 from airflow.sdk import task, task_group
 
-from egs_airflow import compat
+from egs_airflow.split.output import output_of_split
 from egs_core.errors import InputError
 from egs_core.hints import OnGpu, PhaseKind, TaskHints, has_gpu_block, hints_of, phase_kinds, phase_steps
 
@@ -75,7 +75,7 @@ def split(
             make = task(task_id=phase.name, **stated)(phase.function)
             value = make(value) if number else make(*args, **kwargs)
             first = first or value
-        return compat.output_of_split(first, value)
+        return output_of_split(first, value)
 
     build.__doc__ = function.__doc__  # shown as the group's
     build.__dict__["__signature__"] = inspect.signature(function)

@@ -20,7 +20,7 @@ import ray
 
 from egs_core.errors import InputError
 from egs_core.notices import warn
-from egs_ray import compat
+from egs_ray import submitting, waiting
 from egs_ray.control import controller
 
 CONTROL = "EGS_CONTROL"
@@ -60,7 +60,7 @@ class Reporter:
         self._since = self._look_at = 0.0
         self._last: Told = {"workloads": {}, "tasks": {}}
         self._thread = threading.Thread(target=self._run, name="egs-report", daemon=True)
-        if is_wanted and may_report() and compat.is_plain_driver():
+        if is_wanted and may_report() and waiting.is_plain_driver():
             self._thread.start()
 
     def close(self) -> None:
@@ -70,11 +70,11 @@ class Reporter:
             self._thread.join(CLOSE_S)
         control, self._control = self._control, None
         self._last = {"workloads": {}, "tasks": {}}
-        if control is not None and compat.has_time_to_ask():
+        if control is not None and waiting.has_time_to_ask():
             control.leave.remote(self._key)
 
     def _run(self) -> None:
-        compat.submit_directly()
+        submitting.submit_directly()
         warned = False
         while not self._closing.is_set():
             try:

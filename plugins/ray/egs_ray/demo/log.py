@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from egs_core.graph.merging import merge_phases
 from egs_core.runlog.io import Run, read_run
 from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record
-from egs_core.sim.simulator import merge_phases
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.marks import workload_id

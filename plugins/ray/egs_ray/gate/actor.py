@@ -23,7 +23,7 @@ import ray
 
 from egs_core.driver.journal import Journal
 from egs_core.engine import Engine, EngineConfig
-from egs_ray import compat
+from egs_ray import waiting
 from egs_ray.gate.books import Books, Job
 from egs_ray.gate.kv_storage import KvStorage, TemporaryFiles, journal_path, make_storage
 from egs_ray.gate.messages import (
@@ -142,7 +142,7 @@ class Desk:
         self.clients[name] = client
         self._driver.do(partial(self._take_client, name, client, message))
         if watched is not None:
-            compat.on_ready(watched, lambda: self._driver.do(partial(self._gone, name, client)))
+            waiting.on_ready(watched, lambda: self._driver.do(partial(self._gone, name, client)))
         return pack(Answer(True, nodes=self._nodes))
 
     def tell(self, name: str, data: bytes) -> bytes:

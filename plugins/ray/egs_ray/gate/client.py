@@ -20,7 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from egs_ray import compat
+from egs_ray import submitting
 from egs_ray.gate.messages import (
     NAME,
     NAMESPACE,
@@ -41,6 +41,7 @@ from egs_ray.gate.messages import (
     pack,
 )
 from egs_ray.submission import Arrival, Needs, Ordered, Submission
+from egs_ray.waiting import has_core, on_ready
 
 PULSE_S = 1.0
 CONNECT_S = 30.0  # for the actor to be there, and to answer: the first GPU task of a driver waits for it
@@ -69,7 +70,7 @@ class ClusterGate:
         *,
         is_driver: bool = True,
     ) -> None:
-        if not compat.has_core():
+        if not has_core():
             raise RuntimeError("this kind of connection to Ray (client, local mode) has no tickets")
         self._estimate, self._told, self._on_failure, self._noted = estimate, told, on_failure, noted
         self._is_driver = is_driver
@@ -142,7 +143,7 @@ class ClusterGate:
             self._await_end(name, ref)
 
     def _await_end(self, name: str, ref: Any) -> None:
-        compat.on_ready(ref, lambda: self._say(Ended(name)))
+        on_ready(ref, lambda: self._say(Ended(name)))
 
     def note(self, submission: Submission) -> None:
         """A submission of this worker, for the run log of its driver."""
@@ -200,7 +201,7 @@ class ClusterGate:
     # --- the thread ---
 
     def _run(self) -> None:
-        compat.submit_directly()
+        submitting.submit_directly()
         while not self._closing:
             try:
                 self._turn()
@@ -254,7 +255,7 @@ class ClusterGate:
         if found is not None:
             self._is_attached = True
             if boxed:
-                compat.on_ready(boxed[0], self._lost)
+                on_ready(boxed[0], self._lost)
             self._messages.extendleft(reversed(kept))
             self._take_in(found)
 

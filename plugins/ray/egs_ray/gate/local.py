@@ -25,7 +25,7 @@ import msgspec
 import ray
 
 from egs_core.engine import Engine, EngineConfig
-from egs_ray import compat
+from egs_ray import submitting, waiting
 from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
 from egs_ray.gate.books import Books, Estimate, Job
 from egs_ray.gate.room import Room
@@ -64,7 +64,7 @@ class Gate:
     def __init__(
         self, estimate: Estimate, told: Callable[[Ordered], None], on_failure: Callable[[BaseException], None]
     ) -> None:
-        if not compat.is_plain_driver():
+        if not waiting.is_plain_driver():
             raise RuntimeError("this kind of connection to Ray (client, local mode) has no tickets")
         self._estimate, self._told, self._on_failure = estimate, told, on_failure
         grows = cluster_grows()
@@ -90,7 +90,7 @@ class Gate:
         engine = Engine(EngineConfig(preload=False))
         self.books = Books(engine, self._room, self._granted, self._fail, ended=self._ended)
         self.driver = self.books.driver
-        self.driver.do(compat.submit_directly)
+        self.driver.do(submitting.submit_directly)
         self.driver.do(self.books.offer_room)
         self.driver.start()
         threading.Thread(target=self._pulse, name="egs-pulse", daemon=True).start()
@@ -155,7 +155,7 @@ class Gate:
         """Ray is about to disconnect; what still waits ends with it."""
         self._closing.set()
         DEMAND.withdraw("gate")
-        self.driver.close(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
+        self.driver.close(CLOSE_S if waiting.has_time_to_ask() else HASTE_S)
 
     def learned(self) -> None:
         """`estimate` knows more now."""
@@ -206,7 +206,7 @@ class Gate:
             self._ends.append(task_id)
             self._wake()
 
-        compat.on_ready(self.refs[task_id], ended)
+        waiting.on_ready(self.refs[task_id], ended)
 
     def _granted(self, job: Job, told: Ordered) -> None:
         self._told(told)
@@ -269,7 +269,7 @@ class Gate:
 
     def _pulse(self) -> None:
         """A thread of its own, because asking Ray may block: signs of life, and what Ray's books say."""
-        compat.submit_directly()
+        submitting.submit_directly()
         while not self._closing.wait(PULSE_S):
             if self._is_open or not self.driver.is_alive:
                 return

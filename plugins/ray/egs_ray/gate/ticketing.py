@@ -17,7 +17,7 @@ import msgspec
 import ray
 
 from egs_core.hints import TaskHints, hints_of
-from egs_ray import compat
+from egs_ray import functions
 from egs_ray.conflicts import warn_of_disagreement
 from egs_ray.submission import Arrival, Needs, Submission, is_driver
 
@@ -46,9 +46,9 @@ class Twins:
         try:
             if target in self._hints:
                 return self._hints[target]
-            function = compat.function_behind(target)
+            function = functions.function_behind(target)
             hints = hints_of(function)
-            declared = compat.declared_options(target) if hints is not None else {}
+            declared = functions.declared_options(target) if hints is not None else {}
         except Exception:  # nothing that carries hints
             return None
         if hints is not None:
@@ -61,10 +61,10 @@ class Twins:
         once and in its own words, what is wrong with the call."""
         ticketed = self._ticketed.get(target)
         if ticketed is None:
-            function = compat.function_behind(target)
+            function = functions.function_behind(target)
             if function is None:
                 return None
-            remote = compat.rewrapped(target, with_ticket(function))
+            remote = functions.rewrapped(target, with_ticket(function))
             ticketed = self._ticketed[target] = Ticketed(remote, inspect.signature(function))
         try:
             ticketed.signature.bind(*args, **kwargs)
@@ -100,7 +100,7 @@ def is_placed_by_hand(options: Mapping[str, Any]) -> bool:
 def needs_of(target: Any, options: dict[str, Any]) -> Needs:
     """What the task asks Ray for."""
     cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
-    return Needs(compat.name_of(target), 1.0 if cpus is None else float(cpus), float(gpus or 0.0), int(memory or 0))
+    return Needs(functions.name_of(target), 1.0 if cpus is None else float(cpus), float(gpus or 0.0), int(memory or 0))
 
 
 def is_bare(args: Any, kwargs: Any) -> bool:
@@ -129,7 +129,7 @@ def arrival_of(key: str, ref: Any, needs: Needs, args: Any, kwargs: Any) -> tupl
 
 def note_of(at_s: float, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any) -> Submission:
     """What a run log needs of a submission; holds on to nothing of it."""
-    actor_id = compat.actor_id_of(target)
+    actor_id = functions.actor_id_of(target)
     kind = "method" if actor_id else "actor" if isinstance(result, ray.actor.ActorHandle) else "task"
     cpus, gpus, memory = (options.get(key) for key in ("num_cpus", "num_gpus", "memory"))
     if kind == "method":
@@ -140,8 +140,8 @@ def note_of(at_s: float, target: Any, args: Any, kwargs: Any, options: dict[str,
         cpus = 0.0 if kind == "actor" and not stated else 1.0
     return Submission(
         at_s=at_s,
-        task_id=compat.task_id_of(result),
-        name=compat.name_of(target),
+        task_id=functions.task_id_of(result),
+        name=functions.name_of(target),
         kind=kind,
         actor_id=actor_id,
         producers=tuple(dict.fromkeys(task_of(ref) for ref in references_in([args, kwargs]))),

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from egs_core.graph.columns import Shape
 from egs_core.site import Grant
-from egs_ray import compat
+from egs_ray import waiting
 from egs_ray.link import Message, Peer
 from egs_ray.session.tasks import Job, Lease
 from egs_ray.worker.shell import Address, hold, touch
@@ -61,7 +61,7 @@ class Leases:
         holder = self._hold.options(name="egs-lease", **options)
         self._open[lease.id] = (lease, job)
         lease.ref = holder.remote(self._address, lease.id)
-        compat.on_ready(lease.ref, lambda: self._on_end(lease.id))
+        waiting.on_ready(lease.ref, lambda: self._on_end(lease.id))
         return lease
 
     def started(self, peer: Peer, message: Message) -> Job | None:

@@ -22,8 +22,9 @@ from egs_core import site as s
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
+from egs_core.graph.merging import merge_phases
 from egs_core.runlog import records as r
-from egs_ray import compat
+from egs_ray import submitting, waiting
 from egs_ray.cluster import Cluster
 from egs_ray.control.reporting import Reporter
 from egs_ray.convert import Converted
@@ -74,10 +75,10 @@ class Session(s.HolderSession):
         self._watched_at = 0.0
         super().__init__(config, make_learning(self.options.runlog, self.options.history, self.options.policy))
         self._make_parts()
-        self.site.do(compat.never_start_ray)
+        self.site.do(submitting.never_start_ray)
         self.site.start()
         self._closing = threading.Event()
-        self._forget_disconnect = compat.before_disconnect(lambda: self.close(finish=False))
+        self._forget_disconnect = waiting.before_disconnect(lambda: self.close(finish=False))
         threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
         if queues:
             self.site.report(m.QueuesChanged(queues))
@@ -106,8 +107,6 @@ class Session(s.HolderSession):
             known = ", ".join(sorted(self._queues)) or "none; see Options.queues"
             raise InputError(f"queue {queue!r}", "is not configured", f"there are: {known}")
         if not self.options.split:
-            from egs_core.sim.simulator import merge_phases  # to compare only: most never need it
-
             converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
         books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
         books.queue = queue
@@ -143,14 +142,14 @@ class Session(s.HolderSession):
 
     def _close_later(self) -> None:
         """Phases that run keep what they hold until they end."""
-        compat.never_start_ray()
+        submitting.never_start_ray()
         while len(self._leases) and ray.is_initialized():
             time.sleep(KEEP_S)
         self._close_now()
 
     def _close_now(self) -> None:
         # Its thread may be asking a Ray that has ended.
-        self.end(CLOSE_S if compat.has_time_to_ask() else HASTE_S)
+        self.end(CLOSE_S if waiting.has_time_to_ask() else HASTE_S)
         self._server.close()
 
     def __enter__(self) -> Session:
@@ -234,7 +233,7 @@ class Session(s.HolderSession):
 
     def _keep(self) -> None:
         """What has to be looked after now and then while runs are under way."""
-        compat.never_start_ray()
+        submitting.never_start_ray()
         while not self._closing.wait(KEEP_S):
             is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
             if is_busy:

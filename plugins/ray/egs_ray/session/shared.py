@@ -16,7 +16,7 @@ import ray
 
 from egs_core.notices import warn
 from egs_core.site import Learning, Offers, Site
-from egs_ray import compat
+from egs_ray import waiting
 from egs_ray.cluster import ACCELERATOR
 from egs_ray.link import Message, Peer, Server
 from egs_ray.promises import Promises
@@ -99,7 +99,7 @@ class Shared:
             action()
 
         self.awaited.add(ref)
-        compat.on_ready(ref, lambda: self.site.do(act))
+        waiting.on_ready(ref, lambda: self.site.do(act))
 
     def warn_once(self, problem: str) -> None:
         if problem not in self._warned:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from egs_core.notices import warn
-from egs_ray import compat
+from egs_ray import compat, submitting, waiting
 
 if TYPE_CHECKING:
     from egs_ray.gate.nested import Nested
@@ -26,7 +26,7 @@ def start(settings: dict[str, str]) -> None:
     for name, value in {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", **settings}.items():
         os.environ.setdefault(name, value)
     if compat.available("submit") and compat.available("wrap"):
-        compat.wrap_submissions(FirstUse(settings))
+        submitting.wrap_submissions(FirstUse(settings))
 
 
 class FirstUse:
@@ -57,7 +57,7 @@ class FirstUse:
 
                 made = make_interceptor(self._settings)
                 made.session_starts()
-                compat.before_disconnect(made.session_ends)
+                waiting.before_disconnect(made.session_ends)
                 self._interceptor = made
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]

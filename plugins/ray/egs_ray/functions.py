@@ -1,0 +1,87 @@
+"""What stands behind Ray's functions, references and graphs. Part of `compat`: private Ray API, used by its probes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import ray
+
+SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+"""In env_vars: Ray has exported the setup hook of this runtime_env. Ray's name for it, which is no public one."""
+
+
+def init_code() -> Any:
+    """The code of `ray.init` itself, without what Ray has wrapped around it."""
+    return inspect.unwrap(ray.init).__code__
+
+
+def submit_classes() -> list[type]:
+    """Those whose `_remote` is a submission."""
+    from ray.actor import ActorClass, ActorMethod
+    from ray.remote_function import RemoteFunction
+
+    return [RemoteFunction, ActorClass, ActorMethod]
+
+
+def function_behind(target: Any) -> Callable[..., Any] | None:
+    """The plain Python function of a RemoteFunction; None for anything whose call is more than a call of it."""
+    from ray.remote_function import RemoteFunction
+    from ray.util.tracing.tracing_helper import _is_tracing_enabled
+
+    if not isinstance(target, RemoteFunction) or target._is_generator or target._is_cross_language:
+        return None
+    if target._decorator is not None or _is_tracing_enabled():
+        return None
+    return cast(Callable[..., Any], target._function)
+
+
+def rewrapped(remote_function: Any, function: Callable[..., Any]) -> Any:
+    """A RemoteFunction of another function with the same defaults; what `.options()` set comes with each call."""
+    defaults = dict(remote_function._default_options)
+    return ray.remote(**defaults)(function) if defaults else ray.remote(function)
+
+
+def declared_options(remote_function: Any) -> dict[str, Any]:
+    """What `ray.remote(...)` was given, without what `.options()` adds."""
+    return dict(remote_function._default_options)
+
+
+def name_of(target: Any) -> str:
+    """The name Ray itself shows: `f`, `Actor.__init__`, `Actor.method`."""
+    try:
+        if hasattr(target, "_function_name"):
+            return cast(str, target._function_name).rpartition(".")[2]
+        if hasattr(target, "__ray_metadata__"):
+            return f"{target.__ray_metadata__.class_name}.__init__"
+        actor = target._actor._ray_actor_creation_function_descriptor.class_name
+        return f"{actor.rpartition('.')[2]}.{target._method_name}"
+    except AttributeError:
+        return str(getattr(target.remote, "__name__", type(target).__name__))
+
+
+def task_id_of(result: Any) -> str:
+    """The task behind what a submission returned (reference, list, generator, actor handle); "" when nothing tells."""
+    if isinstance(result, list):
+        result = result[0] if result else None
+    if isinstance(result, ray.actor.ActorHandle):
+        return f"{'f' * 16}{result._actor_id.hex()}"
+    result = getattr(result, "_generator_ref", result)
+    return result.task_id().hex() if isinstance(result, ray.ObjectRef) else ""
+
+
+def actor_id_of(target: Any) -> str:
+    """The actor that a method belongs to; "" for anything else."""
+    actor_id = getattr(getattr(target, "_actor", None), "_actor_id", None)
+    return "" if actor_id is None else str(actor_id.hex())
+
+
+def function_of(node: Any) -> Callable[..., Any]:
+    """The plain function that a FunctionNode was bound from."""
+    return cast(Callable[..., Any], node._body)
+
+
+def upstream_of(node: Any) -> list[Any]:
+    """The nodes that Ray found in a node's arguments, wherever they hide; with duplicates."""
+    return list(node._upstream_nodes)
