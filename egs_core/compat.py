@@ -86,6 +86,18 @@ def left_out(variable: str) -> list[str]:
     return [name for name in os.environ.get(variable, "").replace(" ", "").split(",") if name]
 
 
+def installed_version(*names: str) -> str:
+    """The version of the first of these distributions that is installed, without importing it; "" where none is."""
+    from importlib.metadata import PackageNotFoundError, version  # not in every worker
+
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
+
+
 def is_known_version(found: str, known: tuple[str, ...]) -> bool:
     """Whether the minor version of `found` is one of `known`.
 

@@ -9,13 +9,13 @@ import hashlib
 import importlib.util
 import io
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from egs_core.compat import installed_version
 from egs_core.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,11 +32,9 @@ Array = NDArray[np.float64]
 def require_packages() -> None:
     """InputError where what the pipelines import is not installed."""
     for module, package in (("pandas", "pandas"), ("sklearn", "scikit-learn")):
-        try:
-            version(package)
-        except PackageNotFoundError:
+        if not installed_version(package):
             problem = f"the demo's pipelines import {module}, which is not installed"
-            raise InputError("egs demo", problem, f"pip install {package}, or 'egs-core[demo]'") from None
+            raise InputError("egs demo", problem, f"pip install {package}, or 'egs-core[demo]'")
 
 
 def shuffled(pipeline: int) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.adapter import Check, Surface, adapter_distributions, adapter_names, combined, load_adapter
+from egs_core.compat import installed_version
 from egs_core.errors import EgsError
 from egs_core.mode import VARIABLE, parse_mode
 from egs_core.places import data_folder
@@ -121,7 +122,7 @@ def installed_packages() -> dict[str, str]:
     names = {"egs-core", *adapter_distributions()}
     for own in sorted(names):
         names |= _required_by(own)
-    return {name: _version(name) for name in sorted(names)}
+    return {name: installed_version(name) or "missing" for name in sorted(names)}
 
 
 def adapters_check(adapters: list[AdapterState]) -> Check:
@@ -150,13 +151,6 @@ def _required_by(distribution: str) -> set[str]:
         return set()
     hard = [line for line in lines if "extra ==" not in line]
     return {line.split(";")[0].split("[")[0].rstrip(" <>=!~.,0123456789") for line in hard}
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "missing"
 
 
 def _text(value: Any) -> str:

@@ -17,12 +17,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from egs_core.compat import Feature, Features, left_out
+from egs_core.compat import Feature, Features, installed_version, left_out
 
 KNOWN_VERSIONS = ("3.3", "3.2")
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
@@ -32,12 +31,7 @@ log = logging.getLogger("egs_airflow")  # that of `config.warn`, which asks this
 @cache
 def airflow_version() -> str:
     """The installed version of Airflow, without importing it; empty where there is none."""
-    for distribution in ("apache-airflow-core", "apache-airflow"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return ""
+    return installed_version("apache-airflow-core", "apache-airflow")
 
 
 def supported(found: str) -> bool:

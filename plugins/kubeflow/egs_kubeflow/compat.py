@@ -13,10 +13,9 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
-from egs_core.compat import Feature, Features
+from egs_core.compat import Feature, Features, installed_version
 from egs_core.errors import InputError
 
 KNOWN_VERSIONS = ("2.16", "2.17")
@@ -26,10 +25,7 @@ WITHOUT = "EGS_KUBEFLOW_WITHOUT"
 @cache
 def kfp_version() -> str:
     """The installed version of kfp, without importing it; empty where there is none."""
-    try:
-        return version("kfp")
-    except PackageNotFoundError:
-        return ""
+    return installed_version("kfp")
 
 
 def supported(found: str) -> bool:

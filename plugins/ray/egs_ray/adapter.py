@@ -9,7 +9,6 @@ import os
 import shutil
 import site
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from egs_core.adapter import (
     version_check,
 )
 from egs_core.audit.observed import AuditRequest
+from egs_core.compat import installed_version
 from egs_core.errors import InputError
 from egs_core.mode import VARIABLE, parse_mode
 from egs_core.runlog.past import Past
@@ -57,9 +57,8 @@ class RayAdapter:
 
     def doctor(self) -> list[Check]:
         """Ray's version, the private API that EGS uses, and where the hook would come from."""
-        try:
-            found = version("ray")
-        except PackageNotFoundError:
+        found = installed_version("ray")
+        if not found:
             return [Check("ray", False, "not installed: pip install egs-ray")]
         try:
             compat = import_module("egs_ray.compat")

@@ -54,12 +54,7 @@ def test_doctor_names_what_is_missing_and_what_that_costs(monkeypatch: pytest.Mo
 
 def test_doctor_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Ray is not installed, that is the one thing to say."""
-    from importlib.metadata import PackageNotFoundError
-
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("egs_ray.adapter.version", missing)
+    monkeypatch.setattr("egs_ray.adapter.installed_version", lambda _: "")
     (check,) = ADAPTER.doctor()
     assert (check.ok, check.detail) == (False, "not installed: pip install egs-ray")
 
