@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import fragmentation, gpu_jobs, heterogeneous, limits, openb, overlay, throughput_cluster
+from benchmarks.engine_world import World
 from benchmarks.rate import random_graph
 from benchmarks.single_dags_instances import load_instances
 from egs_core.engine import POLICIES, Engine, EngineConfig
@@ -33,7 +34,6 @@ from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.sim import Durations, SimConfig, SimNode, simulate
 from egs_core.testing.engine_bench import EngineBench
-from egs_core.testing.engine_world import World
 
 STATED = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "decision_digests.json"
 MB, GIB = 1_000_000, 1 << 30

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine_world import World
 from egs_core.driver.journal import FORMAT, VERSION, Journal, recover
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
@@ -20,7 +21,6 @@ from egs_core.engine.state.state import State
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.testing.engine_bench import EngineBench, canonical, cpu, gpu, graph_of
-from egs_core.testing.engine_world import World
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "journal"
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine_world import World
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.order import free_index
@@ -17,7 +18,6 @@ from egs_core.engine.order.free_index import FreeIndex
 from egs_core.engine.order.fronts import ClassFronts
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
-from egs_core.testing.engine_world import World
 
 Replay = Callable[[Engine], list[m.Decision]]
 SHAPES = (Shape(1000), Shape(3000), Shape(0, 500), Shape(1000, 1000), Shape(1000, 250), Shape(2000, 2000))

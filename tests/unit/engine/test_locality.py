@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine_world import World
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.order.queue import ReadyQueue
@@ -19,7 +20,6 @@ from egs_core.sim import SimConfig, SimNode, simulate
 from egs_core.sim.simulator import Simulation
 from egs_core.sim.trace import Trace
 from egs_core.testing.engine_bench import EngineBench, cpu, graph_of
-from egs_core.testing.engine_world import World
 
 MB = 1_000_000
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.engine_world import World
 from egs_core.engine import POLICIES, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.order.policy import EGS, DownstreamWeight, make_policy
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, cpu, graph_of
-from egs_core.testing.engine_world import World
 
 TASKS = {"busy": (), "leaf": (), "short": (), "root": (), "mid": ("root",), "end": ("mid",), "wide": ()} | {
     f"w{i}": ("wide",) for i in range(4)

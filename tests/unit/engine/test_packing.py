@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine_world import World
 from benchmarks.fragmentation import UP_TO, run_arrays, run_engine
 from benchmarks.openb import arrivals, synthetic_problem
 from egs_core.engine import EngineConfig
@@ -33,7 +34,6 @@ from egs_core.engine.rules.packing import (
 from egs_core.engine.state.nodes import WHOLE_DEVICE
 from egs_core.graph.columns import Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
-from egs_core.testing.engine_world import World
 
 quick = settings(
     derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck)

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine_world import World
 from egs_core.engine import POLICIES, Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.testing.engine_world import World
 
 GIB = 1 << 30
 quick = settings(

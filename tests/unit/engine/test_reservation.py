@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
+from benchmarks.engine_world import World
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.rules.reservation import find_for_one, find_for_several
 from egs_core.engine.state.lifecycle import READY
-from egs_core.testing.engine_world import World
 from tests.unit.engine.test_properties import clusters, configs, numbers
 
 
