@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 RAY = "tests/conformance/ray/test_ray_"
+AIRFLOW = "tests/conformance/airflow/test_"
 TOGETHER: dict[str, tuple[str, ...]] = {
     "scripts on Ray": tuple(
         RAY + name for name in ("act", "cluster_gate", "faults", "hook_options", "hook_workers", "observe", "tickets")
+    ),
+    "Airflows of their own": tuple(
+        AIRFLOW + name for name in ("airflow_demo", "celery", "engine_hosting", "own", "postgres")
     ),
     "Airflow": ("tests/conformance/airflow/",),
     "clusters of Ray": tuple(
@@ -31,7 +35,8 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "examples": ("tests/scenarios/test_examples.py",),
 }
 """What shares a start of a framework, by how its tests' places begin: the first that fits. What takes longest comes
-first; Ray's are two pieces of about the same length, each with a Ray of its own."""
+first; Ray's are two pieces of about the same length, each with a Ray of its own. The Airflows that a test starts for
+itself, most of them slow tests, are not in the way of those that share one."""
 PIECES = list(TOGETHER)
 
 

@@ -30,6 +30,7 @@ from egs_core.errors import EgsError
 
 START_S = 120.0
 WAIT_S = 90.0
+KILLED_S = 60.0  # on a busy machine what was killed is there for a while
 LOCKED = "Database error", "Internal Server Error"  # the second one: Airflow 3.2
 """What Airflow's api-server answers where two of its own requests have waited for each other's lock on SQLite for five
 seconds; nothing of the request was done. A longer wait of SQLite makes that longer, not rarer."""
@@ -276,19 +277,27 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         process.send_signal(signal.SIGTERM)
     _, alive = psutil.wait_procs(family, timeout=5.0)
+    alive += [child for survivor in alive for child in _descendants(survivor)]  # begun since they were told
     for survivor in alive:
         try:
             survivor.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(alive, timeout=10.0)
+    psutil.wait_procs(alive, timeout=KILLED_S)
     for process in processes:
-        process.wait(timeout=10.0)
+        process.wait(timeout=KILLED_S)
 
 
 def _family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     try:
         parent = psutil.Process(process.pid)
-        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+    return [parent, *_descendants(parent)]
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
     except psutil.NoSuchProcess:
         return []

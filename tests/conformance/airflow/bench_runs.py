@@ -2,7 +2,7 @@
 
 on        the DAG has the tag that mode on is for; what is stated of durations is what EGS has learned
 observe   it has no tag
-native    on an Airflow of its own in mode off, as are breakages that come with the start of Airflow's processes
+native    on another Airflow, in mode off; breakages that come with the start of Airflow's processes each have their own
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.runlog.records import Ended, Record, Started, TaskAdded
 from egs_core.testing.conformance import body
-from egs_core.testing.conformance.bench import BREAKAGES, LIMIT_S, Mark, Mode, Outcome, give_signal, wait_until
+from egs_core.testing.conformance.bench import BREAKAGES, Mark, Mode, Outcome, give_signal, wait_until
 from egs_core.testing.conformance.pipeline import Pipeline
 from tests.conformance.airflow import pipeline_dag
 from tests.conformance.airflow.agents import Agent, an_agent
 from tests.conformance.airflow.broken import BROKEN, break_airflow, broken_airflow, mend_airflow
-from tests.conformance.airflow.live import LiveAirflow
+from tests.conformance.airflow.live import WAIT_S, LiveAirflow
 from tests.conformance.airflow.sites import Site
 
 GPUS = 2
@@ -66,7 +66,7 @@ class DagRun:
 
     def wait(self) -> Outcome:
         """See the protocol. What EGS says is what a user reads in one place: api-server, scheduler or a task's log."""
-        state = self.airflow.wait_run(self.dag_id, self.run_id, deadline_s=2 * LIMIT_S)
+        state = self.airflow.wait_run(self.dag_id, self.run_id, deadline_s=WAIT_S)
         found = self.airflow.task_instances(self.dag_id, self.run_id)
         values = {name: self._value(name) for name in self._pipeline.leaves} if state == "success" else {}
         errors = [self._error(ti) for ti in found if ti["state"] == "failed"]
@@ -151,13 +151,16 @@ class DagRun:
 
 class AirflowRuns:
     """See `egs_core.testing.conformance.bench.Bench`. off: what EGS is kept from doing, for tests of the suite itself:
-    `phases` are not declared, `order` leaves DAGs without the tag."""
+    `phases` are not declared, `order` leaves DAGs without the tag. native: starts the Airflow in mode off, or gives the
+    one that was started before."""
 
     name, gpus, ahead = "airflow", GPUS, 0
     shows_devices = False
 
-    def __init__(self, airflow: LiveAirflow, folder: Path, off: str = "") -> None:
-        self._airflow, self._folder, self._off = airflow, folder, off
+    def __init__(
+        self, airflow: LiveAirflow, folder: Path, off: str = "", native: Callable[[], LiveAirflow] | None = None
+    ) -> None:
+        self._airflow, self._folder, self._off, self._native = airflow, folder, off, native
         self._others: dict[str, tuple[LiveAirflow, Site | None]] = {}
         self._runs: list[DagRun] = []
         self._stack = ExitStack()
@@ -208,7 +211,7 @@ class AirflowRuns:
         """`egs graph` where this Airflow is set up."""
         command = [sys.executable, "-m", "egs_core.cli.app", "graph", "--from", "airflow", str(self._folder / name)]
         environment = self._airflow.environment
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
         if done.returncode == 2:
             raise InputError("egs graph", done.stderr)
 
@@ -242,9 +245,11 @@ class AirflowRuns:
             self._stack.close()
 
     def _where(self, kind: str) -> tuple[LiveAirflow, Site | None]:
-        """The session's Airflow, or one of the bench's own."""
+        """The session's Airflow, the native one, or one of the bench's own."""
         if kind not in BROKEN:
             return self._airflow, None
+        if kind == "native" and self._native is not None:
+            self._others[kind] = self._native(), None
         if kind not in self._others:
             found = self._stack.enter_context(broken_airflow(kind, self._folder / kind))
             self._others[kind] = found
@@ -264,9 +269,11 @@ class AirflowRuns:
 
 
 @contextmanager
-def airflow_runs(airflow: LiveAirflow, folder: Path, off: str = "") -> Iterator[AirflowRuns]:
+def airflow_runs(
+    airflow: LiveAirflow, folder: Path, off: str = "", native: Callable[[], LiveAirflow] | None = None
+) -> Iterator[AirflowRuns]:
     """The bench for one scenario."""
-    bench = AirflowRuns(airflow, folder, off)
+    bench = AirflowRuns(airflow, folder, off, native)
     try:
         yield bench
     finally:

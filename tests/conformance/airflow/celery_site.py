@@ -37,11 +37,11 @@ def redis() -> Iterator[str]:
         command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         try:
-            wait_until(lambda: _listens(port), "a Redis server", 30.0)
+            wait_until(lambda: _listens(port), "a Redis server")
             yield f"redis://127.0.0.1:{port}/0"
         finally:
             server.terminate()
-            server.wait(timeout=30)
+            server.wait(timeout=120)
 
 
 def settings(broker: str, home: Path) -> dict[str, str]:

@@ -82,7 +82,7 @@ class Commands:
         assert self._server.stdout is not None
         self._server.stdin.close()
         self._server.stdout.close()
-        self._server.wait(30)
+        self._server.wait(120)
 
 
 @contextmanager

@@ -17,14 +17,16 @@ from tests.conformance.airflow.live import LiveAirflow, live_airflow
 
 ENVIRONMENT = {"EGS_MODE": "on", "EGS_TAGS": "egs-on"}
 FOLDER = Path(__file__).parent
+TIMEOUT_S = 1200
 RUNNING = ExitStack()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here starts or uses Airflow."""
+    """Every test here starts or uses Airflow, and has time for that where the machine is busy."""
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.airflow)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,16 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folders = {"EGS_HISTORY": f"sqlite:///{home / 'history.sqlite'}", "EGS_RUNLOG": str(home / "runlog")}
     with RUNNING:
         yield RUNNING.enter_context(live_airflow(home, {**folders, **environment}, many_commands=True))
+
+
+@pytest.fixture(autouse=True)
+def _files_go(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The DAG files of a test go with it: each reading of the folder would cost more than the one before."""
+    yield
+    if "airflow" in request.fixturenames:
+        home = request.getfixturevalue("airflow").home
+        for file in (home / "dags").glob("*.py"):
+            file.unlink()
 
 
 @pytest.hookimpl(trylast=True)

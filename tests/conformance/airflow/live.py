@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from egs_airflow import local
-from egs_airflow.local import LocalAirflow, LocalAirflowError, free_ports, local_airflow, wait_until
+from egs_airflow.local import LocalAirflow, LocalAirflowError, free_ports, local_airflow
 from egs_airflow.local import make_environment as own_environment
 from tests.conformance.airflow.commands import Commands, commands
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (ROOT, ROOT / "plugins" / "airflow")
-local.START_S = 240.0  # a user would not wait for so long; a machine that is busy with other work needs it
+local.START_S = local.WAIT_S = WAIT_S = 600.0  # a user would not wait for so long; a busy machine may need it
 
 
 @dataclass
@@ -23,6 +24,14 @@ class LiveAirflow(LocalAirflow):
     """commands: what runs commands without a start of Python for each; None for an Airflow that has few."""
 
     commands: Commands | None = None
+
+    def wait_run(self, dag_id: str, run_id: str, *states: str, deadline_s: float = WAIT_S) -> str:
+        """With a longer deadline."""
+        return super().wait_run(dag_id, run_id, *states, deadline_s=deadline_s)
+
+    def run(self, dag_id: str, conf: dict[str, Any] | None = None, deadline_s: float = WAIT_S) -> str:
+        """With a longer deadline."""
+        return super().run(dag_id, conf, deadline_s)
 
     def command(self, *words: str, **environment: str) -> str:
         """As ever; those with variables of their own have a start of their own."""
@@ -35,6 +44,11 @@ class LiveAirflow(LocalAirflow):
 
 
 __all__ = ["SOURCES", "LiveAirflow", "free_ports", "live_airflow", "make_environment", "wait_until"]
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = WAIT_S) -> Any:
+    """As `local.wait_until`, with a longer deadline."""
+    return local.wait_until(condition, what, deadline_s)
 
 
 def make_environment(home: Path, port: int = 0) -> dict[str, str]:

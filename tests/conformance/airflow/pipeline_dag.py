@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+LEAST_LIMIT_S = 15.0  # Airflow counts from before the process starts, which takes seconds on a busy machine
 FOLDER = ""
 DAG_ID = ""
 
@@ -77,7 +78,8 @@ def make_task(task: dict[str, Any], values: list[Any], hinted: bool, pool: str) 
     import egs_core as egs
 
     hints = {"gpus": max(phase["gpus"] for phase in task["phases"]), "gang": task["gang"]}
-    hint = egs.task(**hints, max_runtime=task["max_runtime_s"])
+    limit_s = task["max_runtime_s"] and max(task["max_runtime_s"], LEAST_LIMIT_S)
+    hint = egs.task(**hints, max_runtime=limit_s)
     if len(steps) == 1:
         function = hint(whole(steps))
         return airflow_task(task_id=task["name"], **arguments, **pool_of(task, pool))(function)(*values)

@@ -37,11 +37,11 @@ def postgres() -> Iterator[str]:
         server = subprocess.Popen([programs / "postgres", "-D", str(folder / "data"), *options], **shared)
         try:
             ready = [str(programs / "pg_isready"), "-h", "127.0.0.1", "-p", str(port)]
-            wait_until(lambda: subprocess.run(ready, **shared).returncode == 0, "a PostgreSQL server", 30.0)
+            wait_until(lambda: subprocess.run(ready, **shared).returncode == 0, "a PostgreSQL server")
             yield f"postgresql+{DRIVER}://airflow@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)  # ends it without waiting for who is still connected
-            server.wait(timeout=30)
+            server.wait(timeout=120)
 
 
 def metadata_in(url: str) -> dict[str, str]:

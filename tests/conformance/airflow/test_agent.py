@@ -3,17 +3,13 @@ becomes of runs when the agent is killed, or does not reach Airflow."""
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import psutil
 import pytest
@@ -25,12 +21,11 @@ from egs_airflow.rest import Rest
 from egs_core.adapter import ControlRequest
 from egs_core.errors import InputError
 from tests.conformance.airflow.agents import an_agent
-from tests.conformance.airflow.live import LiveAirflow, free_ports, wait_until
+from tests.conformance.airflow.live import WAIT_S, LiveAirflow, free_ports, wait_until
 
 AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor", "EGS_POOLS": "order_gpu=2"}
-DEAD_S = 2.0
-NATIVE_S = 5.0
-"""Airflow's own heartbeat takes longer than this to end a task that was marked."""
+LIMIT_S = 10
+"""Of a task that runs again when it is over it: a busy machine may take seconds to start and to end a task."""
 
 HOLD = """
 import subprocess, time
@@ -49,7 +44,7 @@ for dag_id, tags in (("agent_abort", []), ("agent_marks", ["egs-on"]), ("agent_r
         if dag_id == "agent_runs":
             task(hold, task_id="alone")()
             continue
-        task(hold, task_id="many").expand(number=list(range(5 if dag_id == "agent_abort" else 2)))
+        task(hold, task_id="many").expand(number=list(range(2)))
         if dag_id == "agent_abort":
             with TaskGroup("group"):
                 task(hold, task_id="one")()
@@ -63,18 +58,18 @@ from airflow.sdk import DAG, get_current_context, task
 
 def again():
     if get_current_context()["ti"].try_number == 1:
-        time.sleep(8)
+        time.sleep({sleeps_s})
     return get_current_context()["ti"].try_number
 
 def spent():
-    time.sleep(120)
+    time.sleep(600)
 
 for dag_id, tags in (("agent_limits", ["egs-on"]), ("agent_observed", [])):
-    with DAG(dag_id, tags=tags, schedule=None, default_args={"retries": 2, "retry_delay": timedelta(0)}):
-        config = {"egs": {"max_runtime": 2, "on_limit": "requeue"}}
+    with DAG(dag_id, tags=tags, schedule=None, default_args={{"retries": 2, "retry_delay": timedelta(0)}}):
+        config = {{"egs": {{"max_runtime": {limit_s}, "on_limit": "requeue"}}}}
         first = task(again, task_id="again", executor_config=config)()
         if tags:
-            config = {"egs": {"max_gpu_time": 6}}
+            config = {{"egs": {{"max_gpu_time": 6}}}}
             first >> task(spent, task_id="spent", pool="order_gpu", pool_slots=2, executor_config=config)()
 """
 
@@ -86,21 +81,21 @@ limits:
 
 
 def test_abort_of_tasks_a_group_and_a_run(airflow: LiveAirflow) -> None:
-    """In a DAG that is only observed: processes with their children are dead within two seconds, states and notes say
+    """In a DAG that is only observed: processes are ended with their children, at once and by EGS; states and notes say
     why, nothing is tried again, the rest runs on; what is not there is an error that names what is."""
     airflow.add_dags(agent_hold=HOLD)
     rest, run_id = _rest(airflow), airflow.trigger("agent_abort")
     workload = f"agent_abort/{run_id}"
-    processes = _processes(rest, "agent_abort", run_id, 7)
-    took = [_abort(rest, workload, [processes[name]], task=name) for name in (f"many[{n}]" for n in range(5))]
-    took.append(_abort(rest, workload, [processes["group.one"]], stage="group", reason="wrong data"))
+    processes = _processes(rest, "agent_abort", run_id, 4)
+    for name in ("many[0]", "many[1]"):
+        _abort(rest, workload, [processes[name]], task=name)
+    _abort(rest, workload, [processes["group.one"]], stage="group", reason="wrong data")
     with pytest.raises(InputError, match=r"typo is not there, or has ended \(open are: after, alone\)"):
         abort(rest, ControlRequest("abort", workload, task="typo"))
     (found,) = [one for one in running(airflow.url) if one.workload == workload]
     assert [task.task for task in found.running] == ["alone"]
     assert is_there(processes["alone"])
-    took.append(_abort(rest, workload, [processes["alone"]]))
-    print(f"seconds until dead: median {median(took):.2f}, {sorted(round(s, 2) for s in took)}")
+    _abort(rest, workload, [processes["alone"]])
     assert airflow.wait_run("agent_abort", run_id) == "failed"
     for one in _instances(rest, "agent_abort", run_id).values():
         assert (one.state, one.number) == (("skipped", 0) if one.name == "after" else ("failed", 1)), one
@@ -114,7 +109,8 @@ def test_abort_of_tasks_a_group_and_a_run(airflow: LiveAirflow) -> None:
 def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
     """It waits for Airflow and learns; is the only one; ends what was marked; keeps limits; survives that Airflow is
     not reached and its own death, during which runs go on; ends on SIGTERM."""
-    airflow.add_dags(agent_hold=HOLD, agent_limits=LIMITS)
+    limits = LIMITS.format(sleeps_s=LIMIT_S + 2, limit_s=LIMIT_S)
+    airflow.add_dags(agent_hold=HOLD, agent_limits=limits)
     (tmp_path / "limits.yaml").write_text(RULES)
     rest, (port,) = _rest(airflow), free_ports(1)
     environment = {"EGS_LIMITS": str(tmp_path / "limits.yaml"), "EGS_MODE": "on", "EGS_TAGS": "egs-on"}
@@ -122,21 +118,21 @@ def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
     with an_agent(airflow, tmp_path / "first", url, **environment) as agent:
         wait_until(lambda: "no answer" in agent.said(), "a warning")
         with an_agent(airflow, tmp_path / "wrong", airflow.url, AIRFLOW_CLI_TOKEN="wrong") as wrong:
-            assert wrong.process.wait(60) == 2
+            assert wrong.process.wait(WAIT_S) == 2
             assert wrong.said().startswith(f"error: {airflow.url}: refuses the request for dags")
             assert wrong.said().count("\n") == 1
         with _forwarded(port, airflow.url) as cut:
             wait_until(lambda: f"for {url}, mode on" in agent.said(), "the agent's start")
             with an_agent(airflow, tmp_path / "second", url, **environment) as second:
-                assert second.process.wait(60) == 2
+                assert second.process.wait(WAIT_S) == 2
                 assert f"has an agent on this host already: process {agent.process.pid}" in second.said()
             marks, over = airflow.trigger("agent_marks"), airflow.trigger("agent_runs")
             limited, observed = airflow.trigger("agent_limits"), airflow.trigger("agent_observed")
             processes = _processes(rest, "agent_marks", marks, 2)
             place = f"/{instances_place('agent_marks', marks)}/many"
-            began = time.monotonic()
-            airflow.rest("PATCH", f"{place}/0", {"new_state": "failed"})
-            _wait_dead([processes["many[0]"]], began, NATIVE_S, "marked by hand")
+            with _unwatched(airflow, processes["many[0]"]):
+                airflow.rest("PATCH", f"{place}/0", {"new_state": "failed"})
+                _wait_dead([processes["many[0]"]], "marked by hand")
             assert airflow.wait_run("agent_runs", over) == "failed"
             assert airflow.wait_run("agent_observed", observed) == "success"
             assert airflow.wait_run("agent_limits", limited) == "failed"
@@ -149,14 +145,13 @@ def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
     assert is_there(processes["many[1]"])
     with an_agent(airflow, tmp_path / "third", airflow.url, **environment) as agent:
         wait_until(lambda: "mode on" in agent.said(), "the agent's second start")
-        print(f"agent: {_use(agent.process.pid)}")
-        began = time.monotonic()
         one = _instances(rest, "agent_marks", marks)["many[1]"]
-        set_state(rest, [one], "failed", "aborted by a test on another host")
-        _wait_dead([processes["many[1]"]], began, NATIVE_S, "aborted on another host")
+        with _unwatched(airflow, processes["many[1]"]):
+            set_state(rest, [one], "failed", "aborted by a test on another host")
+            _wait_dead([processes["many[1]"]], "aborted on another host")
         wait_until(lambda: "aborted by a test on another host" in agent.said(), "the reason")
         agent.process.send_signal(signal.SIGTERM)
-        assert agent.process.wait(10) == 0
+        assert agent.process.wait(WAIT_S) == 0
         assert agent.said().splitlines()[-1] == "egs agent: ended"
     assert airflow.wait_run("agent_marks", marks) == "failed"
 
@@ -166,34 +161,40 @@ def _check_limits(rest: Rest, limited: str, observed: str) -> None:
     assert (found["again"].state, found["again"].number) == ("success", 2), found["again"]
     assert (found["spent"].state, found["spent"].number) == ("failed", 1)
     assert found["spent"].note == "EGS: over its limit of 6 s of GPU time: failed"
-    assert found["spent"].ended_s - found["spent"].started_s == pytest.approx(3.0, abs=3.0)
     (again,) = _instances(rest, "agent_observed", observed).values()
     assert (again.number, again.note) == (1, "")
 
 
 def _abort(
     rest: Rest, workload: str, processes: list[TaskProcess], stage: str = "", task: str = "", reason: str = ""
-) -> float:
-    """Abort, and wait for the death of the processes and their children; how long it took."""
+) -> None:
+    """Abort by one call, which ends the processes; their children are gone too."""
     children = [child for one in processes for child in psutil.Process(one.pid).children(recursive=True)]
     assert len(children) == len(processes)
-    began = time.monotonic()
     done = abort(rest, ControlRequest("abort", workload, stage, task, reason=reason))
-    took_s = _wait_dead(processes, began, DEAD_S, task or stage or "the run")
+    _wait_dead(processes, task or stage or "the run")
     assert len(done.here) == len(processes), done
     assert not done.hosts
-    _, there = psutil.wait_procs(children, timeout=DEAD_S)
+    _, there = psutil.wait_procs(children, timeout=WAIT_S)
     alive = [child for child in there if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not alive  # who reaps an orphan, and when, is the machine's affair
-    return took_s
 
 
-def _wait_dead(processes: list[TaskProcess], began: float, deadline_s: float, what: str) -> float:
-    while any(is_there(process) for process in processes):
-        assert time.monotonic() < began + deadline_s, f"{what}: not dead within {deadline_s:g} s"
-        time.sleep(0.01)
-    print(f"{what}: dead after {time.monotonic() - began:.2f} s")
-    return time.monotonic() - began
+def _wait_dead(processes: list[TaskProcess], what: str) -> None:
+    wait_until(lambda: not any(is_there(process) for process in processes), f"death of {what}")
+
+
+@contextmanager
+def _unwatched(airflow: LiveAirflow, process: TaskProcess) -> Iterator[None]:
+    """Airflow's own supervisor of the task stands still: it does not end the task, at whichever heartbeat."""
+    supervisor = psutil.Process(process.pid).parent()
+    assert supervisor is not None
+    assert supervisor.pid not in [one.pid for one in airflow.processes]
+    supervisor.suspend()
+    try:
+        yield
+    finally:
+        supervisor.resume()
 
 
 def _rest(airflow: LiveAirflow) -> Rest:
@@ -256,9 +257,3 @@ def _forward(client: socket.socket, port: int) -> None:
                 if not (data := source.recv(65_536)):
                     return
                 other[source].sendall(data)
-
-
-def _use(pid: int) -> dict[str, Any]:
-    """Memory of a process, and its share of a processor in three seconds."""
-    process = psutil.Process(pid)
-    return {"rss_mib": process.memory_info().rss >> 20, "cpu_percent": process.cpu_percent(3.0), "host": os.uname()[1]}

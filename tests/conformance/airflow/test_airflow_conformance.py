@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from egs_core.testing.conformance import ordering, phases
+from egs_core.testing.conformance.bench import give_signal
 from egs_core.testing.conformance.suite import SCENARIOS, Scenario, reason_to_skip
-from tests.conformance.airflow.bench_runs import AirflowRuns, airflow_runs
+from tests.conformance.airflow.bench_runs import AirflowRuns, DagRun, airflow_runs
+from tests.conformance.airflow.broken import broken_airflow
 from tests.conformance.airflow.live import LiveAirflow
+from tests.conformance.airflow.test_order import held_pass
 
 AIRFLOW_ENVIRONMENT = {
     "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor",
     "AIRFLOW__CORE__PLUGINS_FOLDER": str(Path(__file__).with_name("plugins")),
     "EGS_POOLS": "order_gpu=2",
-    "EGS_RESERVE_AFTER": "1",
+    "EGS_RESERVE_AFTER": "0.0001",
 }
 QUICK = ("convert",)
 OWN_AIRFLOW = ("observe-changes-nothing", "failures-stay-the-users", "off-is-off", "audit")
@@ -35,10 +41,18 @@ def marked() -> list[Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LiveAirflow]]:
+    """The Airflow in mode off, one for all scenarios, from when the first one needs it."""
+    with ExitStack() as stack:
+        own = broken_airflow("native", tmp_path_factory.mktemp("native") / "own")
+        yield cache(lambda: stack.enter_context(own)[0])
+
+
 @pytest.fixture
-def bench(airflow: LiveAirflow, tmp_path: Path) -> Iterator[AirflowRuns]:
+def bench(airflow: LiveAirflow, tmp_path: Path, native: Callable[[], LiveAirflow]) -> Iterator[AirflowRuns]:
     """For one scenario."""
-    with airflow_runs(airflow, tmp_path) as found:
+    with airflow_runs(airflow, tmp_path, native=native) as found:
         yield found
 
 
@@ -50,33 +64,36 @@ def test_airflow(scenario: Scenario, bench: AirflowRuns) -> None:
     scenario.check(bench)
 
 
-# Each waits ten seconds for what does not come.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "off", "says"),
-    [
-        ("split", "phases", "0 GPUs held in phase 0"),
-        ("inversion", "order", "second waited for leaf"),
-    ],
-)
-def test_without_egs_the_scenario_fails(
-    airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, off: str, says: str
+def test_without_phases_the_scenario_fails(
+    airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On real Airflow, too, a scenario fails where what it is about is switched off: of three tries, as a leaf takes
-    the slot only where `first` ends between the scheduler's looking and its handing out, most of its time."""
-    if name == "split":
-        monkeypatch.setattr("egs_core.testing.conformance.bench.LIMIT_S", 10.0)
-    slow = airflow.home / "slow"
-    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == name]
-    try:
-        with airflow_runs(airflow, tmp_path, off) as bench:
-            slow.touch()  # see `plugins/slow_scheduler.py`
-            with pytest.raises(AssertionError, match=says):
-                _check_three_times(scenario, bench)
-    finally:
-        slow.unlink()
+    """On real Airflow, too, `split` fails where phases are not declared: the first one holds a GPU."""
+
+    def require(condition: Callable[[], bool], what: str) -> None:
+        assert condition(), what
+
+    monkeypatch.setattr(phases, "wait_until", require)  # it would wait in vain
+    with (
+        airflow_runs(airflow, tmp_path, "phases") as bench,
+        pytest.raises(AssertionError, match="0 GPUs held in phase 0"),
+    ):
+        phases.split(bench)
 
 
-def _check_three_times(scenario: Scenario, bench: AirflowRuns) -> None:
-    for _ in range(3):
-        scenario.check(bench)
+@pytest.mark.slow
+def test_without_order_the_scenario_fails(
+    airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`inversion` fails where the DAG is not chosen, if `first` ends between the scheduler's look and the slots."""
+
+    def give(running: DagRun, *names: str) -> None:
+        with held_pass(airflow, {running.dag_id: running.run_id}, "first"):
+            give_signal(running, *names)
+
+    monkeypatch.setattr(ordering, "give_signal", give)
+    with (
+        airflow_runs(airflow, tmp_path, "order") as bench,
+        pytest.raises(AssertionError, match="second waited for leaf"),
+    ):
+        ordering.inversion(bench)

@@ -20,19 +20,29 @@ from egs_core.history.sql import SqlHistory
 from egs_core.runlog.io import read_run
 from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import TaskAdded
+from tests.conformance.airflow.holding import make_pool
 from tests.conformance.airflow.live import LiveAirflow
 
 POOL = "history_gpus"
-LEAF_S = 4.0
+LEAF_S = 2.0
 CONTENDED = """
+import os
 import time
 from datetime import timedelta
+from pathlib import Path
 from airflow.sdk import DAG, task
 
 with DAG("history_contended", schedule=None, default_args={"owner": "vision"}):
     @task(pool="history_gpus")
-    def leaf(n: int) -> None:
-        time.sleep(4.0)
+    def leaf(n: int, run_id=None) -> None:
+        begun = Path(os.environ["AIRFLOW_HOME"]) / f"leaves {run_id}"
+        begun.mkdir(exist_ok=True)
+        (begun / str(n)).touch()
+        end = time.monotonic() + 600
+        while len(list(begun.iterdir())) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(2.0)  # from now on two hold both slots for so long
 
     @task(pool="history_gpus", pool_slots=2)
     def fit() -> None:
@@ -105,7 +115,7 @@ Out = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def ran(airflow: LiveAirflow) -> Ran:
     """Airflow after one run of each DAG: the contended one's run id, and that of the one with faults."""
-    airflow.rest("POST", "/pools", {"name": POOL, "slots": 2, "include_deferred": False})
+    make_pool(airflow, POOL, 2)
     airflow.add_dags(history_contended=CONTENDED, history_faults=FAULTS)
     runs = {dag: airflow.trigger(dag) for dag in ("history_contended", "history_faults")}
     states = {dag: airflow.wait_run(dag, run) for dag, run in runs.items()}

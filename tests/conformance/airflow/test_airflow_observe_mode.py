@@ -1,9 +1,8 @@
-"""Installed and observing, EGS changes nothing; hints run wherever Airflow runs a function; faults stay EGS's own."""
+"""Installed and observing, EGS changes nothing; hints run wherever Airflow runs a function."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import subprocess
@@ -11,11 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from egs_airflow.compat import airflow_version
-from tests.conformance.airflow.conftest import require_airflow
-from tests.conformance.airflow.live import SOURCES, LiveAirflow, live_airflow
+from tests.conformance.airflow.live import LiveAirflow
 
 DAG = """
 import egs_core as egs
@@ -35,22 +30,6 @@ with DAG("observed", schedule=None) as dag:
 
     made = BashOperator(task_id="made", bash_command="true")
     made >> weigh() >> train.expand(step=[1, 2])
-"""
-
-PLAIN = """
-from airflow.sdk import DAG, task
-
-with DAG("plain", schedule=None):
-
-    @task
-    def one() -> int:
-        return 1
-
-    @task
-    def two(x: int) -> None:
-        print(x)
-
-    two(one())
 """
 
 COPIED = """
@@ -76,20 +55,6 @@ with DAG("copied", schedule=None):
         assert result == 42
 
     check(elsewhere(21))
-"""
-
-BROKEN = """
-import sys
-
-
-class Refuses:
-    def find_spec(self, name, path=None, target=None):
-        if name in ("egs_airflow.observe.listener", "egs_airflow.order.strategy", "egs_airflow.order.policy"):
-            raise SystemExit(f"{name} is broken")
-        return None
-
-
-sys.meta_path.insert(0, Refuses())
 """
 
 
@@ -167,32 +132,10 @@ def test_no_error_where_airflow_looks_for_examples(airflow: LiveAirflow) -> None
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
     }
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=True)
     told = done.stdout + done.stderr
     assert "example_dags" in told  # it has looked
     assert "Could not load provider module" not in told
-
-
-@pytest.mark.slow  # an Airflow of its own
-def test_a_broken_egs_leaves_runs_successful(tmp_path: Path) -> None:
-    """An Airflow that EGS does not know, and each part of EGS ends the process that imports it: the DAG run succeeds,
-    natively, and each fault is one line in the log of a process."""
-    require_airflow()
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "sitecustomize.py").write_text(BROKEN)
-    environment = {"EGS_MODE": "on", "EGS_AIRFLOW_WITHOUT": "version", "EGS_POOLS": "gpu=1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(broken), *map(str, SOURCES)])
-    with live_airflow(tmp_path / "home", environment, {"plain": PLAIN}) as hit:
-        hit.run("plain")
-        logs = (hit.home / "scheduler.log").read_text()
-        assert rows(hit, "select pool from slot_pool") == [("default_pool",)]
-    for line in (
-        f"egs: Airflow {airflow_version()} is not a version EGS knows (3.3, 3.2): observing only",
-        "egs_airflow.observe.listener:listeners is off, Airflow runs without it: SystemExit",
-        "egs_airflow.order.strategy:priority_weight_strategies is off, Airflow runs without it: SystemExit",
-    ):
-        assert line in logs
 
 
 def _bare_python(home: Path) -> str:

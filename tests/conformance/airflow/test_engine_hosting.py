@@ -21,7 +21,7 @@ from tests.conformance.airflow.live import LiveAirflow, free_ports, live_airflow
 from tests.conformance.airflow.postgres import metadata_in, postgres
 
 pytestmark = pytest.mark.slow  # an Airflow of its own, with two schedulers
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 
 SOURCE = """
 import time

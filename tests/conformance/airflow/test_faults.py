@@ -27,17 +27,17 @@ from airflow.sdk import DAG, get_current_context, task
 
 @egs.task(max_runtime="2s")
 def endless():
-    time.sleep(120)
+    time.sleep(600)
 
-@egs.task(max_runtime="2s")
+@egs.task(max_runtime="15s")  # its second try has to start and to end in that time
 def again():
     if get_current_context()["ti"].try_number == 1:
         Path({begun!r}).touch()
-        time.sleep(120)
+        time.sleep(600)
 
 @egs.task(gpus=2)
 def patient():
-    end = time.monotonic() + 150
+    end = time.monotonic() + 600
     while not Path({released!r}).exists():
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -5,94 +5,100 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.conformance.airflow.live import LiveAirflow
+from egs_airflow.order.durations import write_durations
+from tests.conformance.airflow import test_order
+from tests.conformance.airflow.holding import held_runs, released
+from tests.conformance.airflow.live import LiveAirflow, wait_until
+from tests.conformance.airflow.test_order import await_passes, learned
 
-AIRFLOW_ENVIRONMENT = {
-    "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor",
-    "EGS_RESERVE_AFTER": "1",
-}
+AIRFLOW_ENVIRONMENT = test_order.AIRFLOW_ENVIRONMENT
 SIDES = {"egs": ["egs-on"], "native": []}
-SLOTS = 4
+SLOTS = 3
 
 GANGS = """
-import time
-from datetime import timedelta
+    from airflow.sdk import get_current_context
+    from datetime import timedelta
+    import egs_core as egs
 
-import egs_core as egs
-from airflow.sdk import DAG, get_current_context, task
+    AGAIN = Path({again!r})
 
-POOL = "gangs_{side}"
-
-with DAG("gangs_{side}", tags={tags}, schedule=None, max_active_tasks=64):
-    @task
-    def first():
-        pass
-
-    @task(pool=POOL)
-    def small(number):
-        time.sleep(0.3 + number % 3 * 0.2)
-
-    def member():
-        time.sleep(1.5)
-
-    @task(pool=POOL)
+    @task(pool={name!r})
     @egs.task(gang="shards")
     def shard(number):
-        time.sleep(1.5)
+        pass
 
-    @task(pool=POOL)
+    def member():
+        pass
+
+    @task(pool={name!r})
     @egs.task(gang="crowd")
     def crowd(number):
         pass
 
-    @task(pool=POOL, pool_slots=2)
+    @task(pool={name!r}, pool_slots=2)
     @egs.task(gang="pair")
     def steady():
-        time.sleep(4)
+        wait(AGAIN)
 
-    @task(pool=POOL, retries=1, retry_delay=timedelta(seconds=0.1))
+    @task(pool={name!r}, retries=1, retry_delay=timedelta(0))
     @egs.task(gang="pair")
     def shaky():
         if get_current_context()["ti"].try_number == 1:
             raise ValueError("the first time")
+        AGAIN.touch()
 
-    begun = first()
-    for number in range(3):
-        begun >> task(egs.task(gang="named")(member), task_id=f"named{{number}}", pool=POOL)()
-    begun >> [shard.expand(number=[0, 1, 2]), small.expand(number=list(range(9))), steady(), shaky()]
-    begun >> crowd.expand(number=list(range(5)))
+    held_too = holder.override(task_id="other")()
+    begun >> shard.expand(number=[0, 1])
+    if {is_chosen}:
+        for number in range(2):
+            begun >> task(egs.task(gang="named")(member), task_id=f"named{{number}}", pool={name!r})()
+        begun >> [steady(), shaky(), crowd.expand(number=[0, 1, 2, 3])]
 """
+LEARNED = {"holder": 900.0, "other": 900.0, "shard": 600.0, "named0": 300.0, "named1": 300.0}
+LEARNED |= {"steady": 60.0, "shaky": 60.0, "crowd": 1.0}
 
 
 def test_gangs_begin_whole_or_not_at_all(airflow: LiveAirflow) -> None:
-    """Two gangs of three, named and mapped, in a pool of four slots with small tasks around: never a part of one runs;
-    the copy that is not chosen runs parts. A retry waits for nobody, and a gang that is too large is said to be so."""
-    for side, tags in SIDES.items():
-        airflow.rest("POST", "/pools", {"name": f"gangs_{side}", "slots": SLOTS, "include_deferred": False})
-        airflow.add_dags(**{f"gangs_{side}": GANGS.format(side=side, tags=tags)})
-    runs = {side: airflow.trigger(f"gangs_{side}") for side in SIDES}
+    """One slot of three is open: a gang of two waits, and the slot is kept for it; of the copy that is not chosen one
+    member runs. Then two gangs of two, named and mapped, get their slots each in one pass, in that order. A retry waits
+    for nobody, and a gang that is too large is said to be so."""
+    write_durations(learned(airflow), {"gangs_egs": LEARNED})
+    again = airflow.home / "again"
+    again.unlink(missing_ok=True)
+    tags = {f"gangs_{side}": tags for side, tags in SIDES.items()}
+    rests = {name: GANGS.format(name=name, again=str(again), is_chosen=bool(tags[name])) for name in tags}
     found = {}
-    for side, run in runs.items():
-        assert airflow.wait_run(f"gangs_{side}", run) == "success"
-        found[side] = airflow.task_instances(f"gangs_{side}", run)
-    parts = {side: {gang: _queued_at(tis, gang) for gang in ("named", "shard")} for side, tis in found.items()}
-    print(f"moments at which members of a gang were queued: {parts}; crowd: {_queued_at(found['egs'], 'crowd')}")
-    assert parts["egs"] == {"named": 1, "shard": 1}
-    assert sum(parts["native"].values()) > 2, parts
+    with held_runs(airflow, rests, SLOTS, tags) as runs:
+
+        def states(side: str) -> dict[str, set[str]]:
+            found: dict[str, set[str]] = {}
+            for one in airflow.task_instances(f"gangs_{side}", runs[f"gangs_{side}"]):
+                found.setdefault(one["task_id"], set()).add(one["state"])
+            return found
+
+        wait_until(lambda: "success" in states("native")["shard"], "a member of the gang that is not kept together")
+        wait_until(lambda: states("egs")["crowd"] == {"scheduled"}, "tasks that would take the slot")
+        await_passes(airflow)
+        assert states("egs")["shard"] == states("egs")["named0"] == states("egs")["crowd"] == {"scheduled"}
+        for name in runs:
+            released(name, airflow.home).touch()
+        for side in SIDES:
+            assert airflow.wait_run(f"gangs_{side}", runs[f"gangs_{side}"]) == "success"
+            found[side] = airflow.task_instances(f"gangs_{side}", runs[f"gangs_{side}"])
     for gang in ("named", "shard"):
-        members = _of(found["egs"], gang)
-        assert len(members) == 3
-        assert max(one["start_date"] for one in members) < min(one["end_date"] for one in members)
+        assert len(_of(found["egs"], gang)) == 2
+        assert _queued_at(found["egs"], gang) == 1, found["egs"]
+    assert _queued_at(found["native"], "shard") == 2, found["native"]
     assert _most_slots(found["egs"]) <= SLOTS
     (steady,), (shaky,) = _of(found["egs"], "steady"), _of(found["egs"], "shaky")
     assert shaky["try_number"] == 2
     assert steady["start_date"] < shaky["start_date"] < steady["end_date"]  # its second try, beside the other one
     (left,) = _events(airflow, "gangs_egs", "egs gang left to Airflow")
-    assert left == {"gang": "crowd", "problem": "it needs 5 slots of pool gangs_egs at once, which has 4"}
+    assert left == {"gang": "crowd", "problem": f"it needs 4 slots of pool gangs_egs at once, which has {SLOTS}"}
     assert not _events(airflow, "gangs_native", "egs gang left to Airflow")
     kept = [one for one in _events(airflow, "gangs_egs", "egs kept slots") if one["reason"] == "gang"]
     print(f"kept for gangs: {kept}")
-    assert kept  # of three gangs two have to wait, and small tasks would take the fourth slot again and again
+    assert kept
     assert all(one["slots"] < SLOTS and one["tasks"] for one in kept)
     assert not _events(airflow, "gangs_native", "egs kept slots")
 

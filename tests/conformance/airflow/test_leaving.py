@@ -153,7 +153,7 @@ def restart(airflow: LiveAirflow, **environment: str) -> float:
     for process in airflow.processes:
         process.terminate()
     for process in airflow.processes:
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     since = time.time()
     airflow.environment.update(environment)
     airflow.processes[:] = [local.start(airflow, "api-server", "--workers", "1")]

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from tests.conformance.airflow import test_order
-from tests.conformance.airflow.live import LiveAirflow, wait_until
+from tests.conformance.airflow.live import WAIT_S, LiveAirflow, wait_until
 from tests.conformance.airflow.test_view import get
 
 AIRFLOW_ENVIRONMENT = test_order.AIRFLOW_ENVIRONMENT
@@ -53,7 +53,7 @@ def test_a_pool_keeps_its_team_and_gets_its_size(airflow: LiveAirflow) -> None:
     settings = {"EGS_POOLS": "pools_team=4, pools_new=3", "CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
     command = [sys.executable, "-c", PROGRAM]
     environment = {**airflow.environment, **settings, "XDG_DATA_HOME": str(airflow.home / "pools")}  # its own list
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     before, started, resized, again, *bad, after = json.loads(done.stdout.splitlines()[-1])
     listed = airflow.home / "pools" / "egs" / "airflow" / "pools.json"
@@ -131,10 +131,14 @@ def resize(airflow: LiveAirflow, slots: int) -> None:
 
 def doctor(airflow: LiveAirflow, **environment: str) -> dict[str, dict[str, Any]]:
     """The lines of `airflow egs doctor` by name; it fails where one is not well."""
-    command = [sys.executable, "-m", "airflow", "egs", "doctor", "--json"]
-    settings = {**airflow.environment, **environment}
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=90, check=False)
-    return {line["name"]: line for line in json.loads(done.stdout.splitlines()[-1])}
+    words = ("egs", "doctor", "--json")
+    if airflow.commands is not None and not environment:
+        _, said = airflow.commands.run(*words)
+    else:
+        command = [sys.executable, "-m", "airflow", *words]
+        settings = {**airflow.environment, **environment}
+        said = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
+    return {line["name"]: line for line in json.loads(said.splitlines()[-1])}
 
 
 def airflow_page(airflow: LiveAirflow, place: str) -> str:

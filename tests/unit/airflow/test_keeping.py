@@ -127,6 +127,22 @@ def test_a_look_before_the_end_was_written_is_none(monkeypatch: pytest.MonkeyPat
     assert gate.started == {}
 
 
+def test_a_slot_is_kept_for_a_successor_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass, however long passes take; or as many as there are in LONGEST_S, where the scheduler never looks."""
+    ready = reading.Ready("second", "gpus", 2, 90)
+    monkeypatch.setattr(reading, "ended", lambda *_: [reading.End(1, True, None)])
+    monkeypatch.setattr(reading, "just_ready", lambda *_: [ready])
+    for gap_s, passes in ((0.3, 3), (2.0, 1)):
+        gate = Gate(lambda **_: None)
+        gate.started[1] = Started("first", "version", None)
+        gate.shapes["version"] = reading.Shape({"first": ["second"]})
+        kept = []
+        for number in range(6):
+            kept.append(gate._just_ready(None, number * gap_s) == [ready] if gate.started else False)
+            gate.last_pass_s = number * gap_s
+        assert kept == [number < passes for number in range(6)]
+
+
 def has_turn(
     key: str, weight: int, rank: int, slots: int = 1, *, may_start: bool = False, keeps: bool = False
 ) -> Claim:

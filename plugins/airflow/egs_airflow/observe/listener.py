@@ -25,7 +25,7 @@ from egs_airflow import config
 F = TypeVar("F", bound=Callable[..., None])
 hook: Callable[[F], F] = hookimpl  # Airflow's own marker has no types
 
-PATIENCE_S = 0.01
+PATIENCE_S = 0.1
 MOST_BYTES = 256 * 1024 * 1024  # of one day on one host: what comes then is lost, not the disk
 
 
