@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_airflow import config
@@ -61,6 +61,7 @@ claim = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 12), st.lists(claim, max_size=12))
 def test_never_more_is_kept_than_is_open(open_slots: int, claims: list[Claim]) -> None:
     """And only for claims that something may be kept for, each once."""

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import egs_core as egs
@@ -32,6 +32,7 @@ def dags(draw: st.DrawFn) -> tuple[dict[str, set[str]], dict[str, float]]:
     return after, {f"t{n}": s for n, s in enumerate(seconds)}
 
 
+@settings(deadline=None)
 @given(dags())
 def test_the_remaining_path(dag: tuple[dict[str, set[str]], dict[str, float]]) -> None:
     """A task and the longest path after it, whatever the order in which the tasks are listed."""
@@ -43,6 +44,7 @@ def test_the_remaining_path(dag: tuple[dict[str, set[str]], dict[str, float]]) -
     assert remaining_path_s(after, seconds) == pytest.approx({task: path_s(task) for task in after})
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
 def test_a_longer_path_never_weighs_less(one: float, other: float) -> None:
     """Weights are whole numbers that the database can keep, in the order of the paths."""
