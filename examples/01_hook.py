@@ -1,8 +1,8 @@
 """An ordinary Ray script. It knows nothing of EGS.
 
-python examples/01_hook.py                                                     # as it is
-RAY_RUNTIME_ENV_HOOK=egs_ray.hook python examples/01_hook.py                   # EGS observes and reports
-RAY_RUNTIME_ENV_HOOK=egs_ray.hook EGS_MODE=on python examples/01_hook.py       # EGS orders its GPU tasks
+python examples/01_hook.py                                # as it is
+EGS_HOOK=ray python examples/01_hook.py                   # EGS observes and reports
+EGS_HOOK=ray EGS_MODE=on python examples/01_hook.py       # EGS orders its GPU tasks
 """
 
 import numpy as np
