@@ -26,7 +26,7 @@ help:
 	@echo 'make coverage      run them, counting lines and branches: build/coverage/index.html'
 	@echo 'make test-slow     run the tests that need many runs on a real framework'
 	@echo 'make test-long     run the longest tests, which start clusters of their own'
-	@echo 'make test-versions run the quick tests on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS), and the fourth adapter on Dagster'
+	@echo 'make test-versions run the tests of observing and ordering on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS), and the fourth adapter on Dagster'
 	@echo 'make bench         run the benchmarks: engine, graphs, the demo in all variants'
 	@echo 'make lint          run ruff, mypy --strict and the import contracts'
 	@echo 'make format        format the code and apply safe fixes'

@@ -40,9 +40,10 @@ def why(
             raise InputError(str(file), "is a run log", "--slots, --cpus and --at are for a workload to simulate")
         answers = waits_in_log(read_run(file).records, tasks, str(file))
     else:
+        loaded = load_workload(file)  # a file that is missing is said first, not that no cluster is given for it
         config = shared.cluster_config(slots, cpus, gpus, nodes)
         config = msgspec.structs.replace(config, policy=shared.known_policy(policy), records=False)
-        workload, _ = shared.with_assumed_durations(shared.with_applied_limits(load_workload(file)))
+        workload, _ = shared.with_assumed_durations(shared.with_applied_limits(loaded))
         for task in tasks:
             shared.task_index(workload.graph.ids, task, str(file))
         simulation = Simulation([workload], config)

@@ -57,7 +57,7 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "`off`: EGS asks the autoscaler for nothing, and gates nothing where there is one. `on`: there is one, even if "
         "EGS cannot see it.",
     ),
-    "EGS_AIRFLOW_USER": ("Airflow", "", "Who logs in to Airflow's REST API, where no `--user` is given."),
+    "EGS_AIRFLOW_USER": ("Airflow", "", "User that logs in to Airflow's REST API, where no `--user` is given."),
     "EGS_AIRFLOW_PASSWORD": ("Airflow", "", "The password for that; `AIRFLOW_CLI_TOKEN` replaces both."),
     "EGS_RAY_WITHOUT": ("Ray", "", "Names of features whose private API EGS must not use, separated by commas."),
     "EGS_AIRFLOW_WITHOUT": ("Airflow", "", "The same for Airflow."),

@@ -32,15 +32,20 @@ _BY_MODE = {
     "observe": "yes",
     "order": "yes: by weights that task instances are made with",
     "split": "yes",
-    "preload": "yes",
+    "preload": "no: needs EgsLocalExecutor (modules) or the agent (files)",
     "gang": "no: needs an executor of EGS",
     "preempt": "no: running tasks are left alone",
     "limits": "no: needs the agent",
     "abort": "yes: on the host where it is asked at once, on others as Airflow's heartbeat does",
     "audit": "yes",
 }
-_WITH_EXECUTOR = {**_BY_MODE, "gang": "yes", "order": "yes: by weights; freed slots are kept for successors"}
-_WITH_AGENT = {**_WITH_EXECUTOR, "limits": "yes", "abort": "yes", "order": "yes"}
+_WITH_EXECUTOR = {
+    **_BY_MODE,
+    "gang": "yes",
+    "order": "yes: by weights; freed slots are kept for successors",
+    "preload": "yes: modules, with EgsLocalExecutor",
+}
+_WITH_AGENT = {**_WITH_EXECUTOR, "limits": "yes", "abort": "yes", "order": "yes", "preload": "yes: modules and files"}
 SURFACES = (
     Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE),
     Surface("executor", "the same with an executor of egs_airflow.executors", _WITH_EXECUTOR),

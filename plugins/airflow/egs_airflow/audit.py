@@ -18,14 +18,14 @@ from egs_core.runlog.past import Past
 DAY_S = 86_400.0
 POOLS = ("EGS_POOLS", "AIRFLOW__EGS__POOLS")
 INSIDE = "a task counts as using its GPUs from start to end: Airflow does not tell what happens inside a task"
-INSIDE_CODE = "a task counts as using its GPUs while its own code runs: nobody told what happens inside"
+INSIDE_CODE = "a task counts as using its GPUs while its own code runs: what happens inside is not known"
 NO_GPUS = "no pool is named as one of GPUs (--gpu-pool): slots of pools are accounted for, GPU time is not known"
 SLOTS = "limits other than pools (parallelism, max_active_tasks) and busy workers are not known: some waits are theirs"
 DEFERRED = (
     "tasks were deferred or rescheduled: they count as running meanwhile, for Airflow keeps only their first start"
 )
 OLDER = "runs are of an older version of their DAG: what their tasks waited for is read from the newest"
-KEPT = "times EGS kept open slots for a task or gang: who else waited for them is held by a reservation; slot·s kept:"
+KEPT = "times EGS kept open slots for a task or gang: waits of others are for a reservation; slot·s kept:"
 GONE = "Airflow no longer has these DAGs, so what their tasks waited for is not known"
 
 

@@ -8,7 +8,7 @@ from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand,
 
 ARG_JSON = Arg(("--json",), help="Print one JSON object", action="store_true")
 ARG_URL = Arg(("--url",), help="Address of the Airflow; by default this one's own [api] base_url", default="")
-ARG_USER = Arg(("--user",), help="Who logs in, with the password of EGS_AIRFLOW_PASSWORD", default="")
+ARG_USER = Arg(("--user",), help="User that logs in; EGS_AIRFLOW_PASSWORD has the password", default="")
 ARG_DAYS = Arg(("--days",), help="How far back, where nothing was read yet", type=float, default=30.0)
 ARG_WORKLOAD = Arg(("workload",), help="DAG/RUN, as `airflow egs ps` lists it")
 ARG_TASK = Arg(("--task",), help="Only this task of it, `fit` or `fit[3]`", default="")
@@ -57,7 +57,7 @@ def get_cli_commands() -> list[CLICommand]:
     )
     order = ActionCommand(
         name="order",
-        help="Who hosts the engine, and in which order it lets start what waits for slots",
+        help="Show which agent hosts the engine, and the order in which waiting tasks get slots",
         func=lazy_load_command("egs_airflow.agent.commands.run_order"),
         args=(ARG_URL, ARG_USER),
     )

@@ -79,7 +79,7 @@ class Rest:
         except urllib.error.HTTPError as error:
             error.close()
             if credentials is None:
-                raise InputError(self.url, "asks who you are (401 Unauthorized)", HOW) from None
+                raise InputError(self.url, "requires a login (401 Unauthorized)", HOW) from None
             raise InputError(self.url, f"refuses user {credentials['username']!r} ({_said(error)})", HOW) from None
         except (KeyError, TypeError):
             raise InputError(f"{self.url}/auth/token", "gives no token", f"set {TOKEN}") from None

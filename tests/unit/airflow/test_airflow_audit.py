@@ -114,7 +114,7 @@ def test_token_user_or_nobody(airflow: RecordedAirflow, monkeypatch: pytest.Monk
 def test_refused(airflow: RecordedAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a token, with a wrong one, with a wrong password: said with what to set, and no secret is shown."""
     airflow.token = "secret"
-    with pytest.raises(InputError, match="asks who you are") as caught:
+    with pytest.raises(InputError, match="requires a login") as caught:
         audited(airflow)
     assert "AIRFLOW_CLI_TOKEN" in caught.value.hint
     monkeypatch.setenv(rest.PASSWORD, "hidden")

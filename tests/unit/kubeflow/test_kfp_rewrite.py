@@ -373,7 +373,7 @@ def test_a_gang_is_counted_over_its_loops_and_not_cached() -> None:
     assert member["podMetadata"]["labels"]["egs.io/gang"] == "ring"
     assert member["podMetadata"]["annotations"]["egs.io/gang-size"] == "4"
     reasons = {change.reason for change in result.changes if "egs.io/gang" in change.field}
-    assert reasons == {"one of 4 of gang 'ring', for whoever starts them together"}
+    assert reasons == {"one of 4 of gang 'ring', for a scheduler that starts them together"}
     assert "egs.io/gang" not in alone["podMetadata"]["labels"]
     tasks = result.documents.pipeline["root"]["dag"]["tasks"]
     assert (tasks["step-2"]["cachingOptions"], tasks["step-3"]["cachingOptions"]) == ({}, {"enableCache": True})

@@ -27,7 +27,6 @@ from egs_core.errors import InputError
 RENEWALS = 3
 """In a time to live."""
 WATCH_S = 5.0
-WATCH_S = 5.0
 DECIDE_S = 2.0
 MOST_SHARE = 0.2
 """Of the time: a look that takes long is taken more rarely."""
@@ -86,7 +85,7 @@ class Host:
             epoch = self.lease.epoch
             say(f"hosts the engine, epoch {epoch}" if is_held else f"hosts the engine no more, epoch {epoch} is over")
         elif not is_held and self.lease.holder_seen != self._told:
-            say(f"the engine is hosted by {self.lease.holder_seen or 'nobody'}")
+            say(f"the engine is hosted by {self.lease.holder_seen or 'no agent'}")
         self._told = self.lease.holder_seen
 
     def _give_up(self, error: Exception) -> None:

@@ -116,7 +116,7 @@ class Gate:
         if self.gangs is not None:
             self.gangs.let_go()
         self.health.fail(error)
-        config.warn(f"slots go to whoever Airflow finds first, as without EGS, for a while: {self.health.problem}")
+        config.warn(f"for a while slots go to tasks in Airflow's own order, as without EGS: {self.health.problem}")
         self._tell()
 
     def check_recovery(self) -> None:

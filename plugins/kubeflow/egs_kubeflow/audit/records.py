@@ -21,7 +21,7 @@ ENDED_GPU = "GPU tasks are known from their workflow only: they start with their
 OFFLOADED = "workflows keep their nodes in Argo's database: only their pods are known"
 OTHERS = "pods outside of pipelines held resources: what they took is not counted as offered"
 CLAIMS = "pods claim devices (DRA): those are not counted as GPUs"
-CORDONED = "nodes are cordoned, nobody knows since when: they count as offered"
+CORDONED = "nodes are cordoned, since an unknown time: they count as offered"
 
 
 def past_of(seen: Seen, label: str = "") -> Past:

@@ -58,7 +58,7 @@ def _note_defaults(instances: Sequence[TaskFacts], gangs: set[str], log: Log) ->
 
 def write_gang(task: Written, gang: Gang, written_task: Any, workload: str, run_id: str) -> None:
     """Label one member, and switch its cache off."""
-    reason = f"one of {gang.size} of gang {gang.name!r}, for whoever starts them together"
+    reason = f"one of {gang.size} of gang {gang.name!r}, for a scheduler that starts them together"
     task.label(GANG, label_value(gang.name), reason)
     _annotate(task, GANG_SIZE, str(gang.size), reason)
     caching = written_task.caching_options

@@ -25,7 +25,7 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 def run_command(
     pipeline: Annotated[Path, typer.Argument(help="A pipeline that kfp has compiled.")],
     arg: Argument = [],  # noqa: B006  # typer makes a new list for each call
-    policy: Annotated[str, typer.Option(help="Who starts next: egs, or fifo to compare.")] = "egs",
+    policy: Annotated[str, typer.Option(help="Rule of order among waiting tasks: egs, or fifo to compare.")] = "egs",
     cpus: Annotated[float | None, typer.Option(help="CPU slots; by default all CPUs.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPU slots; by default all GPUs.")] = None,
     emulate_gpus: Annotated[bool, typer.Option(help="The GPU slots have no device.")] = False,

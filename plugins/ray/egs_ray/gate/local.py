@@ -290,7 +290,7 @@ class Gate:
         if self._room.grows:
             DEMAND.want("gate", self._demand)
             if DEMAND.is_refused:
-                raise RuntimeError("tasks at the gate are no demand to the autoscaler, which somebody else asks")
+                raise RuntimeError("no nodes for tasks at the gate: another program sends requests to the autoscaler")
 
     # --- failures ---
 
