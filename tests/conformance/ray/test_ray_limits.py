@@ -9,21 +9,37 @@ import pytest
 import ray
 
 import egs_ray
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Ended
 from tests.conformance.ray import run_tasks as t
 
-pytestmark = pytest.mark.usefixtures("ray_address")
+QUEUES = "queues: [{name: box, limits: {max_runtime: 20m, on_limit: end}}]\n"
 
 
-def test_a_task_past_max_runtime_is_cancelled(tmp_path: Path) -> None:
-    """Its process ends, its GPU is free, no retry, its child never starts, and the error names the limit."""
-    folder = str(tmp_path)
-    with t.session(tmp_path) as session:
-        made = egs_ray.run(t.endless.bind(folder, "after", t.endless.bind(folder, "first")), session=session)
-        written = tmp_path / "first.pid"
-        process = psutil.Process(int(t.until(lambda: written.exists() and written.read_text())))
-        with pytest.raises(ray.exceptions.TaskCancelledError, match=r"endless-0 over its limit of 1 s"):
-            made.get(t.LIMIT_S)
-        assert made.why("endless-0").text == "ended: failed: over its limit of 1 s"
-        t.until(lambda: t.is_gone(process))
+@pytest.mark.usefixtures("ray_address")
+def test_tasks_past_max_runtime_are_cancelled(tmp_path: Path) -> None:
+    """The process ends, the GPU is free, there is no retry, the child never starts, and the error names the limit. So
+    it is in a time box (`on_limit: end`), too, where the task has succeeded to the run log: it has no value."""
+    (tmp_path / "queues.yaml").write_text(QUEUES)
+    with t.session(tmp_path, queues=str(tmp_path / "queues.yaml")) as session:
+        made = {}
+        for queue in ("", "box"):
+            folder = tmp_path / f"in {queue}"
+            folder.mkdir()
+            node = t.endless.bind(str(folder), "after", t.endless.bind(str(folder), "first"))
+            made[folder] = egs_ray.run(node, session=session, queue=queue, name=queue or "plain")
+        notes = [folder / "first.pid" for folder in made]
+        t.until(lambda: all(path.exists() and path.read_text() for path in notes))
+        processes = [psutil.Process(int(path.read_text())) for path in notes]
+        over = f"over its limit of {t.ENDLESS_S} s"
+        for run in made.values():
+            with pytest.raises(ray.exceptions.TaskCancelledError, match=f"endless-0 {over}"):
+                run.get(t.LIMIT_S)
+        said = [run.why("endless-0").text for run in made.values()]
+        assert said == [f"ended: {how}: {over}" for how in ("failed", "succeeded")]
+        t.until(lambda: all(t.is_gone(process) for process in processes))
         t.until(t.is_idle)
-        assert not (tmp_path / "after.pid").exists()
+        assert not any((folder / "after.pid").exists() for folder in made)
+    ends = [r for r in read_run(tmp_path / "run.jsonl").records if isinstance(r, Ended) and r.task == "endless-0"]
+    assert {r.workload.partition("#")[0]: r.outcome for r in ends} == {"plain": "aborted", "box": "succeeded"}
+    assert len(ends) == 2
