@@ -38,6 +38,23 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 first; Ray's are two pieces of about the same length, each with a Ray of its own. The Airflows that a test starts for
 itself, most of them slow tests, are not in the way of those that share one."""
 PIECES = list(TOGETHER)
+PATIENT_RAY = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "RAY_gcs_rpc_server_connect_timeout_s": "60",
+    "RAY_gcs_server_port_wait_time_s": "240",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_raylet_client_num_connect_attempts": "240",
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_worker_register_timeout_seconds": "240",
+    "RAY_health_check_initial_delay_ms": "60000",
+    "RAY_health_check_timeout_ms": "60000",
+}
+"""How long Ray's processes wait for each other, on a busy machine. Where one waits in vain Ray ends processes without a
+word, also drivers, and this process is one: a client that does not reach the GCS calls `_Exit` (by default after 60 s);
+a raylet ends when an agent has not registered (30 s) or the GCS takes it for dead, and its drivers end with it. Ray
+reads these when it is imported; processes that tests start inherit them."""
+os.environ.update(PATIENT_RAY)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

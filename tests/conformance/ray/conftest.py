@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[3]
 KEPT_WORKERS = {"num_workers_soft_limit": 8, "idle_worker_killing_time_threshold_ms": 30_000}
 # By default Ray's workers are nice (15): whatever runs beside the tests would take the processor from them.
 OF_RAY = {**KEPT_WORKERS, "worker_niceness": 0}
+START_S, LIMIT_S = 120.0, 240.0
+LISTENS = "dashboard_agent_listen_port"
+PORTS = ("metrics_agent_port", "metrics_export_port", LISTENS, "runtime_env_agent_port")
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -28,6 +35,7 @@ SLOW = {
     "test_ray_control_gate",
     "test_ray_control_life",
     "test_ray_faults",
+    "test_ray_hook_elsewhere",
     "test_ray_hook_workers",
     "test_ray_residue",
 }
@@ -69,25 +77,55 @@ def ray_address() -> Iterator[str]:
 
 
 def _start_ray(folder: str) -> None:
-    """Ray gives its own processes 30 s to start, which a busy machine may exceed: then once more."""
+    """What no setting gives it on a busy machine: a raylet crashes when the port of an agent, a Python process,
+    is not in a file after 15 to 30 s, so it is told all ports; `ray.init` waits 30 s for its node, here minutes."""
     import ray
+    from ray._private import services
+    from ray._private.parameter import RayParams
 
-    for tries_left in (1, 0):
-        try:
-            ray.init(
-                num_cpus=4,
-                num_gpus=2,
-                include_dashboard=False,
-                object_store_memory=80_000_000,
-                _temp_dir=folder,
-                _system_config=OF_RAY,
-                log_to_driver=False,
-            )
-            return
-        except Exception as error:
-            if not tries_left or "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
+    get_node, start, fill = services.get_node, services.start_ray_process, RayParams.__init__
+    ports = free_ports()
+
+    def wait_for_node(*about: str) -> Any:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                return get_node(*about)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def with_ports(params: Any, *given: Any, **named: Any) -> None:
+        fill(params, *given, **named)
+        for name, port in ports.items():
+            setattr(params, name, port)
+
+    def with_last_port(command: list[str], kind: str, *given: Any, **named: Any) -> Any:
+        """Ray forgets one of them."""
+        more = [f"--{LISTENS}={ports[LISTENS]}"] if kind == "raylet" else []
+        return start([*command, *more], kind, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", wait_for_node)
+        patch.setattr(RayParams, "__init__", with_ports)
+        patch.setattr(services, "start_ray_process", with_last_port)
+        ray.init(
+            num_cpus=4,
+            num_gpus=2,
+            include_dashboard=False,
+            object_store_memory=80_000_000,
+            _temp_dir=folder,
+            _system_config=OF_RAY,
+            log_to_driver=False,
+        )
+
+
+def free_ports() -> dict[str, int]:
+    """For Ray's agents, by the names of its parameters."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+        return {name: found.getsockname()[1] for name, found in zip(PORTS, sockets, strict=True)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,7 +151,7 @@ def run_script(ray_address: str, tmp_path: Path) -> Script:
         if hook:
             variables = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_RUNLOG": str(tmp_path / "log.jsonl"), **variables}
         done = subprocess.run(
-            [sys.executable, str(path)], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [sys.executable, str(path)], env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
         )
         # What the session's Ray says of how many processes it has, of all tests, is not the script's output.
         done.stdout = "".join(line for line in done.stdout.splitlines(keepends=True) if "(raylet)" not in line)
