@@ -8,13 +8,12 @@ OTHER_KFPS = 2.17.3
 DAGSTERS = 1.13.29
 BESIDE = -n 3 # processes, as tests wait a lot; tests that share a start of a framework are in one (BESIDE= for a debugger)
 AGAIN ?= # --reruns 1: a scenario on a real framework that fails is tried once more, and reported (.ci/run does)
-ALL_BUT_LONG = -m 'not long and not cluster'
-RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py) $(ALL_BUT_LONG)
+RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
 # What runs the same without Airflow is left out: nothing there can differ by its version.
 AIRFLOW_UNITS = $(filter-out $(patsubst %,tests/unit/airflow/test_%.py,agent_limits agent_processes airflow_audit airflow_keep \
 	airflow_local airflow_records deciding lease published),$(sort $(wildcard tests/unit/airflow/test_*.py)))
 AIRFLOWS_RUN = $(AIRFLOW_UNITS) $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
-KFPS_RUN = tests/unit/kubeflow tests/conformance/kubeflow $(ALL_BUT_LONG)
+KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,run.py component.py forked.py containers.py)
 .PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture dist check-dist clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
