@@ -10,7 +10,7 @@ from egs_core.testing.conformance.pipeline import Phase, Pipeline, Task, cpu_tas
 def limits(bench: Bench) -> None:
     """A task past its limit of time ends with its process, says why, and frees its GPU; what waits for it never starts,
     and another pipeline goes on."""
-    tasks = (Task("endless", (), (Phase(1.0, until=("never",)),), max_runtime_s=1.0), cpu_task("after", "endless"))
+    tasks = (Task("endless", (), (Phase(1.0, until=("never",)),), max_runtime_s=4.0), cpu_task("after", "endless"))
     other = bench.start(Pipeline("other", (cpu_task("patient", until=("go",)),)), "on")
     running = bench.start(Pipeline("limited", tasks), "on")
     mark = wait_for_mark(running, "endless")

@@ -36,6 +36,7 @@ def fail_open(how: str) -> Callable[[Bench], None]:
         assert outcome.values == PIPELINE.values, f"what the user got: {outcome.values} {outcome.error} {outcome.said}"
         said = [line for line in outcome.said if not line.startswith(NAMES_ITS_RUN_LOG)]
         assert len(said) <= MOST_LINES, f"EGS said {len(said)} lines: {said}"
+        assert len(outcome.said) <= len(said) + 1, f"the run log is named more than once: {outcome.said}"
         assert outcome.said or how not in WARNED, "the user is not warned"
         wait_until(lambda: bench.held_gpus() == 0, "no GPU is held any more")
 

@@ -242,13 +242,13 @@ def packaged(wheel: str) -> Any:
 
 @dsl.pipeline
 def six() -> None:
-    """Six tasks of 1 s with a critical path of 4 s: a - b - c - d, and e, f beside it."""
-    a = sleep(seconds=1.0)
-    b = sleep(seconds=1.0, after=a.output)
-    c = sleep(seconds=1.0, after=b.output)
-    sleep(seconds=1.0, after=c.output)
-    sleep(seconds=1.0)
-    sleep(seconds=1.0)
+    """Six tasks of a quarter of a second, four of them a chain: a - b - c - d, and e, f beside it."""
+    a = sleep(seconds=0.25)
+    b = sleep(seconds=0.25, after=a.output)
+    c = sleep(seconds=0.25, after=b.output)
+    sleep(seconds=0.25, after=c.output)
+    sleep(seconds=0.25)
+    sleep(seconds=0.25)
 
 
 @dsl.pipeline

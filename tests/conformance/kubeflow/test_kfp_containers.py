@@ -20,7 +20,7 @@ from egs_kubeflow.run import RunResult, docker, run, start
 from tests.conformance.kubeflow import pipelines
 
 IMAGE = "egs-test-busybox:1"
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 DAEMON = ("--bridge=none", "--iptables=false", "--storage-driver=vfs")
 """It may change nothing of this machine's network, and works on any file system."""
 

@@ -17,7 +17,7 @@ from egs_kubeflow.run import Run, RunResult, start
 from tests.conformance.kubeflow import pipelines
 
 KFP: dict[str, Any] = {"base_image": "python:3.12", "install_kfp_package": False, "record": False}
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 @component(gpus=1, gang="shards", **KFP)
@@ -29,7 +29,7 @@ def together(number: int, folder: str) -> int:
     tries = os.path.join(folder, f"tries{number}")
     with open(tries, "a") as file:
         file.write("x")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not os.path.exists(os.path.join(folder, f"tries{1 - number}")):
         assert time.monotonic() < deadline, "the other one does not run"
         time.sleep(0.01)

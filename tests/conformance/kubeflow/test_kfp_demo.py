@@ -35,6 +35,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunOutcome]:
     return {name: run_variant(name, out, factor=FACTOR) for name in ("native", "egs")}
 
 
+@pytest.mark.slow
 def test_both_clocks_start_when_the_pipeline_is_called(outcomes: dict[str, RunOutcome]) -> None:
     """What a runner does before its first task counts in both: all tasks are submitted at zero, and start later."""
     for outcome in outcomes.values():
@@ -111,7 +112,7 @@ FILE: dict[str, Any] = {
         {"id": "write", "parents": ["train/0"], "phases": [{"duration_s": 0.1}], "warm_key": "m", "warmup_s": 0.2},
     ],
 }
-LATER = {**FILE, "id": "later", "arrival_s": 1.0, "tasks": [{"id": "only", "phases": [GPU]}]}
+LATER = {**FILE, "id": "later", "arrival_s": 4.0, "tasks": [{"id": "only", "phases": [GPU]}]}
 
 
 def replayed(folder: Path, capsys: pytest.CaptureFixture[str], policy: str) -> tuple[dict[str, Any], Run]:
@@ -165,5 +166,5 @@ def test_a_native_replay_keeps_tasks_whole_and_in_order(tmp_path: Path, capsys: 
     assert added["write"].parents == ("train/0",)
     hold = next(hold for hold in build_timeline(run.records).holds if hold.task == "train/0")
     assert hold.end_s - hold.start_s >= 0.8
-    assert sum(end - start for start, end in hold.useful) < 0.8
+    assert sum(end - start for start, end in hold.useful) <= hold.end_s - hold.start_s - 0.5  # of CPU phases
     assert (told["phases"], told["cold_starts"]) == (5, 1)

@@ -19,7 +19,7 @@ from egs_kubeflow.run import run, run_file
 from egs_kubeflow.run.own_folder import LOCK, OLD_S, own_folder, remove_stale
 from tests.conformance.kubeflow import pipelines
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 COMMAND = [
     sys.executable,
     "-c",

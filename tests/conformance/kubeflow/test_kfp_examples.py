@@ -17,7 +17,7 @@ from egs_kubeflow.rewrite.profile import load_profile, parse_profile
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "kubeflow"
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 def run_in(folder: Path, *command: str) -> str:
@@ -34,9 +34,10 @@ def recorded(name: str) -> str:
     return (EXAMPLES / f"{name}.out").read_text()
 
 
-@pytest.fixture
-def rewritten(tmp_path: Path) -> tuple[str, Path]:
+@pytest.fixture(scope="module")
+def rewritten(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the two commands of the first example print and write."""
+    tmp_path = tmp_path_factory.mktemp("rewritten")
     run_in(tmp_path, sys.executable, str(EXAMPLES / "01_rewrite.py"), "pipeline.yaml")
     options = ["--profile", str(EXAMPLES / "site.yaml"), "--diff", "-o", "for-site.yaml"]
     compiled = ("kubeflow", "compile", "pipeline.yaml", *options)

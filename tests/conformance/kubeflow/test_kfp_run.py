@@ -140,6 +140,7 @@ def test_an_importer_gives_what_is_there(runner: Run, tmp_path: Path) -> None:
     assert next(t for t in result.tasks if t.task == "importer").outputs["artifact"].metadata == {"kind": "given"}
 
 
+@pytest.mark.slow  # it makes an environment
 def test_packages_are_installed_beside_the_interpreter(runner: Run, tmp_path: Path) -> None:
     """Once for both tasks, in an environment that is gone afterwards; this one stays as it was."""
     wheel = tmp_path / "egs_test_package-1.0-py3-none-any.whl"
@@ -269,7 +270,7 @@ def test_a_run_log_that_cannot_be_written_is_not_named(tmp_path: Path, capsys: p
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_all_tasks(ending: signal.Signals, tmp_path: Path) -> None:
     """An interrupted or terminated runner ends its tasks' processes first; its run log says that they were aborted."""
     compiler.Compiler().compile(pipelines.endless, str(tmp_path / "endless.yaml"))
@@ -282,7 +283,7 @@ def test_ctrl_c_ends_all_tasks(ending: signal.Signals, tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(ending)
     try:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=150)
     finally:
         process.kill()
     assert (process.returncode, errors) == (130, "interrupted\n")
@@ -298,7 +299,7 @@ def test_threads_end_with_the_run(runner: Run) -> None:
     runner(pipelines.twice)
     left = [t for t in threading.enumerate() if t not in before]
     for thread in left:
-        thread.join(5.0)
+        thread.join(60.0)
     assert not [t for t in left if t.is_alive()]
 
 

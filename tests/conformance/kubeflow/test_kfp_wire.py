@@ -41,7 +41,14 @@ def bench(tmp_path: Path) -> Iterator[LocalRuns]:
         yield found
 
 
-@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.name in NAMES], ids=str)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name not in ("order", "abort-one")))
+        for one in SCENARIOS
+        if one.name in NAMES
+    ],
+)
 def test_local_runner(scenario: Scenario, bench: LocalRuns) -> None:
     """The scenario holds behind a wire as it does in process."""
     scenario.check(bench)

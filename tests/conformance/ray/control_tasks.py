@@ -18,8 +18,8 @@ import ray
 
 import egs_core as egs
 
-STEPS = 40
-STEP_S = 0.05
+STEPS = 12
+STEP_S = 0.02
 
 
 def starts(folder: str | Path, name: str) -> list[int]:
@@ -76,9 +76,10 @@ def after(folder: str, name: str, *values: Any) -> list[Any]:
 
 
 @ray.remote(num_cpus=0.5, num_gpus=1, max_retries=3)
-@egs.task(grace="10s", max_runtime="30s")
+@egs.task(grace="10m", max_runtime="30m")
 def trained(folder: str, name: str, mode: str = "good", *_: Any) -> int:
-    """Takes steps, each noted in a file, from where the try before was stopped."""
+    """Takes steps, each noted in a file, from where the try before was stopped. Where there is a file `last.waits`, the
+    last one waits for a signal: the task is still there when a test wants to stop it."""
     return take_steps(folder, name, mode)
 
 
@@ -100,9 +101,14 @@ def take_steps(folder: str, name: str, mode: str) -> int:
             time.sleep(600)
         return done["step"]
 
+    is_first, waits, goes_on = not done["step"], Path(folder, "last.waits"), Path(folder, "last.end")
     egs.checkpoint(save)
     while done["step"] < STEPS:
         time.sleep(STEP_S)
+        while done["step"] == STEPS - 1 and waits.exists() and not goes_on.exists():
+            time.sleep(STEP_S)
+        while mode == "stays" and is_first and done["step"] == STEPS // 2:
+            time.sleep(STEP_S)  # until it is stopped
         with Path(folder, f"{name}.steps").open("a") as file:
             file.write(f"{done['step']}\n")
         done["step"] += 1
@@ -127,7 +133,7 @@ def _linger(given: tuple[str, str, int]) -> int:
 
 
 stepped = ray.remote(num_cpus=0.5, num_gpus=1)(
-    egs.task(grace="30s")(egs.phases(_begin, egs.on_gpu(_go_on), _linger, name="stepped"))
+    egs.task(grace="10m")(egs.phases(_begin, egs.on_gpu(_go_on), _linger, name="stepped"))
 )
 """The same in a GPU step, with a step before and one behind it."""
 

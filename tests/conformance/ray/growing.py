@@ -105,7 +105,7 @@ def _free_port() -> int:
 
 
 def _wait_for(host: str, port: int, started: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline and started.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
             return

@@ -10,7 +10,7 @@ from ray._private.state import actors
 
 from egs_ray.promises import Promises
 
-START_S = 60.0
+START_S = 200.0
 
 
 def kill_board(promises: Promises) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE_S = 90.0
+PATIENCE_S = 200.0
 PUSH = {"RAY_enable_core_worker_ray_event_to_aggregator": "1", "RAY_enable_ray_event": "1"}
 """What a driver from outside needs for its events to be pushed."""
 

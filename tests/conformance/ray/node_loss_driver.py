@@ -18,7 +18,7 @@ from ray.dag import MultiOutputNode
 
 import egs_core as egs
 
-LIMIT_S = 90.0
+LIMIT_S = 200.0
 BYTES = 1_000_000  # too many for a value to travel with its reference: it lies on its node
 
 Task = tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]  # name, options, parents, signals

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from egs_core.runlog.io import read_run
-from egs_core.runlog.records import Granted, Ready, Started, TaskAdded
+from egs_core.runlog.records import Ended, Granted, Ready, Started, TaskAdded
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 OWN = re.compile(
@@ -148,7 +148,7 @@ if __name__ == "__main__":
                 rows.append((info.name, info.func_or_class_name, needs, info.runtime_env_info.serialized_runtime_env,
                              task.attempt_number))
         return sorted(rows, key=str)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(specs()) < 34 and time.monotonic() < deadline:
         time.sleep(0.1)
     print(len(specs()), *specs(), sep="\\n")
@@ -200,10 +200,13 @@ ORDER = """
 import os, time
 import ray
 
+WAITS = os.environ["WAITS"]
+
 @ray.remote(num_gpus=2, max_calls=0)
 def step(name, *after):
     began = time.time()
-    time.sleep(0.15)
+    while name == "leaf 0" and not os.path.exists(WAITS):   # until all are there
+        time.sleep(0.02)
     return name, began
 
 @ray.remote
@@ -216,31 +219,35 @@ leaves = [step.remote(f"leaf {i}") for i in range(6)]
 one = step.remote("one")
 two = step.remote("two", one)
 three = step.remote("three", two)
-done = ray.get([*leaves, one, two, three, report.remote("report", three)])
+last = report.remote("report", three)
+open(WAITS, "w").close()
+done = ray.get([*leaves, one, two, three, last])
 print([name for name, _ in sorted(done, key=lambda entry: entry[1])])
 """
 
 
 def test_order(run_script: Script, tmp_path: Path) -> None:
     """One GPU task at a time: a chain of three behind six leaves goes before all leaves but the one that runs."""
-    native, ordered = run_script(ORDER, hook=False), run_script(ORDER, EGS_MODE="on")
+    native = run_script(ORDER, hook=False, WAITS=str(tmp_path / "native"))
+    ordered = run_script(ORDER, EGS_MODE="on", WAITS=str(tmp_path / "ordered"))
     leaves, chain = [f"leaf {i}" for i in range(6)], ["one", "two", "three", "report"]
     assert ast.literal_eval(native.stdout) == [*leaves, *chain]
     names = ast.literal_eval(ordered.stdout)
     assert [name for name in names if name in leaves] == leaves, ordered.stderr
     assert [name for name in names if name in chain] == chain
     assert names.index("three") <= 3
-    assert names.index("report") < names.index("leaf 4")  # by then Ray has found it a process, also on a busy machine
     run = read_run(tmp_path / "log.jsonl")
     granted = {record.task: record for record in run.records if isinstance(record, Granted)}
     ready = {record.task: record.t for record in run.records if isinstance(record, Ready)}
     started = {record.task: record.t for record in run.records if isinstance(record, Started)}
+    ended = {record.task: record.t for record in run.records if isinstance(record, Ended)}
     name = {record.task: record.name for record in run.records if isinstance(record, TaskAdded)}
     assert [name[task] for task in granted] == ["step"] * 10
     times = [(ready[task], granted[task].t, started[task]) for task in granted]
     # What may pass at once is with Ray before that is noted: on a busy machine it has started then.
-    assert [each for each in times if not each[0] <= each[1] <= each[2] + 0.1 * (each[0] == each[2])] == []
-    assert sum(granted[task].t - ready[task] > 0.1 for task in granted) >= 5
+    assert [each for each in times if each[0] > each[1] or each[0] != each[2] < each[1]] == []
+    waited = [task for task in granted if any(ready[task] < ended[other] <= granted[task].t for other in granted)]
+    assert len(waited) >= 5
     assert "remaining_path" in {record.reason for record in granted.values()}
 
 
@@ -297,19 +304,19 @@ ray.get(quick.remote())
 go = os.path.join(os.getcwd(), "go")
 late = quick.remote(waits.remote(go))        # waits for a task that passed ungated: it must not take the GPUs
 soon = quick.remote()
-print("free GPUs", len(ray.wait([soon], timeout=20)[0]))
+print("free GPUs", len(ray.wait([soon], timeout=120)[0]))
 open(go, "w").close()
 ray.get(late)
 
 switch = Switch.remote()                     # waits inside of its arguments for what itself must set off
 first = quick.remote()
-print("signal", ray.get(turn_on.remote(switch, [until.remote(switch)]), timeout=20) > 0, ray.get(first) > 0)
+print("signal", ray.get(turn_on.remote(switch, [until.remote(switch)]), timeout=120) > 0, ray.get(first) > 0)
 
 blocker = busy.remote(os.getcwd())           # those let through wait for CPUs, one at the gate needs none
 while not os.path.exists("busy"):
     time.sleep(0.02)
 needy = [heavy.remote(), heavy.remote()]
-print("idle GPUs", len(ray.wait([light.remote()], timeout=20)[0]), len(ray.wait(needy, timeout=0)[0]))
+print("idle GPUs", len(ray.wait([light.remote()], timeout=120)[0]), len(ray.wait(needy, timeout=0)[0]))
 open("idle", "w").close()
 ray.get([blocker, *needy])
 """
@@ -367,20 +374,23 @@ print(ray.get(task.remote(0)))
 for round in range(2):
     path = os.path.join(os.getcwd(), f"go-{round}")
     refs = [task.remote(i, path) for i in range(10)]
-    ray.wait(refs, timeout=1.5)                   # two run, eight wait for their tickets, the watch is set up
+    while len(install.interceptor._gate._tickets) < 8:   # two run, eight wait
+        time.sleep(0.02)
     kill_board(install.interceptor._gate._promises)
     more = [task.remote(i) for i in range(10, 15)]
     open(path, "w").close()
-    print(ray.get(refs + more, timeout=60))
+    print(ray.get(refs + more, timeout=120))
 """
 
 
-def test_death_of_the_tickets_actor(run_script: Script) -> None:
-    """Its process is killed while tasks wait for their tickets: every task ends well, and the order goes on."""
+def test_death_of_the_tickets_actor(run_script: Script, tmp_path: Path) -> None:
+    """Its process is killed while tasks wait for their tickets: every task ends well, the order goes on, and the log
+    has each task once."""
     done = run_script(BOARD_DIES, EGS_MODE="on")
     own = [line for line in done.stdout.splitlines() if line[:1] in "0["]  # Ray tells of the death there, too
     assert own == ["0", f"{[*range(15)]}", f"{[*range(15)]}"], done.stderr
     assert [line.partition(":")[2].partition(":")[0] for line in egs_lines(done)] == [" ordered 31 GPU tasks"]
+    assert sum(isinstance(record, TaskAdded) for record in read_run(tmp_path / "log.jsonl").records) == 31
 
 
 BROKEN = """
@@ -395,7 +405,7 @@ ray.init(log_to_driver=False)
 refs = [task.remote(0)]
 for i in range(1, 12):
     refs.append(task.remote(refs[-1]) if i % 2 else task.remote(i))
-print(ray.get(refs, timeout=60), ray.get(task.remote(5), timeout=60))
+print(ray.get(refs, timeout=120), ray.get(task.remote(5), timeout=120))
 """
 
 ENGINE_FAILS = """
@@ -483,7 +493,7 @@ def test_tickets_open_when_the_driver_is_silent(ray_address: str) -> None:
     ray.get(promises.ready())
     kept, forgotten = promises.new("kept"), promises.new("forgotten")
     promises.keep("kept", 5)
-    assert ray.get([kept, forgotten], timeout=20) == [5, None]
+    assert ray.get([kept, forgotten], timeout=120) == [5, None]
 
 
 IMPLICIT = """
@@ -497,6 +507,7 @@ print(ray.get(task.remote(task.remote(1))))
 """
 
 
+@pytest.mark.slow
 def test_script_without_ray_init(run_script: Script) -> None:
     """The call that starts Ray by itself is ordered like every other."""
     done = run_script(IMPLICIT, EGS_MODE="on")
@@ -504,15 +515,16 @@ def test_script_without_ray_init(run_script: Script) -> None:
     assert egs_lines(done)[0].startswith("egs: ordered 2 GPU tasks")
 
 
-def test_without_the_private_api(run_script: Script) -> None:
+def test_without_the_private_api(run_script: Script, tmp_path: Path) -> None:
     """Without a way to give a task one more argument the hook observes, and says so."""
-    done = run_script(ORDER, EGS_MODE="on", EGS_RAY_WITHOUT="wrap")
+    done = run_script(ORDER, EGS_MODE="on", EGS_RAY_WITHOUT="wrap", WAITS=str(tmp_path / "all"))
     assert done.returncode == 0, done.stderr
     assert "observing only" in egs_lines(done)[0]
     assert "observed only" in egs_lines(done)[1]
 
 
-def test_public_wait_instead_of_callbacks(run_script: Script) -> None:
+@pytest.mark.slow
+def test_public_wait_instead_of_callbacks(run_script: Script, tmp_path: Path) -> None:
     """Without the private callback the gate learns of ends by waiting, and orders as ever."""
-    done = run_script(ORDER, EGS_MODE="on", EGS_RAY_WITHOUT="ready")
+    done = run_script(ORDER, EGS_MODE="on", EGS_RAY_WITHOUT="ready", WAITS=str(tmp_path / "all"))
     assert ast.literal_eval(done.stdout).index("three") <= 3, done.stderr

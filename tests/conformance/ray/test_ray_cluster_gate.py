@@ -69,7 +69,7 @@ def chain(*after):
     return [one, two, three, report.remote("report", three)]
 
 def names(refs):
-    return [name for name, _ in sorted(ray.get(refs, timeout=90), key=lambda entry: entry[1])]
+    return [name for name, _ in sorted(ray.get(refs, timeout=150), key=lambda entry: entry[1])]
 
 def gate():
     return ray.get_actor("egs-gate", namespace="egs")
@@ -181,7 +181,7 @@ def wait_for_pulses(count: int) -> None:
     gate, seen = ray.get_actor("egs-gate", namespace="egs"), set[float]()
 
     def beat() -> bool:
-        seen.add(ray.get(gate.__ray_call__.remote(lambda self: self._desk._beat_s), timeout=60))
+        seen.add(ray.get(gate.__ray_call__.remote(lambda self: self._desk._beat_s), timeout=150))
         return len(seen) > count
 
     until(beat, "pulses")
@@ -196,7 +196,7 @@ def in_steps(order: list[str]) -> list[str]:
 
 def end(process: subprocess.Popen[str]) -> list[str]:
     """What EGS has said to the user until the script's end, which must be a good one."""
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr
     return [text for text in stderr.splitlines() if text.startswith("egs:")]
 
@@ -241,7 +241,7 @@ running = held("go")
 refs = [step.remote(f"leaf {i}") for i in range(6)]
 nested = outer.remote()
 say(">", "in")
-done = [*ray.get(refs, timeout=90), *ray.get(nested, timeout=90)]
+done = [*ray.get(refs, timeout=150), *ray.get(nested, timeout=150)]
 say(">", [name for name, _ in sorted(done, key=lambda entry: entry[1])])
 
 # A parent holds one GPU and waits for its child; for the other GPU leaves were submitted before the child.
@@ -252,7 +252,7 @@ until(lambda: os.path.exists(path + ".held"))
 more = [leaf.remote(f"more {i}") for i in range(4)]
 say(">", "in")
 say(">", names([family, *more])[0])
-say(">", ray.get(step.remote("both are free"), timeout=30)[0])   # the parent's process has ended, with max_calls=1
+say(">", ray.get(step.remote("both are free"), timeout=150)[0])   # the parent's process has ended, with max_calls=1
 """
 
 
@@ -291,7 +291,7 @@ for round in range(2):
     steps = chain()
     say(">", "in")
     say(">", names([*leaves, *more, *steps]))
-say(">", ray.get(step.remote("after"), timeout=30)[0])
+say(">", ray.get(step.remote("after"), timeout=150)[0])
 """
 
 
@@ -322,7 +322,7 @@ def native_step() -> Any:
         return "native"
 
     report = ray.remote(native).options(num_cpus=0)
-    assert ray.get(report.remote(), timeout=60) == "native"
+    assert ray.get(report.remote(), timeout=150) == "native"
     return ray.remote(native).options(num_gpus=2).remote()
 
 
@@ -333,13 +333,13 @@ def test_death_of_a_driver(start: Start) -> None:
 
     first = start('running = held("go")\nrefs = chain()\nsay(">", "in")\nray.get(refs)', "first")
     assert line(first) == "in"
-    second = start('ref = step.remote("mine")\nsay(">", "in")\nsay(">", ray.get(ref, timeout=60)[0])', "second")
+    second = start('ref = step.remote("mine")\nsay(">", "in")\nsay(">", ray.get(ref, timeout=150)[0])', "second")
     assert line(second) == "in"
     native = native_step()
     first.send_signal(signal.SIGKILL)
     assert line(second) == "mine"
     assert len(end(second)) == 1
-    assert ray.get(native, timeout=60) == "native"
+    assert ray.get(native, timeout=150) == "native"
 
 
 FROZEN = """
@@ -352,7 +352,7 @@ os.kill(gate_pid(), signal.SIGSTOP)
 steps = chain()
 open("go", "w").close()
 say(">", len(names([*leaves, *steps])))
-say(">", ray.get(step.remote("after"), timeout=60)[0])
+say(">", ray.get(step.remote("after"), timeout=150)[0])
 """
 
 
@@ -374,7 +374,7 @@ ray.get(gate().__ray_call__.remote(lambda self: self._desk._driver.do(lambda: ti
 steps = chain()
 open("go", "w").close()
 say(">", len(names([*leaves, *steps])))
-say(">", ray.get(step.remote("after"), timeout=60)[0])
+say(">", ray.get(step.remote("after"), timeout=150)[0])
 """
 
 
@@ -441,10 +441,10 @@ def test_a_gate_that_nobody_needs_ends_itself(ray_address: str) -> None:
     for _ in range(2):
         options = {"name": "egs-gate", "namespace": "egs", "lifetime": "detached", "num_cpus": 0, "max_restarts": -1}
         gate = ray.remote(gate_class()).options(**options).remote(5.0, 0.5)
-        assert ray.get(gate.hello.remote(VERSION), timeout=60) == {"version": VERSION, "off": ""}
+        assert ray.get(gate.hello.remote(VERSION), timeout=150) == {"version": VERSION, "off": ""}
         assert gcs.keys(PREFIX.encode())
         with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(gate.watch.remote(), timeout=30)
+            ray.get(gate.watch.remote(), timeout=150)
         assert gcs.keys(PREFIX.encode()) == []
 
 

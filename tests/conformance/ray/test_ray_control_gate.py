@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray.conftest import end_gate
 
 pytestmark = pytest.mark.usefixtures("ray_address")
-WITHIN_S = 3.0
-"""For a worker to hear of it (a second at most), on a busy machine."""
 NESTED = (f"{PASSED} (nested)", f"{READY} (nested)", f"{PAUSED} (nested)")
 
 CANCELLED = "1 RayTaskError(TaskCancelledError)"
@@ -98,15 +95,11 @@ def test_each_task_at_the_gate(script: Any, tmp_path: Path, capsys: pytest.Captu
     control.resume(workload, task=waits.task)
     second = 1 - first
     (pid,) = t.until(lambda: c.starts(tmp_path, f"nested{second}"))
-    began = time.monotonic()
     assert control.abort(workload, task=waits.task, actor="ann", reason="enough").tasks == (waits.task,)
     t.until(lambda: c.is_dead(pid))
-    assert time.monotonic() - began < WITHIN_S
     assert not c.is_dead(c.starts(tmp_path, "own")[0])
-    began = time.monotonic()
     control.abort(workload, task="plain", actor="ben")
     t.until(lambda: c.is_dead(c.starts(tmp_path, "own")[0]))
-    assert time.monotonic() - began < WITHIN_S
     assert script.wait(t.LIMIT_S) == 0
     lines = (tmp_path / "out.txt").read_text().splitlines()
     assert [line for line in lines if line[:2] in ("0 ", "1 ")] == ["0 TaskCancelledError", CANCELLED]

@@ -14,9 +14,10 @@ import pytest
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import WorkloadEnded
 from tests.conformance.ray.conftest import _python_path, end_control
+from tests.conformance.ray.run_tasks import is_idle, until
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
-END_S = 60.0
+END_S = 200.0
 
 WAITS = """
 import sys, time
@@ -26,9 +27,9 @@ import ray
 def wait():
     time.sleep(600)
 
-ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, object_store_memory=80_000_000, log_to_driver=False)
+ray.init(log_to_driver=False)
 ref = wait.remote()
-while ray.available_resources().get("GPU"):
+while ray.available_resources().get("GPU") == 2:
     time.sleep(0.05)
 from egs_ray.observe import Observer
 ask = Observer._ask
@@ -41,15 +42,14 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("mode", ["observe", "on"])
-def test_after_sigterm_nothing_is_asked_of_ray(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [pytest.param("observe", marks=pytest.mark.slow), "on"])
+def test_after_sigterm_nothing_is_asked_of_ray(mode: str, ray_address: str, tmp_path: Path) -> None:
     """Three seconds after SIGTERM Ray aborts a driver that has not ended, with another exit code. EGS waits
     for nothing in that time: its last questions could take half of it. The run log has what was known."""
     (tmp_path / "waits.py").write_text(WAITS)
     own = {"PYTHONPATH": _python_path(), "EGS_RUNLOG": str(tmp_path / "log.jsonl"), "XDG_DATA_HOME": str(tmp_path)}
-    own |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    own |= {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": mode}
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
+    own |= {"RAY_ADDRESS": ray_address, "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": mode}
+    environment = os.environ | own
     with (tmp_path / "said").open("w") as said:
         command = [sys.executable, "waits.py"]
         driver = subprocess.Popen(
@@ -67,31 +67,38 @@ def test_after_sigterm_nothing_is_asked_of_ray(mode: str, tmp_path: Path) -> Non
     before, _, after = (tmp_path / "said").read_text().partition("SIGTERM received")
     assert after, before
     assert "asked" not in after
+    until(is_idle)
     assert any(isinstance(record, WorkloadEnded) for record in read_run(tmp_path / "log.jsonl").records)
     assert "Traceback" not in after
 
 
 CATCHES = """
-import time
+import os, time
 import ray
 from egs_ray.control import controller
 
 @ray.remote(num_gpus=1)
-def fails():
-    time.sleep(1.5)  # long enough that the controller has been told of it
+def fails(path):
+    while not os.path.exists(path):
+        time.sleep(0.02)
     raise ValueError("caught by the script")
 
 ray.init(log_to_driver=True)
-ray.get(controller.get_or_make().ready.remote())
-for _ in range(2):
+made = controller.get_or_make()
+for number in range(2):
+    ref, path = fails.remote(os.path.abspath(f"told{number}")), f"told{number}"
+    while not any(driver["tasks"] for driver in ray.get(made.table.remote())):
+        time.sleep(0.05)
+    open(path, "w").close()
     try:
-        ray.get(fails.remote())
+        ray.get(ref)
     except ValueError:
         print("caught")
 time.sleep(1)
 """
 
 
+@pytest.mark.slow
 def test_errors_that_the_script_caught_are_not_printed(run_script: Script) -> None:
     """The controller borrows references to tasks; that they end with errors is nothing that it has to say."""
     end_control()

@@ -64,7 +64,7 @@ def run(python: Path, tmp_path: Path, ray_address: str, **variables: str) -> sub
     own = {"RAY_ADDRESS": ray_address, "XDG_DATA_HOME": str(tmp_path / "data"), **variables}
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "EGS_MODE")}
     return subprocess.run(
-        [python, "driver.py"], cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120
+        [python, "driver.py"], cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=240
     )
 
 

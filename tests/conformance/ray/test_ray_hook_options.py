@@ -174,7 +174,7 @@ def use_everything(node):
     print("values", ray.get(refs))
     named = sorted((row["namespace"], row["name"]) for row in ray.util.list_named_actors(all_namespaces=True))
     ray.kill(ray.get_actor("lasting", namespace="space"))
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 120
     while "lasting" in str(ray.util.list_named_actors(all_namespaces=True)) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     ray.util.remove_placement_group(group)

@@ -56,11 +56,11 @@ waits = plain.remote("ordered")                          # at the gate or in Ray
 inside = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
 model = Model.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, 1)).remote()
 tasks = [grouped.options(scheduling_strategy=inside).remote(i) for i in range(3)]
-out = ray.get([*tasks, model.predict.remote("model")], timeout=60)
+out = ray.get([*tasks, model.predict.remote("model")], timeout=150)
 still_waits = not ray.wait([waits], timeout=0)[0]
 ray.kill(model)
 remove_placement_group(group)
-give([out, still_waits, ray.get(waits, timeout=60)])
+give([out, still_waits, ray.get(waits, timeout=150)])
 """
 
 DATA = """

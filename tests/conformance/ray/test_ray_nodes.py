@@ -17,13 +17,13 @@ from tests.conformance.ray.conftest import _python_path
 pytestmark = pytest.mark.long
 
 CLUSTER = """
-import json, sys, time
+import json, os, sys, tempfile, time
 import ray
 from ray.cluster_utils import Cluster
 from ray.dag import MultiOutputNode
 import egs_core as egs
 
-folder = sys.argv[1]
+folder, begun = sys.argv[1], tempfile.mkdtemp(dir=sys.argv[1])
 small = dict(object_store_memory=80_000_000)
 cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=folder, **small))
 cluster.add_node(num_cpus=2, num_gpus=2, resources={"accelerator_type:A100": 1}, **small)
@@ -55,9 +55,10 @@ def on_l4():
 @ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
 @egs.task(gang="spread")
 def spread():
-    began = time.time()
-    time.sleep(0.5)
-    return here(), began, ray.get_runtime_context().get_node_id()
+    open(os.path.join(begun, ray.get_runtime_context().get_task_id()), "w").close()
+    while len(os.listdir(begun)) < 3:   # one that starts without the others waits in vain
+        time.sleep(0.02)
+    return here()
 
 @ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
 @egs.task(gang="close", gang_same="node")
@@ -71,7 +72,7 @@ def racked():
 
 def outcome(nodes):
     try:
-        return egs_ray.run(MultiOutputNode(nodes)).get(90)
+        return egs_ray.run(MultiOutputNode(nodes)).get(150)
     except egs_core.errors.InputError as error:
         return str(error)
 
@@ -80,9 +81,7 @@ try:
     import egs_core.errors, egs_ray
     kinds = {row["NodeID"]: kind_of(row) for row in ray.nodes()}
     seen["flavors"] = outcome([on_a100.bind() for _ in range(4)] + [on_l4.bind() for _ in range(3)])
-    gang = outcome([spread.bind() for _ in range(3)])
-    seen["spread"] = sorted(kind for kind, _, _ in gang)
-    seen["skew_s"] = max(at for _, at, _ in gang) - min(at for _, at, _ in gang)
+    seen["spread"] = sorted(outcome([spread.bind() for _ in range(3)]))
     seen["close"] = outcome([close.bind() for _ in range(2)])
     seen["too close"] = outcome([close.bind() for _ in range(3)])
     seen["racked"] = outcome([racked.bind() for _ in range(1)])
@@ -116,18 +115,18 @@ try:
     ray.init(cluster.address, log_to_driver=False)
     kinds = {row["NodeID"]: kind_of(row) for row in ray.nodes()}
     def alone(task):  # on an idle cluster, whose nodes know that it is
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while ray.available_resources().get("GPU", 0) < 3 and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(1.0)
-        return ray.get(task.remote(), timeout=60)
+        return ray.get(task.remote(), timeout=150)
     seen["second choice"] = [alone(choosy) for _ in range(3)]
     seen["any label"] = [alone(racked) for _ in range(2)]
     seen["unknown"] = alone(hopeful) in ("A100", "L4")
-    seen["soft"] = len(ray.get([choosy.remote() for _ in range(6)], timeout=90))
+    seen["soft"] = len(ray.get([choosy.remote() for _ in range(6)], timeout=150))
     there = {"accelerator_type:A100": 0.1}
     by_hand = choosy.options(label_selector={"ray.io/accelerator-type": "!L4"}, resources=there)
-    seen["by hand"] = ray.get(by_hand.remote(), timeout=60)
+    seen["by hand"] = ray.get(by_hand.remote(), timeout=150)
     print(json.dumps(seen))
 finally:
     ray.shutdown()
@@ -153,7 +152,7 @@ def outcome_of(source: str, folder: Path, **environment: str) -> tuple[dict[str,
     command = [sys.executable, str(folder / "script.py"), short]
     try:
         done = subprocess.run(
-            command, env={**variables, **environment}, cwd=folder, capture_output=True, text=True, timeout=250
+            command, env={**variables, **environment}, cwd=folder, capture_output=True, text=True, timeout=280
         )
     finally:
         shutil.rmtree(short, ignore_errors=True)
@@ -168,7 +167,6 @@ def test_runs_on_unlike_nodes(tmp_path: Path) -> None:
     seen, errors = outcome_of(RUN, tmp_path)
     assert seen["flavors"] == ["A100"] * 4 + ["L4"] * 3, errors
     assert seen["spread"] == ["A100", "A100", "L4"]
-    assert float(str(seen["skew_s"])) < 0.5
     assert seen["close"] == ["A100", "A100"]
     assert "gang 'close' of 3 tasks needs 3 GPUs and 0.3 CPUs at once in one node" in str(seen["too close"])
     assert seen["racked"] == ["L4"]

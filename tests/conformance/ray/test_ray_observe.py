@@ -361,7 +361,7 @@ print(len(install.interceptor._noted))
 """
 
 
-@pytest.mark.parametrize("mode", ["observe", "on"])
+@pytest.mark.parametrize("mode", [pytest.param("observe", marks=pytest.mark.slow), "on"])
 def test_nothing_is_kept_once_observing_has_ended(run_script: Script, mode: str) -> None:
     """What nobody will write takes no memory."""
     done = run_script(GIVEN_UP, EGS_MODE=mode)

@@ -99,9 +99,9 @@ def torn():
     return len(ray.get_gpu_ids())
 
 ray.init(log_to_driver=False)
-print(ray.get(choosy.remote(), timeout=60))
+print(ray.get(choosy.remote(), timeout=150))
 for _ in range(2):
-    print(ray.get(torn.remote(), timeout=60))
+    print(ray.get(torn.remote(), timeout=150))
 """
 
 
@@ -138,7 +138,7 @@ class Board:
 def half(board, name):
     ray.get(board.enter.remote(name))
     began = time.time()
-    while time.time() - began < 20 and ray.get(board.seen.remote()) < 4:
+    while time.time() - began < 120 and ray.get(board.seen.remote()) < 4:
         time.sleep(0.02)
     time.sleep(0.2)
     ray.get(board.leave.remote(name))
@@ -146,7 +146,7 @@ def half(board, name):
 
 ray.init(log_to_driver=False)
 board = Board.remote()
-devices = ray.get([half.remote(board, i) for i in range(5)], timeout=90)
+devices = ray.get([half.remote(board, i) for i in range(5)], timeout=150)
 print((ray.get(board.seen.remote()), sorted(devices[:4])))
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,11 @@ from tests.conformance.ray import run_tasks as t
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 
-GRACE_S = 30.0
-"""Of `c.stepped`: what it would take to wait in vain."""
-
 QUEUES = """
 queues:
   - {name: owner, cohort: lab, nominal: {gpus: 1}}
   - {name: guest, cohort: lab, nominal: {gpus: 1}}
-  - {name: timed, limits: {max_runtime: 1.5s, on_limit: requeue}}
+  - {name: timed, limits: {max_runtime: 3s, on_limit: requeue}}
 """
 
 
@@ -48,11 +44,14 @@ def test_a_preempted_task_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Steps done are not done again; what waits for the task, submitted early with its old reference, gets the value of
     the new try; Ray tries nothing by itself."""
     folder = str(tmp_path)
+    t.signal_to(folder, "last.waits")
     with t.session(tmp_path) as session:
         made = egs_ray.run(c.doubled.bind(folder, "after", c.trained.bind(folder, "fit")), session=session)
         t.until(lambda: len(c.steps(folder, "fit")) >= 5)
         before = c.steps(folder, "fit")
         preempted(session, made, "trained-0")
+        t.until(lambda: len(c.starts(folder, "fit")) == 2)
+        t.signal_to(folder, "last.end")
         assert made.get(t.LIMIT_S) == 2 * c.STEPS
     done = c.steps(folder, "fit")
     assert sorted(set(done)) == list(range(c.STEPS))
@@ -65,19 +64,20 @@ def test_a_preempted_task_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 def test_a_gpu_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """The same for a GPU step in a process of its own; once that is over, nobody is asked for what it would save."""
     folder = str(tmp_path)
+    t.signal_to(folder, "last.waits")
     with t.session(tmp_path, gpu_process=True) as session:
         made = egs_ray.run(c.stepped.bind(folder, "fit"), session=session)
         t.until(lambda: len(c.steps(folder, "fit")) >= 5)
         before = c.steps(folder, "fit")
         preempted(session, made, "stepped-0")
+        t.until(lambda: len(c.starts(folder, "fit")) == 2)
+        t.signal_to(folder, "last.end")
         t.until(lambda: c.starts(folder, "fit.last"))
         done = c.steps(folder, "fit")
         assert sorted(set(done)) == list(range(c.STEPS))
         assert all(done.count(step) == 1 for step in before)
-        began = time.monotonic()
         preempted(session, made, "stepped-0")
-        t.until(lambda: len(c.starts(folder, "fit.last")) == 2)
-        assert time.monotonic() - began < GRACE_S
+        t.until(lambda: len(c.starts(folder, "fit.last")) == 2)  # its grace is longer than this waits
         t.signal_to(folder, "fit.end")
         assert made.get(t.LIMIT_S) == c.STEPS
     assert len(c.starts(folder, "fit")) == len(c.starts(folder, "fit.shell")) == 3
@@ -88,9 +88,10 @@ def test_a_gpu_step_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_lent_quota_is_taken_back(tmp_path: Path) -> None:
-    """A queue gets its nominal GPU at once: who borrowed it stops, and goes on when there is room again."""
+    """A queue gets its nominal GPU though who borrowed it still runs: that stops, and goes on when there is room."""
     folder, queues = str(tmp_path), tmp_path / "queues.yaml"
     queues.write_text(QUEUES)
+    t.signal_to(folder, "last.waits")
     with t.session(tmp_path, queues=str(queues), preempt=True, min_gain_s=0.0) as session:
         guests = MultiOutputNode([c.trained.bind(folder, f"guest{i}") for i in range(2)])
         with pytest.raises(InputError, match="there are: guest, owner, timed"):
@@ -102,6 +103,7 @@ def test_lent_quota_is_taken_back(tmp_path: Path) -> None:
         own = egs_ray.run(c.fit.bind(folder, "own"), name="own", queue="owner", session=session)
         assert own.get(t.LIMIT_S) == "own"
         assert not lent.done()
+        t.signal_to(folder, "last.end")
         assert lent.get(t.LIMIT_S) == [c.STEPS, c.STEPS]
     tries = [len(c.starts(folder, f"guest{i}")) for i in range(2)]
     assert sorted(tries) == [1, 2]
@@ -113,14 +115,15 @@ def test_lent_quota_is_taken_back(tmp_path: Path) -> None:
 
 
 def test_a_limit_that_requeues(tmp_path: Path) -> None:
-    """At its queue's limit a task stops and goes on later from its checkpoint, until it is done."""
+    """At its queue's limit a task stops and goes on later from its checkpoint, until it is done. Its first try would
+    never end by itself; on a slow machine others, too, reach the limit."""
     folder, queues = str(tmp_path), tmp_path / "queues.yaml"
     queues.write_text(QUEUES)
     with t.session(tmp_path, queues=str(queues), preempt=True) as session:
-        made = egs_ray.run(c.trained.bind(folder, "fit"), queue="timed", session=session)
+        made = egs_ray.run(c.trained.bind(folder, "fit", "stays"), queue="timed", session=session)
         assert made.get(t.LIMIT_S) == c.STEPS
-    assert len(c.starts(folder, "fit")) in (2, 3, 4)
     outcomes = [outcome for outcome, _ in ends(tmp_path, "trained-0")]
+    assert len(outcomes) >= 2
     assert set(outcomes[:-1]) == {"preempted"}
     assert outcomes[-1] == "succeeded"
 
@@ -132,10 +135,13 @@ def test_a_bad_callback_costs_the_checkpoint_and_no_more(
     """It raises, or takes longer than the grace: the task is stopped all the same and begins again."""
     folder = str(tmp_path)
     task = c.trained if mode == "raises" else c.hasty
+    t.signal_to(folder, "last.waits")
     with t.session(tmp_path) as session:
         made = egs_ray.run(task.bind(folder, "fit", mode), session=session)
         t.until(lambda: len(c.steps(folder, "fit")) >= 5)
         preempted(session, made, f"{'trained' if mode == 'raises' else 'hasty'}-0")
+        t.until(lambda: len(c.starts(folder, "fit")) == 2)
+        t.signal_to(folder, "last.end")
         assert made.get(t.LIMIT_S) == c.STEPS
     done = c.steps(folder, "fit")
     assert [done.count(step) for step in range(5)] == [2] * 5

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,11 +40,6 @@ def impatient(tmp_path: Path) -> Iterator[Session]:
     t.until(t.is_idle, "all resources are free")
 
 
-def is_warm(made: egs_ray.Run) -> bool:
-    """Whether the second task's process is warm."""
-    return bool(made._books.jobs[1].is_warm)
-
-
 def parked_for(session: Session, folder: Path, name: str = "first") -> egs_ray.Run:
     """A run of a predecessor that waits for the test, and a GPU task with a preload behind it."""
     task = t.with_folder(t.warmed, folder)
@@ -68,23 +61,6 @@ def test_is_warm_before_its_predecessor_ends(session: Session, tmp_path: Path) -
     assert found["pid"] == found["model"]["pid"] == job.pid
 
 
-def test_first_line_comes_soon_after_the_predecessor(session: Session, tmp_path: Path) -> None:
-    """From the predecessor's end to the first user line of the warm GPU task: far below any process start or import."""
-    latencies = []
-    for number in range(5):
-        name = f"p{number}"
-        task = t.with_folder(t.warmed, tmp_path)
-        first = t.before.bind(str(tmp_path), name)
-        made = egs_ray.run(MultiOutputNode([first, task.bind(str(tmp_path), first)]), session=session)
-        t.until((tmp_path / f"{name}.runs").exists)
-        t.until(partial(is_warm, made))
-        t.signal_to(str(tmp_path), f"{name}.end")
-        ended, found = made.get(t.LIMIT_S)
-        latencies.append(found["began"] - ended)
-    print("first line after its predecessor's end, ms:", [round(1000 * s) for s in latencies])
-    assert statistics.median(latencies) < 0.15
-
-
 @pytest.mark.parametrize("use", ["used", "unused"])
 def test_failing_load_costs_one_warning(session: Session, tmp_path: Path, capsys: Capture, use: str) -> None:
     """A load function that raises leaves a task that starts cold; it succeeds unless it needs the value itself."""
@@ -103,7 +79,7 @@ def test_failing_load_costs_one_warning(session: Session, tmp_path: Path, capsys
     assert "RuntimeError: no model" in warned[0]
 
 
-@pytest.mark.parametrize("predecessor", [True, False])
+@pytest.mark.parametrize("predecessor", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_hanging_load_does_not_keep_its_task(
     impatient: Session, tmp_path: Path, capsys: Capture, predecessor: bool
 ) -> None:

@@ -30,11 +30,13 @@ def wired(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> Iterato
             assert made.site.is_alive
 
 
+@pytest.mark.slow
 def test_values_are_as_native(wired: Session) -> None:
     """A graph with phases and fan-in gives what Ray gives."""
     run.test_values_equal_native(wired)
 
 
+@pytest.mark.slow
 def test_errors_are_as_native(wired: Session, tmp_path: Path) -> None:
     """A failing task ends its run as Ray has it, and what runs beside it ends well."""
     run.test_errors_are_as_native(wired, tmp_path)
@@ -45,16 +47,19 @@ def test_task_with_dependents_goes_first(wired: Session, tmp_path: Path) -> None
     run.test_task_with_dependents_goes_first(wired, tmp_path)
 
 
+@pytest.mark.slow
 def test_why_and_timeouts(wired: Session, tmp_path: Path) -> None:
     """The answer to why comes over the wire."""
     run.test_why_and_timeouts(wired, tmp_path)
 
 
+@pytest.mark.slow
 def test_abort_between_and_before_phases(wired: Session, tmp_path: Path) -> None:
     """What waits is dropped, what is between two phases is stopped, and the run ends."""
     run.test_abort_between_and_before_phases(wired, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_mixed_gang_starts_each_phase_together(wired: Session, tmp_path: Path) -> None:
     """Grants of a gang come one by one, and it starts when all have."""
     gang.test_a_mixed_gang_starts_each_phase_together(wired, tmp_path)
