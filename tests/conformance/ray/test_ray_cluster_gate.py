@@ -276,7 +276,9 @@ def test_nested_tasks_are_ordered(start: Start, tmp_path: Path) -> None:
     name = {task.task: task.name for task in tasks}
     assert not [own for own in name.values() if "egs" in own.lower()]
     edges = [sorted(name[parent] for parent in task.parents) for task in tasks if task.name in ("step", "report")]
-    assert edges.count(["step"]) == 8, edges  # in each of two: two after one, three after two, report, inside
+    # Two after one, three after two, report, inside. The first `outer` may run before the gate is there: then the log
+    # has its tasks by Ray's own word, which knows no edges.
+    assert edges.count(["step"]) in (4, 8), edges
 
 
 GATE_DIES = """
