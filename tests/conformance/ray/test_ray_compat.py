@@ -169,7 +169,7 @@ def test_wrapped_submissions_and_the_handlers_own() -> None:
 
 LATE = """
 import threading, ray
-from egs_ray import compat
+from egs_ray import submitting
 
 ray.init(log_to_driver=False)
 ref = ray.put(1)
