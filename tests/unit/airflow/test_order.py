@@ -11,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import egs_core as egs
+
+# Airflow sets up logging when it is first imported: not in the middle of a test.
+pytest.importorskip("airflow.settings", reason="apache-airflow is not installed")
+
 from egs_airflow import config
 from egs_airflow.order import pools
 from egs_airflow.order.durations import current_durations, load_durations, write_durations
