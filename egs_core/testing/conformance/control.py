@@ -6,11 +6,15 @@ from egs_core.runlog.records import Ended, TaskAdded
 from egs_core.testing.conformance.bench import Bench, Mark, Outcome, begun, give_signal, wait_for_mark, wait_until
 from egs_core.testing.conformance.pipeline import Phase, Pipeline, Task, cpu_task, gpu_task
 
+LONGEST_S = 4.0
+"""The limit of a task that would never end: long enough that its code begins first on a busy machine."""
+
 
 def limits(bench: Bench) -> None:
     """A task past its limit of time ends with its process, says why, and frees its GPU; what waits for it never starts,
     and another pipeline goes on."""
-    tasks = (Task("endless", (), (Phase(1.0, until=("never",)),), max_runtime_s=4.0), cpu_task("after", "endless"))
+    endless = Task("endless", (), (Phase(1.0, until=("never",)),), max_runtime_s=LONGEST_S)
+    tasks = (endless, cpu_task("after", "endless"))
     other = bench.start(Pipeline("other", (cpu_task("patient", until=("go",)),)), "on")
     running = bench.start(Pipeline("limited", tasks), "on")
     mark = wait_for_mark(running, "endless")

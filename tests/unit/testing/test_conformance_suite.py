@@ -9,7 +9,7 @@ import pytest
 
 from egs_core.adapter import CAPABILITIES
 from egs_core.testing.conformance import bench as b
-from egs_core.testing.conformance import ordering
+from egs_core.testing.conformance import control, ordering
 from egs_core.testing.conformance.suite import SCENARIOS, Scenario, reason_to_skip
 from tests.unit.testing.emulated import Emulated
 
@@ -73,10 +73,11 @@ Make = Callable[[str], Emulated]
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes benches, with little patience for those that will not get there, and ends what is left of them."""
     monkeypatch.setattr(ordering, "SETTLE_S", 0.3)
+    monkeypatch.setattr(control, "LONGEST_S", 0.5)
     made: list[Emulated] = []
 
     def make_one(mutant: str) -> Emulated:
-        monkeypatch.setattr(b, "LIMIT_S", 1.0 if mutant else 30.0)
+        monkeypatch.setattr(b, "LIMIT_S", 3.0 if mutant else 30.0)
         made.append(Emulated(tmp_path, mutant))
         return made[-1]
 
