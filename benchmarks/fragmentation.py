@@ -32,12 +32,13 @@ import msgspec
 
 from benchmarks.openb import arrivals, read_problem
 from benchmarks.packing_arrays import ArrayCluster
+from benchmarks.packings import PACKINGS
 from benchmarks.plots import drawn, figure_of
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.rules.fit import Place
 from egs_core.engine.rules.packer import milestone
-from egs_core.engine.rules.packing import PACKINGS, SHIPPED, TYPICAL_PERCENT, TypicalWorkload, typical_workload
+from egs_core.engine.rules.packing import SHIPPED, TYPICAL_PERCENT, TypicalWorkload, typical_workload
 from egs_core.errors import EgsError, InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 

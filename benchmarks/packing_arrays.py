@@ -1,4 +1,4 @@
-"""The packings of `egs_core.engine.rules.packing` over a whole cluster at once, in numpy.
+"""The packings of `egs_core.engine.rules.packing` and `packings` over a whole cluster at once, in numpy.
 
 The same integers and the same ties, so the same choices: a test and the suite hold it against the engine pod by pod.
 A score depends on one node only, so each shape keeps its scores and renews those of nodes that have changed since.
@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.packings import CPU_PER_GPU, PACKINGS
 from egs_core.engine import messages as m
 from egs_core.engine.rules.fit import Place
-from egs_core.engine.rules.packing import CPU_PER_GPU, FILL_SHARE, PACKINGS, UNLIMITED, TypicalWorkload
+from egs_core.engine.rules.packing import FILL_SHARE, UNLIMITED, TypicalWorkload
 from egs_core.engine.state.nodes import WHOLE_DEVICE
 from egs_core.graph.columns import Shape
 

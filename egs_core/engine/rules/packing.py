@@ -1,11 +1,10 @@
 """Which of the nodes that fit should take a phase: scores of (what a node has left, shape), least first.
 
-    best_fit           the node with the least GPU, then CPU, left; `fit` does it itself where no packing is at work
-    first_fit          the first node, the first device
-    weighted_best_fit  the least left of GPU and CPU together
-    dot_product        the least alignment of what is left with what is asked for
-    fgd                where fragmentation grows least: fragmentation gradient descent
-    fgd_fill           the same descent, one step further: also on what stays over once the node is filled up (shipped)
+    fgd_fill   where fragmentation grows least (fragmentation gradient descent), and one step further: also where the
+               least stays over once the node is filled up (shipped)
+    best_fit   the node with the least GPU, then CPU, left; `fit` does it itself where no packing is at work
+
+`benchmarks/packings.py` has others, to compare with.
 
 Fragmentation (Weng et al., "Beware of Fragmentation", USENIX ATC 2023) is the free GPU that typical phases could not be
 given, weighted by how often each of them comes:
@@ -15,8 +14,8 @@ given, weighted by how often each of them comes:
     a device and 8 CPUs:      too few CPUs, so all 1.75 are lost to it
     fragmentation = how often the first x 0.25 + how often the second x 1.75
 
-All is counted in integers, so equal inputs give equal choices on every machine. `fgd` and `fgd_fill` learn which
-phases are typical from those that the engine has been told of.
+All is counted in integers, so equal inputs give equal choices on every machine. `fgd_fill` learns which phases are
+typical from those that the engine has been told of.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.graph.columns import Shape
 
 UNLIMITED = 1 << 62
-CPU_PER_GPU = 16  # of the largest node that FGD's evaluation normalises by: 128 CPUs, 8 GPUs
 TYPICAL_PERCENT = 95  # of GPU phases that the typical ones must make up, as in the paper
 FILL_SHARE = 8  # fragmentation now counts so many times as much as what stays over in the end
 MEMO_LIMIT = 4_000  # kinds of device sets whose offers are kept
@@ -101,22 +99,6 @@ def after(free: Free, shape: Shape, devices: Sequence[int]) -> Free:
     return Free(cpu, bytes_left, tuple(left), tuple(memory))
 
 
-def stranded_gpu(free: Free, shape: Shape) -> int:
-    """Thousandths of a GPU that are free here and that no phase of this shape could be given (the paper's F_n(m))."""
-    total = sum(free.devices)
-    if not shape.gpu_milli or shape.cpu_milli > free.cpu_milli or shape.memory_bytes > free.memory_bytes:
-        return total
-    usable = usable_devices(free, shape)
-    if len(usable) * WHOLE_DEVICE < shape.gpu_milli:
-        return total
-    return total - sum([free.devices[i] for i in usable])
-
-
-def phases_that_fit(free: Free, shape: Shape) -> int:
-    """How many GPU phases of this shape the node could run side by side; 0 for a shape without GPU."""
-    return _side_by_side(free, shape, offered_gpu(free, shape)[1])
-
-
 def offered_gpu(free: Free, shape: Shape) -> tuple[int, int]:
     """Of the devices that a phase of this shape could use: thousandths free, and phases for which they would do."""
     if not shape.gpu_milli:
@@ -130,18 +112,13 @@ def offered_gpu(free: Free, shape: Shape) -> tuple[int, int]:
     return gpu, sum([free.devices[i] // share for i in usable])
 
 
-def _side_by_side(free: Free, shape: Shape, count: int) -> int:
+def side_by_side(free: Free, shape: Shape, count: int) -> int:
     """As many of `count` phases as CPUs and memory allow."""
     if shape.cpu_milli and count * shape.cpu_milli > free.cpu_milli:
         count = free.cpu_milli // shape.cpu_milli
     if shape.memory_bytes and count * shape.memory_bytes > free.memory_bytes:
         count = free.memory_bytes // shape.memory_bytes
     return count if count > 0 else 0
-
-
-def fragmentation(free: Free, typical: TypicalWorkload) -> int:
-    """The paper's F_n(M), times the number of phases that M was learnt from."""
-    return sum([count * stranded_gpu(free, shape) for shape, count in typical]) if any(free.devices) else 0
 
 
 def fragmentation_ahead(free: Free, typical: TypicalWorkload) -> int:
@@ -158,7 +135,7 @@ def fragmentation_ahead(free: Free, typical: TypicalWorkload) -> int:
         offer = offers.get(wanted)
         if offer is None:
             offer = offers[wanted] = offered_gpu(free, shape)
-        fitting = _side_by_side(free, shape, offer[1])
+        fitting = side_by_side(free, shape, offer[1])
         stranded = total - offer[0] if fitting else total
         lost += count * (FILL_SHARE * stranded + total - fitting * shape.gpu_milli)
     return lost
@@ -194,22 +171,6 @@ def tightest_devices(free: Free, shape: Shape) -> tuple[int, ...]:
 
 def best_fit(free: Free, shape: Shape, _typical: TypicalWorkload) -> Choice:
     return Choice((sum(free.devices) if shape.gpu_milli else 0, free.cpu_milli), tightest_devices(free, shape))
-
-
-def first_fit(free: Free, shape: Shape, _typical: TypicalWorkload) -> Choice:
-    wanted = -(-shape.gpu_milli // WHOLE_DEVICE)
-    return Choice((), tuple(usable_devices(free, shape)[:wanted]))
-
-
-def weighted_best_fit(free: Free, shape: Shape, _typical: TypicalWorkload) -> Choice:
-    """The paper's best fit: the sum of normalised CPU and GPU that is left."""
-    return Choice((free.cpu_milli + CPU_PER_GPU * sum(free.devices),), tightest_devices(free, shape))
-
-
-def dot_product(free: Free, shape: Shape, _typical: TypicalWorkload) -> Choice:
-    """The paper's reading of Tetris: the smaller the product of what is left and what is asked for, the better."""
-    gpu = CPU_PER_GPU * CPU_PER_GPU * sum(free.devices) * shape.gpu_milli
-    return Choice((free.cpu_milli * shape.cpu_milli + gpu,), tightest_devices(free, shape))
 
 
 def descent(loss: Loss) -> Callable[[Free, Shape, TypicalWorkload], Choice]:
@@ -286,13 +247,17 @@ def _device_choices(free: Free, shape: Shape) -> Iterator[tuple[int, ...]]:
             yield (i,)
 
 
-PACKINGS: dict[str, Packing] = {
-    "best_fit": Packing("best_fit", best_fit),
-    "first_fit": Packing("first_fit", first_fit),
-    "weighted_best_fit": Packing("weighted_best_fit", weighted_best_fit),
-    "dot_product": Packing("dot_product", dot_product),
-    "fgd": Packing("fgd", descent(fragmentation), learns=True),
-    "fgd_fill": Packing("fgd_fill", descent(fragmentation_ahead), learns=True, remembering=FillDescent),
-}
-
 SHIPPED = "fgd_fill"
+PACKINGS: dict[str, Packing] = {}
+"""By the names that `EngineConfig.packing` may have."""
+
+
+def register(*packings: Packing) -> None:
+    """Make packings known by their names."""
+    PACKINGS.update({packing.name: packing for packing in packings})
+
+
+register(
+    Packing("best_fit", best_fit),
+    Packing(SHIPPED, descent(fragmentation_ahead), learns=True, remembering=FillDescent),
+)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.engine_world import World
+from benchmarks.packings import PACKINGS
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.order import free_index
@@ -45,7 +46,7 @@ def test_decisions_are_those_of_the_scan(seed: int) -> None:
     config = EngineConfig(
         default_max_wait_s=draw.choice([None, None, 2.0]),
         preempt=draw.random() < 0.2,
-        packing=draw.choice(["fgd_fill", "fgd_fill", "fgd", "best_fit", "dot_product"]),
+        packing=PACKINGS[draw.choice(["fgd_fill", "fgd_fill", "fgd", "best_fit", "dot_product"])].name,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(free_index, "FEW_NODES", 0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.engine_world import World
 from benchmarks.fragmentation import UP_TO, run_arrays, run_engine
 from benchmarks.openb import arrivals, synthetic_problem
+from benchmarks.packings import PACKINGS, fragmentation, phases_that_fit, stranded_gpu
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.rules.fit import devices_of
@@ -18,16 +19,12 @@ from egs_core.engine.rules.packer import make_packer, milestone
 from egs_core.engine.rules.packing import (
     FILL_SHARE,
     MOST_TYPICAL,
-    PACKINGS,
     SHIPPED,
     UNLIMITED,
     Free,
     TypicalWorkload,
     after,
-    fragmentation,
     fragmentation_ahead,
-    phases_that_fit,
-    stranded_gpu,
     typical_workload,
     usable_devices,
 )
