@@ -43,11 +43,10 @@ def airflow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(autouse=True)
 def _files_go(request: pytest.FixtureRequest) -> Iterator[None]:
     """The DAG files of a test go with it: each reading of the folder would cost more than the one before."""
+    folder = request.getfixturevalue("airflow").home / "dags" if "airflow" in request.fixturenames else None
     yield
-    if "airflow" in request.fixturenames:
-        home = request.getfixturevalue("airflow").home
-        for file in (home / "dags").glob("*.py"):
-            file.unlink()
+    for file in folder.glob("*.py") if folder is not None else ():
+        file.unlink()
 
 
 @pytest.hookimpl(trylast=True)
