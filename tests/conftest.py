@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")  # --hypothesis-profile=default draws anew each time
 
 RAY = "tests/conformance/ray/test_ray_"
 AIRFLOW = "tests/conformance/airflow/test_"

@@ -1,6 +1,7 @@
 """Broken, mutated and hostile pipeline files: one InputError, soon, whatever is wrong."""
 
 import copy
+import math
 import time
 from contextlib import suppress
 from functools import cache
@@ -101,6 +102,14 @@ JUNK = st.one_of(
     st.lists(st.integers(), max_size=3),
     st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
 )
+
+
+def test_an_infinite_number_is_named() -> None:
+    """kfp's own reader takes it in, and cannot write it out."""
+    documents = copy.deepcopy(rich())
+    documents.pipeline["deploymentSpec"]["executors"] = math.inf
+    with pytest.raises(InputError, match=r"deploymentSpec.*Infinity"):
+        convert(documents)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

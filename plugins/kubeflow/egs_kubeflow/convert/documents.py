@@ -101,7 +101,7 @@ def checked(documents: Documents, place: str, strict: bool = False) -> Spec:
         raise InputError(join(place, "pipelineInfo.name"), "is missing", _HINT)
     if not pipeline.HasField("root"):
         raise InputError(join(place, "root"), "is missing", _HINT)
-    stated = as_plain(pipeline.deployment_spec)
+    stated = as_plain(pipeline.deployment_spec, join(place, "deploymentSpec"))
     deployment = parsed(stated, pb.PipelineDeploymentConfig(), place, "deploymentSpec")
     platform = parsed(documents.platform, pb.PlatformSpec(), place, "platform")
     kubernetes: dict[str, Any] = {}
@@ -129,11 +129,14 @@ def parsed(value: Any, message: M, place: str, inside: str = "", strict: bool = 
     return message
 
 
-def as_plain(message: Any) -> dict[str, Any]:
-    """A message as kfp writes it into a document."""
+def as_plain(message: Any, place: str = "the pipeline") -> dict[str, Any]:
+    """A message as kfp writes it into a document. Raises InputError where JSON cannot say it: an infinite number."""
     from google.protobuf import json_format
 
-    found: dict[str, Any] = json_format.MessageToDict(message)
+    try:
+        found: dict[str, Any] = json_format.MessageToDict(message)
+    except ValueError as error:
+        raise InputError(place, f"is no pipeline that kfp reads: {error}", _HINT) from None
     return found
 
 
