@@ -468,7 +468,7 @@ class Engine:
         """What is left of some submissions has changed, and with it perhaps their places."""
         state, queue = self.state, self._queue
         if kind is m.PhaseEnded and not state.is_metered:
-            phase: int = event.phase  # type: ignore[attr-defined]
+            phase: int = event.phase  # type: ignore[attr-defined]  # `kind` is its type, asked for once
             if not 0 <= phase < len(state.task_of):
                 return
             moved = queue.work_changed(state.workloads[state.task_workload[state.task_of[phase]]].submission)
