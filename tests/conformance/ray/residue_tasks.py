@@ -50,6 +50,14 @@ def block(folder: str, name: str, uses: bool, again: bool = False) -> list[Any]:
     return seen
 
 
+@ray.remote(num_cpus=1)
+def plain(folder: str, name: str) -> int:
+    """A CPU task that uses CUDA all the same."""
+    use_cuda()
+    step(folder, name)
+    return os.getpid()
+
+
 @ray.remote(num_cpus=1, num_gpus=1)
 def whole(folder: str, name: str) -> int:
     """A task that is all GPU."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.exceptions import RayTaskError
 
 import egs_ray
@@ -152,3 +153,19 @@ def test_steps_fail_as_in_the_tasks_process(ray_address: str, tmp_path: Path, ho
         else:
             assert made.get(t.LIMIT_S)[1] != int((tmp_path / "died").read_text())
     t.until(t.is_idle)
+
+
+def test_a_process_that_has_used_cuda_serves_no_task_with_a_gpu(session: Session, tmp_path: Path) -> None:
+    """Ray gives a split task one of its idle processes, where a CPU task has used CUDA, which sees no other device from
+    then on: the task gets a process of EGS's own instead."""
+    folder = str(tmp_path)
+    used = [on_devices(rt.plain, tmp_path).remote(folder, f"plain{number}") for number in range(4)]
+    for number in range(4):
+        step(tmp_path, f"plain{number}")  # all at once, so that there are four processes
+    for number in range(4):
+        t.signal_to(folder, f"plain{number}.end")
+    before = ray.get(used, timeout=t.LIMIT_S)
+    made = egs_ray.run(on_devices(rt.block, tmp_path).bind(folder, "a", False), session=session)
+    for name in ("a.fit", "a.write"):
+        t.signal_to(folder, f"{name}.end")
+    assert made.get(t.LIMIT_S)[0] not in before

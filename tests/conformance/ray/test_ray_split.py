@@ -46,6 +46,11 @@ def books_say(gpus: float, cpus: float) -> bool:
     return (t.free("GPU"), t.free("CPU")) == (gpus, cpus)
 
 
+def leases_are(session: Session, count: int) -> bool:
+    """How many tasks hold something for a session's tasks."""
+    return len(session._leases) == count
+
+
 def step(folder: Path, name: str) -> tuple[int, str]:
     """Wait for a step to run: its process and the devices that it sees."""
     t.until((folder / f"{name}.runs").exists, name)
@@ -61,6 +66,7 @@ def test_gpu_is_held_in_its_phase_only(shared: Session, tmp_path: Path, task: An
     for name, gpus in (("decode", 2), ("fit", 1), ("write", 2)):
         _, devices = step(tmp_path, f"a.{name}")
         t.until(partial(books_say, gpus, 3), f"the books in {name}")
+        t.until(partial(leases_are, shared, int(name == "fit")), "its own process holds its CPU")
         assert devices in ({"0", "1"} if name == "fit" else {""})
         t.signal_to(folder, f"a.{name}.end")
     seen = made.get(t.LIMIT_S)

@@ -64,6 +64,10 @@ class Leases:
         waiting.on_ready(lease.ref, lambda: self._on_end(lease.id))
         return lease
 
+    def held_by(self, job: Job, grant: Grant) -> Lease:
+        """What the job's process holds itself."""
+        return Lease(next(self._numbers), grant, peer=job.peer)
+
     def started(self, peer: Peer, message: Message) -> Job | None:
         """A holder tells that Ray gave it its resources. None: the lease was given up meanwhile."""
         entry = self._open.get(message["lease"])
@@ -78,7 +82,7 @@ class Leases:
     def release(self, lease: Lease, after: int = 0) -> None:
         """Give the resources back; before the holder has started: as soon as it does, or never take them. after: not
         before this process on the holder's node is gone."""
-        if lease.over:
+        if lease.over or lease.ref is None:
             return
         lease.over = True
         self._open.pop(lease.id, None)

@@ -155,7 +155,7 @@ def _has_lease(job: Job) -> bool:
 
 def _references(job: Job) -> list[Any]:
     """What has to be cancelled to end the job: itself, and what holds its resources."""
-    return [first_of(job.ref), *([job.lease.ref] if job.lease is not None else [])]
+    return [first_of(job.ref), *([job.lease.ref] if job.lease is not None and job.lease.ref is not None else [])]
 
 
 def _jobs_of(books: RunBooks, stage: str, task: str) -> list[Job]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from egs_core.engine import messages as m
+from egs_core.graph.columns import Shape
 from egs_core.runlog import records as r
 from egs_core.site import Ended, Grant, Started
 from egs_ray.session.gangs import Gangs
@@ -31,8 +32,9 @@ class Phases:
         return starts_on_gpu and self._shared.options.preload and bool(job.warm_key) and not job.ready_to_start
 
     def gets_place_first(self, job: Job) -> bool:
-        """With several nodes only the process itself can tell which of them Ray has put it on."""
-        is_needed = self._shared.offers.are_several or self.gangs.is_member(job)
+        """With several nodes only the process itself can tell which of them Ray has put it on; and what it holds
+        itself it has when it is there."""
+        is_needed = self._shared.offers.are_several or self.gangs.is_member(job) or job.holds_cpus
         return job.peer is None and not job.is_open and is_needed
 
     def take_lease(self, job: Job, grant: Grant) -> None:
@@ -40,7 +42,14 @@ class Phases:
             self.gangs.ask(job, grant)
             return
         self.give_back(job)
-        job.lease = self._shared.leases.take(job, grant, job.shape(grant))
+        shape = job.shape(grant)
+        if not job.holds_cpus:
+            job.lease = self._shared.leases.take(job, grant, shape)
+        elif shape.gpu_milli:
+            job.lease = self._shared.leases.take(job, grant, Shape(0, shape.gpu_milli))
+        else:
+            job.lease = self._shared.leases.held_by(job, grant)
+            self._start(job)
 
     def let_go(self, job: Job) -> None:
         """Open the phase's gate when the process waits there and Ray has given its resources."""

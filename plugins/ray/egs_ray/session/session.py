@@ -213,9 +213,10 @@ class Session(s.HolderSession):
         """Processes for shells whose turn comes later, now that the first tasks have been submitted: as many as can
         have GPUs at once."""
         shells = [job for job in books.jobs if job.way is Way.SHELL]
-        later = sum(not job.submission for job in shells)
-        at_once = min(later, self._cluster.gpus, MOST_PREPARED)
-        self._submissions.prepare_processes(at_once - (len(shells) - later))
+        later = [job for job in shells if not job.submission]
+        missing = min(len(later), self._cluster.gpus, MOST_PREPARED) - (len(shells) - len(later))
+        own = sum(self._submissions.needs_own_process(job) for job in later[: max(0, missing)])
+        self._submissions.prepare_processes(own, max(0, missing) - own)
 
     def _is_refused(self, books: RunBooks, plan: Plan) -> bool:
         """Whether the run is over with an error: a gang of it could never start, and no nodes are to come."""
@@ -246,7 +247,8 @@ class Session(s.HolderSession):
         takes about that long, with the GPU waiting. And let nothing wait for ever."""
         if self._shared.broken or self._closing.is_set():
             return
-        self._leases.keep(min(self._cluster.gpus, self._submissions.gpu_tasks_left()))
+        if any(job.peer is not None for job in self._shared.submitted.values()):  # else that is what cores are for
+            self._leases.keep(min(self._cluster.gpus, self._submissions.gpu_tasks_left()))
         now = self.site.now()
         for job in [job for job in self._shared.submitted.values() if job.parked_since is not None and not job.is_warm]:
             if job.parked_since is not None and now - job.parked_since > self.options.preload_timeout_s:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import ray
 
-from egs_core.graph.columns import GPU
+from egs_core.graph.columns import GPU, Shape
 from egs_core.hints import phase_steps
 from egs_core.site import fits
 from egs_ray.cluster import preload_slots
@@ -22,6 +22,7 @@ from egs_ray.session.tasks import Job, RemoteFunctions, Way, first_of, is_placed
 from egs_ray.worker.shell import Spec, make_observed, make_shell, touch
 
 PROCESS_ENV = {"env_vars": {"EGS_ROLE": "task"}}
+SHORT_LOAD_S = 0.5  # what is loaded again sooner than this is worth no process of its own: one takes a second to start
 TOGETHER_S = 0.3  # long enough that several tasks need several processes
 MOST_LOOKED_AT = 1000
 RAYS_RETRIES = 3  # of a task that does not say how many
@@ -38,21 +39,27 @@ class Submissions:
         self._loading: dict[int, str] = {}  # submission whose process still imports -> its node
         self._too_early: list[tuple[Job, str]] = []  # shells that wait for one of these
         self._deferred: dict[str, list[tuple[Job, str]]] = {}  # warm key -> shells that wait for one of these
+        self._worth_keeping: set[str] = set()  # warm keys whose loading takes long
 
-    def prepare_processes(self, count: int) -> list[Any]:
-        """Let Ray start empty processes for the tasks to come, as it does itself for plain tasks."""
-        remote = self._remotes.get(_touch, touch, max_calls=0)
-        shell = remote.options(num_cpus=0, runtime_env=PROCESS_ENV, name="egs-process")
-        started = [shell.remote(TOGETHER_S) for _ in range(count)]
+    def prepare_processes(self, own: int, plain: int = 0) -> list[Any]:
+        """Let Ray start empty processes for the tasks to come, as it does itself for plain tasks: so many of EGS's own,
+        and so many like Ray's."""
+        remote, options = self._remotes.get(_touch, touch, max_calls=0), {"num_cpus": 0, "name": "egs-process"}
+        shells = [remote.options(runtime_env=PROCESS_ENV, **options)] * own + [remote.options(**options)] * plain
+        started = [shell.remote(TOGETHER_S) for shell in shells]
         for ref in started:
             self._shared.when_ready(ref, partial(self._look_at, ref))
         return started
 
     def gpu_tasks_left(self) -> int:
         """Tasks of all runs that will take a GPU by a holder, and have not ended."""
-        runs = [books for books in self._shared.runs.values() if not books.over.is_set()]
-        left = (job for books in runs for job in books.jobs if job.way is Way.SHELL and not job.succeeded)
+        left = (job for job in self._unfinished() if job.way is Way.SHELL)
         return sum(_uses_gpu(job) for job in itertools.islice(left, MOST_LOOKED_AT))
+
+    def _unfinished(self) -> Iterator[Job]:
+        """Tasks of all runs that have not ended."""
+        runs = [books for books in self._shared.runs.values() if not books.over.is_set()]
+        return (job for books in runs for job in books.jobs if not job.is_over)
 
     def _look_at(self, started: Any) -> None:
         """Whether a process has found real devices on its machine."""
@@ -72,6 +79,11 @@ class Submissions:
             self._deferred[key].append((job, node))
         elif all(job is not other for other, _ in self._deferred[key]):
             self._submit_shell_now(job, node)
+
+    def took_to_load(self, job: Job, seconds: float) -> None:
+        """Its process needed so long for its preload items."""
+        if seconds > SHORT_LOAD_S:
+            self._worth_keeping.add(job.warm_key)
 
     def loaded(self, submission: int) -> None:
         """A process has done its loading, or never will: the next one may begin."""
@@ -174,23 +186,27 @@ class Submissions:
         options = dict(payload.options)
         for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
             options.pop(taken_by_leases, None)
-        options["runtime_env"] = self._process_env(options.get("runtime_env"))
+        job.own = self.needs_own_process(job)
+        if job.own:
+            options["runtime_env"] = _own_env(options.get("runtime_env"))
         if not is_placed_by_ray(options, len(self._shared.offers.nodes)):
             options |= self._place(job, node)
         if job.lost_tries and options.get("max_retries", RAYS_RETRIES) > 0:
             options["max_retries"] = max(0, options.get("max_retries", RAYS_RETRIES) - job.lost_tries)
         job.apart, job.once = self._is_apart(job), self._is_once(job)
         remote = self._remotes.get(make_shell, payload.function, max_calls=int(job.once))
-        gpus = max(graph.shapes[graph.phase_shape[p]].gpu_milli for p in graph.phases_of(job.index)) / 1000
+        gpus = max(shape.gpu_milli for shape in job.shapes) / 1000
         spec = self._spec(job, gpus, on_gpu)
         self._loading[job.submission] = node
-        self._submit(job, remote.options(num_cpus=0, num_gpus=0, **options), spec)
+        job.holds_cpus = self._may_hold_cpus(job)
+        held = job.shapes[0] if job.holds_cpus else Shape(0)
+        memory = {"memory": held.memory_bytes} if held.memory_bytes else {}
+        self._submit(job, remote.options(num_cpus=held.cpu_milli / 1000, num_gpus=0, **memory, **options), spec)
 
     def _place(self, job: Job, node: str) -> dict[str, Any]:
         """On this node; when that is lost, Ray may start the process again, or make its value again, on any other that
         could give its phases what they need."""
-        graph = job.run.converted.graph
-        shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(job.index)]
+        shapes = job.shapes
         if not self._shared.offers.are_several:
             return {}
         alive = [other for other in self._shared.offers.nodes if other.alive]
@@ -201,11 +217,6 @@ class Submissions:
         if unfit and len(unfit) < len(alive):
             place["label_selector"] = {NODE_LABEL: f"!in({','.join(unfit)})"}
         return place
-
-    def _process_env(self, given: Any) -> Any:
-        """Shells have worker processes of their own: neither a plain task nor a holder gets one that was warmed."""
-        environment = dict(given or {})
-        return {**environment, "env_vars": {**environment.get("env_vars", {}), **PROCESS_ENV["env_vars"]}}
 
     def _submit(self, job: Job, remote: Any, spec: Spec) -> None:
         if job.run.has_lasting_arguments(job.index):
@@ -234,11 +245,19 @@ class Submissions:
 
     def keeps_process(self, job: Job) -> bool:
         """Whether its process, with all that was loaded for it, can serve another task."""
-        return not (self._is_once(job) or self._is_apart(job))
+        return self.needs_own_process(job) and not (self._is_once(job) or self._is_apart(job))
+
+    def needs_own_process(self, job: Job) -> bool:
+        """Whether its process must be none of those that Ray uses for plain tasks and holders too: what it loads serves
+        other tasks, or Ray's has used CUDA, and may not see another device. Ray has some of its own started, so a task
+        by itself begins a second earlier there."""
+        is_kept = bool(job.warm_key) and (job.warm_key in job.run.shared_keys or job.warm_key in self._worth_keeping)
+        return is_kept or job.met_cuda
 
     def suits(self, job: Job) -> bool:
         """Whether its process is what it would be given now, with all that is known of devices."""
-        return (job.apart, job.once) == (self._is_apart(job), self._is_once(job))
+        wanted = self._is_apart(job), self._is_once(job)
+        return (job.apart, job.once) == wanted and (job.own or not job.met_cuda)
 
     def is_misplaced(self, job: Job) -> bool:
         """Whether its process is on another node than the one whose resources it was granted."""
@@ -252,6 +271,22 @@ class Submissions:
         self._submit_shell_now(job, node)
         if job.grant is not None:
             self.keep_promise(job)
+
+    def _may_hold_cpus(self, job: Job) -> bool:
+        """Whether its process may hold the CPUs of its phases itself: no holder has to be started for them. Only while
+        there is room for all that is left at once: else it would wait for its GPU with them."""
+        nodes, grant = self._shared.offers.nodes, job.grant
+        is_first = grant is not None and grant.index == 0 and not grant.is_gpu
+        is_same = len({(shape.cpu_milli, shape.memory_bytes) for shape in job.shapes}) == 1
+        if not (is_first and is_same and len(nodes) == 1) or self._phases.gangs.is_member(job):
+            return False
+        cpu_milli, gpu_milli = nodes[0].cpu_milli, 1000 * nodes[0].gpus
+        for other in self._unfinished():
+            cpu_milli -= max(shape.cpu_milli for shape in other.shapes)
+            gpu_milli -= max(shape.gpu_milli for shape in other.shapes)
+            if cpu_milli < 0 or gpu_milli < 0:
+                return False
+        return True
 
     def _is_apart(self, job: Job) -> bool:
         """Whether its GPU steps run in processes of their own: for steps that are functions, on real devices."""
@@ -271,6 +306,12 @@ class Submissions:
         job.run.results[job.index] = job.ref
         submission = job.submission
         self._shared.when_ready(first_of(job.ref), lambda: self._on_result(submission))
+
+
+def _own_env(given: Any) -> Any:
+    """A runtime environment whose worker processes no plain task and no holder gets."""
+    environment = dict(given or {})
+    return {**environment, "env_vars": {**environment.get("env_vars", {}), **PROCESS_ENV["env_vars"]}}
 
 
 def _uses_gpu(job: Job) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -32,7 +33,8 @@ class Way(Enum):
 
 
 class Lease(msgspec.Struct, eq=False):
-    """What a running phase holds in Ray's books: a holder task, from the moment its `peer` has told of its start."""
+    """What a running phase holds in Ray's books: a holder task, from the moment its `peer` has told of its start.
+    Without a `ref` the task's own process, the peer, holds it."""
 
     id: int
     grant: Grant
@@ -92,6 +94,9 @@ class Job(msgspec.Struct, eq=False):
     waits_since: float = 0.0  # it was granted, and takes nothing before it is warm
     apart: bool = False  # its GPU steps run in processes of their own
     once: bool = False  # its process ends with it
+    holds_cpus: bool = False  # its process holds the CPUs and memory of its phases itself, from its start to its end
+    own: bool = False  # its process is none of those that plain tasks run in
+    met_cuda: bool = False  # such a process was given to it, and had used CUDA before
     stays: bool = False  # its process has memory on a device: that is held until the process is gone
     outside: bool = False  # it has left its GPU block, but its GPU phase goes on because something stays
 
@@ -117,6 +122,17 @@ class Job(msgspec.Struct, eq=False):
         """What the granted phase holds."""
         block = self.run.block
         return block.shapes[block.phase_shape[block.phase_offsets[self.index] + grant.index]]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """What its phases hold."""
+        graph = self.run.converted.graph
+        return [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(self.index)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more of it will run."""
+        return self.succeeded or self.failed or self.aborted or self.dropped
 
     @property
     def children(self) -> list[Job]:
@@ -163,6 +179,8 @@ class RunBooks:
         for parents in converted.graph.parents:
             for parent in parents:
                 self._needed[parent] += 1
+        keys = Counter(options.warm_key for options in converted.graph.options.values())
+        self.shared_keys = {key for key, tasks in keys.items() if key and tasks > 1}  # of several tasks
         self._output: set[int] = set()
         fill(converted.output, _Noting(self._output))
 

@@ -86,12 +86,13 @@ class Workers:
         job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
         job.stays = job.outside = False
         self._shared.real_gpus = self._shared.real_gpus or message.get("real", False)
+        job.met_cuda = job.met_cuda or (message.get("cuda", False) and not job.own)
         if job.succeeded or self._shared.broken:
             pass
         elif self._is_moved(job):
             return
         elif not self._submissions.suits(job):
-            self._endings.submit_again(job, job.node)  # nobody knew of its machine's devices when it was submitted
+            self._endings.submit_again(job, job.node)  # nobody knew of its machine's devices, or what its process did
             return
         if job.succeeded or self._shared.broken:
             self._phases.on_its_own(job)  # Ray lost the result, or EGS its site
@@ -132,6 +133,7 @@ class Workers:
         self._submissions.loaded(job.submission)
         for problem in message["errors"]:
             self._shared.warn_once(f"preload for {job.run.converted.graph.names[job.index]}: {problem}")
+        self._submissions.took_to_load(job, message["seconds"])
         if not job.was_warm:
             converted, took_s = job.run.converted, self._shared.site.now() - job.submitted_at
             self._shared.learning.warmed_up(converted.name, converted.graph.names[job.index], took_s)

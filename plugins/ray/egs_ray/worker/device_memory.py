@@ -60,7 +60,7 @@ def held_bytes(pids: Collection[int], nvml: Any = None) -> int | None:
 
     nvml: a module like pynvml, by default that one.
     """
-    users = {pid for pid in pids if _uses_cuda(pid)}
+    users = {pid for pid in pids if uses_cuda(pid)}
     return _listed_bytes(users, nvml or _nvml()) if users else 0
 
 
@@ -86,7 +86,7 @@ def _folder() -> Path:
     return Path(os.environ.get(FOLDER, "/dev"))
 
 
-def _uses_cuda(pid: int) -> bool:
+def uses_cuda(pid: int) -> bool:
     """Whether it has CUDA's device file open; when that cannot be seen, it may."""
     wanted = str(_folder() / CUDA_FILE)
     try:

@@ -16,6 +16,8 @@ from egs_ray.worker import device_memory
 from egs_ray.worker.gpu_process import GpuProcess
 from egs_ray.worker.spec import Spec
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 def lease_actor() -> Any:
     """The fallback lease, when the driver's side of EGS is dead: an actor with the GPUs, killed when the phase ends.
@@ -128,7 +130,7 @@ class Provider:
 
 def show_gpus(devices: Any) -> tuple[int | str, ...]:
     """Let libraries that look from now on see these devices, and no others."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = _listed(devices)
+    os.environ[VISIBLE] = _listed(devices)
     return tuple(int(d) if str(d).isdecimal() else str(d) for d in devices)
 
 
@@ -138,7 +140,7 @@ def _listed(devices: Any) -> str:
 
 def hide_gpus() -> None:
     """A CPU phase sees no GPU; unset would mean all of them."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ[VISIBLE] = ""
 
 
 def node_id() -> str:

@@ -29,7 +29,7 @@ from egs_ray.worker import device_memory
 from egs_ray.worker.arguments import ArgumentsLostError as ArgumentsLostError
 from egs_ray.worker.arguments import arrived, fetch, resolved
 from egs_ray.worker.gpu_process import GpuProcess
-from egs_ray.worker.gpu_provider import Provider, hide_gpus, node_id, show_gpus
+from egs_ray.worker.gpu_provider import VISIBLE, Provider, hide_gpus, node_id, show_gpus
 from egs_ray.worker.niceness import Niceness
 from egs_ray.worker.saving import saving
 from egs_ray.worker.spec import Address as Address
@@ -124,10 +124,21 @@ class Shell:
             return None
 
     def run(self, arguments: list[Any]) -> Any:
+        """The task's value. The process may be one that Ray uses for plain tasks next: it gets its variable back."""
+        seen = os.environ.get(VISIBLE)
+        try:
+            return self._run(arguments)
+        finally:
+            os.environ.pop(VISIBLE, None)
+            if seen is not None:
+                os.environ[VISIBLE] = seen
+
+    def _run(self, arguments: list[Any]) -> Any:
+        used_cuda = self.spec.gpus > 0 and device_memory.uses_cuda(os.getpid())
         hide_gpus()
         started_warm = bool(self.preload) and self.apart is None and hints.is_warm(self.preload)
         hello = {"m": "hello", "pid": os.getpid(), "id": _task_id(), "warm": started_warm, "node": node_id()}
-        self.tell({**hello, "real": device_memory.has_devices()})
+        self.tell({**hello, "real": device_memory.has_devices(), "cuda": used_cuda})
         fetch(arguments)
         self._warm(started_warm)
         answer = self.await_go()
