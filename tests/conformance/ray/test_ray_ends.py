@@ -57,7 +57,7 @@ def test_after_sigterm_nothing_is_asked_of_ray(mode: str, ray_address: str, tmp_
         )
         assert driver.stdout is not None
         try:
-            assert driver.stdout.readline() == "ready\n", (tmp_path / "said").read_text()
+            assert "ready\n" in iter(driver.stdout.readline, ""), (tmp_path / "said").read_text()  # Ray may warn before
             driver.send_signal(signal.SIGTERM)
             driver.wait(END_S)
         finally:
