@@ -11,7 +11,7 @@ Importing that module must be cheap and must not start the framework: `egs docto
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -197,7 +197,8 @@ class Adapter(Protocol):
     def convert(self, source: Any, select: str = "") -> LoadedWorkload:
         """A pipeline as a workload. source: the framework's own object, or a Path of a file that has one; select:
         which, where a file has several. An attribute `suffixes` has the endings of files that are always this
-        framework's, as (".yaml",). InputError that names what a task graph cannot say; no edge is ever dropped."""
+        framework's, as (".yaml",), `json_fields` fields that only such JSON has at its top.
+        InputError that names what a task graph cannot say; no edge is ever dropped."""
         ...
 
 
@@ -314,6 +315,12 @@ def source_of_suffix(suffix: str) -> str:
     """The installed adapter whose framework keeps pipelines in files of that ending; "" where none does."""
     adapters = installed_adapters().items() if suffix else ()
     return next((name for name, one in adapters if suffix in getattr(one, "suffixes", ())), "")
+
+
+def source_of_fields(fields: Collection[str]) -> str:
+    """The installed adapter whose framework keeps pipelines in JSON with one of these fields at its top; else ""."""
+    adapters = installed_adapters().items() if fields else ()
+    return next((name for name, one in adapters if not set(fields).isdisjoint(getattr(one, "json_fields", ()))), "")
 
 
 def load_able(name: str, protocol: type[T], what: str) -> T:

@@ -24,7 +24,7 @@ def check(workload: ReplayWorkload, cpus: int, gpus: int) -> None:
         for phase in graph.phases_of(task):
             shape = graph.shapes[graph.phase_shape[phase]]
             if graph.phase_duration_s[phase] is None:
-                raise InputError(place, "its duration is unknown", "a replay needs the duration_s of every phase")
+                raise InputError(place, "its duration is unknown", "state it in the file, or give --history")
             _check_fits(place, "CPUs", shape.cpu_milli, cpus)
             _check_fits(place, "GPUs", shape.gpu_milli, gpus)
 

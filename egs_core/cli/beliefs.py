@@ -28,10 +28,24 @@ def estimator_of(histories: Sequence[str], pipelines: Iterable[str]) -> Estimato
     if not histories:
         hint = "a database URL, or the path of an SQLite file, a run log or a workload file"
         raise InputError("--durations", "predicted needs --history", hint)
+    predictor = predictor_of(histories, pipelines)
+    return lambda workload, phase: estimate_of(predictor, workload, phase)
+
+
+def predictor_of(histories: Sequence[str], pipelines: Iterable[str]) -> Predictor:
+    """What these histories know, in their order. Raises InputError for one that cannot be read."""
     predictor, names = Predictor(), sorted(set(pipelines))
     for history in histories:
         predictor.learn(_rows_of(history, names))
-    return lambda workload, phase: estimate_of(predictor, workload, phase)
+    return predictor
+
+
+def own_predictor(pipeline: str) -> Predictor:
+    """What the user's own history knows; one that cannot be read gives a warning."""
+    store = open_history()
+    predictor = Predictor.from_history(store, [pipeline])
+    store.close()
+    return predictor
 
 
 def _rows_of(history: str, pipelines: Sequence[str]) -> list[HistoryRow]:

@@ -11,16 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.adapter import load_adapter, source_of_suffix
+from egs_core.cli.reading import Histories, read_believed
 from egs_core.errors import InputError
 from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes, topological_order, work_s
 from egs_core.graph.bounds import lower_bound
 from egs_core.graph.columns import GPU
-from egs_core.graph.load import TARGETS, LoadedWorkload, encode_workload, load_workload, save_workload
+from egs_core.graph.load import TARGETS, LoadedWorkload, encode_workload, save_workload
 
 _SHOWN_TASKS = 6
-OWN = ("", ".json", ".gz")
-"""Endings of files in the core's own formats; an installed adapter may read files with another one."""
 
 
 def graph(
@@ -38,6 +36,7 @@ def graph(
     slots: Annotated[
         int | None, typer.Option("--slots", help="Add the lower bound of the makespan on this many equal slots.")
     ] = None,
+    history: Histories = None,
 ) -> None:
     """Read a workload file and show its graph: tasks, edges, critical path; convert it."""
     if to is not None and to not in TARGETS:
@@ -48,9 +47,7 @@ def graph(
         raise InputError("--select", "selects a pipeline in a file of a framework", "add --from")
     if slots is not None and slots < 1:
         raise InputError("--slots", f"must be at least 1, not {slots}")
-    if source is None:
-        source = None if file.suffix in OWN else source_of_suffix(file.suffix) or None
-    loaded = load_workload(file) if source is None else load_adapter(source).convert(file, select)
+    loaded = read_believed(file, history, source or "", select).workload
     if output is not None:
         save_workload(loaded, output, to or "egs", str(file))
     if as_json:

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from egs_core.cli import simulated as shared
+from egs_core.cli.reading import Histories, read_believed
 from egs_core.engine import POLICIES
 from egs_core.errors import InputError
 from egs_core.graph.analysis import critical_path, slack, upward_rank
-from egs_core.graph.load import LoadedWorkload, load_workload
+from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
 from egs_core.sim import SimResult, simulate
 
@@ -25,12 +26,13 @@ SHOWN = 40
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="A workload file.")],
+    file: Annotated[Path, typer.Argument(help="A workload file, or a compiled pipeline.")],
     slots: Annotated[int | None, typer.Option(help=shared.SLOTS_HELP)] = None,
     cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
     gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
     nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = "egs",
+    history: Histories = None,
     limit: Annotated[int, typer.Option(help="Number of tasks to show; --json gives all.")] = SHOWN,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -40,7 +42,8 @@ def plan(
     )
     if limit < 1:
         raise InputError("--limit", f"must be at least 1, not {limit}")
-    workload, assumed = shared.with_assumed_durations(shared.with_applied_limits(load_workload(file)))
+    read = read_believed(file, history)
+    workload, assumed = shared.with_assumed_durations(shared.with_applied_limits(read.workload), read.predictor)
     result = simulate([workload], config)
     rows = planned_tasks(workload, result)
     summary = {
@@ -49,6 +52,7 @@ def plan(
         "makespan_s": result.makespan_s,
         "lower_bound_s": shared.lower_bound_s([workload], config),
         "critical_path_s": critical_path(workload.graph)[0],
+        "known_durations": read.known,
         "assumed_durations": assumed,
     }
     if as_json:
@@ -104,6 +108,8 @@ def _show(summary: dict[str, Any], rows: list[dict[str, Any]], limit: int) -> No
         room = "critical" if row["critical"] else f"{row['slack_s']:,.1f}"
         table.add_row(str(row["order"]), Text(row["task"]), *times, room, row["decided_by"], preload, style=style)
     notes = [f"{len(rows) - limit} more tasks (--limit)"] if len(rows) > limit else []
+    if summary["known_durations"]:
+        notes.append(f"{summary['known_durations']} durations are from the history")
     if summary["assumed_durations"]:
         notes.append(f"{summary['assumed_durations']} unknown durations were assumed")
     table.caption = "; ".join(notes) or None

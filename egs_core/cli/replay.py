@@ -30,11 +30,12 @@ from egs_core.adapter import (
     default_adapter,
     load_able,
 )
+from egs_core.cli.reading import Histories, read_believed
 from egs_core.cli.running import shown_progress
 from egs_core.cli.simulated import lower_bound_s
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Graph
-from egs_core.graph.load import LoadedWorkload, load_workload
+from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.figures import figures_from
 from egs_core.runlog.io import write_run
 from egs_core.runlog.metrics import summarise
@@ -47,12 +48,13 @@ MOST_CPUS, MOST_GPUS = 100_000, 10_000
 
 
 def replay(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One or more workload files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Workload files, or compiled pipelines.")],
     on: Annotated[str, typer.Option("--on", help="sim (the simulator), or a framework, by its adapter's name.")] = "",
     policy: Annotated[str, typer.Option(help="egs, or native (the framework alone).")] = "egs",
     cpus: Annotated[int, typer.Option(help="Number of CPUs (logical on a real framework).")] = 4,
     gpus: Annotated[int, typer.Option(help="Number of GPUs (logical on a real framework).")] = 2,
     time_scale: Annotated[float, typer.Option(help="Factor for all durations and arrival times.")] = 1.0,
+    history: Histories = None,
     runlog: Annotated[Path | None, typer.Option(help="Write the run log to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -64,7 +66,7 @@ def replay(
     on = on or default_adapter()
     _check_options(on, policy, cpus, gpus, time_scale)
     _check_output(runlog, files)
-    workloads = _named(load_workload(file) for file in files)
+    workloads = _named(read_believed(file, history).workload for file in files)
     with tempfile.TemporaryDirectory(prefix="egs-replay-") as folder:
         path = runlog or Path(folder) / "replay.jsonl"
         run = _simulated if on == SIM else _on_framework

@@ -15,13 +15,14 @@ from rich.table import Table
 
 from egs_core.cli import simulated as shared
 from egs_core.cli.beliefs import estimator_of
+from egs_core.cli.reading import read_workload
 from egs_core.engine import POLICIES
 from egs_core.engine.rules.flavor_choice import OBJECTIVES
 from egs_core.engine.rules.flavors import cost_of
 from egs_core.engine.specs import REFERENCE, FlavorSpec
 from egs_core.errors import InputError
 from egs_core.graph.columns import Shape
-from egs_core.graph.load import LoadedWorkload, load_workload
+from egs_core.graph.load import LoadedWorkload
 from egs_core.queues import load_queues
 from egs_core.runlog.io import write_run
 from egs_core.runlog.metrics import RunMetrics, summarise
@@ -94,7 +95,7 @@ def simulate(
     priced = any(flavor.gpu_hour or flavor.cpu_hour for flavor in config.flavors)
     if queues:
         config = msgspec.structs.replace(config, queues=load_queues(queues, has_prices=priced))
-    workloads = [shared.with_applied_limits(load_workload(path), has_prices=priced) for path in files]
+    workloads = [shared.with_applied_limits(read_workload(path)[0], has_prices=priced) for path in files]
     estimator = estimator_of(history or (), [w.name for w in workloads]) if predicted else None
     policies = list(POLICIES) if policy == ALL else [policy]
     runs = [_run(workloads, msgspec.structs.replace(config, policy=name), estimator, runlog) for name in policies]

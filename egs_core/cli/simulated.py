@@ -96,13 +96,13 @@ def _task_of(graph: Graph, phase: int) -> int:
     return bisect_right(graph.phase_offsets, phase) - 1
 
 
-def with_assumed_durations(workload: LoadedWorkload) -> tuple[LoadedWorkload, int]:
-    """The workload with a prior for every unknown duration, and how many there were."""
+def with_assumed_durations(workload: LoadedWorkload, predictor: Predictor | None = None) -> tuple[LoadedWorkload, int]:
+    """The workload with a prior for every unknown duration, and how many there were. predictor: what is known."""
     graph = workload.graph
     unknown = [p for p, seconds in enumerate(graph.phase_duration_s) if seconds is None]
     if not unknown:
         return workload, 0
-    seconds, predictor = list(graph.phase_duration_s), Predictor()
+    seconds, predictor = list(graph.phase_duration_s), predictor or Predictor()
     for phase in unknown:
         seconds[phase] = estimate_of(predictor, workload, phase)[0]
     return msgspec.structs.replace(workload, graph=msgspec.structs.replace(graph, phase_duration_s=seconds)), len(

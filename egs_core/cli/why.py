@@ -10,12 +10,12 @@ import msgspec
 import typer
 
 from egs_core.cli import simulated as shared
+from egs_core.cli.reading import Histories, read_believed
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
 from egs_core.errors import InputError
 from egs_core.graph.columns import KIND_NAMES
-from egs_core.graph.load import load_workload
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
 from egs_core.sim.simulator import Simulation
@@ -32,6 +32,7 @@ def why(
     nodes: Annotated[int | None, typer.Option(help=shared.NODES_HELP)] = None,
     policy: Annotated[str, typer.Option(help=f"Policy of the simulation: one of {', '.join(POLICIES)}.")] = "egs",
     at: Annotated[float | None, typer.Option(help="Explain only the state at this second of the simulation.")] = None,
+    history: Histories = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
@@ -40,10 +41,10 @@ def why(
             raise InputError(str(file), "is a run log", "--slots, --cpus and --at are for a workload to simulate")
         answers = waits_in_log(read_run(file).records, tasks, str(file))
     else:
-        loaded = load_workload(file)  # a file that is missing is said first, not that no cluster is given for it
+        read = read_believed(file, history)  # a file that is missing is said first, not that no cluster is given for it
         config = shared.cluster_config(slots, cpus, gpus, nodes)
         config = msgspec.structs.replace(config, policy=shared.known_policy(policy), records=False)
-        workload, _ = shared.with_assumed_durations(shared.with_applied_limits(loaded))
+        workload, _ = shared.with_assumed_durations(shared.with_applied_limits(read.workload), read.predictor)
         for task in tasks:
             shared.task_index(workload.graph.ids, task, str(file))
         simulation = Simulation([workload], config)

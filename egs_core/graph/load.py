@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,14 @@ from egs_core.graph.source import json_errors, read_bytes
 from egs_core.graph.validate import validate
 
 TARGETS = ("egs", "wfformat", "mermaid", "dot")
+
+
+class NoWorkloadError(InputError):
+    """JSON that is no workload in a format of the core. fields: of its object."""
+
+    def __init__(self, fields: Iterable[str], place: str, problem: str, hint: str = "") -> None:
+        super().__init__(place, problem, hint)
+        self.fields = frozenset(fields)
 
 
 class LoadedWorkload(msgspec.Struct):
@@ -63,7 +71,7 @@ def decode_workload(data: bytes, place: str, default_id: str = "workload") -> Lo
             loaded = _from_own(document, place)
         else:
             hint = f'expected "format": "{FORMAT}", or WfFormat with "schemaVersion"'
-            raise InputError(place, "is neither an EGS workload nor a WfFormat file", hint)
+            raise NoWorkloadError(document, place, "is neither an EGS workload nor a WfFormat file", hint)
         validate(loaded.graph, place)
     return loaded
 
@@ -72,9 +80,12 @@ def _from_wfformat(document: dict[str, msgspec.Raw], place: str, default_id: str
     version = _plain(document, "schemaVersion", place)
     if version not in wfformat.VERSIONS:
         hint = f"EGS reads WfFormat {' and '.join(map(_shown, wfformat.VERSIONS))}"
-        raise InputError(join(place, "schemaVersion"), _version_problem(version), hint)
+        problem = _version_problem(version)
+        if "workflow" not in document:
+            raise NoWorkloadError(document, join(place, "schemaVersion"), problem, hint)
+        raise InputError(join(place, "schemaVersion"), problem, hint)
     if "workflow" not in document:
-        raise InputError(join(place, "workflow"), "is missing")
+        raise NoWorkloadError(document, join(place, "workflow"), "is missing")
     name = _plain(document, "name", place)
     graph = wfformat.read_workflow(document["workflow"], place)
     return LoadedWorkload(default_id, name if isinstance(name, str) else default_id, "", "", 0.0, graph)

@@ -34,7 +34,7 @@ def _require_durations(workload: LoadedWorkload) -> None:
     phase = graph.phase_duration_s.index(None)
     task = next(t for t in range(graph.n_tasks) if phase in graph.phases_of(t))
     place = f"{workload.id}: task {graph.ids[task]!r}"
-    raise InputError(place, "its duration is unknown", "a simulation needs the duration_s of every phase")
+    raise InputError(place, "its duration is unknown", "state it in the file, or give --history")
 
 
 class Trace:

@@ -104,12 +104,14 @@ def load_workload(path: Path) -> LoadedWorkload:
 
 
 def workload_of(source: Documents | Any, place: str = "") -> LoadedWorkload:
-    """A compiled or a live pipeline as a workload, with the same line."""
+    """A compiled or a live pipeline as a workload, with the same line. Its tasks are called by their paths, as in the
+    history of local runs."""
     converted = convert(source, place=place)
     if loops := loops_of(converted):
         place = place or converted.name
         print(f"egs: {place}: once in the graph, and run as often as its loop goes: {loops}", file=sys.stderr)
-    return LoadedWorkload(converted.name, converted.name, "", "", 0.0, converted.graph)
+    graph = msgspec.structs.replace(converted.graph, names=list(converted.graph.ids))
+    return LoadedWorkload(converted.name, converted.name, "", "", 0.0, graph)
 
 
 def loops_of(converted: Converted) -> str:
