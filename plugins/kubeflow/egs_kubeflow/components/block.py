@@ -162,19 +162,19 @@ def _bound_to_a_process(value: ast.expr) -> str:
 def _check(parts: Sequence[list[ast.stmt]], source: Source) -> None:
     for number, part in enumerate(parts):
         for statement in part:
-            for node in _own(statement):
+            for node in own_nodes(statement):
                 if isinstance(node, _NO_PARTS):
                     raise InputError(source.place(node), "cannot be cut into parts", _HINT)
                 if isinstance(node, ast.Return) and number < len(parts) - 1:
                     raise InputError(source.place(node), "returns before the end of 'with egs.gpu():'", _HINT)
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """A statement and all in it, but what is in functions of its own."""
     yield node
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
         for child in ast.iter_child_nodes(node):
-            yield from _own(child)
+            yield from own_nodes(child)
 
 
 def _is_gpu(node: ast.With, source: Source) -> bool:

@@ -24,6 +24,7 @@ from egs_core.errors import InputError
 from egs_core.hints import OnGpu, PhaseKind, TaskHints, has_gpu_block, phase_kinds, phase_steps
 from egs_kubeflow import compat
 from egs_kubeflow.components.block import cpus_of, cut, handed_on, without_blocks
+from egs_kubeflow.components.lost_state import warn_of_lost_state
 from egs_kubeflow.components.names import names_in
 from egs_kubeflow.components.source import Source, bare, make_function, source_of
 
@@ -44,12 +45,14 @@ class Part:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A function in pieces, before they are functions. first, last: whose parameters and result the whole has."""
+    """A function in pieces, before they are functions. first, last: whose parameters and result the whole has. written:
+    the statements of each piece as their author wrote them, and where."""
 
     names: list[str]
     bodies: list[list[ast.stmt]]
     first: Source
     last: Source
+    written: list[tuple[Source, list[ast.stmt]]]
     gpu_cpus: float | None = None
 
     @property
@@ -69,6 +72,8 @@ def parts_of(function: Callable[..., Any], hints: TaskHints) -> list[Part]:
     whole = _steps(function) if phase_steps(function) else _block(function, is_split=len(kinds) > 1)
     if len(kinds) != len(whole.bodies):
         whole = whole.merged(function.__name__)
+    if len(whole.bodies) > 1:
+        warn_of_lost_state(whole.written)
     bodies, states = handed_on(whole.bodies, whole.first)
     parts, bound = [], set[str]()
     for number, (name, body) in enumerate(zip(whole.names, bodies, strict=True)):
@@ -100,15 +105,16 @@ def _steps(function: Callable[..., Any]) -> _Cut:
         names.append(own if own not in names else f"{own}_{number + 1}")
         bodies.append([bare(source.tree), _statement(call)])
     cpus = next((step.cpus for step in steps if isinstance(step, OnGpu)), None)
-    return _Cut(names, bodies, sources[0], sources[-1], cpus)
+    return _Cut(names, bodies, sources[0], sources[-1], [(source, source.tree.body) for source in sources], cpus)
 
 
 def _block(function: Callable[..., Any], *, is_split: bool) -> _Cut:
     source = source_of(function)
     if not is_split:
-        return _Cut([source.tree.name], [without_blocks(source)], source, source)
+        return _Cut([source.tree.name], [without_blocks(source)], source, source, [])
     names = [f"{source.tree.name}_{word}" for word in ("before", "gpu", "after")]
-    return _Cut(names, list(cut(source)), source, source, cpus_of(source))
+    bodies = list(cut(source))
+    return _Cut(names, bodies, source, source, [(source, body) for body in bodies], cpus_of(source))
 
 
 def _statement(text: str) -> ast.stmt:
