@@ -159,13 +159,17 @@ class Predictor:
 
         tasks: what each task of the graph is called in the history.
         """
-        believed: list[float | None] = list(graph.phase_duration_s)
+        found = self.estimates(graph, pipeline, tasks)
+        return [one.p50_s if one.source in ("history", "hint") else None for one in found]
+
+    def estimates(self, graph: Graph, pipeline: str, tasks: Sequence[str]) -> list[Estimate]:
+        """The distribution of each phase of a graph. tasks: as above."""
+        found: list[Estimate] = []
         for task, name in enumerate(tasks):
             for number, phase in enumerate(graph.phases_of(task)):
                 signature = signature_of(pipeline, name, number, graph.shapes[graph.phase_shape[phase]])
-                found = self.estimate(signature, graph.phase_kind[phase], graph.phase_duration_s[phase])
-                believed[phase] = found.p50_s if found.source in ("history", "hint") else None
-        return believed
+                found.append(self.estimate(signature, graph.phase_kind[phase], graph.phase_duration_s[phase]))
+        return found
 
     def remaining(self, known: Estimate | Signature, elapsed_s: float, features: Features = NO_FEATURES) -> Estimate:
         """What is left for a phase that already ran elapsed_s: its distribution given that it did not end before.

@@ -54,6 +54,15 @@ class Learning:
         believed_s = predictor.believed_s(graph, pipeline, signatures)
         return msgspec.structs.replace(graph, phase_duration_s=believed_s, options=options)
 
+    def spreads(
+        self, pipeline: str, graph: Graph, signatures: list[str] | None = None
+    ) -> dict[int, tuple[float, float]]:
+        """Median and 95th percentile in seconds of the graph's phases that the history knows, by their index: what is
+        to be told as `Estimates` beside the graph, which has medians alone. signatures: as above."""
+        signatures = graph.names if signatures is None else signatures
+        found = self._predictor(pipeline).estimates(graph, pipeline, signatures)
+        return {phase: (one.p50_s, one.p95_s) for phase, one in enumerate(found) if one.source == "history"}
+
     def warmed_up(self, pipeline: str, signature: str, seconds: float) -> None:
         """A process got warm for a task, from cold, in this time."""
         self._predictor(pipeline).observe_warmup(pipeline, signature, seconds)

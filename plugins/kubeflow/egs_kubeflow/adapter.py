@@ -11,9 +11,12 @@ from typing import Any
 from egs_core.adapter import (
     AuditSource,
     Check,
+    ControlOutcome,
+    ControlRequest,
     DemoOutcome,
     DemoRequest,
     ReplayRequest,
+    RunningWorkload,
     RunOutcome,
     Surface,
     private_api_checks,
@@ -36,8 +39,8 @@ SURFACES = (
             "preload": "no: not between local tasks",
             "gang": "yes: in one DAG or loop",
             "preempt": "no: not between local tasks",
-            "limits": "yes: of a task's time",
-            "abort": "yes: a run or a task of it",
+            "limits": "yes: of a task's time and GPU time",
+            "abort": "yes: a run, a stage or a task, also from another process of the same user",
             "audit": "no: it is of what kubectl exports; a local run has a run log",
         },
     ),
@@ -65,6 +68,7 @@ class KubeflowAdapter:
 
     name = "kubeflow"
     suffixes = (".yaml", ".yml")
+    json_fields = ("pipelineInfo", "pipelineSpec")
     audit_source = AuditSource("File or folder of `kubectl get workflows,pods,nodes -A -o json`.", is_path=True)
     demo_variants = ("native", "fifo", "tuned", "egs")
 
@@ -99,6 +103,18 @@ class KubeflowAdapter:
         from egs_kubeflow.cli import app
 
         return app
+
+    def control(self, request: ControlRequest) -> ControlOutcome:
+        """Abort, pause, resume or preempt what a local run of this user has."""
+        from egs_kubeflow.run.reach import control
+
+        return control(request)
+
+    def running(self, address: str) -> list[RunningWorkload]:
+        """The local runs of this user."""
+        from egs_kubeflow.run.reach import running
+
+        return running(address)
 
     def replay(self, request: ReplayRequest) -> RunOutcome:
         """Run workload files as a kfp pipeline on the local runner."""

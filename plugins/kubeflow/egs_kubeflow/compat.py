@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -189,12 +190,28 @@ def task_outputs(message: Any, component: Any) -> dict[str, Any]:
     written no more than the file is as it was foreseen, as on the backend; kfp.local leaves it out."""
     from kfp.local import executor_output_utils as utils
 
+    _bring_custom_paths(utils.load_executor_output(message.outputs.output_file), message)
     found: dict[str, Any] = utils.get_outputs_for_task(message, component)
     stated = component.output_definitions.artifacts
     for name, artifacts in message.outputs.artifacts.items():
         if name not in found:
             found[name] = utils.artifact_list_to_dsl_artifact(artifacts, stated[name].is_artifact_list)
     return found
+
+
+def _bring_custom_paths(output: Any, message: Any) -> None:
+    """Copy what a task has written where `Artifact.set_path` says to where its artifact is. A launcher uploads it from
+    there, and whoever reads the artifact finds it at its URI. Raises OSError."""
+    for name, artifacts in output.artifacts.items():
+        for artifact in artifacts.artifacts:
+            given, at = artifact.custom_path, artifact.uri or message.outputs.artifacts[name].artifacts[0].uri
+            if not given or not os.path.exists(given) or os.path.realpath(given) == os.path.realpath(at):
+                continue
+            if os.path.isdir(given):
+                shutil.copytree(given, at, dirs_exist_ok=True)
+            else:
+                os.makedirs(os.path.dirname(at), exist_ok=True)
+                shutil.copy2(given, at)
 
 
 def imported(importer: Any, message: Any, inputs: dict[str, Any], names: dict[str, str]) -> Any:

@@ -131,6 +131,63 @@ def pairs() -> int:
     return total(xs=[1]).output
 
 
+@component
+def shown(values: list[int]) -> str:
+    return repr(values)
+
+
+@dsl.pipeline
+def row(x: int) -> list[int]:
+    with dsl.ParallelFor([1, 2]):
+        each = square(x=x)
+    return dsl.Collected(each.outputs["Output"])
+
+
+@dsl.pipeline
+def tables() -> str:
+    """What a loop in a loop, in a pipeline of its own, collects; and what the outer one collects of each inner one."""
+    with dsl.ParallelFor([2, 3]) as x:
+        found = row(x=x)
+        told = total(xs=found.output)
+    flat = shown(values=dsl.Collected(found.output))
+    sums = shown(values=dsl.Collected(told.output))
+    return text(value=f"{flat.output} {sums.output}", times=1).output
+
+
+@component
+def elsewhere(folder: str, file: Output[Dataset], tree: Output[Dataset]) -> None:
+    """Its artifacts are where it says, not where kfp does."""
+    import os
+
+    file.set_path(f"{folder}/file")
+    with open(file.path, "w") as out:
+        out.write("a file")
+    tree.set_path(f"{folder}/tree")
+    os.makedirs(tree.path)
+    with open(f"{tree.path}/leaf", "w") as out:
+        out.write("a tree")
+
+
+@component
+def read_leaf(file: Input[Dataset], tree: Input[Dataset]) -> str:
+    with open(file.path) as one, open(f"{tree.path}/leaf") as other:
+        return f"{one.read()}, {other.read()}"
+
+
+@dsl.pipeline
+def moved(folder: str) -> str:
+    """Files of `set_path`."""
+    made = elsewhere(folder=folder)
+    return read_leaf(file=made.outputs["file"], tree=made.outputs["tree"]).output
+
+
+@dsl.pipeline
+def finished(path: str) -> None:
+    """An exit task after what has gone well."""
+    with dsl.ExitHandler(note(path=path)):
+        text(value="fine", times=1)
+
+
 @dsl.pipeline
 def choice(seed: int) -> str:
     """One of three branches, and what it gives."""

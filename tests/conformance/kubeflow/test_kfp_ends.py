@@ -16,6 +16,7 @@ import pytest
 from kfp import compiler
 
 from egs_kubeflow.run import run, run_file
+from egs_kubeflow.run.door import folder_of_doors
 from egs_kubeflow.run.own_folder import LOCK, OLD_S, own_folder, remove_stale
 from tests.conformance.kubeflow import pipelines
 
@@ -83,6 +84,7 @@ def test_a_killed_runner_leaves_nothing(tmp_path: Path) -> None:
     running = numbers_in(tmp_path / "kept")
     wait_until(lambda: not [pid for pid in running if is_alive(pid)], f"of {running} some still run")
     wait_until(lambda: not list(temporary.glob("egs-*")), "folders of the run are still there")
+    wait_until(lambda: not list(folder_of_doors().iterdir()), "its door is still there")
 
 
 def test_a_reader_that_goes_away_costs_a_run_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from kfp import compiler, local
 
+from egs_core.cli.app import run as egs
 from egs_core.errors import InputError
 from egs_core.history.sql import SqlHistory
 from egs_core.runlog import records as r
@@ -54,6 +55,7 @@ def states(result: RunResult) -> dict[str, str]:
         (pipelines.nested, {"n": 5}, "sum 30 of 5sum 30 of 5"),
         (pipelines.files, {}, "9,1,4"),
         (pipelines.pairs, {}, 1),
+        (pipelines.tables, {}, "[4, 4, 9, 9] [8, 18]"),
         (pipelines.choice, {"seed": 1}, "headhead"),
         (pipelines.choice, {"seed": 8}, "largelarge"),
         (pipelines.choice, {"seed": 2}, "tailtail"),
@@ -108,6 +110,19 @@ def test_an_exit_task_runs_after_a_failure(runner: Run, tmp_path: Path) -> None:
     assert states(result)["exit-handler-1.text"] == "skipped"
     assert "RuntimeError: on purpose" in (Path(result.failed[0].folder) / "log.txt").read_text()
     assert summarise(read_run(result.runlog).records) is not None
+
+
+def test_an_exit_task_after_a_success_hears_what_it_does_on_a_cluster(runner: Run, tmp_path: Path) -> None:
+    """COMPLETE, as the cluster's driver has it; kfp's documentation says SUCCEEDED, which no pod ever sees."""
+    runner(pipelines.finished, {"path": str(tmp_path / "status")})
+    assert (tmp_path / "status").read_text() == "COMPLETE exit-handler-1"
+
+
+def test_files_of_set_path_reach_the_next_task(runner: Run, tmp_path: Path) -> None:
+    """A file and a folder that a task wrote elsewhere are where its artifacts are, as a cluster has them."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    assert runner(pipelines.moved, {"folder": str(folder)}).outputs == {"Output": "a file, a tree"}
 
 
 def test_a_task_may_ignore_that_one_before_it_failed(runner: Run) -> None:
@@ -198,7 +213,7 @@ def test_a_compiled_file_takes_arguments_as_text(tmp_path: Path) -> None:
 
 
 def test_what_was_learned_orders_the_next_run(runner: Run, tmp_path: Path) -> None:
-    """The second run's decisions know how long the tasks of the first took."""
+    """The second run's decisions know how long the tasks of the first took, and how sure that is."""
     history = f"sqlite:///{tmp_path / 'history.db'}"
     first = read_run(runner(pipelines.six, cpus=4, history=history).runlog).records
     started = {x.task: x.t for x in first if isinstance(x, r.Started)}
@@ -207,16 +222,25 @@ def test_what_was_learned_orders_the_next_run(runner: Run, tmp_path: Path) -> No
     known_s = {x.task: x.estimate_p50_s for x in second if isinstance(x, r.Granted)}
     assert known_s == pytest.approx(took_s)
     assert len(known_s) == 6
+    spread_s = {x.task: x.estimate_p95_s for x in second if isinstance(x, r.Granted)}
+    assert spread_s == pytest.approx({task: 2 * seconds for task, seconds in took_s.items()})  # of one duration
 
 
-def test_a_rewrite_knows_what_a_run_has_taught(runner: Run, tmp_path: Path) -> None:
-    """Each task of the run has its duration in the pipeline for a site: nested and in a loop, too."""
+def test_a_rewrite_and_a_plan_know_what_a_run_has_taught(
+    runner: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each task of the run has its duration in the pipeline for a site, and in `egs plan`: nested, in a loop, too."""
     history = tmp_path / "history.db"
     runner(pipelines.nested, {"n": 2}, history=f"sqlite:///{history}")
     changes = rewrite(documents_of(pipelines.nested), Profile(), load_history(str(history), "nested")).changes
     known = {change.task for change in changes if change.field == "label egs.io/predicted-s"}
     assert known == {change.task for change in changes} > {"text"}
     assert any(task.startswith("summed.for-loop-1.") for task in known)
+    compiler.Compiler().compile(pipelines.nested, str(tmp_path / "nested.yaml"))
+    plan = ["plan", str(tmp_path / "nested.yaml"), "--slots", "2", "--history", str(history), "--json"]
+    assert egs(plan) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["known_durations"], found["assumed_durations"]) == (len(known), 0)
 
 
 def test_emulated_gpus_teach_only_a_history_that_is_named(

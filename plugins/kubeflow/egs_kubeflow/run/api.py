@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from egs_core.adapter import ControlRequest
 from egs_core.errors import InputError
 from egs_core.notices import warn
 from egs_core.places import data_folder
@@ -25,9 +26,11 @@ from egs_core.runlog import records as r
 from egs_core.site import Learning
 from egs_kubeflow.convert.arguments import parse_arguments
 from egs_kubeflow.convert.documents import documents_of, load_documents
+from egs_kubeflow.run.door import Door
 from egs_kubeflow.run.echo import Echo, harmless
 from egs_kubeflow.run.forked import Starter
 from egs_kubeflow.run.leaf import VISIBLE, Around
+from egs_kubeflow.run.operations import Operations
 from egs_kubeflow.run.own_folder import own_folder
 from egs_kubeflow.run.packages import Environments
 from egs_kubeflow.run.plan import Plan, Slots, make_plan
@@ -89,19 +92,21 @@ class PipelineFailed(RuntimeError):
 class Run:
     """A run under way; `start` makes it. All its methods may be called from any thread."""
 
-    def __init__(self, session: Session, plan: Plan, folder: Path, runlog: Path, around: ExitStack) -> None:
-        self._session, self._plan, self._around = session, plan, around
+    def __init__(
+        self, session: Session, operations: Operations, plan: Plan, folder: Path, runlog: Path, around: ExitStack
+    ) -> None:
+        self._session, self._operations, self._plan, self._around = session, operations, plan, around
         self.folder, self.runlog = folder, runlog
         self._begin = time.monotonic()
         session.start()
 
     def abort(self, task: str = "") -> None:
-        """End the run, or what runs of one task, nested DAG or loop of it, by its path; what then goes on is the
-        pipeline's own rule. Raises InputError where nothing of that name runs."""
-        if not task:
+        """End the run, or one task, nested DAG or loop of it, by its path; what goes on then is the pipeline's rule.
+        Raises InputError where there is none of that name, or it has ended."""
+        if task:
+            self._operations.carry_out(ControlRequest("abort", self._operations.job, task=task))
+        else:
             self._session.abort()
-        elif not self._session.abort_task(task):
-            raise InputError(f"{self._plan.name}: task {task!r}", "does not run")
 
     @property
     def is_over(self) -> bool:
@@ -184,14 +189,21 @@ def start(
     path = Path(runlog or os.environ.get("EGS_RUNLOG") or data_folder() / "runs" / f"{header.run_id}.jsonl")
     # What emulated GPUs took says little of real ones: it is kept only in a history that the caller names.
     learning = Learning(path, header, history, keeps=not emulate_gpus or history is not None)
+    spreads = learning.spreads(plan.name, plan.graph, plan.graph.ids)  # a task has one phase
+    plan.spreads = {task: spreads[number] for number, task in enumerate(plan.graph.ids) if number in spreads}
     plan.graph = learning.believe(plan.name, plan.graph, plan.graph.ids)
     with ExitStack() as stack:
         packages = stack.enter_context(own_folder("egs-packages-"))
         commands = [executor.container.command for executor in plan.spec.executors.values()]
-        starter = stack.enter_context(closing(Starter(str(folder), VISIBLE, commands, [packages])))
+        door = stack.enter_context(closing(Door()))
+        starter = stack.enter_context(closing(Starter(str(folder), VISIBLE, commands, [packages, str(door.folder)])))
         ways, number = Environments(Path(packages)), str(time.monotonic_ns())
         around = Around(folder, header.run_id, number, ways, starter, harmless(echo), bool(slots.devices))
-        return Run(Session(plan, slots, around, learning, policy), plan, folder, learning.path, stack.pop_all())
+        session = Session(plan, slots, around, learning, policy)
+        operations = Operations(session, plan, header.run_id)
+        run = Run(session, operations, plan, folder, learning.path, stack.pop_all())
+        door.open(operations)
+        return run
 
 
 def _header(plan: Plan, policy: Policy, is_emulated: bool) -> r.Header:

@@ -20,7 +20,7 @@ from egs_kubeflow.run import docker
 from egs_kubeflow.run.echo import AuthorsLines, Echo
 from egs_kubeflow.run.forked import Starter
 from egs_kubeflow.run.packages import Environments
-from egs_kubeflow.run.process import Process
+from egs_kubeflow.run.process import GRACE_S, Process
 from egs_kubeflow.run.values import Values
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -45,14 +45,22 @@ class Around:
 
 
 class Leaf:
-    """See the module. `run` is called once; `stop` from any thread, also before. most_s: how long it may take."""
+    """See the module. `run` is called once; `stop` from any thread, also before. most_s: how long it may take, limit:
+    which limit that is."""
 
     def __init__(
-        self, around: Around, task_id: str, component: Any, executor: Any, folder: Path, most_s: float | None
+        self,
+        around: Around,
+        task_id: str,
+        component: Any,
+        executor: Any,
+        folder: Path,
+        most_s: float | None,
+        limit: str,
     ) -> None:
         self._around, self._id = around, task_id
         self._component, self._executor = component, executor
-        self._folder, self._most_s = folder, most_s
+        self._folder, self._most_s, self._limit = folder, most_s, limit
         self._lines = AuthorsLines()
         self._is_late = False
         self._lock = threading.Lock()
@@ -69,7 +77,7 @@ class Leaf:
                 return {"artifact": compat.imported(self._executor.importer, message, inputs, self._names())}
             code = self._start(inputs, devices)
             if self._is_late:
-                raise TaskFailed(f"went over its limit of {self._most_s:g} s")
+                raise TaskFailed(f"went over its limit of {self._limit}")
             if code:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
                 raise TaskFailed(f"{how}; its output is in {self._folder}")
@@ -77,12 +85,21 @@ class Leaf:
         except (OSError, ValueError, InputError) as error:  # kfp raises ValueError for values that do not fit
             raise TaskFailed(str(error)) from error
 
-    def stop(self) -> None:
-        """End it; returns at once."""
+    @property
+    def pid(self) -> int:
+        """The number of its process, 0 where it has none."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End it; returns at once. grace_s: how long it may take to end by itself, never less than GRACE_S."""
         with self._lock:
             self._is_stopped = True
             if self._process is not None:
-                self._process.stop()
+                self._process.stop(max(grace_s, GRACE_S))
         if self._container:
             docker.remove(self._container)
 

@@ -14,7 +14,7 @@ from egs_kubeflow.convert.documents import Documents, Spec, checked
 from egs_kubeflow.convert.pipeline import Converted, convert_spec
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.gangs import gangs_of
-from egs_kubeflow.run.values import Values, with_defaults
+from egs_kubeflow.run.values import Values, producers_of, with_defaults
 
 NOTHING = Shape(0)
 """What a task holds of which nothing runs."""
@@ -50,13 +50,15 @@ class Slots:
 @dataclass
 class Plan:
     """graph: the pipeline's, one task for all iterations of a loop, by the path of its name. inputs: the arguments.
-    gangs: by the same paths. notes: what tasks ask for and this machine has not, in words for a person."""
+    gangs: by the same paths. spreads: median and 95th percentile in seconds of those that a history knows, too.
+    notes: what tasks ask for and this machine has not, in words for a person."""
 
     spec: Spec
     graph: Graph
     inputs: Values
     gangs: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,15 @@ class Plan:
     def is_group(self, task: Any) -> bool:
         """Whether a task stands for others: a nested DAG, a branch or a loop."""
         return self.component_of(task).HasField("dag") or task.WhichOneof("iterator") is not None
+
+    def is_collected(self, component: Any, output: str) -> bool:
+        """Whether an output of a DAG is what a loop in it has collected."""
+        for name, key in producers_of(component.dag.outputs, output):
+            task = component.dag.tasks[name]
+            inner = self.component_of(task)
+            if task.WhichOneof("iterator") or (inner.HasField("dag") and self.is_collected(inner, key)):
+                return True
+        return False
 
     def phase(self, kind: str) -> tuple[int, Shape, float | None]:
         """Kind, resources and expected seconds of the task that has this path."""
@@ -98,9 +109,17 @@ class Plan:
             deadline_s=found.deadline_s,
         )
 
-    def max_runtime_s(self, kind: str) -> float | None:
-        """How long an attempt of a task may take."""
-        return self.graph.options_of(self.numbers[kind]).max_runtime_s
+    def gpus(self, kind: str) -> float:
+        """How many GPUs a task holds."""
+        return self.phase(kind)[1].gpu_milli / 1000
+
+    def limit(self, kind: str, gpu_s: float) -> tuple[float | None, str]:
+        """How long an attempt of a task may take, and which limit that is. gpu_s: GPU seconds of its earlier ones."""
+        stated, gpus = self.graph.options_of(self.numbers[kind]), self.gpus(kind)
+        left_s = math.inf if stated.max_gpu_s is None or not gpus else max(0.0, stated.max_gpu_s - gpu_s) / gpus
+        if left_s < (math.inf if stated.max_runtime_s is None else stated.max_runtime_s):
+            return left_s, f"{stated.max_gpu_s:g} s of GPU time"
+        return stated.max_runtime_s, "" if stated.max_runtime_s is None else f"{stated.max_runtime_s:g} s"
 
     def group_seconds(self, kind: str, unknown_s: float) -> float:
         """The longest path through what a task stands for; a loop counts as one iteration. unknown_s: for each task

@@ -18,13 +18,17 @@ from egs_kubeflow.run.values import Values, arguments_of, outputs_of_dag
 
 PENDING, RUNNING, SUCCEEDED, FAILED, SKIPPED = "pending", "running", "succeeded", "failed", "skipped"
 ENDED = frozenset({SUCCEEDED, FAILED, SKIPPED})
+STATES = {SUCCEEDED: "COMPLETE"}
+"""What a `PipelineTaskFinalStatus` says: the state of the task's execution in ML Metadata, which the cluster's driver
+passes on as it is (backend 2.16). The SDK's documentation has SUCCEEDED, which no task there ever gets."""
 
 
 @dataclass(eq=False)
 class Node:
     """One task in one run of its DAG. scopes: the runs of DAGs that it stands for. waiting: items of a loop that no
     iteration has yet. number and phase: the site's, the phase once it is granted; after_s: what follows it takes about
-    so long. attempt: the latest one; folder: where that ran."""
+    so long. attempt: the latest one, since: when it began (site clock); folder: where it ran. failures: attempts
+    that have failed; gpu_s: GPU seconds that all of them have held."""
 
     name: str
     spec: Any
@@ -38,7 +42,10 @@ class Node:
     phase: int = -1
     after_s: float = 0.0
     attempt: int = 1
+    since: float = 0.0
     folder: str = ""
+    failures: int = 0
+    gpu_s: float = 0.0
 
     @property
     def id(self) -> str:
@@ -141,7 +148,12 @@ class Scope:
         """The value of a `PipelineTaskFinalStatus`, in the words of the backend."""
         node = self.nodes[name]
         error = {"error": {"code": 9, "message": node.error}} if node.state == FAILED else {}
-        return {"state": node.state.upper(), "pipelineTaskName": name, "pipelineJobResourceName": self.job, **error}
+        return {
+            "state": STATES.get(node.state, node.state.upper()),
+            "pipelineTaskName": name,
+            "pipelineJobResourceName": self.job,
+            **error,
+        }
 
 
 def before(node: Node) -> list[str]:

@@ -30,7 +30,7 @@ from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
 from egs_kubeflow.run.opening import backoff_s, block_of, folder_of
 from egs_kubeflow.run.plan import Plan, Slots
 from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
-from egs_kubeflow.run.values import Values, items_of, with_defaults
+from egs_kubeflow.run.values import Values, collected, items_of, with_defaults
 
 NODE = "local"
 ABORT_S = 30.0
@@ -47,9 +47,9 @@ class Session(s.HolderSession):
         self._gangs: dict[str, list[int]] = {}  # name -> members; of those that start together
         self._leaves: dict[int, Leaf] = {}
         self._retry_at: dict[int, float] = {}
-        self._recalled: set[int] = set()  # what is being stopped to start again: another of its gang has failed
+        self._recalled: dict[int, str] = {}  # what is being stopped to start again, and why
         self._aborted: dict[int, str] = {}  # what is being stopped for good, and why
-        self._is_aborted = False
+        self._is_aborted = ""  # why, once the run is
         self.outcome = ""
         self.root = Scope(plan.spec.pipeline.root, plan.inputs, around.job)
         self.over = threading.Event()
@@ -61,12 +61,8 @@ class Session(s.HolderSession):
 
     def abort(self) -> None:
         """End what runs, and wait until it has ended."""
-        self.site.do(self._abort)
+        self.site.do(self.abort_all)
         self.over.wait(ABORT_S)
-
-    def abort_task(self, task: str) -> bool:
-        """End a task that runs, or what runs of a nested DAG or a loop, by its path; False where nothing does."""
-        return self.site.call(lambda: self._abort_task(task))
 
     # --- the start of things ---
 
@@ -81,11 +77,15 @@ class Session(s.HolderSession):
         """Give the tasks of scopes to the site. is_whole: these are all scopes of their owner, so a gang is whole."""
         before = len(self._nodes)
         graph, nodes = block_of(scopes, self._plan, self._slots, before, is_whole)
-        first = self.site.grow(self._around.job, before, graph).task
+        grown = self.site.grow(self._around.job, before, graph)
+        first, spreads = grown.task, self._plan.spreads
         for number, node in enumerate(nodes, first):
             self._nodes[number] = node
             if node is not None:
                 node.number = number
+        known = [(index, spreads[node.kind]) for index, node in enumerate(nodes) if node and node.kind in spreads]
+        if known:
+            self.site.report(m.Estimates(tuple([(grown.phase + index, *spread) for index, spread in known])))
         for index, options in graph.options.items():
             if options.gang:
                 self._gangs.setdefault(options.gang, []).append(first + index)
@@ -94,8 +94,7 @@ class Session(s.HolderSession):
 
     def perform(self, decision: s.AnyTold, now: float) -> None:
         if isinstance(decision, s.Stop) and decision.task in self._leaves:
-            self._recalled.add(decision.task)
-            self._leaves[decision.task].stop()
+            self.recall(decision.task, decision.reason)
         if not isinstance(decision, s.Grant) or self._is_aborted:
             return  # nothing is preloaded
         node = self._nodes[decision.task]
@@ -165,15 +164,16 @@ class Session(s.HolderSession):
         found = [scope.outputs() for scope in node.scopes]
         node.outputs = found[0] if found and not node.is_loop else {}
         if node.is_loop:
-            outputs = self._plan.component_of(node.spec).output_definitions
-            for name in (*outputs.parameters, *outputs.artifacts):
-                node.outputs[name] = [each[name] for each in found if name in each]
+            component = self._plan.component_of(node.spec)
+            for name in (*component.output_definitions.parameters, *component.output_definitions.artifacts):
+                values = [each[name] for each in found if name in each]
+                node.outputs[name] = collected(values, self._plan.is_collected(component, name))
         self._finish(node, SUCCEEDED)
 
     # --- tasks that run ---
 
     def _run(self, node: Node, grant: s.Grant, arguments: Values, now: float) -> None:
-        node.state = RUNNING
+        node.state, node.since = RUNNING, now
         if grant.attempt == 1:
             kind, shape, _ = self._plan.phase(node.kind)
             held = (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
@@ -189,7 +189,7 @@ class Session(s.HolderSession):
             self._plan.component_of(node.spec),
             self._plan.executor_of(node.spec),
             Path(node.folder),
-            self._plan.max_runtime_s(node.kind),
+            *self._plan.limit(node.kind, node.gpu_s),
         )
         devices = [self._slots.devices[device] for device in grant.devices]
         threading.Thread(target=self._work, args=(node, leaf, arguments, devices), name=node.id, daemon=True).start()
@@ -208,52 +208,90 @@ class Session(s.HolderSession):
         if not self._is_aborted:
             state, how = (FAILED, f": {error}") if error else (SUCCEEDED, "")
             self._around.echo(node.id, f"· {state} after {time.monotonic() - begin:.1f} s{how}\n")
-        self.site.do(lambda: self._ended(node, outputs, error))
+        seconds = time.monotonic() - begin
+        self.site.do(lambda: self._ended(node, outputs, error, seconds))
 
-    def _ended(self, node: Node, outputs: Values, error: str) -> None:
+    def _ended(self, node: Node, outputs: Values, error: str, seconds: float) -> None:
         del self._leaves[node.number]
-        is_recalled = node.number in self._recalled
-        self._recalled.discard(node.number)
-        is_aborted = self._is_aborted or node.number in self._aborted
-        outcome = "aborted" if is_aborted else "preempted" if is_recalled else "failed" if error else "succeeded"
-        self.site.note(s.Ended(node.phase, node.attempt, outcome, "" if outcome == "succeeded" else error))
+        recalled = self._recalled.pop(node.number, "")
+        aborted = self._is_aborted or self._aborted.get(node.number, "")
+        outcome = "aborted" if aborted else "preempted" if recalled else "failed" if error else "succeeded"
+        why = aborted or recalled or error
+        self.site.note(s.Ended(node.phase, node.attempt, outcome, "" if outcome == "succeeded" else why))
+        node.gpu_s += seconds * self._plan.gpus(node.kind)
         if self._is_aborted:
-            node.state, node.error = FAILED, ABORTED
+            node.state, node.error = FAILED, aborted
             self._end_when_idle()
-        elif is_aborted:
+        elif aborted:
             self._end_gang(node)
-            self._finish(node, FAILED, self._aborted[node.number])
-        elif is_recalled:
-            node.state = PENDING
-            self.site.report(m.PhaseEnded(node.phase, node.attempt, "preempted"))
-        elif error and node.attempt <= self._plan.options(node.kind).retries:
-            node.state = PENDING
+            self._finish(node, FAILED, aborted)
+        elif recalled:
+            self._requeue(node)
+        elif error and self._may_retry(node):
+            node.failures += 1
             if node.kind not in self._plan.gangs:  # the others of its gang start again at once
-                self._retry_at[node.number] = self.site.now() + backoff_s(node.spec.retry_policy, node.attempt)
-            self.site.report(m.PhaseEnded(node.phase, node.attempt, "failed"))
+                self._retry_at[node.number] = self.site.now() + backoff_s(node.spec.retry_policy, node.failures)
+            self._requeue(node)
         else:
             node.outputs = outputs
             if error:
                 self._end_gang(node)
             self._finish(node, FAILED if error else SUCCEEDED, error)
 
+    def _may_retry(self, node: Node) -> bool:
+        """Whether a task that has failed may start again; one that was preempted has not failed."""
+        most_s = self._plan.graph.options_of(self._plan.numbers[node.kind]).max_gpu_s
+        return node.failures < self._plan.options(node.kind).retries and not (most_s and node.gpu_s >= most_s)
+
+    def _requeue(self, node: Node) -> None:
+        """It starts again when its turn comes. Whether it may is decided here: to the site it was preempted."""
+        node.state = PENDING
+        self.site.report(m.PhaseEnded(node.phase, node.attempt, "preempted"))
+
+    # --- what an operator asks for, by `operations` ---
+
+    @property
+    def tasks(self) -> list[Node]:
+        """The tasks of every scope that has opened, those that stand for others included."""
+        return [node for node in self._nodes.values() if node is not None]
+
+    def leaf_of(self, node: Node) -> Leaf | None:
+        """What runs of a task."""
+        return self._leaves.get(node.number)
+
+    def abort_all(self, reason: str = ABORTED, grace_s: float = 0.0) -> None:
+        """End what runs; nothing more starts."""
+        if not self.over.is_set():
+            self._is_aborted = reason
+            for leaf in self._leaves.values():
+                leaf.stop(grace_s)
+            self._end_when_idle()
+
+    def abort_tasks(self, tasks: Sequence[Node], reason: str = ABORTED, grace_s: float = 0.0) -> None:
+        """End those that run, and take those that wait for lost; what then goes on is the pipeline's own rule."""
+        for node in tasks:
+            if node.number in self._leaves:
+                self._stop(node.number, reason, grace_s)
+        for node in tasks:
+            if node.state == PENDING:
+                self._end_gang(node)
+                self._finish(node, FAILED, reason, is_granted=False)
+
+    def recall(self, number: int, reason: str, grace_s: float = 0.0) -> None:
+        """End a task that runs, to start it again."""
+        self._recalled[number] = reason
+        self._leaves[number].stop(grace_s)
+
     # --- the end of things ---
 
-    def _finish(self, node: Node, state: str, error: str = "") -> None:
+    def _finish(self, node: Node, state: str, error: str = "", *, is_granted: bool = True) -> None:
         """A task is over. The site is told so in the same words whatever became of it: see the module."""
         node.state, node.error = state, error
         for lost in reversed(list(node.scope.to_skip())):  # the last first: none of them becomes ready
             self.site.report(m.BranchSkipped(lost.number))
-        self.site.report(m.PhaseEnded(node.phase, node.attempt))
+        self.site.report(m.PhaseEnded(node.phase, node.attempt) if is_granted else m.BranchSkipped(node.number))
         if node.scope.is_over:
             self._closed(node.scope)
-
-    def _abort_task(self, task: str) -> bool:
-        inside = (f"{task}.", f"{task}[")
-        found = [number for number in self._leaves if self._is_in(number, task, inside)]
-        for number in found:
-            self._stop(number, ABORTED)
-        return bool(found)
 
     def _end_gang(self, node: Node) -> None:
         """The others of a gang that has lost a member for good might wait for it for ever."""
@@ -262,20 +300,9 @@ class Session(s.HolderSession):
             if member in self._leaves:
                 self._stop(member, f"was ended: its gang has lost {node.id}")
 
-    def _stop(self, number: int, reason: str) -> None:
+    def _stop(self, number: int, reason: str, grace_s: float = 0.0) -> None:
         self._aborted.setdefault(number, reason)
-        self._leaves[number].stop()
-
-    def _is_in(self, number: int, task: str, inside: tuple[str, str]) -> bool:
-        node = self._nodes[number]
-        return node is not None and (node.id == task or node.id.startswith(inside))
-
-    def _abort(self) -> None:
-        if not self.over.is_set():
-            self._is_aborted = True
-            for leaf in self._leaves.values():
-                leaf.stop()
-            self._end_when_idle()
+        self._leaves[number].stop(grace_s)
 
     def _end_when_idle(self) -> None:
         if not self._leaves:

@@ -1,7 +1,8 @@
 """What passes between tasks: the arguments of a task, the items of a loop, the outputs of a DAG.
 
 A value is a plain Python value or a `kfp.dsl.Artifact`; a list of either where the pipeline says so. A loop's output
-is the list of its iterations' outputs, in the order of the items; that is all there is to `dsl.Collected`.
+is the list of its iterations' outputs, in the order of the items, and of loops in loops one flat list, as on a cluster;
+that is all there is to `dsl.Collected`.
 """
 
 from __future__ import annotations
@@ -92,17 +93,26 @@ def items_of(task: Any, arguments: Values, place: str) -> tuple[str, list[Any]]:
 def outputs_of_dag(spec: Any, outputs_of: OutputsOf) -> Values:
     """The outputs of a DAG from its DagOutputsSpec: of several producers (`dsl.OneOf`) the one that ran."""
     found: Values = {}
-    for name, parameter in spec.parameters.items():
-        several = parameter.WhichOneof("kind") == "value_from_oneof"
-        chosen = parameter.value_from_oneof.parameter_selectors if several else [parameter.value_from_parameter]
-        for producer in chosen:
+    for name in (*spec.parameters, *spec.artifacts):
+        for task, key in producers_of(spec, name):
             if name not in found:
-                _take(found, name, outputs_of(producer.producer_subtask), producer.output_parameter_key)
-    for name, artifact in spec.artifacts.items():
-        for producer in artifact.artifact_selectors:
-            if name not in found:
-                _take(found, name, outputs_of(producer.producer_subtask), producer.output_artifact_key)
+                _take(found, name, outputs_of(task), key)
     return found
+
+
+def producers_of(spec: Any, name: str) -> list[tuple[str, str]]:
+    """The tasks of a DAG that may give an output of it, each with what it calls that."""
+    if name in spec.artifacts:
+        return [(each.producer_subtask, each.output_artifact_key) for each in spec.artifacts[name].artifact_selectors]
+    parameter = spec.parameters[name]
+    several = parameter.WhichOneof("kind") == "value_from_oneof"
+    chosen = parameter.value_from_oneof.parameter_selectors if several else [parameter.value_from_parameter]
+    return [(each.producer_subtask, each.output_parameter_key) for each in chosen]
+
+
+def collected(values: list[Any], is_nested: bool) -> list[Any]:
+    """What the iterations of a loop give together. is_nested: each gives what a loop in it has collected."""
+    return [one for value in values for one in value] if is_nested else values
 
 
 def cast(values: Values, component: Any) -> Values:
