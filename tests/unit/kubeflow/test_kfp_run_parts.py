@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from kfp import dsl, kubernetes
 
+import egs_core as egs
 from egs_core.errors import InputError
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
+from egs_kubeflow.components import component
 from egs_kubeflow.convert.documents import documents_of, dump_documents
 from egs_kubeflow.convert.pipeline import load_workload
 from egs_kubeflow.run import docker
@@ -165,6 +167,38 @@ def test_what_only_a_cluster_has_is_a_note() -> None:
     """The task runs without it; labels and places are nothing that it could miss."""
     notes = make_plan(documents_of(of_a_cluster), {}, Slots(2.0), "test").notes
     assert notes == ("task 'step' runs without its secrets and persistent volumes of Kubernetes, which are not here",)
+
+
+def hinted_twice() -> None:
+    print("nothing")
+
+
+HINTS: dict[str, Any] = {
+    "preload": egs.modules("json"),
+    "memory": "1GiB",
+    "gpu_memory": "1GiB",
+    "flavors": "a100",
+    "grace": "5s",
+    "gang_same": "node",
+    "priority": 3,
+    "max_gpu_time": "1h",
+}
+hinted = component(gpus=1, record=False, base_image=BASE, install_kfp_package=False, **HINTS)(hinted_twice)
+
+
+@dsl.pipeline
+def of_hints() -> None:
+    hinted()
+    hinted()
+    step(text="a")
+
+
+def test_a_hint_that_is_not_kept_is_named_once() -> None:
+    """With a task that has it, and why; those that are kept, or are so on any one machine, are not."""
+    notes = make_plan(documents_of(of_hints), {}, Slots(2.0, ("0",)), "test").notes
+    named = [note.partition(" is not kept on this machine: ")[0] for note in notes]
+    missing = ("preload", "memory", "gpu_memory", "flavors", "grace")
+    assert named == [f"the hint {name} of 'hinted-twice' and 1 more" for name in missing]
 
 
 @dsl.component(base_image=BASE, install_kfp_package=False)

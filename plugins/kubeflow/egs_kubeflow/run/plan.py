@@ -33,6 +33,17 @@ OF_KUBERNETES = {
 """What the platform's configuration of a task may give it, and in what words a note says that it is not here."""
 
 
+NOT_KEPT = {
+    "preload": ("preload", "nothing is loaded ahead of a local task"),
+    "memory": ("memory_bytes", "memory is not counted"),
+    "gpu_memory": ("gpu_memory_bytes", "memory of GPUs is not counted"),
+    "flavors": ("flavors", "there is one machine, of one kind"),
+    "grace": ("grace_s", "no checkpoint is asked for, and a task that was stopped starts from its beginning"),
+}
+"""Hints that mean nothing to the local runner: the field of `TaskHints`, and why. That `max_cost` and `idle_timeout`
+are without effect is said wherever they are read."""
+
+
 @dataclass(frozen=True)
 class Slots:
     """What this machine offers to tasks. devices: its GPUs by their ids; is_emulated: those are slots only."""
@@ -149,7 +160,12 @@ def make_plan(documents: Documents, given: Values, slots: Slots, place: str) -> 
             )
     runs = [facts.kind == "container" for facts in converted.facts]
     gangs, left_out = gangs_of(converted.graph)
-    notes = (*_lacking(converted.graph, runs, slots), *left_out, *_of_kubernetes(spec, converted))
+    notes = (
+        *_lacking(converted.graph, runs, slots),
+        *left_out,
+        *_not_kept(converted),
+        *_of_kubernetes(spec, converted),
+    )
     return Plan(spec, _fitted(converted.graph, runs, slots), inputs, gangs, notes)
 
 
@@ -187,6 +203,19 @@ def _lacking(graph: Graph, runs: list[bool], slots: Slots) -> tuple[str, ...]:
     if cpus:
         notes.append(f"{_ask(cpus)} for up to {max(cpus):g} CPUs, there are {slots.cpus:g}: one such task gets all")
     return tuple(notes)
+
+
+def _not_kept(converted: Converted) -> list[str]:
+    """One line for each hint that some task has and that nothing here keeps."""
+    found = []
+    for hint, (name, why) in NOT_KEPT.items():
+        tasks = [
+            task for task, facts in zip(converted.graph.ids, converted.facts, strict=True) if getattr(facts.hints, name)
+        ]
+        if tasks:
+            more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+            found.append(f"the hint {hint} of {tasks[0]!r}{more} is not kept on this machine: {why}")
+    return found
 
 
 def _of_kubernetes(spec: Spec, converted: Converted) -> list[str]:
