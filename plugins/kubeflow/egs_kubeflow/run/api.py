@@ -201,9 +201,8 @@ def start(
         around = Around(folder, header.run_id, number, ways, starter, harmless(echo), bool(slots.devices))
         session = Session(plan, slots, around, learning, policy)
         operations = Operations(session, plan, header.run_id)
-        run = Run(session, operations, plan, folder, learning.path, stack.pop_all())
-        door.open(operations)
-        return run
+        door.open(operations)  # before anything runs: nobody could end what Ctrl-C interrupts here
+        return Run(session, operations, plan, folder, learning.path, stack.pop_all())
 
 
 def _header(plan: Plan, policy: Policy, is_emulated: bool) -> r.Header:
