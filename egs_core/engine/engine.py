@@ -166,11 +166,12 @@ class Engine:
         elif now > state.now:
             self._transitions.clock(now)
             self._is_settled = False
-        issuer = self._issuer
-        issuer.out = []
+        out: list[m.Decision] = []
+        self._issuer.out = out
         self._handlers[kind](event, now)
         if kind is m.PhaseStarted and self._is_settled and not state.is_metered:
-            return issuer.out  # it frees nothing, and what is due now has been done
+            return out  # it frees nothing, and what is due now has been done
+        queue = self._queue
         if kind in LOOKED_AHEAD_AFTER:
             self._look_ahead.after(event)
         if state.is_metered:
@@ -179,15 +180,15 @@ class Engine:
             self._reorder_workloads(event)
         if self._by_submission and (state.is_metered or kind not in CHANGES_NO_WORK):
             self._note_work(event, kind)
-        if self._timers and self._timers[0][0] < now and self._queue.heed_waits(now):
+        if self._timers and self._timers[0][0] < now and queue.heed_waits(now):
             self._processes.needs_planning = True
         if state.retry_at:
             self._readiness.retry_held(now)
-        if self._queue.deadlines:
-            self._queue.age(now)
+        if queue.deadlines:
+            queue.age(now)
         if state.has_deadlines:
-            self._queue.apply_deadline_changes(now)
-        if self._queue.is_dirty or state.review_at is not None:
+            queue.apply_deadline_changes(now)
+        if queue.is_dirty or state.review_at is not None:
             blocked, self._refused = self._granting.run()
             if self._preempts:
                 self._restarts.preempt(blocked, self.config.grace_s, self.config.min_gain_s, now)
@@ -196,9 +197,9 @@ class Engine:
                 _, self._refused = self._granting.run()
         if self._scaling is not None:
             self._scaling.after(now)
-        is_waiting = self._queue.is_dirty or state.has_deadlines or state.review_at is not None
+        is_waiting = queue.is_dirty or state.has_deadlines or state.review_at is not None
         self._is_settled = not (is_waiting or self._processes.has_keys or self._scaling is not None)
-        return issuer.out
+        return out
 
     def next_wakeup(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
@@ -266,9 +267,11 @@ class Engine:
         status = OUTCOMES.get(event.outcome)
         if status is None:
             raise ValueError(f"unknown outcome {event.outcome!r}; one of {', '.join(OUTCOMES)}")
-        if not self._is_current(phase, event.attempt):
+        if not 0 <= phase < len(state.status):
             return
         task = state.task_of[phase]
+        if state.attempt[task] != event.attempt:
+            return
         if state.status[phase] not in HOLDS_LEASE:
             if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
                 self._restarts.lost_between(task, now)
@@ -304,9 +307,10 @@ class Engine:
                 self._readiness.make_ready(phase, now)
 
     def _on_started(self, event: m.PhaseStarted, now: float) -> None:
-        phase = event.phase
-        state = self.state
-        if self._is_current(phase, event.attempt) and state.status[phase] == GRANTED:
+        state, phase = self.state, event.phase
+        if not 0 <= phase < len(state.status) or state.attempt[state.task_of[phase]] != event.attempt:
+            return
+        if state.status[phase] == GRANTED:
             self._transitions.start(phase, now)  # plans no preloads: a late start only makes them due later
             if state.is_metered:
                 self._limits.started(phase)

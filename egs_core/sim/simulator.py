@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -96,6 +97,7 @@ class Simulation:
             )
         )
         self.state = self.engine.state
+        self._handle = self.engine.handle
         self.records: list[r.Record] = []
         self.now = 0.0
         self.last_end = 0.0
@@ -120,7 +122,7 @@ class Simulation:
         self._ended_at: dict[int, float] = {}  # by place
         self._wakeup: float | None = None
         self._tells_checkpoints = config.preempt and config.checkpoint_s > 0
-        self._handlers: dict[type[m.Event], Callable[[m.Event, float], None]] = {
+        self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
             m.WorkloadSubmitted: self._submit,
             m.PhaseEnded: self._phase_ended,
             m.PreloadReady: self._preload_ready,
@@ -146,12 +148,15 @@ class Simulation:
     def advance(self, until: float) -> bool:
         """Handle every event up to this time; whether any are left."""
         started = time.perf_counter()
-        events, handlers, pop = self._events, self._handlers, heapq.heappop
+        events, handlers, pop, next_wakeup = self._events, self._handlers, heapq.heappop, self.engine.next_wakeup
         while events and events[0][0] <= until:
             now, _, event = pop(events)
             self.now = now
             handlers[type(event)](event, now)
-            self._schedule_wakeup()
+            due = next_wakeup()
+            if due is not None and (self._wakeup is None or due < self._wakeup):
+                self._wakeup = due
+                self._schedule(due, m.Tick())
         self.wall_s += time.perf_counter() - started
         return bool(events)
 
@@ -189,14 +194,8 @@ class Simulation:
         self._sequence += 1
         heapq.heappush(self._events, (at, self._sequence, event))
 
-    def _schedule_wakeup(self) -> None:
-        due = self.engine.next_wakeup()
-        if due is not None and (self._wakeup is None or due < self._wakeup):
-            self._wakeup = due
-            self._schedule(due, m.Tick())
-
     def _send(self, event: m.Event, now: float) -> None:
-        decisions = self.engine.handle(event, now)
+        decisions = self._handle(event, now)
         if self._log:
             self._log.after(event, now)
         self._perform(decisions, now)
@@ -219,9 +218,8 @@ class Simulation:
                 if self._log:
                     self._log.workload_ended(number, now)
 
-    def _submit(self, event: m.Event, now: float) -> None:
+    def _submit(self, event: m.WorkloadSubmitted, now: float) -> None:
         """`event` carries the workload's place in the list; the engine is told its id."""
-        assert isinstance(event, m.WorkloadSubmitted)
         index = int(event.workload)
         given = self.workloads[index]
         limits = Limits(given.max_runtime_s, given.max_gpu_s, given.max_cost)
@@ -237,7 +235,7 @@ class Simulation:
         self._submitted.append(index)
         self._send(submitted, now)
         tasks, believed = self._believed(given, submitted.workload)
-        decisions = self.engine.handle(tasks, now)
+        decisions = self._handle(tasks, now)
         self._trace.learn(given, self.state.workload_number(submitted.workload))
         if self._learner:
             self._phases_of[index] = self._trace.phase_numbers
@@ -248,7 +246,7 @@ class Simulation:
         if believed:
             numbered = zip(self._trace.phase_numbers, believed, strict=True)
             estimates = m.Estimates(tuple([(phase, p50, p95) for phase, (p50, p95) in numbered]))
-            decisions += self.engine.handle(estimates, now)
+            decisions += self._handle(estimates, now)
         if self._log:
             self._log.after(tasks, now)
         self._perform(decisions, now)
@@ -268,10 +266,10 @@ class Simulation:
         seen = msgspec.structs.replace(graph, phase_duration_s=seconds, phase_flavor_s=on_flavors)
         return m.TasksAdded(workload, seen), believed
 
-    def _phase_ended(self, event: m.Event, now: float) -> None:
-        assert isinstance(event, m.PhaseEnded)
+    def _phase_ended(self, event: m.PhaseEnded, now: float) -> None:
         state, phase = self.state, event.phase
-        if phase not in state.leases or state.attempt[state.task_of[phase]] != event.attempt:
+        task = state.task_of[phase]
+        if phase not in state.leases or state.attempt[task] != event.attempt:
             return  # it was stopped meanwhile
         self.phases += 1
         self.last_end = now
@@ -279,10 +277,12 @@ class Simulation:
         if event.outcome == "preempted":
             slowdown = self._slowdown.pop(phase, 1.0)
             self._left_s[phase] = self._work_s(phase) - self._saved_s(now - begun) / slowdown
-        self._trace.ended_at[state.task_of[phase]] = now
-        workload = state.task_workload[state.task_of[phase]]
-        decisions = self._learn(phase, now - begun, now) if self._learner and event.outcome == "succeeded" else []
-        decisions += self.engine.handle(event, now)
+        self._trace.ended_at[task] = now
+        workload = state.task_workload[task]
+        learned = self._learn(phase, now - begun, now) if self._learner and event.outcome == "succeeded" else []
+        decisions = self._handle(event, now)
+        if learned:
+            decisions = [*learned, *decisions]
         if self._log:
             self._log.ended(phase, event.attempt, event.outcome, now)
             self._log.after(event, now)
@@ -298,7 +298,7 @@ class Simulation:
         index, number = self._place_of[phase]
         numbers = self._phases_of[index]
         believed = [(numbers[p], p50_s, p95_s) for p, p50_s, p95_s in self._learner(index, number, seconds)]
-        return self.engine.handle(m.Estimates(tuple(believed)), now) if believed else []
+        return self._handle(m.Estimates(tuple(believed)), now) if believed else []
 
     def _work_s(self, phase: int) -> float:
         """What is left of the phase's own work."""
@@ -309,15 +309,13 @@ class Simulation:
         every = self.config.checkpoint_s
         return worked_s // every * every if every and worked_s > 0 else 0.0
 
-    def _checkpointed(self, event: m.Event, now: float) -> None:
-        assert isinstance(event, m.Checkpointed)
+    def _checkpointed(self, event: m.Checkpointed, now: float) -> None:
         phase = self.state.cursor[event.task]
         if phase in self._begun and self.state.attempt[event.task] == event.attempt:
             self._schedule(now + self.config.checkpoint_s, event)
             self._send(event, now)
 
-    def _preload_ready(self, event: m.Event, now: float) -> None:
-        assert isinstance(event, m.PreloadReady)
+    def _preload_ready(self, event: m.PreloadReady, now: float) -> None:
         if self._warming.get(event.task, (0, 0.0))[0] != event.decision:
             return  # given up, or its task has started meanwhile
         del self._warming[event.task]
@@ -353,7 +351,7 @@ class Simulation:
             fetching = self._trace.transfer_s(task, grant.node)
         if self._log:
             self._record_start(grant, now, loading)
-        decisions = self.engine.handle(m.PhaseStarted(phase, grant.attempt), now)
+        decisions = self._handle(m.PhaseStarted(phase, grant.attempt), now)
         if self._observer:
             self._observer(self.engine)
         seconds, outcome = self._trace.seconds[phase], "succeeded"

@@ -9,13 +9,14 @@ something has ended since need a look, and as long as there is none its keys (`f
 
 A CPU phase fits on many nodes at once, and most of those have no GPU left that it could take the CPUs from: among these
 the one with the least free CPU is the best, so they are kept in that order; for GPU phases nodes are kept in the order
-of the packing's scores. What is here follows from the state; decisions are the same without it (a test).
+of the packing's scores. While room is kept for others best fit decides, and the first node in its order is the answer,
+unless something is kept there. What is here follows from the state; decisions are the same without it (a test).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from egs_core.engine.order.classes import ANY, ClassId, needs_process
 from egs_core.engine.order.fronts import ClassFronts, ResourceKey
@@ -29,16 +30,25 @@ from egs_core.graph.columns import Shape
 UNLIMITED = 1 << 62
 MOST_CHANGES = 10_000  # that are kept for rankings; then these are made anew
 FEW_NODES = 4  # up to so many a scan is quicker: nothing is noted then, and one node more makes all be looked at
-Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the node
+Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the node: best fit of GPU phases
+UNKNOWN = None, None
+CpuRank = tuple[bool, int, int]  # has GPUs, free CPU, number of the node: best fit of CPU phases
 
 
 Watched = tuple[Shape, int, int, int, set[int], ResourceKey]
 """A shape, its CPU, memory and GPU, every node on which it fits, and its key without a node."""
 
 
-def _free_on(node: Node) -> tuple[int, int]:
-    """CPUs and memory that phases may take; what a phase does not ask for is never lacking."""
-    return max(node.free_cpu, 0), UNLIMITED if node.memory_bytes == UNTRACKED else max(node.free_memory, 0)
+def _free_on(node: Node) -> tuple[int, int, int, bool]:
+    """CPUs, memory and GPU that phases may take, what a phase does not ask for being never lacking; and whether more
+    has to be asked of the devices of a phase that wants no more than that."""
+    devices = node.devices
+    is_odd = bool(node.profiles) or node.gpu_memory_bytes != UNTRACKED or len(devices) != node.gpus
+    free_gpu = max(devices, default=0)
+    if free_gpu >= WHOLE_DEVICE:
+        free_gpu = UNLIMITED if is_odd else devices.count(WHOLE_DEVICE) * WHOLE_DEVICE
+    free_bytes = UNLIMITED if node.memory_bytes == UNTRACKED else max(node.free_memory, 0)
+    return max(node.free_cpu, 0), free_bytes, free_gpu, is_odd
 
 
 class Ranking:
@@ -61,7 +71,7 @@ class Ranking:
 
 
 class FreeIndex:
-    """See the module. freed: nodes on which something has ended since `refresh`."""
+    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`."""
 
     def __init__(self, state: State, fronts: ClassFronts) -> None:
         self._state = state
@@ -69,37 +79,31 @@ class FreeIndex:
         self._nodes: dict[int, set[int]] = {}  # shape -> every node on which it fits; not there: unknown
         self._watched: list[Watched] = []  # the same for the loops
         self._bound: dict[int, set[ResourceKey]] = {}  # node -> keys bound to it that have been closed
-        self._freed: set[int] = set()
+        self.freed_nodes: set[int] = set()
         self._moved: set[int] = set()  # nodes whose rank may have changed
         self._ranks: dict[int, Rank] = {}
         self._order: list[Rank] = []  # of all nodes that are there
+        self._by_cpu: list[CpuRank] = []  # the same
         self._withdrawn: set[int] = set()  # nodes with devices that are held and have been withdrawn
         self._rankings: dict[int, Ranking] = {}  # shape with GPUs -> its nodes
         self._changes: list[int] = []  # nodes in the order in which they have changed, since there are rankings
         self._typical: TypicalWorkload = ()  # for which the rankings were made
+        self.is_kept = False
         self.forget()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it is used at all."""
-        return len(self._state.nodes) > FEW_NODES
-
-    @property
-    def has_freed(self) -> bool:
-        """Whether something has ended since `refresh`."""
-        return bool(self._freed)
 
     # --- what has changed ---
 
     def forget(self) -> None:
         """Anything may fit anywhere."""
+        self.is_kept = len(self._state.nodes) > FEW_NODES
         for container in (
             self._nodes,
             self._watched,
             self._bound,
-            self._freed,
+            self.freed_nodes,
             self._ranks,
             self._order,
+            self._by_cpu,
             self._rankings,
         ):
             container.clear()
@@ -108,21 +112,22 @@ class FreeIndex:
 
     def freed(self, node: int) -> None:
         """A phase has ended on the node."""
-        if len(self._state.nodes) > FEW_NODES:
-            self._freed.add(node)
+        if self.is_kept:
+            self.freed_nodes.add(node)
             self._change(node)
 
     def taken(self, number: int) -> None:
         """A phase has been granted there: what fitted nowhere else may fit nowhere now."""
-        if len(self._state.nodes) <= FEW_NODES:
+        if not self.is_kept:
             return
         self._change(number)
         node, fronts = self._state.nodes[number], self._fronts
-        free_cpu, free_bytes = _free_on(node)
+        free_cpu, free_bytes, free_gpu, is_odd = _free_on(node)
         for shape, cpu, memory, gpu, fitting, resources in self._watched:
             if number not in fitting or len(fitting) > FEW_NODES:
                 continue
-            if cpu > free_cpu or memory > free_bytes or (gpu and lacking(node, shape)):
+            is_lacking = cpu > free_cpu or memory > free_bytes or gpu > free_gpu
+            if is_lacking or (gpu and is_odd and lacking(node, shape)):
                 fitting.discard(number)
                 if not fitting:
                     fronts.close(resources)
@@ -143,26 +148,25 @@ class FreeIndex:
     def refresh(self) -> None:
         """Open the keys in which something fits now."""
         shapes, fronts = self._state.shapes, self._fronts
-        for number in self._freed:
+        for number in self.freed_nodes:
             node = self._state.nodes[number]
-            (free_cpu, free_bytes), free_gpu = _free_on(node), max(node.devices, default=0)
-            free_gpu = free_gpu if free_gpu < WHOLE_DEVICE else UNLIMITED
+            free_cpu, free_bytes, free_gpu, is_odd = _free_on(node)
             for shape, cpu, memory, gpu, fitting, resources in self._watched:
                 if number in fitting or cpu > free_cpu or gpu > free_gpu or memory > free_bytes:
                     continue
-                if not (gpu and lacking(node, shape)):
+                if not (gpu and is_odd and lacking(node, shape)):
                     fitting.add(number)
                     if len(fitting) == 1:  # else it is open
                         fronts.reopen(resources)
             for resources in self._bound.get(number, ()):
                 if resources in fronts.closed and not lacking(node, shapes[resources[0]]):
                     fronts.reopen(resources)
-        self._freed.clear()
+        self.freed_nodes.clear()
 
     def found_none(self, resources: ResourceKey, *, closes: bool = True) -> None:
         """No place was found for phases of this shape and node. Where that is for lack of room and for nothing else, it
         is known from now on; and the key is closed, unless its phases have to be looked at all the same."""
-        if len(self._state.nodes) <= FEW_NODES:
+        if not self.is_kept:
             return
         shape, bound = resources
         nodes, wanted = self._state.nodes, self._state.shapes[shape]
@@ -203,19 +207,33 @@ class FreeIndex:
         fitting = self._nodes.get(shape)
         return range(len(self._state.nodes)) if fitting is None else sorted(fitting)
 
-    def worth_a_look(self, phase: int, class_id: ClassId, packer: Packer | None, keeps: bool) -> Iterable[int] | None:
-        """Nodes among which the best for the first of a class is; None: no more is known than where it may go.
-        keeps: whether room is kept for others, or files lie somewhere, so that not only the packing decides."""
+    def where(
+        self,
+        phase: int,
+        class_id: ClassId,
+        packer: Packer | None,
+        *,
+        is_plain: bool,
+        kept: Collection[int] | None = None,
+    ) -> tuple[int | None, Iterable[int] | None]:
+        """The best node for the first of a class, where that is known; else the nodes among which it is, None: all on
+        which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. kept: nodes
+        where room is kept for others, if it is for any: best fit decides then, without a packer."""
         number, bound, _, _ = class_id
-        if len(self._state.nodes) <= FEW_NODES or bound != ANY or needs_process(class_id):
-            return None
-        found = self.candidates(number)
-        if len(found) > FEW_NODES and not keeps:
+        if not self.is_kept or bound != ANY or needs_process(class_id):
+            return UNKNOWN
+        fitting: Collection[int] | None = self._nodes.get(number)
+        if is_plain and (len(self._state.nodes) if fitting is None else len(fitting)) > FEW_NODES:
             shape = self._state.shapes[number]
-            best = self._ranked(phase, number, packer) if shape.gpu_milli else self._tightest(phase, shape, packer)
-            if best is not None:
-                return (best,)
-        return found
+            if kept is not None:
+                found = self._best_fit(phase, shape, kept)
+                if found:
+                    return (None, found) if found[0] in kept else (found[0], None)
+            else:
+                best = self._ranked(phase, number, packer) if shape.gpu_milli else self._tightest(phase, shape, packer)
+                if best is not None:
+                    return best, None
+        return None, self.candidates(number)
 
     def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:
         """The best node for a GPU phase, if a packing says which."""
@@ -258,14 +276,45 @@ class FreeIndex:
                     return number
         return None
 
+    def _best_fit(self, phase: int, shape: Shape, kept: Collection[int]) -> list[int]:
+        """The first node in the order of best fit on which the phase may start and nothing is kept, and those before it
+        where something is; none where that is not known."""
+        self._rank_moved()
+        found: list[int] = []
+        if self._withdrawn:
+            return found
+        state = self._state
+        for number in self._from_tightest(shape):
+            if not lacking(state.nodes[number], shape) and may_start_on(state, phase, number):
+                found.append(number)
+                if number not in kept:
+                    break
+        return found
+
+    def _from_tightest(self, shape: Shape) -> Iterator[int]:
+        """Nodes in the order of best fit, without those that have too little GPU, or CPU, for the shape."""
+        if shape.gpu_milli:
+            order = self._order
+            for at in range(bisect_left(order, (True, shape.gpu_milli, -UNLIMITED, -1)), len(order)):
+                yield order[at][3]
+            return
+        by_cpu, least = self._by_cpu, shape.cpu_milli or -UNLIMITED
+        for at in range(bisect_left(by_cpu, (False, least, -1)), bisect_left(by_cpu, (True, -UNLIMITED, -1))):
+            yield by_cpu[at][2]
+        for at in range(bisect_left(by_cpu, (True, least, -1)), len(by_cpu)):
+            yield by_cpu[at][2]
+
     def _rank_moved(self) -> None:
+        order, by_cpu = self._order, self._by_cpu
         for number in self._moved:
             old = self._ranks.pop(number, None)
             if old is not None:
-                del self._order[bisect_left(self._order, old)]
+                del order[bisect_left(order, old)]
+                del by_cpu[bisect_left(by_cpu, (old[0], old[2], number))]
             node = self._state.nodes[number]
             (self._withdrawn.add if len(node.devices) > node.gpus else self._withdrawn.discard)(number)
             if node.alive:
                 rank = self._ranks[number] = node.gpus > 0, sum(node.devices), node.free_cpu, number
-                insort(self._order, rank)
+                insort(order, rank)
+                insort(by_cpu, (rank[0], rank[2], number))
         self._moved.clear()

@@ -2,8 +2,8 @@
 
 Classes that need the same resources share a *resource key*: (shape, node they are bound to or ANY). A key for which
 nothing fits is closed: its classes are passed over together, without a look at each, until something is freed there.
-Gangs, tasks that need a process and overdue phases may do more than take free resources, so each such class is its own
-key, which is never closed.
+Gangs, tasks that need a process and phases that may reserve can do more than take free resources, so each such class
+is its own key, which is never closed.
 
     order        every front of a class, sorted          following(key): the next in order
     open         resource key -> its fronts, sorted      keys that are not closed and have fronts
@@ -12,7 +12,7 @@ key, which is never closed.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from egs_core.engine.order.classes import ClassId
 from egs_core.engine.order.policy import FullKey
@@ -23,9 +23,9 @@ AFTER_ALL = 1 << 62  # a phase number behind all others
 
 
 class ClassFronts:
-    """See the module. resource_key_of: of a class whose first phase has this key; None: the class itself."""
+    """See the module. resource_key_of: of a front; None: the class itself."""
 
-    def __init__(self, resource_key_of: Callable[[ClassId, FullKey], ResourceKey | None]) -> None:
+    def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | None]) -> None:
         self._resource_key_of = resource_key_of
         self.of: dict[ClassId, Front] = {}
         self.order: list[Front] = []
@@ -40,14 +40,17 @@ class ClassFronts:
         if old is not None and old[0] is key:
             return
         front = self.of[class_id] = key, phase, class_id
-        resources = self._resource_key_of(class_id, key) or class_id
+        resources = self._resource_key_of(key, phase, class_id) or class_id
         if old is not None:
             if len(self.order) == 1 and resources == self._key_of[class_id]:  # the only class, as before
                 self.order[0] = self._by_resources[resources][0] = front
                 return
             self._leave(old)
-        self._key_of[class_id] = resources
         insort(self.order, front)
+        self._file(front, resources)
+
+    def _file(self, front: Front, resources: ResourceKey | ClassId) -> None:
+        self._key_of[front[2]] = resources
         fronts = self._by_resources.get(resources)
         if fronts is not None:
             insort(fronts, front)
@@ -55,6 +58,14 @@ class ClassFronts:
         self._by_resources[resources] = [front]
         if resources not in self.closed:
             self.open[resources] = self._by_resources[resources]
+
+    def refile(self, fronts: Iterable[Front]) -> None:
+        """The resource keys of these may have changed, their places in the order have not."""
+        for front in fronts:
+            resources = self._resource_key_of(*front) or front[2]
+            if resources != self._key_of[front[2]]:
+                self._take_out(front)
+                self._file(front, resources)
 
     def drop(self, class_id: ClassId) -> None:
         """The class is empty."""
@@ -64,6 +75,9 @@ class ClassFronts:
 
     def _leave(self, front: Front) -> None:
         del self.order[bisect_left(self.order, front)]
+        self._take_out(front)
+
+    def _take_out(self, front: Front) -> None:
         resources = self._key_of.pop(front[2])
         fronts = self._by_resources[resources]
         if len(fronts) > 1:

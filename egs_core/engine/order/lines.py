@@ -23,12 +23,12 @@ from egs_core.engine.state.state import State
 
 Entry = tuple[Key, int]
 First = tuple[FullKey, int, int]  # full key, phase, submission
-NONE = -1
 ALL = 0  # the one submission of a policy that does not tell them apart
 
 
 class Line:
-    """Of one class. heaps: submission -> its phases; firsts: heap of the first of each; shown: those that count."""
+    """Of one class. heaps: submission -> its phases; firsts: heap of the first of each; shown: those that count. Of one
+    submission alone there is nothing to compare: the last two are empty."""
 
     __slots__ = ("firsts", "heaps", "shown")
 
@@ -47,7 +47,6 @@ class Lines:
         self.keys: dict[int, Key] = {}
         self._at: dict[int, tuple[ClassId, int]] = {}  # phase -> class and submission
         self._lines: dict[ClassId, Line] = {}
-        self._held = NONE  # submission that keeps its place for now
         self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
         self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
         self.timers = self.order.timers if self.order is not None else []  # of submissions that wait
@@ -78,8 +77,13 @@ class Lines:
 
     def put(self, phase: int, key: Key, class_id: ClassId) -> None:
         """Queue a phase, or give a queued one a new key and class."""
-        old, order = self._at.get(phase), self.order
-        number = self.submission_of(phase) if old is None else old[1]
+        old, order, state = self._at.get(phase), self.order, self._state
+        if old is not None:
+            number = old[1]
+        elif order is None:
+            number = ALL
+        else:
+            number = state.workloads[state.task_workload[state.task_of[phase]]].submission
         self.keys[phase] = key
         self._at[phase] = class_id, number
         line = self._lines.get(class_id)
@@ -87,19 +91,38 @@ class Lines:
             line = self._lines[class_id] = Line()
         heap = line.heaps.get(number)
         if heap is None:
-            heap = line.heaps[number] = []
+            heap = self._new_heap(class_id, line, number)
         entry = key, phase
         heapq.heappush(heap, entry)
         if old is not None:
-            if (top := self._tops[old[1]].get(old[0])) is not None and top[1] == phase:
-                self._settle(*old, self._tops[old[1]])
-        elif order is not None and (number not in order.due or self._state.ready_at[phase] < self._state.now):
-            order.waits(number, self._state.ready_at[phase])
+            known = self._tops[number]
+            if (top := known.get(old[0])) is not None and top[1] == phase:
+                self._settle(old[0], number, known)
+                if self._leaf_changed(number, known):
+                    self.refresh(number)
+        elif order is not None and (number not in order.due or state.ready_at[phase] < state.now):
+            order.waits(number, state.ready_at[phase])
         if heap[0] is entry:
             tops = self._tops.get(number)
             if tops is None:
                 tops = self._tops[number] = {}
-            self._show(class_id, line, number, tops, entry)
+            tops[class_id] = entry
+            if self._leaf_changed(number, tops):
+                self.refresh(number)
+            else:
+                self._put_first(class_id, line, number, entry)
+
+    def _new_heap(self, class_id: ClassId, line: Line, number: int) -> list[Entry]:
+        """For a submission that has had no phase in the class."""
+        if self.order is not None:
+            self.order.place(number)  # so that it is known from now on
+        if len(line.heaps) == 1:
+            (other,) = line.heaps
+            key, phase = self._tops[other][class_id]
+            first = self.full_key(phase, key), phase, other
+            line.firsts, line.shown = [first], {other: first}
+        heap = line.heaps[number] = []
+        return heap
 
     def drop(self, phase: int) -> bool:
         """Take a phase out, wherever it is; whether it was there."""
@@ -115,9 +138,7 @@ class Lines:
         class_id, number = self._at.pop(phase)
         tops = self._tops[number]
         if tops[class_id][1] == phase:
-            self._held = number
             self._settle(class_id, number, tops)
-            self._held = NONE
         return number
 
     def settle_place(self, phase: int, number: int) -> None:
@@ -131,33 +152,26 @@ class Lines:
     # --- firsts ---
 
     def _settle(self, class_id: ClassId, number: int, tops: dict[ClassId, Entry]) -> None:
-        """The submission's first in the class may count no more: the next one does. What is empty is forgotten."""
+        """The submission's first in the class may count no more: the next one does. What is empty is forgotten. The
+        submission keeps its place."""
         keys, line = self.keys, self._lines[class_id]
         heap = line.heaps[number]
         while heap and keys.get(heap[0][1]) is not heap[0][0]:
             heapq.heappop(heap)
         if heap:
-            self._show(class_id, line, number, tops, heap[0])
+            entry = tops[class_id] = heap[0]
+            self._put_first(class_id, line, number, entry)
             return
-        del line.heaps[number], line.shown[number], tops[class_id]
+        del line.heaps[number], tops[class_id]
+        line.shown.pop(number, None)
         if not tops:
             del self._tops[number]
-        if self._leaf_changed(number, tops):
-            self.refresh(number)
         self._settle_class(class_id, line)
-
-    def _show(self, class_id: ClassId, line: Line, number: int, tops: dict[ClassId, Entry], entry: Entry) -> None:
-        """This is the submission's first in the class."""
-        tops[class_id] = entry
-        if number != self._held and self.order is not None and self._leaf_changed(number, tops):
-            self.refresh(number)
-        else:
-            self._put_first(class_id, line, number, entry)
 
     def _leaf_changed(self, number: int, tops: dict[ClassId, Entry] | None) -> bool:
         """Whether the submission's next task says something new of who waits for it, and that moves the submission."""
         order = self.order
-        if order is None or number == self._held:
+        if order is None:
             return False
         leaf: float = 0
         if tops:
@@ -175,13 +189,12 @@ class Lines:
         order = self.order
         if order is not None:  # as `_placed`
             priority, overdue, deadline, path, dependents, warmth, ready_order = key
-            place = order.place(number) if overdue else NO_ORDER
+            place = order.places[number] if overdue else NO_ORDER
             key = priority, overdue, deadline, place, path, dependents, warmth, ready_order
-        first = key, phase, number
-        if len(line.heaps) == 1:  # nothing to compare it with
-            line.firsts, line.shown = [first], {number: first}
+        if len(line.heaps) == 1:
             self._fronts.put(class_id, key, phase)
             return
+        first = key, phase, number
         firsts, shown = line.firsts, line.shown
         if firsts and firsts[0] is shown.get(number):
             heapq.heapreplace(firsts, first)
@@ -199,6 +212,8 @@ class Lines:
             heapq.heappop(firsts)
         if firsts:
             self._fronts.put(class_id, firsts[0][0], firsts[0][1])
+            if len(line.heaps) == 1:
+                line.firsts, line.shown = [], {}
         else:
             del self._lines[class_id]
             self._fronts.drop(class_id)
@@ -227,7 +242,7 @@ class Lines:
     def first_of(self, class_id: ClassId, count: int) -> list[Entry]:
         """The first `count` of a class that are of the submission that goes first in it, in order, without sorting."""
         line, found = self._lines[class_id], list[Entry]()
-        heap = line.heaps[line.firsts[0][2]]
+        heap = line.heaps[line.firsts[0][2] if line.firsts else next(iter(line.heaps))]
         next_up = [(heap[0], 0)]
         while next_up and len(found) < count:
             entry, at = heapq.heappop(next_up)

@@ -60,6 +60,8 @@ class ReadyQueue:
         self._by_submission = policy.by_submission
         self._key_of = policy.key
         self._names = policy.term_names
+        self._age_term = AGE_TERM + policy.by_submission
+        self._first_terms = PATH_TERM + policy.by_submission if len(self._names) > PATH_TERM else 0
         self._default_max_wait_s = default_max_wait_s
         self.classes = SchedulingClasses(state)
         self.fronts = ClassFronts(self.resource_key_of)
@@ -78,12 +80,13 @@ class ReadyQueue:
         """Queue a ready phase; one of a gang when it is there as a whole."""
         state = self.state
         if not state.gang_of or (gang := state.gang_of.get(state.task_of[phase])) is None:
-            self._enter(phase)
+            self.enter(phase)
         else:
             self.arrived.setdefault(gang, set()).add(phase)
             self.regather(gang)
 
-    def _enter(self, phase: int) -> None:
+    def enter(self, phase: int) -> None:
+        """Queue a phase that is in no gang, or leads one."""
         state = self.state
         if self._ages and (self._default_max_wait_s is not None or state.options or state.queues):
             self._set_deadline(phase)
@@ -137,7 +140,7 @@ class ReadyQueue:
             self._forget_key(self.leaders.pop(gang))
         if leader is not None and before != leader:
             self.leaders[gang] = leader
-            self._enter(leader)
+            self.enter(leader)
 
     def members(self, phase: int) -> tuple[int, ...]:
         """The phases that start together with this one: itself, or those of the gang that it leads."""
@@ -167,7 +170,7 @@ class ReadyQueue:
         self.is_dirty = True
         if node is None:
             self.free.forget()
-        else:
+        elif self.free.is_kept:
             self.free.freed(node)
 
     def capacity_changed(self) -> None:
@@ -283,16 +286,25 @@ class ReadyQueue:
         """Take a phase out, wherever in its heap it is; whether it was there."""
         return self.lines.drop(phase)
 
-    def resource_key_of(self, class_id: ClassId, key: FullKey) -> ResourceKey | None:
+    def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
-        that need a process or choose among flavors, and phases that are overdue, urgent or late, which reserve."""
+        that need a process or choose among flavors, and phases that may reserve: overdue and urgent ones, and late ones
+        while nothing is reserved for others."""
         if self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] != NO_DEADLINE):
             return None
         if self._by_submission and not key[PATH_TERM][0]:
-            return None
+            reservations = self.state.reservations
+            if not reservations or phase in reservations:
+                return None
         if class_id[OTHERS] and self.classes.has_own_rights(class_id):
             return None
         return class_id[:OTHERS]
+
+    def reservations_changed(self) -> list[ClassId]:
+        """Late phases may reserve now that could not, or the other way round; the classes of which they are fronts."""
+        late = [front for front in self.fronts.order if self.is_late(front[0])]
+        self.fronts.refile(late)
+        return [class_id for _, _, class_id in late]
 
     def deciding_term(self, key: FullKey, class_id: ClassId) -> str:
         """The first term in which the next in order, of those that are first in their class, is worse than this key."""
@@ -301,19 +313,16 @@ class ReadyQueue:
         following = self.fronts.following(key)
         if following is None:
             return ONLY_CANDIDATE
-        at = PATH_TERM if key[:PATH_TERM] == following[:PATH_TERM] else 0
-        for i in range(at, len(key)):
-            if key[i] != following[i]:
-                return self._name_of_term(i, key, following)
-        return self._names[-1]
-
-    def _name_of_term(self, at: int, key: FullKey, other: FullKey) -> str:
-        """Of the term in which two full keys differ first."""
-        if at == AGE_TERM + self._by_submission and self.is_overdue(key):
-            return self._names[OVERDUE_TERM]
-        if name := self._names[at]:
-            return name
-        return next(name for name, a, b in zip(PLACE_TERMS, key[at], other[at], strict=True) if a != b)
+        names, at = self._names, self._first_terms
+        if key[:at] != following[:at]:  # mostly they are alike
+            at = 0
+        while key[at] == following[at]:
+            at += 1
+            if at == len(key):
+                return names[-1]
+        if not names[at]:
+            return next(n for n, a, b in zip(PLACE_TERMS, key[at], following[at], strict=True) if a != b)
+        return names[OVERDUE_TERM] if at == self._age_term and self.is_overdue(key) else names[at]
 
     def _deciding_queue(self, class_id: ClassId) -> str:
         """What put this class's queue before the next other queue; "" when there is none."""

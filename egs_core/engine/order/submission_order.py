@@ -42,7 +42,7 @@ class SubmissionOrder:
         self._state = state
         self._oldest = oldest
         self._stated = stated
-        self._places: list[Place] = []
+        self.places: list[Place] = []  # of those that have been asked for, as they were counted last
         self._classes: list[int] = []  # of the work that is left
         self.leaves: dict[int, int] = {}  # whether nothing waits for its next task; 0 where none is queued
         self.late: dict[int, int] = {}  # submission that has waited too long -> the phase that has
@@ -52,15 +52,10 @@ class SubmissionOrder:
 
     def place(self, number: int) -> Place:
         """Of a submission, as it was counted last."""
-        places = self._places
-        if number >= len(places):
-            self._make(number)
-        return places[number]
-
-    def _make(self, number: int) -> None:
-        for new in range(len(self._places), number + 1):
+        for new in range(len(self.places), number + 1):
             self._classes.append(self._class_of(new))
-            self._places.append(self._count(new))
+            self.places.append(self._count(new))
+        return self.places[number]
 
     def set_leaf(self, number: int, leaf: int) -> bool:
         """Say whether nothing waits for the submission's next task; whether that changes its place."""
@@ -70,8 +65,8 @@ class SubmissionOrder:
 
     def _changed(self, number: int) -> bool:
         place = self._count(number)
-        is_new = place != self._places[number]
-        self._places[number] = place
+        is_new = place != self.places[number]
+        self.places[number] = place
         return is_new
 
     def _class_of(self, number: int) -> int:
@@ -99,7 +94,7 @@ class SubmissionOrder:
         """Work of this submission has come or gone: those that have a new place, others of its queue included."""
         submission = self._state.submissions[number]
         history = self._state.histories[submission.history]
-        if number >= len(self._places):
+        if number >= len(self.places):
             return ()
         if history.guesses:
             if (seen := _guesses(history)) != self._seen.get(submission.history):
@@ -124,31 +119,31 @@ class SubmissionOrder:
     def _recount_queue(self, name: str) -> list[int]:
         """Its history says something new of what nobody knows."""
         changed = []
-        for number, place in enumerate(self._places):
+        for number, place in enumerate(self.places):
             submission = self._state.submissions[number]
             if submission.history == name and submission.open_tasks:
                 self.look_again(number)
                 self._reclassify(number)
                 self._changed(number)
-                if self._places[number] != place:
+                if self.places[number] != place:
                     changed.append(number)
         return changed
 
     def recount_all(self) -> list[int]:
         """Anything may have changed."""
         changed = []
-        for number, place in enumerate(self._places):
+        for number, place in enumerate(self.places):
             if self._state.submissions[number].open_tasks:
                 self._reclassify(number)
                 self._changed(number)
-                if self._places[number] != place:
+                if self.places[number] != place:
                     changed.append(number)
         return changed
 
     def stale(self) -> list[int]:
         """Open submissions that are not where the state puts them; none, always."""
         found = []
-        for number, place in enumerate(self._places):
+        for number, place in enumerate(self.places):
             if self._state.submissions[number].open_tasks:
                 is_current = self._class_of(number) == self._classes[number] and self._count(number) == place
                 oldest = self._oldest(number) if self._may_wait_long(number) else None

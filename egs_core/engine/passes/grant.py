@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from egs_core.engine import messages as m
@@ -49,8 +49,11 @@ class Outcome(NamedTuple):
     """Of a pass. blocked: gathered where somebody may be preempted for them; refused: phases that wait for a better
     flavor than what is free."""
 
-    blocked: list[Blocked]
+    blocked: Sequence[Blocked]
     refused: Mapping[int, Refused]
+
+
+NOTHING_FOUND = Outcome((), NOTHING_REFUSED)
 
 
 class Granting:
@@ -73,16 +76,19 @@ class Granting:
         self._packs: Packer | None = None  # the same once it has learned what the workloads look like
         self._objective = objective
         self._choice: FlavorChoice | None = None  # of this pass; none where all devices are alike
+        self._kept: frozenset[int] = frozenset()  # nodes where something is reserved
+        self._asked: set[int] = set()  # owners of reservations that have found no place in this pass
 
     def run(self) -> Outcome:
         """Grant until nothing fits within quotas, devices and what is reserved; what found no place."""
         queue, state = self._queue, self._state
-        if queue.free.has_freed:
+        if queue.free.freed_nodes:
             queue.free.refresh()
         if state.reservations:
             self._drop_reservations()
         self._choice = self._make_choice() if state.flavors else None
         if state.reservations:
+            self._look_at_reservations()
             self._grant_reserved()
         if self._choice is not None:
             self._grant_choosers(self._choice)
@@ -90,7 +96,7 @@ class Granting:
         self._packs = self._packer.learn(state.shapes, state.shape) if self._packer is not None else None
         blocked = self._grant_in_order()
         if state.review_at is None and self._choice is None:
-            return Outcome(blocked, NOTHING_REFUSED)
+            return Outcome(blocked, NOTHING_REFUSED) if blocked else NOTHING_FOUND
         return Outcome(blocked, self._review())
 
     def _grant_in_order(self) -> list[Blocked]:
@@ -99,9 +105,10 @@ class Granting:
         blocked: list[Blocked] = []
         passed: set[ClassId] = set()
         has_rules = bool(state.queues or state.flavors)
+        reservations = state.reservations
         while (found := queue.front(passed)) is not None:
             key, phase, class_id = found
-            if not (class_id[OTHERS] or has_rules or state.reservations):
+            if not (class_id[OTHERS] or has_rules or reservations):
                 place = self._simple_place(phase, class_id)
                 if place is None:
                     self._pass_over(found, (phase,), blocked, is_within=True)
@@ -113,14 +120,18 @@ class Granting:
                 continue
             phases = queue.members(phase)
             is_within = not state.queues or self._is_within_quota(phases, class_id[QUEUE])
-            places = self._places(phases, class_id) if is_within else None
+            places = self._places(phases, class_id) if is_within and phase not in self._asked else None
             if places is None:
                 passed.add(class_id)
                 self._pass_over(found, phases, blocked, is_within=is_within)
             elif not (state.reads and self._grant_local_reader(class_id, places[0])):
+                is_owner = phase in reservations
                 reason = queue.take(class_id, key)
                 for member, place in zip(phases, places, strict=True):
                     self._grant(member, place, reason)
+                if is_owner:  # late ones that come before it would have been asked before it, for nothing
+                    late = self._reservations_changed()
+                    passed.update(c for c in late if queue.fronts.of[c] < found)
         return blocked
 
     def _pass_over(self, front: Front, phases: Sequence[int], blocked: list[Blocked], *, is_within: bool) -> None:
@@ -132,7 +143,7 @@ class Granting:
             blocked.append(Blocked(phase, tuple(phases), class_id[QUEUE]))
         has_own_rights = bool(class_id[OTHERS]) and queue.classes.has_own_rights(class_id)
         if is_within and queue.free.is_kept and not (queue.preempts or has_own_rights):
-            queue.free.found_none(class_id[:OTHERS], closes=queue.resource_key_of(class_id, key) is not None)
+            queue.free.found_none(class_id[:OTHERS], closes=queue.resource_key_of(*front) is not None)
         may_reserve = has_own_rights or queue.has_come_forward(key)
         if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):
             self._reserve(phase, phases)
@@ -141,13 +152,17 @@ class Granting:
 
     def _simple_place(self, phase: int, class_id: ClassId) -> Place | None:
         """A place for one phase that has no wishes beyond its shape, where nothing is kept for others."""
-        state, bound = self._state, class_id[BOUND]
-        if bound == ANY and len(state.nodes) != 1:
-            keeps = state.task_of[phase] in state.reads
-            numbers = self._queue.free.worth_a_look(phase, class_id, self._packs, keeps)
-            return select_place(state, phase, None, self._packs, numbers)
-        number, shape = max(bound, 0), state.shapes[class_id[SHAPE]]
-        node = state.nodes[number]
+        state, number = self._state, class_id[BOUND]
+        if number == ANY:
+            if len(state.nodes) != 1:
+                is_plain = state.task_of[phase] not in state.reads
+                best, numbers = self._queue.free.where(phase, class_id, self._packs, is_plain=is_plain)
+                if best is None:
+                    return select_place(state, phase, None, self._packs, numbers)
+                number = best
+            else:
+                number = 0
+        shape, node = state.shapes[class_id[SHAPE]], state.nodes[number]
         if (shape.cpu_milli > node.free_cpu and shape.cpu_milli) or not node.alive or lacking(node, shape):
             return None
         if not shape.gpu_milli:
@@ -193,11 +208,23 @@ class Granting:
         queue, state = self._queue, self._state
         for owner in sorted(state.reservations, key=lambda p: (state.reservations[p].at, p)):
             class_id = queue.classes.of(owner)
-            if is_gang(class_id) or not self._is_within_quota((owner,), class_id[QUEUE]):
+            if is_gang(class_id) or (state.queues and not self._is_within_quota((owner,), class_id[QUEUE])):
                 continue
             places = self._places((owner,), class_id)
             if places is not None:
                 self._grant(owner, places[0], queue.take_one(owner))
+                self._reservations_changed()
+            elif self._choice is None:
+                self._asked.add(owner)
+
+    def _reservations_changed(self) -> Sequence[ClassId]:
+        """What was kept is open, or the other way round; the classes whose first phase is late."""
+        self._look_at_reservations()
+        return self._queue.reservations_changed()
+
+    def _look_at_reservations(self) -> None:
+        self._kept = frozenset([node for kept in self._state.reservations.values() for _, node in kept.places])
+        self._asked.clear()
 
     def _grant_local_reader(self, class_id: ClassId, place: Place) -> bool:
         """Whether the place went to a phase behind the first of its class, for what it need not fetch there."""
@@ -228,27 +255,36 @@ class Granting:
             keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
             return places if keeps else None
 
-        may_take, kept = self._keeper(phases)
-        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phases[0]]):
-            return self._chosen_place(self._choice, phases[0], may_take)
-        keeps = bool(state.reservations or state.flavors) or state.task_of[phases[0]] in state.reads
-        numbers = self._queue.free.worth_a_look(phases[0], class_id, self._packs, keeps)
-        place = select_place(state, phases[0], may_take, self._packs, numbers, kept=kept)
+        (phase,) = phases
+        if state.reservations:
+            return self._place_beside(phase, class_id)
+        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phase]):
+            return self._chosen_place(self._choice, phase, None)
+        is_plain = not state.flavors and state.task_of[phase] not in state.reads
+        best, numbers = self._queue.free.where(phase, class_id, self._packs, is_plain=is_plain)
+        place = select_place(state, phase, None, self._packs, numbers if best is None else (best,))
         return None if place is None else (place,)
 
-    def _keeper(self, phases: Sequence[int]) -> tuple[Callable[[Place], bool] | None, Collection[int]]:
-        """What says whether the phases may take a place, and the nodes where something is kept: only there it matters.
-        A task that has started heeds nothing that is kept."""
-        state = self._state
-        if not state.reservations:
-            return None, ()
+    def _place_beside(self, phase: int, class_id: ClassId) -> Sequence[Place] | None:
+        """A place for one phase without delaying what is reserved for others. A task that has started heeds nothing
+        that is kept."""
+        state, bound = self._state, class_id[BOUND]
+        shape = state.shapes[class_id[SHAPE]]
+        if bound != ANY and not class_id[OTHERS]:
+            node = state.nodes[bound]
+            return ((bound, devices_for(node, shape)),) if node.alive and not lacking(node, shape) else None
 
         def may_take(place: Place) -> bool:
-            return keeps_reservations(state, phases, (place,), state.now)
+            return keeps_reservations(state, (phase,), (place,), state.now)
 
-        if not state.is_first_phase(phases[0]):
-            return may_take, ()
-        return may_take, {number for kept in state.reservations.values() for _, number in kept.places}
+        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phase]):
+            return self._chosen_place(self._choice, phase, may_take)
+        is_plain = not state.flavors and state.task_of[phase] not in state.reads
+        best, numbers = self._queue.free.where(phase, class_id, None, is_plain=is_plain, kept=self._kept)
+        if best is not None:
+            return ((best, devices_for(state.nodes[best], shape)),)
+        place = select_place(state, phase, may_take, None, numbers, kept=self._kept)
+        return None if place is None else (place,)
 
     def _gang_places(self, phases: Sequence[int]) -> Sequence[Place] | None:
         """All on one flavor, the best one that has room, else on several: the slowest member holds up the others."""
@@ -309,8 +345,10 @@ class Granting:
             return
         if kept is None:
             self._transitions.reserve(owner, *found)
+            self._reservations_changed()
         elif found[1] != kept.places:  # what runs there has outlived its estimate: other places may be free sooner
             self._transitions.reserve(owner, kept.at, found[1])
+            self._look_at_reservations()
 
     def _drop_reservations(self) -> None:
         """Of phases that do not wait any more, or whose gang is not whole any more."""
@@ -323,6 +361,7 @@ class Granting:
             if not waits or not is_there or tuple(p for p, _ in kept.places) != self._queue.members(owner):
                 self._transitions.unreserve(owner)
                 self._queue.unplaceable_classes.clear()
+                self._reservations_changed()
 
     def _has_no_quota(self, kept: Reservation) -> bool:
         """Whether its queue could not even have it if nothing ran: what is kept would be kept for ever."""

@@ -17,8 +17,12 @@ class Readiness:
         self._processes = processes
 
     def make_ready(self, phase: int, now: float) -> None:
+        state = self._state
         self._transitions.ready(phase, now)
-        self.enqueue(phase)
+        if state.pauses or state.options or state.gang_of:
+            self.enqueue(phase)
+        else:
+            self._queue.enter(phase)
 
     def enqueue(self, phase: int) -> None:
         """A ready phase goes where it waits."""

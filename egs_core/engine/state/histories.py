@@ -37,11 +37,11 @@ class Lengths(msgspec.Struct):
         step = (amount * amount).bit_length()
         steps = self.steps
         steps[step] = steps.get(step, 0) + 1
+        middle = self.count // 2  # of so many and this one
         self.count += 1
         self.total += amount
         if step < self.middle:
             self.below += 1
-        middle = (self.count - 1) // 2
         if not self.below <= middle < self.below + steps.get(self.middle, 0):
             self._find(middle)
 

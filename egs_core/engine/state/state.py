@@ -263,7 +263,11 @@ class State(UsageState):
     def end(self, phase: int, status: int) -> list[int]:
         """The phase is over and holds nothing. Returns the phases whose dependencies are satisfied now."""
         self._release(phase)
-        self._move(phase, status)
+        if status not in ALLOWED[self.status[phase]]:
+            self._refuse(phase, status)
+        self.status[phase] = status
+        if self.paused:
+            self.paused.discard(phase)
         if status != SUCCEEDED:
             recount(self, phase)
             return []

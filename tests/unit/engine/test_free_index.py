@@ -26,7 +26,7 @@ SHAPES = (Shape(1000), Shape(3000), Shape(0, 500), Shape(1000, 1000), Shape(1000
 
 def scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every class is asked for again, and every node is looked at."""
-    monkeypatch.setattr(FreeIndex, "worth_a_look", lambda *_: None)
+    monkeypatch.setattr(FreeIndex, "where", lambda *_, **__: (None, None))
     monkeypatch.setattr(FreeIndex, "found_none", lambda *_, **__: None)
 
 
@@ -59,30 +59,34 @@ def test_decisions_are_those_of_the_scan(seed: int) -> None:
         assert [d for event, now, _ in world.bench.log for d in again.handle(event, now)] == world.bench.decisions
 
 
-def _run_wide(nodes: int, seed: int) -> list[m.Decision]:
-    """All that is decided for many mixed tasks on equal nodes; what runs ends in a random order."""
-    draw, engine = random.Random(seed), Engine()
+def _run_wide(nodes: int, seed: int, step_s: float = 0.0) -> tuple[list[m.Decision], set[int]]:
+    """All that is decided for many mixed tasks on equal nodes, and for which phases something was reserved; what runs
+    ends in a random order, one task every `step_s` seconds."""
+    draw, engine, now = random.Random(seed), Engine(), 0.0
     out: list[m.Decision] = []
     for i in range(nodes):
-        engine.handle(m.NodeAdded(f"n{i}", 6.0, 4), 0.0)
+        engine.handle(m.NodeAdded(f"n{i}", 6.0, 4), now)
     for w in range(4):
         graph = Graph()
         for t in range(60):
             shapes = [draw.choice(SHAPES) for _ in range(draw.choice((1, 1, 1, 3)))]
             phases = tuple([(GPU if s.gpu_milli else CPU, s, draw.uniform(1, 9)) for s in shapes])
             graph.add_task(f"t{t}", tuple({draw.randrange(t) for _ in range(draw.randrange(3)) if t}), phases)
-        engine.handle(m.WorkloadSubmitted(f"w{w}"), 0.0)
-        out += engine.handle(m.TasksAdded(f"w{w}", graph), 0.0)
+        engine.handle(m.WorkloadSubmitted(f"w{w}"), now)
+        out += engine.handle(m.TasksAdded(f"w{w}", graph), now)
     running = [d for d in out if isinstance(d, m.Grant)]
+    owners = set[int]()
     while running:
+        now += step_s
         ended = running.pop(draw.randrange(len(running)))
-        fresh = engine.handle(m.PhaseStarted(ended.phase, ended.attempt), 0.0)
-        fresh += engine.handle(m.PhaseEnded(ended.phase, ended.attempt), 0.0)
+        fresh = engine.handle(m.PhaseStarted(ended.phase, ended.attempt), now)
+        fresh += engine.handle(m.PhaseEnded(ended.phase, ended.attempt), now)
         engine.validate_state()
+        owners.update(engine.state.reservations)
         out += fresh
         running += [d for d in fresh if isinstance(d, m.Grant)]
     assert not any(w.open_tasks for w in engine.state.workloads)
-    return out
+    return out, owners
 
 
 @pytest.mark.parametrize("nodes", [2, 7, 20])
@@ -91,6 +95,16 @@ def test_decisions_on_a_cluster_are_those_of_the_scan(nodes: int, monkeypatch: p
     found = _run_wide(nodes, nodes)
     scan(monkeypatch)
     assert _run_wide(nodes, nodes) == found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_late_ones_pass_over_reservations_as_in_the_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where workloads have waited too long and room is kept for one of them after the other: best fit by the index,
+    and late ones that are not asked again while nothing fits, decide what looking at everything decides."""
+    found, owners = _run_wide(6, seed, step_s=4.0)
+    assert len(owners) > 5
+    scan(monkeypatch)
+    assert _run_wide(6, seed, step_s=4.0) == (found, owners)
 
 
 def test_a_closed_room_opens_where_something_fits_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +144,7 @@ def test_a_gpu_that_comes_free_opens_the_room_of_its_node(monkeypatch: pytest.Mo
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60))
 def test_heads_are_what_sorting_says(steps: list[tuple[int, int, bool]]) -> None:
     """Fronts put, replaced and dropped at random, keys closed and opened: first and next as in a sorted list."""
-    fronts = ClassFronts(lambda class_id, _: class_id[:2])
+    fronts = ClassFronts(lambda *front: front[2][:2])
     model: dict[ClassId, tuple[tuple[float, ...], int]] = {}
     closed = set()
     for number, (which, value, flag) in enumerate(steps):
