@@ -23,7 +23,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.explain import explain
 from egs_core.engine.order.policy import make_policy
 from egs_core.engine.order.queue import ReadyQueue
-from egs_core.engine.order.submission_order import backlog_wait
+from egs_core.engine.order.submission_order import SubmissionOrder, backlog_wait
 from egs_core.engine.passes.aborts import Aborts
 from egs_core.engine.passes.grant import Granting
 from egs_core.engine.passes.issuer import Issuer
@@ -115,8 +115,8 @@ class Engine:
         objective = self.config.objective
         self._granting = Granting(self._issuer, self._queue, self._processes, packer, objective)
         self._preempts = self.config.preempt
-        self._by_submission = self.policy.by_submission
         self._has_work_left = self.policy.work_left is not None
+        self._work = self._queue.lines.order  # of the submissions, where the policy tells them apart
         self._timers = self._queue.lines.timers
         self._readiness = Readiness(self._issuer, self._queue, self._processes)
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._readiness)
@@ -178,8 +178,8 @@ class Engine:
             self._limits.enforce(now)
         if self._has_work_left:
             self._reorder_workloads(event)
-        if self._by_submission and (state.is_metered or kind not in CHANGES_NO_WORK):
-            self._note_work(event, kind)
+        if self._work is not None and (state.is_metered or kind not in CHANGES_NO_WORK):
+            self._note_work(event, self._work)
         if self._timers and self._timers[0][0] < now and queue.heed_waits(now):
             self._processes.needs_planning = True
         if state.retry_at:
@@ -468,20 +468,20 @@ class Engine:
         for workload in counted.after(self.state, event) if counted is not None else ():
             self._reorder(self.state.workloads[workload].numbers)
 
-    def _note_work(self, event: m.Event, kind: type[m.Event]) -> None:
+    def _note_work(self, event: m.Event, work: SubmissionOrder) -> None:
         """What is left of some submissions has changed, and with it perhaps their places."""
-        state, queue = self.state, self._queue
-        if kind is m.PhaseEnded and not state.is_metered:
-            phase: int = event.phase  # type: ignore[attr-defined]  # `kind` is its type, asked for once
-            if not 0 <= phase < len(state.task_of):
+        state = self.state
+        if type(event) is m.PhaseEnded and not state.is_metered:
+            if not 0 <= event.phase < len(state.task_of):
                 return
-            moved = queue.work_changed(state.workloads[state.task_workload[state.task_of[phase]]].submission)
+            changed = work.recount(state.workloads[state.task_workload[state.task_of[event.phase]]].submission)
         else:
             is_told = isinstance(event, m.TasksAdded | m.Estimates) and not state.is_metered
-            moved = not is_told and queue.all_work_changed()
+            changed = [] if is_told else work.recount_all()
             for number in self._submissions_in(event):
-                moved |= queue.work_changed(number)
-        if moved:
+                changed = [*changed, *work.recount(number)]
+        if changed:
+            self._queue.submissions_moved(changed)
             self._processes.needs_planning = True
 
     def _submissions_in(self, event: m.Event) -> set[int]:
@@ -496,7 +496,7 @@ class Engine:
 
     def _set_wait(self, number: int) -> None:
         """Tasks have joined a submission: how long it waits for others, by the queue's load now."""
-        if self._by_submission:
+        if self._work is not None:
             submission = self.state.submissions[number]
             wait = backlog_wait(self.state, submission, self._queue.capacity())
             if wait != (submission.wait_s, submission.wait_lengths):
@@ -517,6 +517,6 @@ class Engine:
                 self._readiness.enqueue(phase)
         self._limits.rebuild()
         self._reorder_workloads(None)
-        if self._by_submission:
+        if self._work is not None:
             self._queue.heed_waits(state.now)
         self._processes.needs_planning = False

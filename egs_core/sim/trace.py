@@ -56,9 +56,11 @@ class Trace:
         numbers = state.workloads[number].numbers
         self.seconds.extend([0.0] * (len(state.kind) - len(self.seconds)))
         self.phase_numbers = [0] * graph.n_phases
+        offsets, first_phase = graph.phase_offsets, state.first_phase
         for local, task in enumerate(numbers):
-            offset = state.first_phase[task] - graph.phase_offsets[local]
-            for p in graph.phases_of(local):
+            first = offsets[local]
+            offset = first_phase[task] - first
+            for p in range(first, offsets[local + 1]):
                 self.phase_numbers[p] = p + offset
                 self.seconds[p + offset] = graph.phase_duration_s[p] or 0.0
                 if p in graph.phase_flavor_s:

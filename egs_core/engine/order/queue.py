@@ -244,9 +244,9 @@ class ReadyQueue:
             return self._front_of_queues(passed)
         order = self.fronts.order
         if len(order) == 1:
-            class_id = order[0][2]
-            is_out = class_id in passed or class_id in self.unplaceable_classes or not self.fronts.open
-            return None if is_out else order[0]
+            front, unplaceable = order[0], self.unplaceable_classes
+            is_out = (passed and front[2] in passed) or (unplaceable and front[2] in unplaceable)
+            return None if is_out or not self.fronts.open else front
         return self.fronts.first(self.unplaceable_classes, passed) if order else None
 
     def is_one_class(self) -> bool:
@@ -425,33 +425,22 @@ class ReadyQueue:
 
     # --- submissions ---
 
-    def work_changed(self, submission: int) -> bool:
-        """What is left of a submission has changed; whether its place in the order, or another's, has."""
-        order = self.lines.order
-        if order is None or not (changed := order.recount(submission)):
-            return False
-        return self._move(changed)
-
-    def all_work_changed(self) -> bool:
-        order = self.lines.order
-        return order is not None and self._move(order.recount_all())
-
     def heed_waits(self, now: float) -> bool:
         """Submissions of which something has waited too long for others go forward; whether any did."""
         order = self.lines.order
-        return order is not None and order.has_timers(now) and self._move(order.heed_waits(now))
+        changed = order.heed_waits(now) if order is not None else ()
+        self.submissions_moved(changed)
+        return bool(changed)
 
-    def _move(self, submissions: Iterable[int]) -> bool:
-        moved = False
-        for number in submissions:
-            moved = True
+    def submissions_moved(self, numbers: Iterable[int]) -> None:
+        """What is left of some submissions, or how long they have waited, has given them new places."""
+        for number in numbers:
             self.lines.refresh(number)
             if self.preempts or self.state.reservations or self.lines.is_late(number):
                 self.unplaceable_classes.difference_update(
                     self.lines.classes_of(number)
                 )  # it may have rights that others had not
                 self.is_dirty = True
-        return moved
 
     def stale_submissions(self) -> list[int]:
         """Open submissions that are not where the state puts them; none, always."""

@@ -29,10 +29,12 @@ def count_block(state: Columns, workload: int, first: int) -> None:
     begin, history = state.first_phase[first], state.histories[submission.history]
     if submission.has_begun and len(state.task_ids) > first:
         submission.has_grown = history.guesses = True
+    left_ms = [round(1000 * seconds) for seconds in state.estimate_s[begin:]]
+    if state.unknown:
+        left_ms = [UNKNOWN if phase in state.unknown else ms for phase, ms in enumerate(left_ms, begin)]
+    state.left_ms += left_ms
     known, unknown = dict[int, int](), dict[int, int]()  # by shape: milliseconds, number of phases
-    for phase in range(begin, len(state.status)):
-        shape, left = state.shape[phase], UNKNOWN if phase in state.unknown else round(1000 * state.estimate_s[phase])
-        state.left_ms.append(left)
+    for shape, left in zip(state.shape[begin:], left_ms, strict=True):
         if left == UNKNOWN:
             unknown[shape] = unknown.get(shape, 0) + 1
         else:
