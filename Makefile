@@ -9,6 +9,7 @@ DAGSTERS = 1.13.29
 BESIDE = -n 3 # processes, as tests wait a lot; tests that share a start of a framework are in one (BESIDE= for a debugger)
 AGAIN ?= # --reruns 1: a scenario on a real framework that fails is tried once more, and reported (.ci/run does)
 RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py compat.py run.py act.py)
+ALSO_REST = -m 'not long and not slow and not cluster'
 # What runs the same without Airflow is left out: nothing there can differ by its version.
 AIRFLOW_UNITS = $(filter-out $(patsubst %,tests/unit/airflow/test_%.py,agent_limits agent_processes airflow_audit airflow_keep \
 	airflow_local airflow_records deciding lease published),$(sort $(wildcard tests/unit/airflow/test_*.py)))
@@ -21,9 +22,9 @@ RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
 
 help:
 	@echo 'make demo          run six pipelines on a local Ray, natively and with EGS; write build/demo/report.html'
-	@echo 'make test          run the tests'
-	@echo 'make coverage      run them, counting lines and branches: build/coverage/index.html'
-	@echo 'make test-slow     run the tests that need many runs on a real framework'
+	@echo 'make test          run the quick tests, and a tour of what EGS does on each real framework'
+	@echo 'make coverage      run both, counting lines and branches: build/coverage/index.html'
+	@echo 'make test-slow     run all other tests on a real framework'
 	@echo 'make test-long     run the longest tests, which start clusters of their own'
 	@echo 'make test-versions run the tests of observing and ordering on Ray $(OTHER_RAYS), Airflow $(OTHER_AIRFLOWS) and kfp $(OTHER_KFPS), and the fourth adapter on Dagster'
 	@echo 'make bench         run the benchmarks: engine, graphs, the demo in all variants'
@@ -46,20 +47,21 @@ test: setup
 
 coverage: setup
 	@mkdir -p build
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE) --cov --cov-branch --cov-report=term --cov-report=html:build/coverage $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) -m 'not long and not cluster' --cov --cov-branch --cov-report=term \
+		--cov-report=html:build/coverage $(ARGS)
 
 test-slow: setup
-	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m 'slow and not long' $(ARGS)
+	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m '(slow or rest) and not long and not cluster' $(ARGS)
 
 test-long: setup
 	@$(RUN) .venv/bin/python -m pytest $(BESIDE) $(AGAIN) -m long $(ARGS)
 
 test-versions: setup
 	@$(RUN) .venv/bin/python scripts/test_versions.py \
-		$(foreach version,$(OTHER_RAYS),--on ray $(version) "$(RAYS_RUN) $(AGAIN) $(ARGS)") \
-		$(foreach version,$(OTHER_AIRFLOWS),--on airflow $(version) "$(AIRFLOWS_RUN) $(AGAIN) $(ARGS)") \
-		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(AGAIN) $(ARGS)") \
-		$(foreach version,$(DAGSTERS),--on dagster $(version) "tests/conformance/dagster $(AGAIN) $(ARGS)")
+		$(foreach version,$(OTHER_RAYS),--on ray $(version) "$(RAYS_RUN) $(ALSO_REST) $(AGAIN) $(ARGS)") \
+		$(foreach version,$(OTHER_AIRFLOWS),--on airflow $(version) "$(AIRFLOWS_RUN) $(ALSO_REST) $(AGAIN) $(ARGS)") \
+		$(foreach version,$(OTHER_KFPS),--on kfp $(version) "$(KFPS_RUN) $(ALSO_REST) $(AGAIN) $(ARGS)") \
+		$(foreach version,$(DAGSTERS),--on dagster $(version) "tests/conformance/dagster $(ALSO_REST) $(AGAIN) $(ARGS)")
 
 bench: setup
 	@$(RUN) .venv/bin/python -m benchmarks $(ARGS)

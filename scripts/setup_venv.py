@@ -12,6 +12,8 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +22,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
 PROJECTS = [".[dev,docs,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow[celery]", "./plugins/kubeflow"]
-INPUTS = [ROOT / "pyproject.toml", ROOT / "constraints.txt", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+PROJECT_FILES = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 
 def main() -> int:
@@ -49,9 +51,17 @@ def _build(place: str, content: str) -> None:
     editable = [word for project in PROJECTS for word in ("-e", project)]
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
     with LOG.open("w") as log:
-        command = [*pip, "-c", "constraints.txt", *editable]
+        command = [*pip, "--no-compile", "-c", "constraints.txt", *editable]
         subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        # pip would compile on one processor, and what some packages bring as tests too; not all of it is valid.
+        command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", "-x", r"[/\\]tests?[/\\]", str(_packages())]
+        subprocess.run(command, check=False, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
     STAMP.write_text(f"{place}\n{content}\n")
+
+
+def _packages() -> Path:
+    """Where pip puts them."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV), "platbase": str(VENV)}))
 
 
 def _place() -> str:
@@ -60,8 +70,11 @@ def _place() -> str:
 
 
 def _content() -> str:
-    """Hash of what requires an update of the environment: the project files and the pins."""
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in [*INPUTS, Path(__file__)])).hexdigest()
+    """Hash of what requires an update of the environment: what the projects ask for, and the pins."""
+    files = [tomllib.loads(path.read_text(encoding="utf-8")) for path in PROJECT_FILES]
+    asked = [str((f["project"], f["build-system"], f["tool"]["hatch"])).encode() for f in files]  # no other tool's
+    pins = [path.read_bytes() for path in (ROOT / "constraints.txt", Path(__file__))]
+    return hashlib.sha256(b"\0".join([*asked, *pins])).hexdigest()
 
 
 def _stamp() -> list[str]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.tour import TOUR, is_rest
+
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
@@ -27,9 +29,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "scripts on Ray": tuple(
         RAY + name for name in ("act", "cluster_gate", "faults", "hook_options", "hook_workers", "observe", "tickets")
     ),
-    "Airflows of their own": tuple(
-        AIRFLOW + name for name in ("airflow_demo", "celery", "engine_hosting", "own", "postgres")
-    ),
+    "Airflows of their own": tuple(AIRFLOW + name for name in ("airflow_demo", "celery", "engine_hosting", "own")),
     "Airflow": ("tests/conformance/airflow/",),
     "clusters of Ray": tuple(
         RAY + name for name in ("autoscaler", "control_nodes", "kill", "node", "preload_nodes", "hook_jobs")
@@ -37,6 +37,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "runs on Ray": ("tests/conformance/ray/",),
     "Kubeflow": ("tests/conformance/kubeflow/",),
     "examples": ("tests/scenarios/test_examples.py",),
+    "demo on Ray": ("tests/unit/demo/test_variants.py",),
 }
 """What shares a start of a framework, by how its tests' places begin: the first that fits. What takes longest comes
 first; Ray's are two pieces of about the same length, each with a Ray of its own. The Airflows that a test starts for
@@ -67,13 +68,26 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         os.setpgid(0, 0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes begins first: nothing then waits for it at the end. With `--reruns`, only scenarios on a real
     framework have a second try: what fails elsewhere is ours, always."""
+    _check_tour(config, {item.nodeid for item in items})
     items.sort(key=lambda item: _number(item.nodeid))
     for item in items:
+        if is_rest(item.nodeid):
+            item.add_marker(pytest.mark.rest)
         if not item.nodeid.startswith(("tests/conformance/", "tests/scenarios/")):
             item.add_marker(pytest.mark.flaky(reruns=0))
+
+
+def _check_tour(config: pytest.Config, found: set[str]) -> None:
+    """A test of the tour that has another name now would run no more; whole files are looked at."""
+    if any("::" in argument for argument in config.args):
+        return
+    known = found | {nodeid.partition("[")[0] for nodeid in found}
+    files = {nodeid.partition("::")[0] for nodeid in found}
+    if lost := sorted(name for name in TOUR - known if name.partition("::")[0] in files):
+        raise pytest.UsageError(f"tests/tour.py names what is not there: {', '.join(lost)}")
 
 
 def _number(nodeid: str) -> int:

@@ -49,6 +49,7 @@ HAPPENS = {
 }
 
 
+@pytest.mark.slow  # `test_mutants.py`, which is not, runs as many seeds as show each of its bugs
 def test_all_claims_hold_whatever_fails() -> None:
     """100 seeds, 2,000 in CI: nothing is granted twice, lost or run twice, and every workload ends; and every kind of
     fault has happened."""
@@ -61,6 +62,13 @@ def test_all_claims_hold_whatever_fails() -> None:
         starts.add(result.started_from)
     assert {name for name in HAPPENS if not counts[name]} == set()
     assert starts == {"", *(path.name for path in old_journals_in(OLD))}
+
+
+def test_the_first_seeds_hold_all_claims() -> None:
+    """Fifteen of them, one with each journal of an older version."""
+    found = list(run_seeds(range(15), old_journals_in(OLD)))
+    assert [result.problem for result in found if not result.is_good] == []
+    assert {result.started_from for result in found} == {"", *(path.name for path in old_journals_in(OLD))}
 
 
 @pytest.mark.parametrize("seed", [4, 11])

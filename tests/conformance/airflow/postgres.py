@@ -49,14 +49,23 @@ def metadata_in(url: str) -> dict[str, str]:
     return {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url, "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": url}
 
 
+def is_installed() -> bool:
+    """Whether there is a server, and a driver for it."""
+    return find_spec(DRIVER) is not None and _found() is not None
+
+
 def _programs() -> Path:
     """Where the newest server's programs are."""
-    found = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
-    if not found and (on_path := shutil.which("initdb")):
-        found = [Path(on_path)]
-    if not found:
+    found = _found()
+    if found is None:
         pytest.skip("no PostgreSQL server is installed")
-    return found[-1].parent
+    return found.parent
+
+
+def _found() -> Path | None:
+    found = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return found[-1] if found else Path(on_path) if on_path else None
 
 
 def _user(folder: Path) -> dict[str, Any]:

@@ -24,7 +24,6 @@ AIRFLOW_ENVIRONMENT = {
     "EGS_POOLS": "order_gpu=2",
     "EGS_RESERVE_AFTER": "0.0001",
 }
-QUICK = ("convert",)
 OWN_AIRFLOW = ("observe-changes-nothing", "failures-stay-the-users", "off-is-off", "audit")
 """Scenarios with a native run."""
 OWN_BREAKAGES = ("api", "engine", "worker", "uninstalled")
@@ -32,12 +31,11 @@ OWN_BREAKAGES = ("api", "engine", "worker", "uninstalled")
 
 
 def marked() -> list[Any]:
-    """The scenarios as parameters: most take 20 s of a session that has six minutes; some start an Airflow."""
+    """The scenarios as parameters; those that start an Airflow are long."""
     found = []
     for one in SCENARIOS:
         is_long = one.name in OWN_AIRFLOW or one.breakage in OWN_BREAKAGES
-        marks = [pytest.mark.long] if is_long else [] if one.name in QUICK else [pytest.mark.slow]
-        found.append(pytest.param(one, marks=marks, id=one.name))
+        found.append(pytest.param(one, marks=[pytest.mark.long] * is_long, id=one.name))
     return found
 
 
@@ -64,7 +62,6 @@ def test_airflow(scenario: Scenario, bench: AirflowRuns) -> None:
     scenario.check(bench)
 
 
-@pytest.mark.slow
 def test_without_phases_the_scenario_fails(
     airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +78,6 @@ def test_without_phases_the_scenario_fails(
         phases.split(bench)
 
 
-@pytest.mark.slow
 def test_without_order_the_scenario_fails(
     airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

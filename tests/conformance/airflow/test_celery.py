@@ -1,10 +1,11 @@
-"""EgsCeleryExecutor on a real Airflow with a Redis server and Celery workers: what LocalExecutor has, workers have too;
-and a worker that lacks the provider."""
+"""EgsCeleryExecutor on a real Airflow with Redis and Celery workers, whose metadata is in a real PostgreSQL: what
+LocalExecutor has on SQLite is there too; and a worker that lacks the provider."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from egs_airflow.history.keep import keep_history, learned
 from egs_airflow.observe.lines import read_lines
 from egs_airflow.rest import connect
 from egs_core.history.sql import SqlHistory
-from tests.conformance.airflow import test_agent, test_order
+from tests.conformance.airflow import postgres, test_agent, test_order
 from tests.conformance.airflow.celery_site import redis, settings, start_worker
 from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.live import LiveAirflow, live_airflow
@@ -54,11 +55,13 @@ NOTHING_LEARNED = "egs: every task counts as equally long: "  # the agent of thi
 
 @pytest.fixture(scope="module")
 def celery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAirflow]:
-    """An Airflow in mode on with EgsCeleryExecutor and a worker."""
+    """An Airflow in mode on with EgsCeleryExecutor and a worker; on SQLite where there is no PostgreSQL."""
     require_airflow()
     home = tmp_path_factory.mktemp("celery")
     own = {"EGS_HISTORY": f"sqlite:///{home / 'history.sqlite'}", "EGS_RUNLOG": str(home / "runlog")}
-    with redis() as broker:
+    with redis() as broker, ExitStack() as stack:
+        if postgres.is_installed():
+            own |= postgres.metadata_in(stack.enter_context(postgres.postgres()))
         environment = {**ENVIRONMENT, **test_order.AIRFLOW_ENVIRONMENT, **own, **settings(broker, home)}
         with live_airflow(home, environment) as airflow:
             start_worker(airflow, "default")
@@ -93,11 +96,16 @@ def test_a_worker_that_lacks_the_provider_runs_its_tasks(
 
 
 def test_order_with_celery(celery: LiveAirflow) -> None:
-    """Weights, GPU pools, slots kept for a successor and for a large task: as with LocalExecutor."""
+    """Weights, GPU pools, slots kept for a successor and for a large task, and what is learned of it: as with
+    LocalExecutor on SQLite."""
+    kept_in = celery.command("config", "get-value", "database", "sql_alchemy_conn")
+    assert ("postgresql" in kept_in) is postgres.is_installed()
     test_order.test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(celery)
     test_order.test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(celery)
     test_order.test_a_successor_gets_the_slot_that_its_predecessor_freed(celery)
     test_order.test_a_task_that_needs_several_slots_does_not_starve(celery)
+    assert "tasks of" in celery.command("egs", "learn", "--url", celery.url)
+    assert (celery.home / "airflow.db").exists() is not postgres.is_installed()
 
 
 def test_abort_with_celery(celery: LiveAirflow) -> None:

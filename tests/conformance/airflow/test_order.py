@@ -170,13 +170,7 @@ def test_a_successor_gets_the_slot_that_its_predecessor_freed(airflow: LiveAirfl
         with held_pass(airflow, runs, "holder"):
             for name in runs:
                 released(name, airflow.home).touch()
-        order = {name: _started(airflow, name, run) for name, run in runs.items()}
-    kept = _kept(airflow, egs)
-    print(f"started: {order}; kept: {kept}")
-    assert order[egs].index("second") < order[egs].index("leaf"), order
-    assert order[native].index("leaf") < order[native].index("second"), order
-    assert {one["reason"] for one in kept} == {"successor"}
-    assert not _kept(airflow, native)
+        _check_sides(airflow, runs, "second", "leaf", "successor")
 
 
 def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -> None:
@@ -191,12 +185,7 @@ def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -
         assert _is_kept(airflow, egs, runs[egs])
         for name in runs:
             released(name, airflow.home).touch()
-        order = {name: _started(airflow, name, run) for name, run in runs.items()}
-    kept = _kept(airflow, egs)
-    print(f"started: {order}; kept: {kept}")
-    assert order[egs].index("large") < order[egs].index("small"), order
-    assert order[native].index("small") < order[native].index("large"), order
-    assert {one["reason"] for one in kept} == {"reservation"}
+        _check_sides(airflow, runs, "large", "small", "reservation")
     seen = read_airflow(Rest(airflow.url, airflow.token), since_s, egs)
     held = [one for one in past_of(seen).records() if isinstance(one, Held) and one.kind == "reservation"]
     assert {one.task.partition("[")[0] for one in held} == {"small"}
@@ -352,6 +341,19 @@ def _started(airflow: LiveAirflow, dag_id: str, run: str) -> list[str]:
     """The tasks of a run as they were started; it is to end in success."""
     assert airflow.wait_run(dag_id, run) == "success"
     return [ti["task_id"] for ti in airflow.task_instances(dag_id, run)]
+
+
+def _check_sides(airflow: LiveAirflow, runs: Mapping[str, str], one: str, other: str, reason: str) -> None:
+    """Of two runs, by DAG, the first one's DAG is chosen: `one` has started before `other`, for a slot that was kept;
+    natively it was the other way round."""
+    order = {name: _started(airflow, name, run) for name, run in runs.items()}
+    kept = {name: _kept(airflow, name) for name in runs}
+    print(f"started: {order}; kept: {kept}")
+    egs, native = runs
+    assert order[egs].index(one) < order[egs].index(other), order
+    assert order[native].index(other) < order[native].index(one), order
+    assert {slot["reason"] for slot in kept[egs]} == {reason}
+    assert not kept[native]
 
 
 def _is_kept(airflow: LiveAirflow, dag_id: str, run: str) -> bool:

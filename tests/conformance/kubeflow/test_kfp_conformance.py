@@ -19,14 +19,7 @@ def bench(tmp_path: Path) -> Iterator[LocalRuns]:
         yield found
 
 
-# Each task is a process of its own: of what is alike, one with every `make test`.
-SLOW = {"off-is-off", "inversion", "gang-is-not-starved"}
-SLOW |= {scenario.name for scenario in SCENARIOS if scenario.breakage not in ("", "disk", "engine")}
-
-
-@pytest.mark.parametrize(
-    "scenario", [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * (one.name in SLOW)) for one in SCENARIOS]
-)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_local_runner(scenario: Scenario, bench: LocalRuns) -> None:
     """The runner passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, bench):
@@ -35,7 +28,6 @@ def test_local_runner(scenario: Scenario, bench: LocalRuns) -> None:
 
 
 # Some wait ten seconds for what does not come.
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [

@@ -28,16 +28,7 @@ def hook_bench(ray_address: str, tmp_path: Path) -> Iterator[RayScripts]:
         yield bench
 
 
-def marked(*slow: str) -> list[Any]:
-    """The scenarios as parameters; those of these names only with `make test-slow`."""
-    return [pytest.param(s, marks=[pytest.mark.slow] * (s.name in slow), id=s.name) for s in SCENARIOS]
-
-
-# Most faults have short tests, too, in `test_ray_faults.py`, and gangs and errors in files of their own.
-SLOW = {"off-is-off", "failures-stay-the-users", "inversion", "gang-is-not-starved"}
-
-
-@pytest.mark.parametrize("scenario", marked(*SLOW, *(s.name for s in SCENARIOS if s.breakage not in ("", "api"))))
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_egs_ray_run(scenario: Scenario, run_bench: RayRuns) -> None:
     """`egs_ray.run` passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, run_bench):
@@ -45,7 +36,6 @@ def test_egs_ray_run(scenario: Scenario, run_bench: RayRuns) -> None:
     scenario.check(run_bench)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
@@ -66,8 +56,7 @@ def test_without_egs_the_scenario_fails(
         scenario.check(bench)
 
 
-# Each run is a process of its own; most of the slow ones have short tests beside them in `test_ray_act.py` and others.
-@pytest.mark.parametrize("scenario", marked(*{s.name for s in SCENARIOS} - {"convert", "inversion"}))
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     """The hook passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, hook_bench):
@@ -75,7 +64,6 @@ def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     scenario.check(hook_bench)
 
 
-@pytest.mark.slow
 def test_audit(tmp_path: Path) -> None:
     """`egs audit --ray` passes its scenario, on a cluster with a dashboard that never heard of EGS."""
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == "audit"]
