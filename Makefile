@@ -18,7 +18,8 @@ KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,
 .PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture dist check-dist clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
-RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" RAY_USAGE_STATS_ENABLED=0
+# Python keeps what it has compiled, also where images have it not (PYTHONDONTWRITEBYTECODE): hundreds of processes start.
+RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONDONTWRITEBYTECODE= RAY_USAGE_STATS_ENABLED=0
 
 help:
 	@echo 'make demo          run six pipelines on a local Ray, natively and with EGS; write build/demo/report.html'

@@ -5,6 +5,7 @@ Where several processes share the tests (`pytest -n 3`), one of them has all tho
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 first; Ray's are two pieces of about the same length, each with a Ray of its own. The Airflows that a test starts for
 itself, most of them slow tests, are not in the way of those that share one."""
 PIECES = list(TOGETHER)
+HOMES = itertools.count()
 PATIENT_RAY = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_gcs_rpc_server_connect_timeout_s": "60",
@@ -112,7 +114,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
     """Each test starts without EGS's variables and with user folders of its own."""
     for name in ("EGS_MODE", "EGS_DEBUG", "RAY_RUNTIME_ENV_HOOK"):
         monkeypatch.delenv(name, raising=False)
-    home: Path = tmp_path_factory.mktemp("home")
+    home: Path = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES))  # made by what needs it
     for name, folder in (("XDG_DATA_HOME", "data"), ("XDG_CACHE_HOME", "cache"), ("XDG_STATE_HOME", "state")):
         monkeypatch.setenv(name, str(home / folder))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else the first start writes a token into the home folder

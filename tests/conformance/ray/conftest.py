@@ -26,7 +26,10 @@ START_S, LIMIT_S = 120.0, 240.0
 LISTENS = "dashboard_agent_listen_port"
 PORTS = ("metrics_agent_port", "metrics_export_port", LISTENS, "runtime_env_agent_port")
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
-
+FOLDER = Path(__file__).parent
+RUNNING = contextlib.ExitStack()
+ADDRESS: list[str] = []
+"""Of the Ray that runs, if any."""
 
 SLOW = {
     "test_ray_ahead",
@@ -44,16 +47,32 @@ SLOW = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test here starts or uses Ray."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.ray)
             if item.path.stem in SLOW:
                 item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """The address of the session's Ray, to which this process is connected; all of it is gone afterwards."""
-    before = set(psutil.Process().children(recursive=True))
+@pytest.fixture(scope="module")
+def ray_address() -> str:
+    """The address of the one Ray of this folder's tests, to which this process is connected."""
+    if not ADDRESS:
+        ADDRESS.append(RUNNING.enter_context(_running_ray()))
+    return ADDRESS[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """After the last test of this folder: a Ray that idles takes processor time from tests of other things."""
+    if nextitem is None or FOLDER not in nextitem.path.parents:
+        ADDRESS.clear()
+        RUNNING.close()
+
+
+@contextlib.contextmanager
+def _running_ray() -> Iterator[str]:
+    """A Ray, by its address; all of it is gone afterwards."""
+    before = set(psutil.Process().children())
     folder = tempfile.mkdtemp(prefix="egs-")  # sockets below pytest's own folders would have too long a path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -65,12 +84,13 @@ def ray_address() -> Iterator[str]:
         import ray
 
         _start_ray(folder)
+        rays = [child for child in psutil.Process().children() if child not in before]
         try:
             yield ray.get_runtime_context().gcs_address
         finally:
+            rays += [one for child in rays if child.is_running() for one in child.children(recursive=True)]
             ray.shutdown()
-            started = [child for child in psutil.Process().children(recursive=True) if child not in before]
-            _, alive = psutil.wait_procs(started, timeout=20)
+            _, alive = psutil.wait_procs(rays, timeout=20)
             for process in alive:
                 process.kill()
             shutil.rmtree(folder, ignore_errors=True)
