@@ -89,6 +89,7 @@ def _run_wide(nodes: int, seed: int, step_s: float = 0.0) -> tuple[list[m.Decisi
     return out, owners
 
 
+@pytest.mark.slow  # many histories
 @pytest.mark.parametrize("nodes", [2, 7, 20])
 def test_decisions_on_a_cluster_are_those_of_the_scan(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From too few to too many nodes for 240 tasks of six shapes, so that each way of looking is taken."""

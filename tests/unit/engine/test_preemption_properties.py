@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,7 @@ def a_stream(draw: random.Random) -> list[LoadedWorkload]:
     return out
 
 
+@pytest.mark.slow  # many simulations
 @settings(quick, max_examples=15)
 @given(st.integers(0, 2**32), st.sampled_from([None, 100.0]))
 def test_no_livelock_in_a_stream(seed: int, max_wait_s: float | None) -> None:

@@ -112,6 +112,7 @@ def test_an_infinite_number_is_named() -> None:
         convert(documents)
 
 
+@pytest.mark.slow  # many examples
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_mutated_pipeline_converts_or_says_why(data: st.DataObject) -> None:
@@ -137,6 +138,7 @@ def test_a_mutated_pipeline_converts_or_says_why(data: st.DataObject) -> None:
     converts_or_says_why(documents)
 
 
+@pytest.mark.slow  # many examples
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_mutated_text_converts_or_says_why(data: st.DataObject) -> None:

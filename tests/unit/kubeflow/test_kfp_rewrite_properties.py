@@ -222,6 +222,7 @@ def test_a_pipeline_with_a_prefetch_step_keeps_the_promises_too() -> None:
     loads_and_nests(result, profile)
 
 
+@pytest.mark.slow  # many examples; the test above has one
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made_up=st.lists(TASKS, min_size=1, max_size=6), profile=PROFILES)
 def test_every_rewrite_keeps_its_promises(made_up: list[dict[str, Any]], profile: Profile) -> None:

@@ -62,6 +62,7 @@ NEAR = st.one_of(
 )
 
 
+@pytest.mark.slow  # many examples
 @settings(deadline=None, max_examples=400)
 @given(texts=st.lists(NEAR, min_size=1, max_size=20, unique=True), dump=st.sampled_from([dump_like_kfp, dump_objects]))
 def test_text_is_text_for_every_reader(texts: list[str], dump: Any) -> None:

@@ -223,6 +223,7 @@ def test_a_simulation_can_be_stopped_and_asked() -> None:
     assert not simulation.step()
 
 
+@pytest.mark.slow  # each policy twice
 @pytest.mark.parametrize("policy", POLICIES)
 def test_runs_are_repeatable_to_the_bit(policy: str) -> None:
     """The same inputs give the same records, under every policy."""
