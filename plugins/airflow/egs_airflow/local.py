@@ -7,7 +7,6 @@ the end takes what descends from them too, because tasks have process groups of 
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -21,12 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 import psutil
 
 from egs_core.errors import EgsError
+from egs_core.web import Api, Refused, Unreachable
 
 START_S = 120.0
 WAIT_S = 90.0
@@ -93,21 +91,13 @@ class LocalAirflow:
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """The answer of any of the api-server's addresses, decoded; None for an empty one."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        request = Request(f"{self.url}{path}", data=data, method=method, headers=headers)
         for left in reversed(range(TRIES)):
             try:
-                with urlopen(request, timeout=60.0) as answer:
-                    content = answer.read()
-                break
-            except HTTPError as error:
-                said = error.read().decode(errors="replace")
-                if error.code != 500 or not any(text in said for text in LOCKED) or not left:
-                    raise LocalAirflowError(f"{method} {path}: {error.code} {said}") from None
-        return json.loads(content) if content else None
+                return Api(self.url, "this Airflow").ask(path, method, body, self.token)
+            except Refused as error:
+                if error.status != 500 or not any(text in error.text for text in LOCKED) or not left:
+                    raise LocalAirflowError(f"{method} {path}: {error.status} {error.text}") from None
+        raise AssertionError
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None) -> str:
         """Un-pause the DAG and start a run of it now; its run id."""
@@ -249,7 +239,7 @@ def _healthy(airflow: LocalAirflow) -> bool:
     airflow.check_alive()
     try:
         health = airflow.rest("GET", "/monitor/health")
-    except (URLError, OSError, LocalAirflowError):
+    except (Unreachable, LocalAirflowError):
         return False
     return all(health[part]["status"] == "healthy" for part in ("metadatabase", "scheduler"))
 

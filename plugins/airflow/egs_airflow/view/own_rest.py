@@ -5,10 +5,7 @@ page's thread ── get ──► the api-server's event loop ── ASGI ─�
 
 from __future__ import annotations
 
-import io
 import json
-import urllib.error
-from email.message import Message
 from typing import Any
 
 from anyio import from_thread
@@ -16,6 +13,7 @@ from fastapi import Request
 
 from egs_airflow.rest import Rest
 from egs_airflow.view import OUTER
+from egs_core.web import Refused
 
 PASSED_ON = ("authorization", "cookie")
 
@@ -32,13 +30,13 @@ class OwnRest(Rest):
         self._headers = {name: value for name in PASSED_ON if (value := request.headers.get(name))}
         self.refused = 0
 
-    def _send(self, path: str, body: object = None, method: str | None = None) -> Any:
-        if body is not None or method not in (None, "GET"):
+    def _send(self, path: str, body: object = None, method: str = "") -> Any:
+        if body is not None or method not in ("", "GET"):
             raise ValueError("pages only read")
         answer = from_thread.run(self._ask, path)
         if answer.status_code >= 400:
             self.refused = answer.status_code
-            raise urllib.error.HTTPError(path, answer.status_code, answer.reason_phrase, Message(), io.BytesIO())
+            raise Refused(answer.status_code, answer.reason_phrase)
         return json.loads(answer.content)
 
     async def _ask(self, path: str) -> Any:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,12 @@ from typing import Any
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.runlog.past import Past
+from egs_core.web import PATIENCE_S, Api, Refused, parse_address
 from egs_ray.audit.exported import take_event, take_rows
 from egs_ray.audit.records import past_of
 from egs_ray.audit.seen import Seen
 
 PORT = 8265
-PATIENCE_S = 60.0
 MOST_ROWS = 10_000
 INSIDE = "a GPU task counts as using its GPU from start to end: Ray does not tell what happens inside a task"
 BUNDLES = "what a placement group reserves beyond its tasks is in no figure: Ray does not tell for how long"
@@ -61,17 +59,7 @@ def past_with_notes(seen: Seen, label: str, now_s: float | None = None) -> Past:
 
 def dashboard_url(address: str) -> str:
     """The dashboard's URL from what a user may write: a URL, host:port or host. InputError for another kind."""
-    url = address if "://" in address else f"http://{address}"
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else PORT)
-    except ValueError as error:
-        raise InputError("--ray", f"{address!r} is no address: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        hint = f"the dashboard's address, for example http://127.0.0.1:{PORT}"
-        raise InputError("--ray", f"{address!r} is not the address of a Ray dashboard", hint)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
+    return parse_address("--ray", address, PORT, "a Ray dashboard")[0]
 
 
 def read_cluster(url: str) -> Seen:
@@ -117,22 +105,14 @@ def _actors(url: str) -> list[dict[str, Any]]:
 
 
 def _get(url: str, path: str) -> Any:
-    request = urllib.request.Request(url + path)
-    if token := _token():
-        request.add_header("Authorization", f"Bearer {token}")
+    hint = f"the dashboard's address, for example http://127.0.0.1:{PORT}; it needs ray[default]"
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code in (401, 403):
+        return Api(url, "a Ray dashboard", hint).ask(path, token=_token())
+    except Refused as error:
+        if error.status in (401, 403):
             hint = "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as for Ray's own commands"
-            raise InputError(url, f"refuses the request ({error.code} {error.reason})", hint) from None
-        raise InputError(url + path.partition("?")[0], f"answers {error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        hint = f"the dashboard's address, for example http://127.0.0.1:{PORT}; it needs ray[default]"
-        raise InputError(url, f"no answer from a Ray dashboard: {reason}", hint) from None
+            raise InputError(url, f"refuses the request ({error})", hint) from None
+        raise InputError(url + path.partition("?")[0], f"answers {error}") from None
 
 
 def _token() -> str:
