@@ -116,7 +116,8 @@ class RunningWorkload(msgspec.Struct, frozen=True):
 
 
 class RunningTask(msgspec.Struct, frozen=True):
-    """One task that runs, or is about to; since: Unix time at which it got into its state."""
+    """One task that runs, or is about to; since: Unix time at which it got into its state. waiting_for: names of tasks
+    that it waits for."""
 
     task: str
     name: str = ""
@@ -126,6 +127,7 @@ class RunningTask(msgspec.Struct, frozen=True):
     gpus: float = 0.0
     node: str = ""
     pid: int = 0
+    waiting_for: tuple[str, ...] = ()
 
 
 Progress = Callable[[int, int], None]

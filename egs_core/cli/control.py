@@ -17,6 +17,7 @@ from egs_core.adapter import (
     Controlling,
     ControlOutcome,
     ControlRequest,
+    RunningTask,
     RunningWorkload,
     default_adapter,
     load_able,
@@ -114,6 +115,13 @@ def _told(request: ControlRequest, outcome: ControlOutcome) -> str:
     return f"{what}: its driver does not answer: {did}; it is told when it goes on"
 
 
+def _state(task: RunningTask) -> str:
+    if not task.waiting_for:
+        return task.state
+    more = f" +{len(task.waiting_for) - 1}" if len(task.waiting_for) > 1 else ""
+    return f"after {task.waiting_for[0]}{more}"
+
+
 def _table(found: list[RunningWorkload], now: float) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("workload", "driver", "stage", "task", "state", "for", "GPUs", "node", "process"):
@@ -123,6 +131,6 @@ def _table(found: list[RunningWorkload], now: float) -> Table:
         for task in one.running:
             since = f"{max(0.0, now - task.since):,.0f} s"
             node, pid = task.node[:8], str(task.pid or "")
-            row = (task.task, task.state, since, f"{task.gpus:g}", node, pid)
+            row = (task.task, _state(task), since, f"{task.gpus:g}", node, pid)
             table.add_row("", "", escape(task.stage), *map(escape, row))
     return table

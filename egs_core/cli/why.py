@@ -177,7 +177,8 @@ def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) 
     first = f"{len(between)} phases started before it on {started.node}, first {', '.join(between[:SHOWN])}"
     text = "; ".join(part for part in (said, first if between else "", _granted(grants)) if part)
     kind = holds[-1].kind if holds else "capacity"
-    return {"status": "ready", "kind": kind, "text": text, "waiting_for": between[:SHOWN]}
+    waiting_for = list(holds[-1].waiting_for) if holds and holds[-1].waiting_for else between[:SHOWN]
+    return {"status": "ready", "kind": kind, "text": text, "waiting_for": waiting_for}
 
 
 def _granted(grants: list[r.Granted]) -> str:

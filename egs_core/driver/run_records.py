@@ -7,11 +7,13 @@ from collections.abc import Callable
 from egs_core.driver.waits import Explain, WaitRecords
 from egs_core.engine import messages as m
 from egs_core.engine.rules.flavors import seconds_on
+from egs_core.engine.specs import END, FAIL
 from egs_core.engine.state.state import State
-from egs_core.graph.columns import KIND_NAMES, Graph
 from egs_core.runlog import records as r
+from egs_core.runlog.added import added_tasks
 
 Emit = Callable[[r.Record], None]
+AT_LIMIT = {FAIL: "failed", END: "succeeded"}
 
 
 class RunRecords:
@@ -84,8 +86,12 @@ class RunRecords:
         self._emit(r.ColdStart(start, end, workload, task, index, grant.attempt))
 
     def ended(self, phase: int, attempt: int, outcome: str, now: float, reason: str = "") -> None:
+        """The attempt is over; what a limit has stopped ends as the engine counts it, not as who stopped it says."""
         if self._waits is not None:
             self._waits.ended(phase)
+        over = self._state.over_limit.get(self._state.task_of[phase])
+        if over is not None and outcome == "aborted":
+            outcome, reason = AT_LIMIT.get(over.then, outcome), reason or over.text
         workload, task, index = self.names(phase)
         self._emit(r.Ended(now, workload, task, index, attempt, outcome, reason))
 
@@ -112,19 +118,3 @@ class RunRecords:
     def task_names(self, task: int) -> tuple[str, str]:
         state = self._state
         return state.workloads[state.task_workload[task]].id, state.task_ids[task]
-
-
-def added_tasks(now: float, workload: str, graph: Graph, name: Callable[[int], str] | None = None) -> list[r.TaskAdded]:
-    """The record of each task of a block. name: the id of a task by its place in the workload; for a workload of this
-    block alone the graph's own."""
-    name = name or graph.ids.__getitem__
-    found = []
-    for local, task_id in enumerate(graph.ids):
-        phases = []
-        for p in graph.phases_of(local):
-            shape = graph.shapes[graph.phase_shape[p]]
-            kind = KIND_NAMES[graph.phase_kind[p]]
-            phases.append((kind, shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes))
-        parents = tuple([name(i) for i in graph.parents[local]])
-        found.append(r.TaskAdded(now, workload, task_id, graph.names[local], parents, tuple(phases)))
-    return found

@@ -23,6 +23,7 @@ from egs_core.runlog import records as r
 
 Explain = Callable[[int], m.Reason]
 Names = Callable[[int], tuple[str, str, int]]
+Change = tuple[float, str, str, tuple[str, ...]]
 
 ASK_AGAIN_S = 0.25  # of the run's clock: what changes for less is no figure's concern
 MOST_AT_ONCE = 200  # records that one change of a reason may cause; the others follow when they are granted
@@ -31,11 +32,11 @@ WAITING = (READY, HELD)
 
 
 class Class(msgspec.Struct, eq=False):
-    """Waiting phases for which the same reason holds. changes: every reason so far with its time; asked_at: of the last
-    look."""
+    """Waiting phases for which the same reason holds. changes: every reason so far: since when, kind, text, for which
+    tasks; asked_at: of the last look."""
 
     waiting: dict[int, None] = {}
-    changes: list[tuple[float, str, str]] = []
+    changes: list[Change] = []
     asked_at: float = float("-inf")
 
 
@@ -115,8 +116,7 @@ class WaitRecords:
         one.waiting[phase] = None
         if now - one.asked_at >= ASK_AGAIN_S and (len(one.waiting) == 1 or self._had_reasons or self._reasons_change()):
             self._ask(one, now)
-        _, kind, text = one.changes[-1]
-        self._emit(r.Held(ready_at, *names, kind, text))
+        self._emit(r.Held(ready_at, *names, *one.changes[-1][1:]))
         self._waits[phase] = Wait(attempt, one, len(one.changes))
         if phase in state.paused:
             self._pause(phase, self._waits[phase], now)
@@ -127,7 +127,7 @@ class WaitRecords:
         gang = state.gang_of.get(task)
         key = (state.queue_of(task), state.shape[phase], state.options_of(task).flavors, gang)
         if key not in self._classes:
-            self._classes[key] = Class(changes=[(state.ready_at[phase], CAPACITY, "")])
+            self._classes[key] = Class(changes=[(state.ready_at[phase], CAPACITY, "", ())])
         return self._classes[key]
 
     # --- why it waits ---
@@ -151,7 +151,8 @@ class WaitRecords:
         kind = reason.kind or CAPACITY
         if kind == one.changes[-1][1] and one.changes[-1][2]:
             return
-        one.changes.append((now, kind, reason.text.removesuffix(reason.own)))
+        waiting_for = () if reason.own else reason.waiting_for  # else it is who goes before this one of them
+        one.changes.append((now, kind, reason.text.removesuffix(reason.own), waiting_for))
         for phase in itertools.islice(one.waiting, MOST_AT_ONCE):
             if (wait := self._waits.get(phase)) is not None:
                 self._catch_up(phase, wait)
@@ -165,8 +166,7 @@ class WaitRecords:
                 self._pause(phase, wait, now)
                 continue
             wait.is_paused, wait.written = False, len(wait.of.changes)
-            _, kind, text = wait.of.changes[-1]
-            self._emit(r.Held(now, *self._names(phase), kind, text))
+            self._emit(r.Held(now, *self._names(phase), *wait.of.changes[-1][1:]))
 
     def _pause(self, phase: int, wait: Wait, now: float) -> None:
         self._catch_up(phase, wait)
@@ -176,6 +176,6 @@ class WaitRecords:
     def _catch_up(self, phase: int, wait: Wait) -> None:
         if wait.is_paused:
             return
-        for at, kind, text in wait.of.changes[wait.written :]:
-            self._emit(r.Held(at, *self._names(phase), kind, text))
+        for at, kind, text, waiting_for in wait.of.changes[wait.written :]:
+            self._emit(r.Held(at, *self._names(phase), kind, text, waiting_for))
         wait.written = len(wait.of.changes)

@@ -28,6 +28,7 @@ from egs_core.runlog.records import (
     Started,
     TaskAdded,
     Used,
+    time_of,
 )
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -71,7 +72,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         header, reader = _read_header(stream, str(path))
         records, truncated = _read_records(stream, str(path), reader)
     if not header.in_order:
-        records.sort(key=_time)  # stable: of one moment, what was written first was first
+        records.sort(key=time_of)  # stable: of one moment, what was written first was first
     return Run(header=header, records=records, path=str(path), truncated=truncated)
 
 
@@ -129,10 +130,6 @@ def _read_records(stream: BinaryIO, path: str, reader: Callable[[bytes], Record]
     return records, False
 
 
-def _time(record: Record) -> float:
-    return getattr(record, "t", 0.0)  # of all but headers
-
-
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
     while line := stream.readline(MAX_LINE_BYTES):
         yield line
@@ -151,7 +148,7 @@ def _check(record: Record, place: str) -> None:
     """What the types do not say: one header, finite times of sane size, amounts that are amounts."""
     if isinstance(record, Header):
         raise InputError(place, "a second header", "one run log is one run")
-    t = getattr(record, "t", 0.0)
+    t = time_of(record)
     if abs(t) > MAX_TIME_S:
         raise InputError(place, f"t is {t:g}, out of range")
     if isinstance(record, (Used, ColdStart)) and not t <= record.end_t <= MAX_TIME_S:

@@ -28,6 +28,8 @@ from egs_core.runlog.records import (
     Used,
     WorkloadEnded,
     WorkloadSubmitted,
+    in_order,
+    phase_needs,
 )
 
 
@@ -144,7 +146,7 @@ class Past(msgspec.Struct):
         begin_s = self.begin_s
         made = [record for run in self.runs for record in _Run(run, begin_s).records()]
         made.extend(_capacity(self.offers, begin_s, max(self.end_s, begin_s)))
-        return sorted(made, key=lambda record: getattr(record, "t", 0.0))
+        return in_order(made)
 
 
 def end_of(run: PastRun, attempt: Attempt) -> float | None:
@@ -181,8 +183,8 @@ class _Run:
         yield WorkloadSubmitted(self._t(run.submitted_s), run.id, run.name, run.tenant)
         for task in run.tasks:
             needs, added_s = task.needs, run.submitted_s if task.added_s is None else task.added_s
-            phase = ("gpu" if needs.gpus else "cpu", needs.cpus, needs.gpus, needs.memory_bytes)
-            yield TaskAdded(self._t(added_s), run.id, task.id, task.name, task.parents, (phase,))
+            held = phase_needs(needs.cpus, needs.gpus, needs.memory_bytes)
+            yield TaskAdded(self._t(added_s), run.id, task.id, task.name, task.parents, (held,))
         for attempt in run.attempts:
             yield from self._attempt(attempt)
         if run.ended_s is not None:

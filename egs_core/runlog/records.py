@@ -9,6 +9,8 @@ a GPU phase's own code. A phase that holds a GPU and has no `Used` record at all
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 FORMAT = "egs-runlog"
@@ -63,15 +65,24 @@ class WorkloadSubmitted(Record, frozen=True, tag="workload"):
     queue: str = ""
 
 
+PhaseNeeds = tuple[str, float, float, int]
+"""What a phase holds: kind (`cpu` or `gpu`), CPUs, GPUs, bytes of memory."""
+
+
+def phase_needs(cpus: float, gpus: float = 0.0, memory_bytes: int = 0) -> PhaseNeeds:
+    """Of a phase of which only the amounts are known: a GPU phase where it has GPUs."""
+    return "gpu" if gpus else "cpu", cpus, gpus, memory_bytes
+
+
 class TaskAdded(Record, frozen=True, tag="task"):
-    """phases: one (kind, cpus, gpus, memory_bytes) each, kind `cpu` or `gpu`; parents by task id."""
+    """phases: what each holds; parents by task id."""
 
     t: float
     workload: str
     task: str
     name: str = ""
     parents: tuple[str, ...] = ()
-    phases: tuple[tuple[str, float, float, int], ...] = ()
+    phases: tuple[PhaseNeeds, ...] = ()
 
 
 class Ready(Record, frozen=True, tag="ready"):
@@ -87,7 +98,7 @@ class Held(Record, frozen=True, tag="hold"):
     where another task went first), `fragment` (free GPUs are parts of several), `quota`, `reservation`, `flavor`,
     `gang`, `warming` and `process_slots` (its process), `limit`, `paused`, `infeasible`. Only in a framework's
     history: `order` (a task that came later went first), `executor` (admitted, and not started yet by what starts
-    processes)."""
+    processes). waiting_for: the tasks that it waits for, where the reason is that they have not come or not ended."""
 
     t: float
     workload: str
@@ -95,6 +106,7 @@ class Held(Record, frozen=True, tag="hold"):
     phase: int
     kind: str
     reason: str = ""
+    waiting_for: tuple[str, ...] = ()
 
 
 class Granted(Record, frozen=True, tag="granted"):
@@ -204,3 +216,13 @@ AnyRecord = (
     | PreloadEnded
     | WorkloadEnded
 )
+
+
+def time_of(record: Record) -> float:
+    """When it was; 0 of a header."""
+    return getattr(record, "t", 0.0)
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """By time; what happened at one moment as it stands."""
+    return sorted(records, key=time_of)

@@ -30,6 +30,7 @@ from egs_core.runlog.records import (
     Used,
     WorkloadEnded,
     WorkloadSubmitted,
+    time_of,
 )
 from egs_core.runlog.steps import Interval, clip, subtract, union
 from egs_core.runlog.window import submission_of, window_of
@@ -41,11 +42,11 @@ PhaseRun = tuple[str, str, int, int]  # workload, task, phase, attempt
 
 def build_timeline(records: Iterable[Record]) -> Timeline:
     """Read the records of one run into intervals."""
-    ordered = sorted((r for r in records if hasattr(r, "t")), key=_time_of)  # stable: ties keep their place
+    ordered = sorted((r for r in records if hasattr(r, "t")), key=time_of)  # stable: ties keep their place
     builder = _Builder(ordered)
     for record in ordered:
         builder.take(record)
-    return builder.finish(_time_of(ordered[-1]) if ordered else 0.0)
+    return builder.finish(time_of(ordered[-1]) if ordered else 0.0)
 
 
 class _Builder:
@@ -259,11 +260,6 @@ def _run_of(record: Ready | Granted | Started | Ended) -> PhaseRun:
 
 def _attempt_of(record: Used | ColdStart) -> Attempt:
     return record.workload, record.task, record.attempt
-
-
-def _time_of(record: Record) -> float:
-    t: float = record.t  # type: ignore[attr-defined]  # only records that have one come here
-    return t
 
 
 _HANDLERS: dict[type[Record], Callable[[_Builder, Any], None]] = {

@@ -8,8 +8,8 @@ session     what the sessions of all adapters share: a site, a run log that is l
 connect     the site of a holder: which kind it gets is not the holder's concern
 """
 
-from egs_core.driver.run_records import added_tasks
 from egs_core.engine.state.growth import PRIOR_S
+from egs_core.runlog.added import added_tasks
 from egs_core.site.connecting import connect
 from egs_core.site.learning import Learning
 from egs_core.site.messages import (

@@ -19,8 +19,7 @@ from egs_core.driver.embedded import EmbeddedDriver
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.specs import END
-from egs_core.engine.state.lifecycle import ABORTED, HOLDS_LEASE, STATUS_NAMES
+from egs_core.engine.state.lifecycle import ABORTED, HOLDS_LEASE, PENDING, STATUS_NAMES
 from egs_core.engine.state.metering import is_over_limit
 from egs_core.engine.state.nodes import NOT_STARTED
 from egs_core.graph.columns import GPU, Graph
@@ -160,7 +159,9 @@ class EmbeddedSite:
         state, phase = self._state, self._state.cursor[task]
         status = state.status[phase]
         since = state.started_at[phase] if status in HOLDS_LEASE else state.ready_at[phase]
-        return s.TaskStatus(task, STATUS_NAMES[status], phase - state.first_phase[task], state.attempt[task], since)
+        index, name = phase - state.first_phase[task], STATUS_NAMES[status]
+        waiting_for = self._engine.explain(task).waiting_for if status == PENDING else ()
+        return s.TaskStatus(task, name, index, state.attempt[task], since, waiting_for)
 
     def _workload(self, workload: str) -> s.WorkloadStatus:
         found = self._state.workloads[self._state.workload_number(workload)]
@@ -328,10 +329,7 @@ class EmbeddedSite:
             self._records.started(grant, note.at, note.warm, note.framework_id, note.pid)
 
     def _note_ended(self, note: s.Ended) -> None:
-        over, outcome = self._state.over_limit.get(self._state.task_of[note.phase]), note.outcome
-        if over is not None and over.then == END and outcome == "aborted":
-            outcome = "succeeded"  # the end of a time box
-        self._records.ended(note.phase, note.attempt, outcome, self.now(), note.reason)
+        self._records.ended(note.phase, note.attempt, note.outcome, self.now(), note.reason)
 
 
 def _answer(answer: Future[T], action: Callable[[], T]) -> None:

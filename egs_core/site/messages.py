@@ -64,13 +64,15 @@ class Grown(msgspec.Struct, frozen=True):
 
 class TaskStatus(msgspec.Struct, frozen=True):
     """status: a name of `STATUS_NAMES`, of the current phase; index: that phase's place in the task. since: when it
-    started, where it runs or is about to, else when it became ready, in seconds of the site's clock."""
+    started, where it runs or is about to, else when it became ready, in seconds of the site's clock. waiting_for: of a
+    pending task some of those that it depends on and that have not ended."""
 
     task: int
     status: str
     index: int
     attempt: int
     since: float
+    waiting_for: tuple[str, ...] = ()
 
 
 class WorkloadStatus(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_core.runlog.records import Granted, Held, Record
+from egs_core.runlog.records import Granted, Held, PhaseNeeds, Record, phase_needs
 from egs_ray.events import TaskEvent
 
 
@@ -75,9 +75,9 @@ def submission_of(event: TaskEvent) -> Submission:
     )
 
 
-def phase_of(task: Submission) -> tuple[str, float, float, int]:
-    """Its one phase as a run log has it: kind, cpus, gpus, memory."""
-    return ("gpu" if task.gpus else "cpu", task.cpus, task.gpus, task.memory_bytes)
+def phase_of(task: Submission) -> PhaseNeeds:
+    """Its one phase as a run log has it."""
+    return phase_needs(task.cpus, task.gpus, task.memory_bytes)
 
 
 def ordering_of(told: Ordered, workload: str, ready_t: float, granted_t: float) -> list[Record]:

@@ -19,7 +19,8 @@ QUEUES = "queues: [{name: box, limits: {max_runtime: 20m, on_limit: end}}]\n"
 @pytest.mark.usefixtures("ray_address")
 def test_tasks_past_max_runtime_are_cancelled(tmp_path: Path) -> None:
     """The process ends, the GPU is free, there is no retry, the child never starts, and the error names the limit. So
-    it is in a time box (`on_limit: end`), too, where the task has succeeded to the run log: it has no value."""
+    it is in a time box (`on_limit: end`), too: it has no value. The run log says what `why` says, failed here and
+    succeeded there."""
     (tmp_path / "queues.yaml").write_text(QUEUES)
     with t.session(tmp_path, queues=str(tmp_path / "queues.yaml")) as session:
         made = {}
@@ -41,5 +42,5 @@ def test_tasks_past_max_runtime_are_cancelled(tmp_path: Path) -> None:
         t.until(t.is_idle)
         assert not any((folder / "after.pid").exists() for folder in made)
     ends = [r for r in read_run(tmp_path / "run.jsonl").records if isinstance(r, Ended) and r.task == "endless-0"]
-    assert {r.workload.partition("#")[0]: r.outcome for r in ends} == {"plain": "aborted", "box": "succeeded"}
+    assert {r.workload.partition("#")[0]: r.outcome for r in ends} == {"plain": "failed", "box": "succeeded"}
     assert len(ends) == 2

@@ -28,7 +28,9 @@ class Adapter:
 
     def running(self, address: str) -> list[RunningWorkload]:
         task = RunningTask("fit-0", "fit", "train", "running", time.time(), 1.0, "node1", 77)
-        return [RunningWorkload("train#0", "ab12", 5, "host", "running", 4, 3, ("train",), (task,))] if address else []
+        waits = RunningTask("eval-0", state="pending", waiting_for=("fit-0", "fit-1"))
+        tasks = (task, waits)
+        return [RunningWorkload("train#0", "ab12", 5, "host", "running", 4, 3, ("train",), tasks)] if address else []
 
 
 @pytest.fixture
@@ -77,11 +79,13 @@ def test_an_unknown_target_is_one_line(adapter: Adapter, capsys: pytest.CaptureF
     assert len(adapter.asked) == 1
 
 
-def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Workloads with their running tasks; nothing to list is said."""
+    monkeypatch.setenv("COLUMNS", "120")
     assert run(["ps", "--on", "x", "--address", "h:1"]) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("train#0", "1 of 4 ended", "fit-0", "train", "node1", "77"))
+    assert "after fit-0 +1" in shown, "a task that is pending is listed with what it waits for"
     assert run(["ps", "--address", "h:1", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["workloads"]
     assert (one["workload"], one["running"][0]["task"]) == ("train#0", "fit-0")

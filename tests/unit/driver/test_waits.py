@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from egs_core.cli.why import waits_in_log
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.state.lifecycle import RUNNING
-from egs_core.graph.columns import GPU, Graph, Shape
+from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.queues import parse_queues
 from egs_core.runlog.metrics import summarise
-from egs_core.runlog.records import Granted, Held, Ready, Record
+from egs_core.runlog.records import Granted, Held, Ready, Record, Started
 from egs_core.sim import SimConfig, SimNode, simulate
 
 QUOTA = parse_queues("queues: [{name: team, nominal: {gpus: 1}}]")
@@ -102,6 +103,19 @@ def test_a_grant_adds_no_second_ready() -> None:
     assert [site.count(Ready, task) for task in ("t0", "t1", "child")] == [1, 1, 1]
     assert [site.count(Granted, task) for task in ("t0", "t1", "child")] == [1, 1, 1]
     assert len(site.holds("t0")) == 1, "the task with a child goes first, the other one waits for it"
+
+
+def test_a_hold_names_the_tasks_that_it_waits_for() -> None:
+    """A gang waits for its member that has not come; who goes first for a GPU is not said, as it differs for each."""
+    graph = gpu_tasks(1)
+    for name, parents in (("a", ()), ("b", (0,))):
+        graph.add_task(name, parents, ((GPU, Shape(1000, 500), 1.0),), options=TaskOptions(gang="g"))
+    site = Site()
+    site.send(m.TasksAdded("w", graph), 0.0)
+    holds = [x for x in site.records if isinstance(x, Held)]
+    assert [(x.task, x.kind, x.waiting_for) for x in holds] == [("a", "gang", ("b",))]
+    (answer,) = waits_in_log([*site.records, Started(9.0, "w", "a")], ["a"], "log")
+    assert answer["phases"][0]["reason"]["waiting_for"] == ["b"]
 
 
 def test_a_pause_is_a_hold_until_it_is_taken_back() -> None:

@@ -41,7 +41,7 @@ def test_a_tasks_limits(tmp_path: Path) -> None:
     ]
     config = SimConfig(nodes=CONFIG.nodes, flavors=prices)
     result = run(tmp_path, tasks, config)
-    assert ends(result) == [("c", 20.0, "aborted"), ("a", 30.0, "aborted"), ("b", 50.0, "aborted")]
+    assert ends(result) == [("c", 20.0, "succeeded"), ("a", 30.0, "failed"), ("b", 50.0, "failed")]
     assert (result.failed, result.jct_s) == (["w"], [50.0])
     assert result.over_limit == {
         "w/a": "over its limit of 30 s",
@@ -57,7 +57,7 @@ def test_a_workloads_limits(tmp_path: Path) -> None:
         {"id": "b", "phases": [{"kind": "gpu", "gpus": 2, "duration_s": 1000.0}], "priority": 1},
     ]
     result = run(tmp_path, tasks, max_runtime_s=60.0)
-    assert ends(result) == [("a", 10.0, "succeeded"), ("b", 60.0, "aborted")]
+    assert ends(result) == [("a", 10.0, "succeeded"), ("b", 60.0, "failed")]
     assert [r.t for r in result.records if isinstance(r, WorkloadEnded)] == [60.0]
     assert result.over_limit["w"] == "its workload is over its limit of 60 s"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_growing_again_by_the_same_call_adds_nothing(make: Callable[..., Played]
     assert played.site.workload("w").open_tasks == 4
     for workload, at in (("w", 9), ("x", 0)):
         with pytest.raises(ValueError, match=r"none can follow|unknown workload"):
-            played.site.call(lambda workload=workload, at=at: grow(workload, at, more))  # type: ignore[misc]
+            played.site.call(partial(grow, workload, at, more))
     assert played.site.is_alive
 
 
@@ -179,17 +180,22 @@ def test_what_is_stopped_and_what_is_dropped(make: Callable[..., Played]) -> Non
     assert played.told[-1] == Settled("w", failed=True)
 
 
-def test_a_limit_stops_for_good_and_says_so(make: Callable[..., Played]) -> None:
-    """What is past its limit is stopped with `at_limit`, by the site's own timer; what waits for it is dropped."""
+@pytest.mark.parametrize(("then", "outcome"), [("", "failed"), ("fail", "failed"), ("end", "succeeded")])
+def test_a_limit_stops_for_good_and_says_so(make: Callable[..., Played], then: str, outcome: str) -> None:
+    """What is past its limit is stopped with `at_limit`, by the site's own timer. It ends as `on_limit` says, with the
+    same word in the run log and in `why`, whatever its holder calls it; what waits for it is dropped, or runs."""
     graph = Graph()
-    graph.add_task("long", (), ((CPU, WIDE, 1.0),), options=TaskOptions(max_runtime_s=0.05))
+    graph.add_task("long", (), ((CPU, WIDE, 1.0),), options=TaskOptions(max_runtime_s=0.05, on_limit=then))
     graph.add_task("after", (0,), ((CPU, WIDE, 1.0),))
     played = make()
 
     def act(told: AnyTold) -> None:
-        if isinstance(told, Grant):
+        if isinstance(told, Grant) and told.task:
+            played.run_to_end(told)
+        elif isinstance(told, Grant):
             played.site.report(m.PhaseStarted(told.phase, told.attempt))
         elif isinstance(told, Stop):
+            played.site.note(Ended(told.phase, told.attempt, "aborted"))
             played.site.report(m.PhaseEnded(told.phase, told.attempt, "aborted"))
 
     played.act = act
@@ -198,7 +204,11 @@ def test_a_limit_stops_for_good_and_says_so(make: Callable[..., Played]) -> None
     (stop,) = played.of(Stop)
     assert isinstance(stop, Stop)
     assert (stop.at_limit, stop.requeue) == (True, False)
-    assert played.of(Dropped) == [Dropped((1,))]
+    end = next(record for record in played.records if isinstance(record, r.Ended))
+    assert (end.outcome, end.reason) == (outcome, "over its limit of 0.05 s")
+    why = played.site.why(0)
+    assert (why.status, why.kind, why.text) == (outcome, "limit", f"ended: {outcome}: over its limit of 0.05 s")
+    assert played.of(Dropped) == ([Dropped((1,))] if outcome == "failed" else [])
 
 
 def test_a_stop_between_two_phases_awaits_no_end(make: Callable[..., Played]) -> None:
@@ -329,9 +339,10 @@ def test_an_error_of_a_called_action_is_its_callers(make: Callable[..., Played])
 
 def test_close_carries_out_what_was_given_and_ends_the_thread(make: Callable[..., Played]) -> None:
     """What was given before `close` is done; then calls raise, and closing again does no harm."""
-    played, seen = make(), []
+    played = make()
+    seen: list[int] = []
     for number in range(50):
-        played.site.do(lambda number=number: seen.append(number))  # type: ignore[misc]
+        played.site.do(partial(seen.append, number))
     played.site.close()
     assert seen == list(range(50))
     with pytest.raises(TimeoutError):

@@ -15,7 +15,7 @@ import msgspec
 
 from egs_airflow.history.records import past_of
 from egs_airflow.history.seen import Seen, workload_of
-from egs_core.runlog.records import ColdStart, Header, Record, Used
+from egs_core.runlog.records import ColdStart, Header, Record, Used, in_order
 
 LEAST_COLD_S = 0.05  # importing what is imported already takes microseconds; less than this is no cold start
 
@@ -41,7 +41,7 @@ def records_of(seen: Seen, gpu_pool: str, notes: Iterable[Note]) -> tuple[Header
     history = past_of(seen, (gpu_pool,))
     header = history.header("")
     records = [*history.records(), *(record for note in notes for record in _inside(note, header.started_at))]
-    return header, sorted(records, key=lambda record: getattr(record, "t", 0.0))
+    return header, in_order(records)
 
 
 def _inside(note: Note, begin_s: float) -> Iterator[Record]:

@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 from egs_core.errors import EgsError
-from egs_core.graph.columns import KIND_NAMES, Graph
+from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
+from egs_core.runlog.added import added_task
 from egs_kubeflow.demo import times
 from egs_kubeflow.replay.notes import Note, inside, read_notes
 
@@ -73,7 +74,7 @@ def records_of(graph: Graph, notes: Sequence[Note], result: Result) -> list[r.Re
         *inside(notes, starts, result.began),
         r.WorkloadEnded(result.ended - result.began, WORKLOAD),
     ]
-    return sorted(found, key=lambda record: record.t)  # type: ignore[attr-defined]  # all of these have one
+    return r.in_order(found)
 
 
 def _started(graph: Graph, task: int, spans: dict[str, tuple[float, float]]) -> r.Started:
@@ -88,9 +89,8 @@ def _task(
 ) -> Iterator[r.Record]:
     name, parents = graph.ids[task], tuple(graph.ids[parent] for parent in graph.parents[task])
     started = starts[name]
-    kind = KIND_NAMES[graph.phase_kind[graph.phase_offsets[task]]]
     ready = max((spans[parent][1] for parent in parents), default=0.0)
-    yield r.TaskAdded(0.0, WORKLOAD, name, name, parents, ((kind, started.cpus, started.gpus, 0),))
+    yield added_task(0.0, WORKLOAD, graph, task)
     yield r.Ready(ready, WORKLOAD, name)
     yield r.Held(ready, WORKLOAD, name, 0, "order", ONE_BY_ONE)
     yield started

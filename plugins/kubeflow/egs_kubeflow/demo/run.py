@@ -23,7 +23,7 @@ from egs_core.errors import EgsError, InputError
 from egs_core.runlog.figures import figures_of
 from egs_core.runlog.io import read_run, write_run
 from egs_core.runlog.marks import watched
-from egs_core.runlog.records import Capacity, Header, Record, Started, TaskAdded, WorkloadSubmitted
+from egs_core.runlog.records import Capacity, Header, Record, Started, TaskAdded, WorkloadSubmitted, in_order
 from egs_kubeflow.demo import times
 from egs_kubeflow.demo.alone import run_alone
 from egs_kubeflow.demo.bound import ideal_bound_s
@@ -92,7 +92,7 @@ def _with_egs(variant: Variant, root: Path, factor: float) -> tuple[str, Header,
     starts = {record.task: record for record in logged.records if isinstance(record, Started)}
     zero = zero_of(notes, starts)
     noted = [*logged.records, *inside(notes, starts, zero)]
-    records = sorted(counted_from(noted, zero - began), key=lambda record: getattr(record, "t", 0.0))
+    records = in_order(counted_from(noted, zero - began))
     mode = "on" if variant.policy == "egs" else "off"
     header = msgspec.structs.replace(logged.header, mode=mode, started_at=began)
     return str(result.outputs["Output"]), header, records

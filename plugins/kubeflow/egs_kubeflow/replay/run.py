@@ -20,9 +20,10 @@ import msgspec
 
 from egs_core.adapter import ReplayRequest, RunOutcome
 from egs_core.errors import EgsError, InputError
-from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph
+from egs_core.graph.columns import Graph
 from egs_core.replayed import check, outcome
 from egs_core.runlog import records as r
+from egs_core.runlog.added import added_task
 from egs_core.runlog.io import read_run
 from egs_core.runlog.marks import watched
 from egs_kubeflow import compat
@@ -104,7 +105,7 @@ def _records(request: ReplayRequest, logged: Sequence[r.Record], root: Path) -> 
         *inside(notes, starts, zero),
     ]
     records += _workloads(request, records)
-    return sorted(records, key=lambda record: getattr(record, "t", 0.0)), zero
+    return r.in_order(records), zero
 
 
 def _renamed(request: ReplayRequest, logged: Iterable[r.Record]) -> Iterator[tuple[tuple[str, int], r.Record]]:
@@ -130,16 +131,12 @@ def _workloads(request: ReplayRequest, records: Sequence[r.Record]) -> Iterator[
     for workload in request.workloads:
         graph, at = workload.graph, came[workload.name]
         yield r.WorkloadSubmitted(at, workload.name, workload.name)
-        for task, task_id in enumerate(graph.ids):
-            parents = tuple(graph.ids[parent] for parent in graph.parents[task])
-            yield r.TaskAdded(at, workload.name, task_id, graph.names[task], parents, _needs(request, graph, task))
+        for task in range(graph.n_tasks):
+            yield added_task(at, workload.name, graph, task, phases=_needs(request, graph, task))
         yield r.WorkloadEnded(over[workload.name], workload.name)
 
 
-def _needs(request: ReplayRequest, graph: Graph, task: int) -> tuple[tuple[str, float, float, int], ...]:
+def _needs(request: ReplayRequest, graph: Graph, task: int) -> list[r.PhaseNeeds]:
     """What each kfp task of a task held."""
-    found = []
-    for phases in groups_of(graph, task, request.policy == "egs"):
-        code = code_of(graph, phases)
-        found.append((KIND_NAMES[GPU if code.gpus else CPU], code.cpu_milli / 1000, float(code.gpus), 0))
-    return tuple(found)
+    codes = [code_of(graph, phases) for phases in groups_of(graph, task, request.policy == "egs")]
+    return [r.phase_needs(code.cpu_milli / 1000, float(code.gpus)) for code in codes]

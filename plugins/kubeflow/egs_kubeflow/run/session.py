@@ -23,8 +23,8 @@ from egs_core import site as s
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
-from egs_core.graph.columns import KIND_NAMES
 from egs_core.runlog import records as r
+from egs_core.runlog.added import added_task
 from egs_kubeflow.run.condition import is_met
 from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
 from egs_kubeflow.run.opening import backoff_s, block_of, folder_of
@@ -175,10 +175,10 @@ class Session(s.HolderSession):
     def _run(self, node: Node, grant: s.Grant, arguments: Values, now: float) -> None:
         node.state, node.since = RUNNING, now
         if grant.attempt == 1:
-            kind, shape, _ = self._plan.phase(node.kind)
-            held = (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
-            added = r.TaskAdded(now, self._around.job, node.id, node.kind, tuple(before(node)), (held,))
-            self.site.note(added)
+            number, parents = self._plan.numbers[node.kind], before(node)
+            self.site.note(
+                added_task(now, self._around.job, self._plan.graph, number, parents=parents, task_id=node.id)
+            )
         self.site.note(s.Granted(grant))
         self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
         self.site.note(s.Started(grant, now))

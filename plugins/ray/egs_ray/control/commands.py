@@ -246,4 +246,4 @@ def _gate_task(task: Any) -> RunningTask:
 
 
 def _task(row: dict[str, Any]) -> RunningTask:
-    return RunningTask(**{name: row[name] for name in RunningTask.__struct_fields__})
+    return RunningTask(**{name: row[name] for name in RunningTask.__struct_fields__ if name in row})

@@ -9,7 +9,7 @@ import msgspec
 
 from egs_core.graph.merging import merge_phases
 from egs_core.runlog.io import Run, read_run
-from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record
+from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record, in_order
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.marks import workload_id
@@ -36,7 +36,7 @@ def demo_records(folder: str | Path, submitted: Sequence[float], *, split: bool 
     records = records_of(read_marks(folder), workloads, demo.CPUS, demo.GPUS)
     log = Path(folder) / EGS_LOG
     if log.exists():
-        records = sorted([*records, *preloads_of(read_run(log), submitted[0])], key=lambda record: record.t)  # type: ignore[attr-defined]  # all of these have one
+        records = in_order([*records, *preloads_of(read_run(log), submitted[0])])
     return records
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph
+from egs_core.graph.columns import GPU, Graph
+from egs_core.runlog.added import added_task
 from egs_core.runlog.marks import MARKS_FILE
 from egs_core.runlog.records import (
     Capacity,
@@ -29,10 +30,11 @@ from egs_core.runlog.records import (
     Ready,
     Record,
     Started,
-    TaskAdded,
     Used,
     WorkloadEnded,
     WorkloadSubmitted,
+    in_order,
+    phase_needs,
 )
 
 NODE = "local"
@@ -90,10 +92,6 @@ class HeldPhase(msgspec.Struct):
     cold: list[Interval]
 
     @property
-    def kind(self) -> str:
-        return KIND_NAMES[GPU if self.gpus else CPU]
-
-    @property
     def used(self) -> list[Interval]:
         return [part for part in self.mark.of_kind("gpu") if self.gpus and self.start <= part[0] <= self.end]
 
@@ -136,7 +134,7 @@ class _Log:
             for number, phase in enumerate(held):
                 out += self._phase_records(phase, number, ready)
                 ready = phase.end
-        return sorted(out, key=lambda record: record.t)  # type: ignore[attr-defined]  # all of these have one
+        return in_order(out)
 
     # --- what was held ---
 
@@ -195,14 +193,8 @@ class _Log:
         yield WorkloadSubmitted(t=t, workload=workload.id, name=workload.name)
         for number, task in enumerate(graph.ids):
             held = self._phases.get((workload.id, task), [])
-            yield TaskAdded(
-                t=t,
-                workload=workload.id,
-                task=task,
-                name=graph.names[number],
-                parents=tuple(graph.ids[parent] for parent in graph.parents[number]),
-                phases=tuple((phase.kind, phase.cpus, phase.gpus, 0) for phase in held),
-            )
+            phases = [phase_needs(phase.cpus, phase.gpus) for phase in held]
+            yield added_task(t, workload.id, graph, number, phases=phases)
         ends = [self._ends[task] for task in ((workload.id, task) for task in graph.ids) if task in self._ends]
         if ends:
             yield WorkloadEnded(t=max(ends) - self._origin, workload=workload.id)

@@ -26,7 +26,7 @@ from egs_core.graph.analysis import topological_order
 from egs_core.replayed import arrivals, check, outcome, seconds_of
 from egs_core.runlog.io import read_run
 from egs_core.runlog.marks import watched
-from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record
+from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record, in_order
 from egs_ray.convert import convert
 from egs_ray.local import local_ray
 from egs_ray.replay.marked import MarkedWorkload, read_marks, records_of
@@ -161,7 +161,7 @@ def _records(request: ReplayRequest, folder: str, submitted: Sequence[Submitted]
     records = records_of(read_marks(folder), workloads, request.cpus, request.gpus, LEAST_COLD_S)
     if request.policy == "egs":
         records += _preloads(request, f"{folder}/{SESSION_LOG}", submitted)
-    return sorted(records, key=lambda record: record.t)  # type: ignore[attr-defined]  # all of these have one
+    return in_order(records)
 
 
 def _preloads(request: ReplayRequest, path: str, submitted: Sequence[Submitted]) -> Iterator[Record]:

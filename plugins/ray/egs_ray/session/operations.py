@@ -131,6 +131,7 @@ class Operations:
             "gpus": shape.gpu_milli / 1000 if holds else 0.0,
             "node": job.node,
             "pid": job.pid,
+            "waiting_for": () if job.lack or job.stopped else status.waiting_for,
             "pids": pids,
             "framework_id": first_of(job.ref).task_id().hex(),
         }
