@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -42,8 +43,7 @@ def forecast_s() -> float:
         forecaster.learn(traits, rng.lognormvariate(3, 1))
         asked.append(traits)
     return statistics.median(
-        min(seconds_of(lambda traits=traits: forecaster.predict(traits)) for _ in range(7))  # type: ignore[misc]
-        for traits in asked[-200:]
+        min(seconds_of(partial(forecaster.predict, traits)) for _ in range(7)) for traits in asked[-200:]
     )
 
 

@@ -77,11 +77,11 @@ def listening() -> Iterator[Digest]:
         digest.add(decisions, now)
         return decisions
 
-    Engine.handle = heard  # type: ignore[method-assign]
+    Engine.handle = heard  # type: ignore[method-assign]  # to hear what it decides
     try:
         yield digest
     finally:
-        Engine.handle = handle  # type: ignore[method-assign]
+        Engine.handle = handle  # type: ignore[method-assign]  # as it was
 
 
 def digest_of(case: Case) -> str:

@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # MkDocs loads this file by its path
 
-from scripts.reference import PAGES  # noqa: E402
+from scripts.reference import PAGES  # noqa: E402  # found by the line above
 
 COPIES = "repository/"
 """Folder of the site for files from outside of `docs/`."""

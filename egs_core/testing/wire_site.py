@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -114,12 +115,18 @@ class WireSite:
         for event in events:
             body = msgspec.json.encode(event)
             for _ in range(2):
-                self._request(lambda body=body: self._site.report(msgspec.json.decode(body, type=m.AnyEvent)))  # type: ignore[misc]
+                self._request(partial(self._reported, body))
 
     def note(self, *notes: s.Note | r.Record) -> None:
         for note in notes:
             body, kind = msgspec.json.encode(note), r.AnyRecord if isinstance(note, r.Record) else s.AnyNote
-            self._request(lambda body=body, kind=kind: self._site.note(msgspec.json.decode(body, type=kind)))  # type: ignore[misc]
+            self._request(partial(self._noted, body, kind))
+
+    def _reported(self, body: bytes) -> None:
+        self._site.report(msgspec.json.decode(body, type=m.AnyEvent))
+
+    def _noted(self, body: bytes, kind: Any) -> None:
+        self._site.note(msgspec.json.decode(body, type=kind))
 
     def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
         if self._is_lost:

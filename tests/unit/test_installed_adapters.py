@@ -46,9 +46,9 @@ def test_the_default_is_what_an_adapter_says_of_itself() -> None:
 def test_the_only_adapter_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asking it, and without one there is none."""
     entry = EntryPoint("slurm", f"{__name__}:SLURM", adapters.GROUP)
-    monkeypatch.setattr(adapters, "entry_points", lambda group: [entry])  # noqa: ARG005
+    monkeypatch.setattr(adapters, "entry_points", lambda **_: [entry])
     assert default_adapter() == "slurm"
-    monkeypatch.setattr(adapters, "entry_points", lambda group: [])  # noqa: ARG005
+    monkeypatch.setattr(adapters, "entry_points", lambda **_: [])
     assert default_adapter() == ""
 
 

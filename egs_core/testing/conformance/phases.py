@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from egs_core.testing.conformance.bench import Bench, give_signal, marks_of, wait_for_mark, wait_until
 from egs_core.testing.conformance.pipeline import HOLDS, Phase, Pipeline, Task, cpu_task, gpu_task
 
@@ -13,12 +15,16 @@ def split(bench: Bench) -> None:
     running = bench.start(pipeline, "on")
     for number, phase in enumerate(steps):
         mark = wait_for_mark(running, "mixed", "begin", number)
-        wait_until(lambda held=phase.gpus: bench.held_gpus() == held, f"{phase.gpus:g} GPUs held in phase {number}")  # type: ignore[misc]  # mypy has no types for such a lambda
+        wait_until(partial(_holds, bench, phase.gpus), f"{phase.gpus:g} GPUs held in phase {number}")
         shown = phase.gpus if bench.shows_devices else 0.0
         assert len(mark.devices) == shown, f"devices seen in phase {number}: {mark.devices}"
         give_signal(running, f"go{number}")
     outcome = running.wait()
     assert outcome.values == pipeline.values, f"what the user got: {outcome.values} {outcome.error}"
+
+
+def _holds(bench: Bench, gpus: float) -> bool:
+    return bench.held_gpus() == gpus
 
 
 def gpu_is_lent_meanwhile(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,7 +87,7 @@ def test_more_dag_versions_than_are_kept(gate: Gate, monkeypatch: pytest.MonkeyP
     shape = reading.Shape({"first": ["second"], "second": []})
     monkeypatch.setattr(gate_module, "_shape_of", lambda *_: shape)
     for number in range(MOST_SHAPES + 88):
-        gate.guard(lambda number=number: gate.note(workload(number)))  # type: ignore[misc]
+        gate.guard(partial(gate.note, workload(number)))
         gate.guard(gate.learn)
     assert gate.health.faults == 0
     assert len(gate.started) == len(gate.shapes) == MOST_SHAPES + 88

@@ -176,7 +176,7 @@ def test_what_users_do_to_the_records() -> None:
 def test_a_store_that_refuses_to_write_is_an_error() -> None:
     """An agent without the right to create connections says so, instead of trying in silence for ever."""
     store = FakeStore()
-    store.create = lambda *_: (_ for _ in ()).throw(InputError("store", "refuses"))  # type: ignore[method-assign]
+    store.create = lambda *_: (_ for _ in ()).throw(InputError("store", "refuses"))  # type: ignore[method-assign]  # a store that fails
     with pytest.raises(InputError, match="refuses"):
         Lease(store, "a").tick()
 
@@ -190,7 +190,7 @@ def test_an_answer_that_was_lost() -> None:
         create(epoch, text)
         raise InputError("store", "no answer")
 
-    store.create = lost  # type: ignore[method-assign]
+    store.create = lost  # type: ignore[method-assign]  # a store that fails
     assert Lease(store, "a").tick()
 
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -277,7 +278,7 @@ class Gate:
                 self.driver.do(self._promises.live)  # by the driver's thread: its life is what the tickets depend on
                 if self.books.jobs or self._demand:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
-                    self.driver.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]  # mypy has no types for such a lambda
+                    self.driver.do(partial(self._review, nodes, free))
                 self._tell_autoscaler()
             except Exception as error:
                 self._fail(error)
