@@ -41,20 +41,10 @@ POLICIES = ("egs", "native")
 """What a replay may run under: EGS on, or the framework alone."""
 
 
-HINTED = (
-    "stage",
-    "priority",
-    "max_wait_s",
-    "max_runtime_s",
-    "max_gpu_s",
-    "max_cost",
-    "deadline_s",
-    "flavors",
-    "gang",
-    "gang_same",
-)
-"""Hints that are copied to `TaskOptions` under the same name: add yours here. An adapter that does not apply one passes
-`NAME=None` to `options_of_hints`, and says so in its surfaces."""
+UNMEASURED = "idle_timeout_s"  # a limit that nothing can apply yet
+HINTED = tuple([name for name in TaskOptions.__struct_fields__ if hasattr(TaskHints, name) and name != UNMEASURED])
+"""Hints that the engine is told of, under the same name. An adapter that does not apply one passes `NAME=None` to
+`options_of_hints`, and says so in its surfaces."""
 
 
 def options_of_hints(hints: TaskHints, *, has_prices: bool = False, **stated: Any) -> TaskOptions:

@@ -18,26 +18,39 @@ This module and what it imports run inside workers: standard library only.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from types import FunctionType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from egs_core.checkpoints import CheckpointKeeper, checkpoint, checkpoint_keeper, restored, save_checkpoint
 from egs_core.copied_source import begin_at_def
 from egs_core.errors import InputError
 from egs_core.gpu_phase import GpuProvider, call_on_gpu, gpu, gpu_provider, has_gpu_block, set_gpu_provider
+from egs_core.hint_checks import (
+    check_bool,
+    check_count,
+    check_expect,
+    check_flavors,
+    check_gpus,
+    check_int,
+    check_limit,
+    check_positive,
+    check_preload,
+    check_text,
+)
 from egs_core.notices import warn_once
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
 from egs_core.units import parse_bytes, parse_seconds
 
 __all__ = [
+    "HINTS",
     "HINT_NAMES",
     "Call",
     "CheckpointKeeper",
     "Files",
     "GpuProvider",
+    "Hint",
     "Modules",
     "OnGpu",
     "PhaseKind",
@@ -73,37 +86,81 @@ Span = float | str
 SPLIT: tuple[PhaseKind, ...] = ("cpu", "gpu", "cpu")
 
 
+class Hint(NamedTuple):
+    """One hint: the argument of `task`, the field of TaskHints that keeps it, and what checks it."""
+
+    argument: str
+    field: str
+    check: Callable[[Any, str], object]
+    default: object
+
+
+def _hint(check: Callable[[Any, str], object], default: object = None, argument: str = "") -> Any:
+    """A field of TaskHints. check: takes the value and its place, gives it in plain units. argument: of `task`, where
+    it has another name than the field."""
+    return field(default=default, metadata={"check": check, "argument": argument})
+
+
 @dataclass(frozen=True)
 class TaskHints:
-    """The hints of one task, checked and in plain units. None: not stated, so what the framework says holds.
+    """The hints of one task, checked and in plain units; None: not stated, so what the framework says holds.
 
-    gpu_cpus: CPUs held during a GPU phase. split: None means that EGS decides from the code. expect_s: the expected
-    seconds of each phase, empty or one a phase. max_wait_s: how long others may be preferred to this task. deadline_s:
-    when it should have ended, after the submission of its workload. flavors: kinds of hardware on which it may run,
-    empty for any. gang_same: level of the topology, "node" or "rack", say, at which all of its gang must be together.
-    grace_s: how long its `egs.checkpoint` callback may take when it must stop; 0: it is stopped at once.
+    The reference, what the engine is told (a field of `TaskOptions` of the same name) and what travels in a compiled
+    pipeline are made from these fields.
     """
 
-    gpus: float | None = None
-    cpus: float | None = None
-    gpu_cpus: float | None = None
-    memory_bytes: int | None = None
-    gpu_memory_bytes: int | None = None
-    preload: tuple[PreloadItem, ...] = ()
-    max_runtime_s: float | None = None
-    max_gpu_s: float | None = None
-    max_cost: float | None = None
-    deadline_s: float | None = None
-    max_wait_s: float | None = None
-    priority: int = 0
-    gang: str = ""
-    stage: str = ""
-    name: str = ""
-    split: bool | None = None
-    expect_s: tuple[float, ...] = ()
-    flavors: tuple[str, ...] = ()
-    gang_same: str = ""
-    grace_s: float = 0.0
+    gpus: float | None = _hint(check_gpus)
+    """GPUs that a GPU phase of the task needs. Not stated: what the framework was told."""
+    cpus: float | None = _hint(check_count)
+    """CPUs that the task needs."""
+    gpu_cpus: float | None = _hint(check_count)
+    """CPUs that the task needs during a GPU phase; by default those of `cpus`."""
+    memory_bytes: int | None = _hint(parse_bytes, argument="memory")
+    """Main memory that the task needs."""
+    gpu_memory_bytes: int | None = _hint(parse_bytes, argument="gpu_memory")
+    """Memory that the task needs on each of its GPUs."""
+    preload: tuple[PreloadItem, ...] = _hint(check_preload, ())
+    """What is loaded before the task starts, in its process, without holding a GPU: modules, files, or the value of a
+    function that returns a model."""
+    max_runtime_s: float | None = _hint(check_limit, argument="max_runtime")
+    """The longest that one attempt may run; then it is stopped and has failed."""
+    max_gpu_s: float | None = _hint(check_limit, argument="max_gpu_time")
+    """The most GPU time that the task may hold, in all its attempts together; then it is stopped and has failed."""
+    max_cost: float | None = _hint(check_positive)
+    """The most that the task may cost, in all its attempts together, in the currency of the prices that are configured
+    for the hardware. Without prices there is nothing to compare it with."""
+    idle_timeout_s: float | None = _hint(check_limit, argument="idle_timeout")
+    """How long the task may be idle. Accepted, and not applied yet: nothing measures whether a task is idle. Use
+    `max_runtime`."""
+    deadline_s: float | None = _hint(check_limit, argument="deadline")
+    """When the task should have ended, counted from the submission of its workload. It changes the order and stops
+    nothing."""
+    max_wait_s: float | None = _hint(parse_seconds, argument="max_wait")
+    """How long the task may be passed over while it is ready; then it goes to the front."""
+    priority: int = _hint(check_int, 0)
+    """Higher goes first, before every other rule of order."""
+    gang: str = _hint(check_text, "")
+    """Name of a gang: tasks of a workload with one name start together or not at all."""
+    stage: str = _hint(check_text, "")
+    """Name of the stage that the task belongs to, for `egs pause --stage`."""
+    name: str = _hint(check_text, "")
+    """Name of the task in reports and in the history; by default that of the function."""
+    split: bool | None = _hint(check_bool)
+    """Whether the task is split into CPU and GPU phases. Not stated: EGS decides from the code."""
+    expect_s: tuple[float, ...] = _hint(check_expect, (), "expect")
+    """How long the task is expected to take, one a phase; used until there is a history."""
+    flavors: tuple[str, ...] = _hint(check_flavors, ())
+    """Kinds of hardware on which the task may run; none: all."""
+    gang_same: str = _hint(check_text, "")
+    """Level of the topology at which all tasks of the gang must be together, for example `node` or `rack`."""
+    grace_s: float = _hint(parse_seconds, 0.0, "grace")
+    """How long the task's `egs.checkpoint` callback may take before the task is stopped."""
+
+
+_HINTS = [(one.metadata["argument"] or one.name, one) for one in fields(TaskHints)]
+HINTS = {name: Hint(name, one.name, one.metadata["check"], one.default) for name, one in _HINTS}
+HINT_NAMES = frozenset(HINTS)
+"""The arguments of `task`."""
 
 
 @overload
@@ -189,7 +246,7 @@ def phases(*functions: Callable[..., Any], name: str = "") -> Callable[..., Any]
         if not isinstance(step, OnGpu):
             _check_step(step, "egs.phases")
     plain = [step.function if isinstance(step, OnGpu) else step for step in functions]
-    name = _check_text(name, "egs.phases: name") or "_".join(getattr(f, "__name__", "phase") for f in plain)
+    name = check_text(name, "egs.phases: name") or "_".join(getattr(f, "__name__", "phase") for f in plain)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return run_steps(functions, args, kwargs)
@@ -255,14 +312,13 @@ def _attach(function: Any, hints: dict[str, Any]) -> Any:
 
 
 def _checked_hints(place: str, raw: dict[str, Any]) -> TaskHints:
-    unknown = sorted(raw.keys() - _CHECKS.keys())
+    unknown = sorted(raw.keys() - HINTS.keys())
     if unknown:
-        raise InputError(f"{place}: {unknown[0]}", "unknown argument", "known: " + ", ".join(_CHECKS))
+        raise InputError(f"{place}: {unknown[0]}", "unknown argument", "known: " + ", ".join(HINTS))
     out: dict[str, Any] = {}
     for argument, value in raw.items():
-        field, check = _CHECKS[argument]
         if value is not None:
-            out[field] = check(value, f"{place}: {argument}")
+            out[HINTS[argument].field] = HINTS[argument].check(value, f"{place}: {argument}")
     if out.pop("idle_timeout_s", None) is not None:
         warn_once("the hint idle_timeout is not applied: nothing measures yet whether a task is idle; use max_runtime")
     out.setdefault("gpu_cpus", out.get("cpus"))
@@ -271,105 +327,9 @@ def _checked_hints(place: str, raw: dict[str, Any]) -> TaskHints:
     return TaskHints(**out)
 
 
-def _check_count(value: object, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise InputError(place, f"{value!r} is not a number of zero or more")
-    return float(value)
-
-
-def _check_gpus(value: object, place: str) -> float:
-    count = _check_count(value, place)
-    if count > 1 and not count.is_integer():
-        raise InputError(place, f"{value!r} GPUs cannot be given", "a share of one (below 1) or a whole number")
-    return count
-
-
-def _check_positive(value: object, place: str) -> float:
-    amount = _check_count(value, place)
-    if amount == 0:
-        raise InputError(place, "must be more than 0", "leave it out for no limit")
-    return amount
-
-
-def _check_limit(value: object, place: str) -> float:
-    """A span that is a limit: nothing can run for no time."""
-    seconds = parse_seconds(value, place)
-    if seconds == 0:
-        raise InputError(place, "must be more than 0 seconds", "leave it out for no limit")
-    return seconds
-
-
-def _check_int(value: object, place: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(place, f"{value!r} is not a whole number")
-    return value
-
-
-def _check_text(value: object, place: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(place, f"{value!r} is not text")
-    return value
-
-
-def _check_bool(value: object, place: str) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(place, f"{value!r} is not True, False or None")
-    return value
-
-
-def _check_expect(value: object, place: str) -> tuple[float, ...]:
-    spans = value if isinstance(value, (list, tuple)) else (value,)
-    return tuple(parse_seconds(span, f"{place}[{i}]") for i, span in enumerate(spans))
-
-
-def _check_flavors(value: object, place: str) -> tuple[str, ...]:
-    names = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    for i, name in enumerate(names):
-        if not isinstance(name, str) or not name:
-            raise InputError(f"{place}[{i}]", f"{name!r} is not the name of a flavor", 'a name as in flavors=["a100"]')
-    return names
-
-
-def _check_preload(value: object, place: str) -> tuple[PreloadItem, ...]:
-    items = (value,) if isinstance(value, PreloadItem | str) or not isinstance(value, Iterable) else tuple(value)
-    for i, item in enumerate(items):
-        if not isinstance(item, PreloadItem):
-            hint = "use egs.modules(...), egs.files(...) or egs.call(...)"
-            raise InputError(f"{place}[{i}]", f"{item!r} is not a preload item", hint)
-    return items
-
-
 def _check_step(function: object, place: str) -> None:
     if not callable(function):
         raise InputError(place, f"{function!r} is not a function", "pass functions, without calling them")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         name = getattr(function, "__qualname__", repr(function))
         raise InputError(place, f"{name} is async or a generator", "its work would run after its phase has ended")
-
-
-# Argument of `task` -> field of TaskHints and the check that normalises it.
-_CHECKS: dict[str, tuple[str, Callable[[object, str], object]]] = {
-    "gpus": ("gpus", _check_gpus),
-    "cpus": ("cpus", _check_count),
-    "gpu_cpus": ("gpu_cpus", _check_count),
-    "memory": ("memory_bytes", parse_bytes),
-    "gpu_memory": ("gpu_memory_bytes", parse_bytes),
-    "preload": ("preload", _check_preload),
-    "max_runtime": ("max_runtime_s", _check_limit),
-    "max_gpu_time": ("max_gpu_s", _check_limit),
-    "max_cost": ("max_cost", _check_positive),
-    "idle_timeout": ("idle_timeout_s", _check_limit),
-    "deadline": ("deadline_s", _check_limit),
-    "max_wait": ("max_wait_s", parse_seconds),
-    "priority": ("priority", _check_int),
-    "gang": ("gang", _check_text),
-    "stage": ("stage", _check_text),
-    "name": ("name", _check_text),
-    "split": ("split", _check_bool),
-    "expect": ("expect_s", _check_expect),
-    "flavors": ("flavors", _check_flavors),
-    "gang_same": ("gang_same", _check_text),
-    "grace": ("grace_s", parse_seconds),
-}
-HINT_NAMES = frozenset(_CHECKS)
-"""The arguments of `task`."""

@@ -32,6 +32,7 @@ from pydantic import Field, ValidationError
 
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
 from egs_core.errors import InputError
+from egs_core.hints import HINTS
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_text, read_yaml
 
@@ -67,7 +68,7 @@ class TaskLimits(FileModel):
     """A task that is stopped at a limit has failed (`fail`, the default), starts again, or has succeeded (`end`)."""
 
     def to_limits(self) -> Limits:
-        return Limits(self.max_runtime, self.max_gpu_time, self.max_cost, self.idle_timeout, self.on_limit)
+        return Limits(**{HINTS[name].field if name in HINTS else name: value for name, value in self})
 
 
 class Queue(FileModel):

@@ -7,47 +7,25 @@ from math import isfinite
 
 import msgspec
 
-from egs_core.graph.columns import GIB, ON_LIMIT, Shape, TaskOptions
+from egs_core.graph.columns import GIB, LIMITS, ON_LIMIT, Shape
+from egs_core.graph.columns import Limits as Limits
 
 FAIL, REQUEUE, END = ON_LIMIT[1:]
-
-
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The most that may be used; None: no limit. A workload has no idle_timeout_s, and always fails on its limit.
-
-    on_limit: fail; requeue, to go on from its checkpoint with as much again, a few times; end: it has had what it
-    asked for and counts as succeeded (a time-boxed interactive request). "": not stated.
-    """
-
-    max_runtime_s: float | None = None
-    max_gpu_s: float | None = None
-    max_cost: float | None = None
-    idle_timeout_s: float | None = None
-    on_limit: str = ""
-
-    @property
-    def amounts(self) -> tuple[float | None, float | None, float | None]:
-        """By the kinds TIME, GPU_TIME and COST."""
-        return self.max_runtime_s, self.max_gpu_s, self.max_cost
-
-    @property
-    def is_none(self) -> bool:
-        return self.idle_timeout_s is None and self.amounts == (None, None, None)
 
 
 NO_LIMITS = Limits()
 
 
-def limits_in(options: TaskOptions) -> Limits:
+def limits_in(options: Limits) -> Limits:
     """What the task's own options state."""
-    return Limits(options.max_runtime_s, options.max_gpu_s, options.max_cost, options.idle_timeout_s, options.on_limit)
+    return Limits(**dict(zip(LIMITS, options.stated, strict=True)), on_limit=options.on_limit)
 
 
 def strictest(first: Limits, second: Limits) -> Limits:
     """Of two limits of a kind the smaller one holds; what is to happen then says the first that says anything."""
-    pairs = zip((*first.amounts, first.idle_timeout_s), (*second.amounts, second.idle_timeout_s), strict=True)
-    time_s, gpu_s, cost, idle_s = (min((v for v in pair if v is not None), default=None) for pair in pairs)
-    return Limits(time_s, gpu_s, cost, idle_s, first.on_limit or second.on_limit)
+    pairs = zip(first.stated, second.stated, strict=True)
+    smallest = [min((limit for limit in pair if limit is not None), default=None) for pair in pairs]
+    return Limits(**dict(zip(LIMITS, smallest, strict=True)), on_limit=first.on_limit or second.on_limit)
 
 
 KINDS = ("cpus", "gpus", "memory")

@@ -13,6 +13,8 @@ A `Graph` is also the unit of growth: `TasksAdded` carries one whose parents may
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
 CPU, GPU = 0, 1
@@ -35,7 +37,43 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
     gpu_memory_bytes: int = 0
 
 
-class TaskOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The most that a task, or all of a workload, may use; None: no limit. A workload has no idle_timeout_s, and always
+    fails on its limit.
+
+    on_limit: fail; requeue, to go on from its checkpoint with as much again, a few times; end: it has had what it
+    asked for and counts as succeeded (a time-boxed interactive request). "": not stated.
+    """
+
+    max_runtime_s: float | None = None  # of one attempt
+    max_gpu_s: float | None = None  # GPU seconds held, in all attempts
+    max_cost: float | None = None
+    idle_timeout_s: float | None = None
+    on_limit: str = ""  # one of ON_LIMIT
+
+    @property
+    def stated(self) -> tuple[float | None, ...]:
+        """The limits themselves, in the order of LIMITS."""
+        found: tuple[float | None, ...] = _stated(self)
+        return found
+
+    @property
+    def amounts(self) -> tuple[float | None, ...]:
+        """Those that are used up: time, GPU time and cost, in this order."""
+        return self.stated[:3]
+
+    @property
+    def is_none(self) -> bool:
+        return self.stated == NOT_STATED
+
+
+LIMITS = Limits.__struct_fields__[:-1]
+"""The limits by name: all fields but what follows then."""
+_stated = attrgetter(*LIMITS)
+NOT_STATED = (None,) * len(LIMITS)
+
+
+class TaskOptions(Limits, frozen=True, omit_defaults=True, kw_only=True):
     """What a task may carry beyond its phases; absent means default for most tasks of most workloads.
 
     warm_key names the set of things (modules, files, load functions) that make a process warm for this task; two
@@ -45,7 +83,6 @@ class TaskOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     stage: str = ""
     priority: int = 0
     max_wait_s: float | None = None
-    max_runtime_s: float | None = None
     warm_key: str = ""
     warmup_s: float = 0.0
     warm_cpu_milli: int = 1000
@@ -53,17 +90,8 @@ class TaskOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     gang: str = ""
     retries: int = 0
     deadline_s: float | None = None  # after its workload's submission
-    max_gpu_s: float | None = None  # GPU seconds held, in all attempts
-    max_cost: float | None = None
-    idle_timeout_s: float | None = None
-    on_limit: str = ""  # one of ON_LIMIT
     flavors: tuple[str, ...] = ()  # of hardware on which it may run; none named: any
     gang_same: str = ""  # level of the topology ("node", "rack" …) at which all members of its gang must be together
-
-    @property
-    def is_limited(self) -> bool:
-        limits = (self.max_runtime_s, self.max_gpu_s, self.max_cost, self.idle_timeout_s)
-        return limits != (None, None, None, None)
 
 
 DEFAULT_OPTIONS = TaskOptions()

@@ -11,13 +11,14 @@ import gzip
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
 from egs_core.errors import InputError
 from egs_core.graph import wfformat
-from egs_core.graph.columns import Graph
+from egs_core.graph.columns import Graph, Limits
 from egs_core.graph.model import FORMAT, VERSION, GraphBuilder, Task, WorkloadHead, input_error, iterate_tasks
 from egs_core.graph.places import join
 from egs_core.graph.render import to_dot, to_mermaid
@@ -38,7 +39,7 @@ class NoWorkloadError(InputError):
 class LoadedWorkload(msgspec.Struct):
     """A workload ready for the engine: who submits it where and when, and its validated graph.
 
-    deadline_s after its submission; the most that all of it may use: see `egs_core.engine.specs.Limits`.
+    deadline_s after its submission. What `WorkloadHead` has under the same name is read from it and written to it.
     """
 
     id: str
@@ -52,6 +53,15 @@ class LoadedWorkload(msgspec.Struct):
     max_gpu_s: float | None = None
     max_cost: float | None = None
     submission: str = ""  # workloads with the same one are ordered as one
+
+    @property
+    def limits(self) -> Limits | None:
+        """The most that all of it may use, None without any."""
+        found = Limits(self.max_runtime_s, self.max_gpu_s, self.max_cost)
+        return None if found.is_none else found
+
+
+HEAD = tuple([name for name in WorkloadHead.model_fields if name in LoadedWorkload.__struct_fields__])
 
 
 def load_workload(path: str | Path) -> LoadedWorkload:
@@ -107,19 +117,8 @@ def _from_own(document: dict[str, msgspec.Raw], place: str) -> LoadedWorkload:
     except ValidationError as error:
         raise input_error(error, place) from None
     graph = _build(head, entries, place)
-    return LoadedWorkload(
-        head.id,
-        head.name or head.id,
-        head.tenant,
-        head.queue,
-        head.arrival_s,
-        graph,
-        head.deadline_s,
-        head.max_runtime_s,
-        head.max_gpu_s,
-        head.max_cost,
-        head.submission,
-    )
+    stated: dict[str, Any] = {name: getattr(head, name) for name in HEAD}
+    return LoadedWorkload(**stated | {"name": head.name or head.id, "graph": graph})
 
 
 def _build(head: WorkloadHead, entries: list[msgspec.Raw], place: str) -> Graph:
@@ -165,12 +164,9 @@ def encode_workload(loaded: LoadedWorkload, to: str = "egs", place: str = "") ->
 
 def _own_json(loaded: LoadedWorkload) -> Iterator[bytes]:
     """Our own JSON in pieces, one line a task, defaults left out."""
-    head: dict[str, object] = {"format": FORMAT, "version": VERSION, "id": loaded.id}
-    fields = {"name": loaded.name, "tenant": loaded.tenant, "queue": loaded.queue, "arrival_s": loaded.arrival_s}
-    fields["submission"] = loaded.submission
-    head |= {field: value for field, value in fields.items() if value}
-    stated = {f: getattr(loaded, f) for f in ("deadline_s", "max_runtime_s", "max_gpu_s", "max_cost")}
-    head |= {field: value for field, value in stated.items() if value is not None}
+    head: dict[str, object] = {"format": FORMAT, "version": VERSION}
+    fields = {name: getattr(loaded, name) for name in HEAD}
+    head |= {name: value for name, value in fields.items() if value != WorkloadHead.model_fields[name].default}
     graph = loaded.graph
     if graph.file_ids:
         sizes = zip(graph.file_ids, graph.file_sizes, strict=True)

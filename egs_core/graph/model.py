@@ -98,25 +98,14 @@ class Task(_Model):
 
     def to_options(self) -> TaskOptions:
         """The part that most tasks do not set."""
-        return TaskOptions(
-            stage=self.stage,
-            priority=self.priority,
-            max_wait_s=self.max_wait_s,
-            max_runtime_s=self.max_runtime_s,
-            warm_key=self.warm_key,
-            warmup_s=self.warmup_s,
-            warm_cpu_milli=_milli(self.warm_cpus),
-            warm_memory_bytes=self.warm_memory,
-            gang=self.gang,
-            retries=self.retries,
-            deadline_s=self.deadline_s,
-            max_gpu_s=self.max_gpu_s,
-            max_cost=self.max_cost,
-            idle_timeout_s=self.idle_timeout_s,
-            on_limit=self.on_limit,
-            flavors=self.flavors,
-            gang_same=self.gang_same,
-        )
+        stated: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set & OPTIONS}
+        if "warm_cpus" in self.model_fields_set:
+            stated["warm_cpu_milli"] = _milli(self.warm_cpus)
+        return TaskOptions(**stated, warm_memory_bytes=self.warm_memory)
+
+
+OPTIONS = frozenset(Task.model_fields) & frozenset(TaskOptions.__struct_fields__)
+"""Fields of a task in a file that the engine has under the same name."""
 
 
 class WorkloadHead(_Model):

@@ -146,8 +146,7 @@ def _described(shape: Shape) -> str:
 
 def _check_options(graph: Graph, place: str) -> None:
     for task, options in graph.options.items():
-        limits = (options.max_runtime_s, options.max_gpu_s, options.max_cost, options.idle_timeout_s)
-        seconds = (options.max_wait_s, options.warmup_s, options.deadline_s, *limits)
+        seconds = (options.max_wait_s, options.warmup_s, options.deadline_s, *options.stated)
         if any(s is not None and not 0 <= s <= MAX_SECONDS for s in seconds):
             raise InputError(task_place(graph, place, task), "a limit or warm-up time is negative or not finite")
         if options.on_limit not in ON_LIMIT:

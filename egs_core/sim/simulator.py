@@ -17,7 +17,6 @@ import msgspec
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
-from egs_core.engine.specs import Limits
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
@@ -222,14 +221,13 @@ class Simulation:
         """`event` carries the workload's place in the list; the engine is told its id."""
         index = int(event.workload)
         given = self.workloads[index]
-        limits = Limits(given.max_runtime_s, given.max_gpu_s, given.max_cost)
         submitted = m.WorkloadSubmitted(
             self.ids[index],
             given.name,
             given.tenant,
             given.queue,
             given.deadline_s,
-            None if limits.is_none else limits,
+            given.limits,
             given.submission,
         )
         self._submitted.append(index)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
+from egs_core import hint_checks as checks
 from egs_core import hints
-from egs_core.hint_meanings import MEANINGS
 from egs_core.units import parse_bytes, parse_seconds
+from scripts.reference.files import attribute_docs
 from scripts.reference.markdown import MissingText, code, table
 from scripts.reference.types import SIZE, SPAN
 
 TYPES: dict[Any, str] = {
-    hints._check_gpus: "number: a share below 1, or whole",
-    hints._check_count: "number",
-    hints._check_positive: "number",
-    hints._check_limit: SPAN,
-    hints._check_int: "whole number",
-    hints._check_text: "text",
-    hints._check_bool: "`True` or `False`",
-    hints._check_preload: "`egs.modules(…)`, `egs.files(…)`, `egs.call(…)`, or a list of them",
-    hints._check_expect: "time, or a list with one a phase",
-    hints._check_flavors: "text, or a list of texts",
+    checks.check_gpus: "number: a share below 1, or whole",
+    checks.check_count: "number",
+    checks.check_positive: "number",
+    checks.check_limit: SPAN,
+    checks.check_int: "whole number",
+    checks.check_text: "text",
+    checks.check_bool: "`True` or `False`",
+    checks.check_preload: "`egs.modules(…)`, `egs.files(…)`, `egs.call(…)`, or a list of them",
+    checks.check_expect: "time, or a list with one a phase",
+    checks.check_flavors: "text, or a list of texts",
     parse_bytes: SIZE,
     parse_seconds: SPAN,
 }
@@ -57,14 +57,11 @@ FUNCTIONS = (
 
 def hints_page() -> str:
     """Every hint with its type, default and meaning, then the functions beside them."""
-    defaults = {field.name: field.default for field in fields(hints.TaskHints)}
-    rows = []
-    for name, (field, check) in hints._CHECKS.items():
-        if name not in MEANINGS:
-            raise MissingText(f"egs_core.hint_meanings.MEANINGS lacks the hint {name!r}")
-        rows.append((code(name), TYPES[check], _default(defaults.get(field)), MEANINGS[name]))
-    if unknown := MEANINGS.keys() - hints._CHECKS.keys():
-        raise MissingText(f"egs_core.hint_meanings.MEANINGS describes what is no hint: {sorted(unknown)}")
+    rows, meanings = [], attribute_docs(hints.TaskHints)
+    for one in hints.HINTS.values():
+        if one.field not in meanings:
+            raise MissingText(f"egs_core.hints.TaskHints.{one.field} has no description: add a string below the field")
+        rows.append((code(one.argument), TYPES[one.check], _default(one.default), meanings[one.field]))
     described = "\n".join(_function(name) for name in FUNCTIONS)
     intro = INTRO.replace("{example}", example_in(hints))
     return f"{intro}\n{table(('hint', 'value', 'default', 'meaning'), rows)}\n## Functions\n\n{described}"

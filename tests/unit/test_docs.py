@@ -65,7 +65,7 @@ def test_broken_links_end_the_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("hints", list(hints._CHECKS)),
+        ("hints", list(hints.HINTS)),
         ("commands", [f"## egs {name}\n" for name in COMMANDS]),
         ("commands", ["## egs kubeflow compile\n", "## airflow egs agent\n", "`--emulate-gpus`", "`-o, --output`"]),
         ("capabilities", ["## ray\n", "## airflow\n", "## kubeflow\n", *(f"\n| {name} |" for name in CAPABILITIES)]),

@@ -59,7 +59,7 @@ class UsageState(ProcessState):
     def _expect_limits(self, graph: Graph) -> None:
         """Tasks have come: is there anything to meter?"""
         if not self.is_metered:
-            self.is_metered = any(options.is_limited for options in graph.options.values())
+            self.is_metered = not all(options.is_none for options in graph.options.values())
 
     def _meter_queues(self) -> None:
         """Queues have changed: what runs in one that has limits now is metered from the start of its phase."""

@@ -92,7 +92,7 @@ def limit_was_reached(world: Surroundings, engine: Engine, task: int) -> None:
     state = engine.state
     members = state.gangs[state.gang_of[task]].members if task in state.gang_of else [task]
     ran = {(name, attempt) for name, attempt, _ in world.ledger.outcomes}
-    if not any(state.options_of(t).is_limited and (state.task_ids[t], state.attempt[t]) in ran for t in members):
+    if not any(not state.options_of(t).is_none and (state.task_ids[t], state.attempt[t]) in ran for t in members):
         raise ClaimBroken(TRUE, f"{state.task_ids[task]} was ended without reason: {state.over_limit[task]}")
 
 

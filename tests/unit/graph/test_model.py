@@ -51,7 +51,18 @@ def test_a_workload_becomes_columns() -> None:
     shapes = [graph.shapes[s] for s in graph.phase_shape]
     assert shapes == [Shape(), Shape(2500, 0, 2 * GIB), Shape(0, 500, 0, 20 * GIB)]
     assert graph.phase_duration_s == [None, 1.0, None]
-    wanted = TaskOptions("training", -3, 60, 7200, "torch", 4.5, 500, GIB, "g", 2)
+    wanted = TaskOptions(
+        stage="training",
+        priority=-3,
+        max_wait_s=60,
+        max_runtime_s=7200,
+        warm_key="torch",
+        warmup_s=4.5,
+        warm_cpu_milli=500,
+        warm_memory_bytes=GIB,
+        gang="g",
+        retries=2,
+    )
     assert graph.options == {1: wanted}
     assert (graph.inputs, graph.outputs, graph.file_sizes) == ({1: (0,)}, {0: (0,), 1: (1,)}, [1024, 7])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_overloads
 
 import cloudpickle
 import pytest
@@ -13,7 +13,7 @@ import pytest
 import egs_core as egs
 from egs_core import notices
 from egs_core.errors import InputError
-from egs_core.hints import TaskHints, hints_of, phase_kinds
+from egs_core.hints import HINTS, TaskHints, hints_of, phase_kinds
 
 
 def plain(path: str) -> str:
@@ -27,6 +27,14 @@ def fresh() -> Any:
         return path
 
     return train
+
+
+def test_the_arguments_of_task_are_the_table() -> None:
+    """What an editor offers, and mypy accepts, is what is checked at run time, in the order of the reference."""
+    typed = inspect.signature(get_overloads(egs.task)[1]).parameters
+    assert list(typed) == list(HINTS)
+    defaults = {name: one.default for name, one in typed.items()}
+    assert defaults == {name: hint.default for name, hint in HINTS.items()}
 
 
 def test_the_function_stays_the_same_object() -> None:

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from egs_core.errors import InputError
-from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
+from egs_core.graph.columns import CPU, DEFAULT_OPTIONS, Graph, Limits, Shape, TaskOptions
 from egs_core.graph.places import did_you_mean
 from egs_kubeflow import compat
 from egs_kubeflow.convert.documents import Documents, Spec, checked
@@ -15,6 +17,12 @@ from egs_kubeflow.convert.pipeline import Converted, convert_spec
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.gangs import gangs_of
 from egs_kubeflow.run.values import Values, producers_of, with_defaults
+
+NOT_HERE: dict[str, Any] = {
+    name: getattr(DEFAULT_OPTIONS, name)
+    for name in (*Limits.__struct_fields__, "flavors", "gang_same", "warm_key", "warmup_s")
+}
+"""Options that the runner does not give to the engine, as they are where nobody states them."""
 
 NOTHING = Shape(0)
 """What a task holds of which nothing runs."""
@@ -108,17 +116,10 @@ class Plan:
         )
 
     def options(self, kind: str, gang: str = "") -> TaskOptions:
-        """What the engine may know of a task: its place in the order, and the gang's name in this run. What needs more
-        than one machine is left out."""
+        """What the engine may know of a task, with the gang's name in this run. Left out is what needs more than one
+        machine, and limits: the runner ends an attempt itself. Nothing is preloaded."""
         found = self.graph.options_of(self.numbers[kind])
-        return TaskOptions(
-            found.stage,
-            found.priority,
-            found.max_wait_s,
-            gang=gang,
-            retries=found.retries,
-            deadline_s=found.deadline_s,
-        )
+        return msgspec.structs.replace(found, **NOT_HERE, gang=gang)
 
     def gpus(self, kind: str) -> float:
         """How many GPUs a task holds."""
