@@ -26,11 +26,12 @@ def added_task(
     parents: Iterable[str] | None = None,
     phases: Sequence[PhaseNeeds] | None = None,
     task_id: str = "",
+    name: str = "",
 ) -> TaskAdded:
-    """One line. parents, phases, task_id: where they are others than the graph's."""
+    """One line. parents, phases, task_id, name: where they are others than the graph's."""
     found = map(graph.ids.__getitem__, graph.parents[task]) if parents is None else parents
     held = needs_of(graph, task) if phases is None else phases
-    return TaskAdded(t, workload, task_id or graph.ids[task], graph.names[task], tuple(found), tuple(held))
+    return TaskAdded(t, workload, task_id or graph.ids[task], name or graph.names[task], tuple(found), tuple(held))
 
 
 def needs_of(graph: Graph, task: int) -> list[PhaseNeeds]:

@@ -90,7 +90,7 @@ def _task(
     name, parents = graph.ids[task], tuple(graph.ids[parent] for parent in graph.parents[task])
     started = starts[name]
     ready = max((spans[parent][1] for parent in parents), default=0.0)
-    yield added_task(0.0, WORKLOAD, graph, task)
+    yield added_task(0.0, WORKLOAD, graph, task, name=name)
     yield r.Ready(ready, WORKLOAD, name)
     yield r.Held(ready, WORKLOAD, name, 0, "order", ONE_BY_ONE)
     yield started

@@ -175,10 +175,10 @@ class Session(s.HolderSession):
     def _run(self, node: Node, grant: s.Grant, arguments: Values, now: float) -> None:
         node.state, node.since = RUNNING, now
         if grant.attempt == 1:
-            number, parents = self._plan.numbers[node.kind], before(node)
-            self.site.note(
-                added_task(now, self._around.job, self._plan.graph, number, parents=parents, task_id=node.id)
-            )
+            graph, number = self._plan.graph, self._plan.numbers[node.kind]
+            own = before(node)
+            added = added_task(now, self._around.job, graph, number, parents=own, task_id=node.id, name=node.kind)
+            self.site.note(added)
         self.site.note(s.Granted(grant))
         self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
         self.site.note(s.Started(grant, now))
