@@ -12,7 +12,7 @@ RAYS_RUN = tests/unit/ray $(addprefix tests/conformance/ray/test_ray_,observe.py
 ALSO_REST = -m 'not long and not slow and not cluster'
 # What runs the same without Airflow is left out: nothing there can differ by its version.
 AIRFLOW_UNITS = $(filter-out $(patsubst %,tests/unit/airflow/test_%.py,agent_limits agent_processes airflow_audit airflow_keep \
-	airflow_local airflow_records deciding lease published),$(sort $(wildcard tests/unit/airflow/test_*.py)))
+	airflow_local airflow_records agent_session lease published),$(sort $(wildcard tests/unit/airflow/test_*.py)))
 AIRFLOWS_RUN = $(AIRFLOW_UNITS) $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
 KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,run.py component.py forked.py containers.py)
 .PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture dist check-dist clean

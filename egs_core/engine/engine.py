@@ -8,7 +8,8 @@ imports only those before it:
     state/     all that is known, as columns and records, and every change of it
     rules/     answers without effects: what fits, what quotas allow, who is in the way
     order/     who is next: the ready phases in the policy's order
-    passes/    one step each: readiness, aborts, pauses, restarts, grant, warm_pool, limits, look_ahead, scaling
+    passes/    one step each: readiness, aborts, pauses, restarts, grant, sightings, warm_pool, limits, look_ahead,
+               scaling
     engine     which pass runs after which event; explain says why a task waits
 """
 
@@ -33,6 +34,7 @@ from egs_core.engine.passes.pauses import Pauses
 from egs_core.engine.passes.readiness import Readiness
 from egs_core.engine.passes.restarts import Restarts
 from egs_core.engine.passes.scaling import Scaling
+from egs_core.engine.passes.sightings import Sightings
 from egs_core.engine.passes.warm_pool import Processes
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.overruns import next_overrun_s
@@ -123,6 +125,9 @@ class Engine:
         self._restarts = Restarts(self._issuer, self._queue, self._readiness, self._aborts)
         self._limits = Limiter(self._issuer, self._aborts, self._restarts, self.config.grace_s, preempts=self._preempts)
         self._pauses = Pauses(self._issuer, self._queue, self._readiness, self._aborts)
+        self._sightings = Sightings(
+            self._issuer, self._queue, self._processes, self._readiness, self._aborts, self._granting, self._limits
+        )
         placements = self.config.search_placements if self.policy.looks_ahead else 0
         is_cheap, horizon_s = objective == "cost", self.config.scaling_horizon_s
         self._scaling = Scaling(self._issuer, horizon_s, is_cheap) if self.config.scaling_hints else None
@@ -130,6 +135,7 @@ class Engine:
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
             m.PhaseEnded: self._on_ended,
             m.PhaseStarted: self._on_started,
+            m.TasksSeen: self._on_seen,
             m.DecisionApplied: self._on_applied,
             m.DecisionRejected: self._on_rejected,
             m.DecisionLost: self._on_lost,
@@ -314,6 +320,9 @@ class Engine:
             self._transitions.start(phase, now)  # plans no preloads: a late start only makes them due later
             if state.is_metered:
                 self._limits.started(phase)
+
+    def _on_seen(self, event: m.TasksSeen, now: float) -> None:
+        self._reorder(self._sightings.take(event, now))
 
     def _on_checkpoint(self, event: m.Checkpointed, now: float) -> None:
         state, task = self.state, event.task

@@ -100,6 +100,28 @@ class FlavorEstimates(Event, frozen=True, tag="flavor_estimates"):
     values: tuple[tuple[int, str, float, float], ...]
 
 
+class Sight(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one task is, as its framework says. status: one of `SIGHTS`; node: where it runs; since_s: how many seconds
+    ago it became ready, or started."""
+
+    task: int
+    status: str
+    node: str = ""
+    since_s: float = 0.0
+
+
+SIGHTS = ("waiting", "ready", "running", "over")
+"""waiting: not to be started now; over: however it ended, what waits for it may go on."""
+
+
+class TasksSeen(Event, frozen=True, tag="seen"):
+    """Where a framework that starts its tasks by itself has some of them now. Its books are the authority: a task runs
+    that was not granted, or before what it waits for has ended; a grant that was not followed is given out anew. Of one
+    batch all that ends or waits comes first. Members of gangs are left out."""
+
+    tasks: tuple[Sight, ...]
+
+
 class DecisionApplied(Event, frozen=True, tag="applied"):
     """The driver has done it."""
 
@@ -212,6 +234,7 @@ AnyEvent = (
     | BranchSkipped
     | Estimates
     | FlavorEstimates
+    | TasksSeen
     | DecisionApplied
     | DecisionRejected
     | DecisionLost

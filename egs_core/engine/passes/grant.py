@@ -116,7 +116,7 @@ class Granting:
                         break
                     passed.add(class_id)
                 elif not (state.reads and self._grant_local_reader(class_id, place)):
-                    self._grant(phase, place, queue.take(class_id, key))
+                    self.grant(phase, place, queue.take(class_id, key))
                 continue
             phases = queue.members(phase)
             is_within = not state.queues or self._is_within_quota(phases, class_id[QUEUE])
@@ -128,7 +128,7 @@ class Granting:
                 is_owner = phase in reservations
                 reason = queue.take(class_id, key)
                 for member, place in zip(phases, places, strict=True):
-                    self._grant(member, place, reason)
+                    self.grant(member, place, reason)
                 if is_owner:  # late ones that come before it would have been asked before it, for nothing
                     late = self._reservations_changed()
                     passed.update(c for c in late if queue.fronts.of[c] < found)
@@ -191,7 +191,7 @@ class Granting:
                 continue
             places = self._places((phase,), class_id)
             if places is not None:
-                self._grant(phase, places[0], queue.take_one(phase))
+                self.grant(phase, places[0], queue.take_one(phase))
         queue.mark_settled()
 
     def _review(self) -> Mapping[int, Refused]:
@@ -212,7 +212,7 @@ class Granting:
                 continue
             places = self._places((owner,), class_id)
             if places is not None:
-                self._grant(owner, places[0], queue.take_one(owner))
+                self.grant(owner, places[0], queue.take_one(owner))
                 self._reservations_changed()
             elif self._choice is None:
                 self._asked.add(owner)
@@ -238,7 +238,7 @@ class Granting:
         if chosen is first:
             return False
         queue.take_later(chosen[1])
-        self._grant(chosen[1], place, TRANSFER_TERM)
+        self.grant(chosen[1], place, TRANSFER_TERM)
         return True
 
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
@@ -370,7 +370,8 @@ class Granting:
         number = state.queue_of(state.task_of[kept.places[0][0]])
         return quota.never_fits(state.queues, number, wanted) is not None
 
-    def _grant(self, phase: int, place: Place, reason: str) -> None:
+    def grant(self, phase: int, place: Place, reason: str) -> None:
+        """Give the place out, to a phase that has left the queue."""
         state, processes = self._state, self._processes
         node, devices = place
         task, warm = state.task_of[phase], None

@@ -173,6 +173,18 @@ def _shape_number(state: Columns, shape: Shape) -> int:
     return len(state.shapes) - 1
 
 
+def detach(state: Columns, tasks: Sequence[int]) -> list[int]:
+    """Take away their parents, and from the parents' ranks what they added; returns the tasks whose ranks were
+    computed."""
+    gone, before = set(tasks), {parent for task in tasks for parent in state.parents[task]}
+    for task in tasks:
+        state.parents[task], state.waiting[task] = (), 0
+        state.reads.pop(task, None)
+    for parent in before:
+        state.children[parent] = [child for child in state.children[parent] if child not in gone]
+    return refresh_ranks(state, before)
+
+
 def refresh_ranks(state: Columns, tasks: Iterable[int]) -> list[int]:
     """Recompute the ranks of these tasks and of every ancestor they change; returns the tasks computed.
 

@@ -19,7 +19,7 @@ from egs_core.engine.messages import (
     WorkloadSubmitted,
 )
 from egs_core.engine.specs import NO_QUEUE
-from egs_core.engine.state.growth import append_block, pass_up, reads_of, refresh_ranks
+from egs_core.engine.state.growth import append_block, detach, pass_up, reads_of, refresh_ranks
 from egs_core.engine.state.lifecycle import (
     ABORTED,
     ALLOWED,
@@ -209,6 +209,10 @@ class State(UsageState):
         del self.pauses[key]
         if self.is_metered:
             self._run_clock(key, 1.0)
+
+    def detach(self, tasks: tuple[int, ...]) -> list[int]:
+        """These wait for nothing any more, whatever was before them; returns the tasks whose ranks were computed."""
+        return detach(self, tasks)
 
     def hold_paused(self, phase: int) -> None:
         """A ready phase of something paused; `unhold` lets it go on."""
@@ -471,6 +475,7 @@ TRANSITIONS = frozenset(
         "hold",
         "unhold",
         "hold_paused",
+        "detach",
         "pause",
         "resume",
         "grant",

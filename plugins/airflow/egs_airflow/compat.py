@@ -386,22 +386,6 @@ def wrap_idle_sleep(sleep: Callable[[float], None]) -> Callable[[], None]:
     return undo
 
 
-# --- refresh: a stored DAG as the scheduler has it, and who else sets weights -----------------------------------------
-
-
-def scheduler_dag(version_id: Any) -> Any:
-    """One stored version of a DAG in the scheduler's own form; None where it is gone."""
-    return _stored(version_id, lambda stored: stored.dag)
-
-
-def has_mutation_hooks_of_others() -> bool:
-    """Whether a hook of this site, beside EGS's and Airflow's empty one, changes task instances when they are made."""
-    from airflow import settings
-
-    hooks = settings.get_policy_plugin_manager().hook.task_instance_mutation_hook.get_hookimpls()
-    return any(not hook.function.__module__.startswith(("airflow.policies", "egs_airflow.")) for hook in hooks)
-
-
 # --- the DAGs that ship with Airflow: 3.2 adds them to those of any folder, 3.3 no longer has the argument ------------
 
 

@@ -181,14 +181,6 @@ def _by_executor(api: str) -> tuple[bool, str]:
     return not problem or bool(_off()), _off() or problem or f"active: {_executor()}"
 
 
-def _refresh() -> tuple[bool, str]:
-    every_s = config.seconds_of("refresh_weights")
-    if not every_s:
-        return True, "off: [egs] refresh_weights"
-    is_well, detail = _order()
-    return is_well, f"active: every {every_s:g} s" if detail.startswith("active") else detail
-
-
 def _pools() -> tuple[bool, str]:
     from egs_airflow.order.pools import configured_pools, created_pools
 
@@ -315,7 +307,6 @@ FEATURES: dict[str, Callable[[], tuple[bool, str]]] = {
     "order": _order,
     "slots kept": _slots,
     "gangs": _gangs,
-    "weights refreshed": _refresh,
     "GPU pools": _pools,
     "preload": _preload,
     "agent": _agent,

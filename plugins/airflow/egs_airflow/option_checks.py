@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from egs_airflow import config
-from egs_airflow.options import MODES, NO, OPTIONS, SECTION, YES, Option
+from egs_airflow.options import GONE, MODES, NO, OPTIONS, SECTION, YES, Option
 from egs_core.adapter import Check
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
@@ -29,7 +29,8 @@ def option_checks() -> list[Check]:
         for name, (text, source) in stated.items()
         if text and (problem := problem_of(OPTIONS[name], text))
     ]
-    bad += [Check(f"[{SECTION}] {name}", False, _unknown(name)) for name in _names_in_section() if name not in OPTIONS]
+    others = {*_names_in_section(), *(name for name in GONE if config.stated_option(name)[0])} - OPTIONS.keys()
+    bad += [Check(f"[{SECTION}] {name}", False, _unknown(name)) for name in sorted(others)]
     return bad or [Check("options", True, "what is stated can work")]
 
 
@@ -57,6 +58,8 @@ def _names_in_section() -> list[str]:
 
 
 def _unknown(name: str) -> str:
+    if name in GONE:
+        return GONE[name]
     near = get_close_matches(name, OPTIONS, 1)
     return "there is no such option" + (f": did you mean {near[0]}?" if near else "")
 

@@ -137,14 +137,6 @@ OPTIONS: dict[str, Option] = {
             "none",
         ),
         Option(
-            "refresh_weights",
-            "seconds or never",
-            "never",
-            "1min",
-            "How often EgsLocalExecutor brings the weights of waiting task instances up to date, in Airflow's own "
-            "table.",
-        ),
-        Option(
             "stage_bytes",
             "bytes or no",
             "16GiB",
@@ -161,3 +153,9 @@ OPTIONS: dict[str, Option] = {
     )
 }
 """By name, in the order in which a user comes to them."""
+
+GONE = {
+    "refresh_weights": "has no effect any more: weights are computed when task instances are made, and where an agent "
+    "hosts the engine what waits follows its order",
+}
+"""Options of earlier versions -> what is to be said where one is stated."""

@@ -33,7 +33,6 @@ AIRFLOW_ENVIRONMENT = {
     "AIRFLOW__CORE__PLUGINS_FOLDER": str(Path(__file__).with_name("plugins")),
     "EGS_POOLS": "order_gpu=2",
     "EGS_RESERVE_AFTER": "0.0001",
-    "EGS_REFRESH_WEIGHTS": "0.5",
 }
 SIDES = {"egs": ["egs-on"], "native": []}
 
@@ -93,26 +92,6 @@ for dag_id, tags in (("order_gpus_egs", ["egs-on"]), ("order_gpus_native", [])):
         train()
         by_hand()
         plain()
-"""
-
-REFRESHED = """
-    @task(pool={name!r})
-    def one():
-        pass
-
-    @task(pool={name!r})
-    def two():
-        pass
-
-    begun >> [one(), two()]
-
-for dag_id, tags, by_hand in (("order_refresh_native", [], 1), ("order_refresh_by_hand", ["egs-on"], 7)):
-    with DAG(dag_id, tags=tags, schedule=None):
-        @task(pool={name!r}, priority_weight=by_hand)
-        def one():
-            pass
-
-        one()
 """
 
 FAULT = """
@@ -222,34 +201,6 @@ def test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(airflow: LiveAirfl
     native = {"train": ("default_pool", 1), "by_hand": ("default_pool", 3), "plain": ("default_pool", 1)}
     assert found == {"order_gpus_egs": native | {"train": ("order_gpu", 2)}, "order_gpus_native": native}
     airflow.run("order_gpus_egs")
-
-
-def test_weights_of_waiting_tasks_follow_what_is_learned_meanwhile(airflow: LiveAirflow) -> None:
-    """`refresh_weights`: two tasks wait for a slot; new durations turn their order round, in Airflow's table and then
-    in what runs. Those of a DAG that is not chosen, or has a priority set by hand, keep their weights."""
-    path = learned(airflow)
-    name, by_hand, native = "order_refresh", "order_refresh_by_hand", "order_refresh_native"
-    write_durations(path, {name: {"one": 600.0, "two": 5.0}})
-    with held_runs(airflow, {name: REFRESHED.format(name=name)}, slots=1) as runs:
-        runs |= {dag: airflow.trigger(dag) for dag in (by_hand, native)}
-
-        def waiting(dag_id: str = name) -> dict[str, int]:
-            found = airflow.task_instances(dag_id, runs[dag_id])
-            return {ti["task_id"]: ti["priority_weight"] for ti in found if ti["state"] == "scheduled"}
-
-        def are_waiting() -> bool:
-            return waiting().keys() == {"one", "two"} and waiting(by_hand).keys() == waiting(native).keys() == {"one"}
-
-        wait_until(are_waiting, "tasks that wait for a slot")
-        before, others = waiting(), (waiting(by_hand), waiting(native))
-        assert before["one"] > before["two"], before
-        write_durations(path, {name: {"one": 5.0, "two": 600.0}, by_hand: {"one": 600.0}, native: {"one": 600.0}})
-        wait_until(lambda: waiting()["two"] > waiting()["one"], "new weights")
-        assert (waiting(by_hand), waiting(native)) == others == ({"one": 7}, {"one": 1})
-        released(name, airflow.home).touch()
-        assert {airflow.wait_run(dag, run) for dag, run in runs.items()} == {"success"}
-    started = [ti["task_id"] for ti in airflow.task_instances(name, runs[name])]
-    assert started.index("two") < started.index("one"), started
 
 
 def test_a_deferred_task_keeps_its_gpu_slots(airflow: LiveAirflow) -> None:

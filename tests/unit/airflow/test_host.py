@@ -13,11 +13,11 @@ import pytest
 
 from egs_airflow import config
 from egs_airflow.agent.commands import order_lines
-from egs_airflow.agent.deciding import Pool
 from egs_airflow.agent.host import DECIDE_S, REFUSED_S, Host
 from egs_airflow.agent.lease import record_of
 from egs_airflow.agent.lease_store import ConnectionStore
-from egs_airflow.agent.picture import Camera
+from egs_airflow.agent.picture import Camera, Pool
+from egs_airflow.agent.session import Session
 from egs_airflow.agent.tags import Modes
 from egs_airflow.order.durations import durations_path, write_durations
 from egs_airflow.order.published import order_of
@@ -168,7 +168,7 @@ def test_an_engine_that_fails(site: Site, monkeypatch: pytest.MonkeyPatch, capsy
     def fail(*_: object) -> None:
         raise ZeroDivisionError("injected")
 
-    monkeypatch.setattr("egs_airflow.agent.host.decide", fail)
+    monkeypatch.setattr(Session, "order", fail)
     host = host_of(site)
     host.look(0.0)
     assert "tries again in 300 s: ZeroDivisionError: injected" in capsys.readouterr().err

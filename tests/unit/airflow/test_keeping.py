@@ -148,7 +148,7 @@ def has_turn(
     key: str, weight: int, rank: int, slots: int = 1, *, may_start: bool = False, keeps: bool = False
 ) -> Claim:
     """A task that waits, and of which the engine says something."""
-    turn = Turn(key, 0, may_start, keeps, rank=rank)
+    turn = Turn(key, may_start, keeps, rank=rank)
     return Claim(key, slots, (-weight, 0, 0), "reservation" if keeps else "", key, turn)
 
 

@@ -36,7 +36,6 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("history", "sqlite:////proc/egs.sqlite", "nothing can be written into /proc"),
         ("learn_every", "x", "'x' is not a duration"),
         ("reserve_after", "banana", "'banana' is not a duration"),
-        ("refresh_weights", "-1s", "is not a duration"),
         ("keep_slots", "maybe", "'maybe' is none of yes, on, true, 1, no, off, false, 0, never"),
         ("preload_modules", "os;rm", "'os;rm': not the name of a module"),
         ("pools", "gpu=none", "'gpu=none' is not a pool with at least one slot"),
@@ -75,16 +74,24 @@ def test_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (check.name, check.detail) == ("[egs] keep_slot", "there is no such option: did you mean keep_slots?")
 
 
+def test_an_option_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that had an effect once says what stands in its place, wherever it is stated."""
+    monkeypatch.setenv("EGS_REFRESH_WEIGHTS", "1min")
+    (check,) = option_checks()
+    assert (check.name, check.ok) == ("[egs] refresh_weights", False)
+    assert "has no effect any more" in check.detail
+
+
 def test_what_means_nothing_is_the_default_and_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where doctor is not asked."""
     monkeypatch.setenv("EGS_KEEP_SLOTS", "maybe")
     monkeypatch.setenv("EGS_RESERVE_AFTER", "banana")
-    monkeypatch.setenv("EGS_REFRESH_WEIGHTS", "banana")
+    monkeypatch.setenv("EGS_LEARN_EVERY", "banana")
     for _ in range(2):
         assert config.is_yes("keep_slots")
-        assert (config.seconds_of("reserve_after"), config.seconds_of("refresh_weights")) == (30.0, 0.0)
+        assert (config.seconds_of("reserve_after"), config.seconds_of("learn_every")) == (30.0, 3600.0)
     assert len(caplog.records) == 3
 
 

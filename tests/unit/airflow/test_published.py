@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from egs_airflow.order.published import MOST_WAITING, READ_S, Order, Reader, Turn, order_of
 from egs_airflow.order.record import Seen
 
-FIRST = Order((Turn("a", 90, True, why="would start now, by remaining_work"), Turn("b", 20, keeps=True)))
-SECOND = Order((Turn("b", 90),))
+FIRST = Order(
+    (Turn("a", True, why="would start now, by remaining_work"), Turn("b", keeps=True)), loads=(("d", "r", "t"),)
+)
+SECOND = Order((Turn("b"),))
 
 
 @dataclass
@@ -26,8 +28,8 @@ def seen(epoch: int, beat: int, order: Order) -> Seen:
 def test_an_order_is_read_as_it_was_written() -> None:
     """A text that is none, or of another version, is nobody's order; a long one is cut, so that it fits."""
     assert order_of(FIRST.text()) == FIRST
-    assert [order_of(text) for text in ("", "{}", '{"v": 2, "turns": []}', '{"v": 1, "turns": [[1]]}')] == [None] * 4
-    long = order_of(Order(tuple(Turn(f"{n}", n) for n in range(MOST_WAITING + 5))).text())
+    assert [order_of(text) for text in ("", "{}", '{"v": 1, "turns": []}', '{"v": 2, "turns": [[1]]}')] == [None] * 4
+    long = order_of(Order(tuple(Turn(f"{n}") for n in range(MOST_WAITING + 5))).text())
     assert long is not None
     assert len(long.turns) == MOST_WAITING
 
@@ -59,7 +61,7 @@ def test_a_reader_believes_only_what_is_renewed() -> None:
     records[0] = seen(2, 1, SECOND)
     clock.now_s += READ_S
     reader.tick()
-    assert reader.current() == {"b": Turn("b", 90)}
+    assert reader.current() == {"b": Turn("b")}
     records[0] = replace(records[0], published="scribble")
     clock.now_s += READ_S
     reader.tick()

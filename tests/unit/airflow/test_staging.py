@@ -1,4 +1,4 @@
-"""Staging without an Airflow: when tasks are expected to start, what is read and what is said of it."""
+"""Staging without an Airflow: what is read when the engine says so, and what is said of it."""
 
 from __future__ import annotations
 
@@ -16,51 +16,20 @@ from urllib.parse import unquote
 import pytest
 
 from egs_airflow.agent import staging
-from egs_airflow.agent.foresee import expected_starts, is_next
-from egs_airflow.agent.instances import Instance
+from egs_airflow.agent.declare import stated_files
+from egs_airflow.agent.host import REFUSED_S
 from egs_airflow.agent.learner import Learner
+from egs_airflow.agent.lease import Record
+from egs_airflow.agent.lease_store import ORDER
 from egs_airflow.agent.loop import Agent
-from egs_airflow.agent.staging import Stager, most_bytes, stated_files
-from egs_airflow.agent.tags import Modes
+from egs_airflow.agent.staging import Stager, most_bytes
+from egs_airflow.order.published import Order
 from egs_airflow.preload.files import read_files
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
 
 MOST = 1 << 40
-NOW_S = 1000.0
-PARENTS = {"a": [], "b": [], "c": ["a", "b"], "d": ["c"], "e": ["x"], "x": []}
-
-
-def one(task: str, state: str = "", started_s: float = 0.0) -> Instance:
-    """A task instance of the graph above."""
-    return Instance(task, "dag", "run", task, state=state, started_s=started_s)
-
-
-def test_when_tasks_start() -> None:
-    """After the last of what they wait for, each with its early side; one that outlives its median is not about to end;
-    behind what nobody knows nothing is known; what runs or has ended has no start."""
-    seconds = {"a": 10.0, "b": 20.0, "c": 5.0}
-    states = {"a": one("a", "success"), "b": one("b", "running", NOW_S - 8.0), "x": one("x", "running", NOW_S - 8.0)}
-    instances = [states.get(task, one(task)) for task in PARENTS]
-    starts = expected_starts(PARENTS, instances, seconds, NOW_S)
-    c, d = starts["c"], starts["d"]
-    assert set(starts) == {"c", "d", "e"}
-    assert c is not None
-    assert d is not None
-    assert c[0] == pytest.approx(12.0, abs=1.0)
-    assert d[0] == pytest.approx(c[0] + 5.0, abs=0.5)
-    assert 0 < c[0] - c[1] < c[0]
-    assert starts["e"] is None
-    late = expected_starts(
-        PARENTS, [one("a", "success"), one("b", "running", NOW_S - 60.0), *instances[2:]], seconds, NOW_S
-    )
-    assert late["c"] is not None
-    assert late["c"][0] > 5.0
-    assert is_next("e", PARENTS, instances)
-    assert is_next("c", PARENTS, instances)
-    assert not is_next("d", PARENTS, instances)  # c has not begun
-    assert expected_starts({"a": ["b"], "b": ["a"]}, [], seconds, NOW_S) == {}
 
 
 def test_files_are_read_within_bounds(tmp_path: Path) -> None:
@@ -108,26 +77,26 @@ def test_what_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OneRun:
-    """The answers of an Airflow with one run: `first` runs on a host, and `train` comes after it."""
+    """The answers of an Airflow with one run: `first` runs on a host, and the engine has `train`'s files loaded."""
 
     def __init__(self, paths: list[str], host: str) -> None:
         self.paths, self.host, self.asked = paths, host, list[str]()
-        self.run_id = "run"
         self.state, self.train = "running", {"state": None, "start_date": None, "hostname": ""}
+        self.holder = "agent"
+        self.loads: tuple[tuple[str, str, str], ...] = (("dag", "run", "train"),)
 
     def __call__(self, path: str, _: dict[str, str]) -> tuple[int, Any]:
         place = unquote(path.removeprefix("/api/v2/"))
         self.asked.append(place)
-        if place == "dags/~/dagRuns":
-            row = {"dag_id": "dag", "dag_run_id": self.run_id, "dag_versions": [{"version_number": 3}]}
-            rows = [row] if self.state == "running" else []
-            return 200, {"dag_runs": rows, "total_entries": len(rows)}
-        if place == "dags/dag/tasks":
-            tasks = [
-                {"task_id": "first", "downstream_task_ids": ["train"]},
-                {"task_id": "train", "downstream_task_ids": []},
-            ]
-            return 200, {"tasks": tasks}
+        extra = json.dumps({ORDER: Order(loads=self.loads).text()})
+        text = Record(self.holder, 1, 30.0).text()
+        record = {"connection_id": "egs_engine_1", "description": text, "extra": extra}
+        if place == "connections":
+            return 200, {"connections": [record], "total_entries": 1}
+        if place == "connections/egs_engine_1":
+            return 200, record
+        if place == "dags/dag/dagRuns/run":
+            return 200, {"state": self.state}
         begun = {"state": "running", "start_date": "2026-01-01T00:00:00+00:00", "hostname": self.host}
         config = str({"egs": {"files": self.paths}})
         rows = [_row("first", "{}", **begun), _row("train", config, **self.train)]
@@ -165,13 +134,12 @@ def acts(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_each_file_once_and_what_was_in_vain(airflow: RecordedAirflow, tmp_path: Path) -> None:
-    """Read once however often the run is looked at; a run that ends without its task is a line; one whose tasks are on
-    another host is left to that."""
+    """Read once however often it is published; a run that ends without its task is a line, one whose task has begun is
+    not; one whose tasks are on another host is left to that."""
     model = tmp_path / "model.pt"
     model.write_bytes(b"x" * 5000)
     airflow.answer = run = OneRun([str(model)], socket.gethostname())
-    rest = Rest(airflow.url)
-    stager = Stager(rest, Modes(rest))
+    stager = Stager(Rest(airflow.url))
     look_until(stager, lambda: acts(tmp_path))
     (staged,) = acts(tmp_path)
     assert (staged["act"], staged["task"], staged["bytes"], staged["cold_bytes"]) == ("staged for", "train", 5000, 0)
@@ -181,21 +149,57 @@ def test_each_file_once_and_what_was_in_vain(airflow: RecordedAirflow, tmp_path:
     run.state = "failed"
     look_until(stager, lambda: len(acts(tmp_path)) == 2)
     assert acts(tmp_path)[1]["act"] == "staged in vain for"
-    asked = len(run.asked)
+    run.loads, asked = (), len(run.asked)
     stager.look(False, time.monotonic())
     assert len(run.asked) == asked  # a host without tasks asks nothing
-    airflow.answer = elsewhere = OneRun([str(model)], "elsewhere")
-    other = Stager(rest, Modes(rest))
+    airflow.answer = used = OneRun([str(model)], socket.gethostname())
+    stager.look(True, time.monotonic())
+    used.train = {"state": "running", "start_date": "2026-01-01T00:00:00+00:00", "hostname": socket.gethostname()}
+    stager.look(True, time.monotonic())
+    used.state = "success"
+    stager.look(True, time.monotonic())
+    airflow.answer = OneRun([str(model)], "elsewhere")
+    other = Stager(Rest(airflow.url))
     for _ in range(5):
         other.look(True, time.monotonic())
     other.close()
     stager.close()
     assert len(acts(tmp_path)) == 2
-    elsewhere.paths, idle = [], Stager(rest, Modes(rest))
-    idle.look(True, time.monotonic())
-    elsewhere.run_id, elsewhere.asked = "another", []
-    idle.look(True, time.monotonic())
-    assert elsewhere.asked == ["dags/~/dagRuns"]  # this version of the DAG states no files
+
+
+def test_nothing_is_read_where_nobody_hosts_the_engine(airflow: RecordedAirflow, tmp_path: Path) -> None:
+    """What a host that has let its lease go had published is nobody's word."""
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"x")
+    airflow.answer = run = OneRun([str(model)], socket.gethostname())
+    run.holder = ""
+    stager = Stager(Rest(airflow.url))
+    stager.look(True, time.monotonic())
+    assert set(run.asked) == {"connections", "connections/egs_engine_1"}
+    run.holder = "agent"
+    look_until(stager, lambda: acts(tmp_path))
+    stager.close()
+
+
+def test_an_agent_that_may_not_read_connections(
+    airflow: RecordedAirflow, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, stages nothing for a while, and does all the rest."""
+    refused = [True]
+    answer = OneRun([], "")
+    airflow.answer = lambda path, query: (403, {}) if refused[0] else answer(path, query)
+    agent = Agent(Rest(airflow.url, "token"), Learner(airflow.url, "", 0.0))
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    agent._stage(True)
+    refused[0] = False
+    agent._stage(True)
+    assert answer.asked == []
+    clock[0] += REFUSED_S
+    agent._stage(True)
+    assert answer.asked
+    agent.close()
+    assert capsys.readouterr().err.count("no file is staged for 300 s: ") == 1
 
 
 def test_an_agent_goes_on_without_staging(

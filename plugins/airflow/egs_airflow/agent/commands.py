@@ -61,7 +61,7 @@ def order_lines(rest: Rest) -> list[str]:
     for turn in order.turns if order is not None else ():
         if turn.id in names:  # else it has begun meanwhile
             kept = "; slots are kept for it" if turn.keeps else ""
-            lines.append(f"  {names[turn.id]}  weight {turn.weight}  {turn.why}{kept}".rstrip())
+            lines.append(f"  {names[turn.id]}  {turn.why}{kept}".rstrip())
     return lines if len(lines) > 1 else [*lines, "  nothing waits for slots"]
 
 

@@ -6,6 +6,7 @@ are parsed: nothing heavy.
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -36,6 +37,17 @@ def declare(task: Any) -> None:
         task.partial_kwargs["executor_config"] = {**present, KEY: wanted}
     else:
         task.executor_config = {**present, KEY: wanted}
+
+
+def stated_files(executor_config: str) -> tuple[str, ...]:
+    """The absolute paths that `declare` has put into an `executor_config`, as REST shows it."""
+    if f"'{FILES}'" not in executor_config:
+        return ()
+    try:
+        paths = ast.literal_eval(executor_config)[KEY][FILES]
+        return tuple(path for path in paths if isinstance(path, str) and os.path.isabs(path))
+    except (ValueError, SyntaxError, LookupError, TypeError):
+        return ()
 
 
 def _absolute(preload: Iterable[object], task: Any) -> list[str]:

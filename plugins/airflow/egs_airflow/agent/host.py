@@ -1,7 +1,7 @@
 """The part of an agent that may host the engine: it holds the lease or watches it, and decides while it holds it.
 
 each 10 s   renew the lease, or look whether it is free
-each 2 s    where it is held: look at the site, decide, publish what has changed
+each 2 s    where it is held: tell its site what Airflow looks like, publish what has changed of the order
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import replace
 from uuid import uuid4
 
 from egs_airflow.agent.acts import say
-from egs_airflow.agent.deciding import decide
 from egs_airflow.agent.lease import TTL_S, Lease
 from egs_airflow.agent.lease_store import ConnectionStore
 from egs_airflow.agent.picture import Camera
+from egs_airflow.agent.session import Session
 from egs_airflow.agent.tags import Modes
 from egs_airflow.order.durations import durations_path
-from egs_airflow.order.published import Order
 from egs_airflow.rest import Rest, Unreachable
 from egs_core.errors import InputError
 
@@ -35,13 +34,14 @@ REFUSED_S = 300.0
 
 
 class Host:
-    """See the module. It keeps nothing: whoever holds the lease next looks for itself."""
+    """See the module. It keeps nothing: whoever holds the lease next tells a site of its own what it sees."""
 
     def __init__(self, rest: Rest, modes: Modes, ttl_s: float = TTL_S) -> None:
         self._store = ConnectionStore(rest)
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
         self.lease = Lease(self._store, holder, ttl_s)
         self._camera = Camera(rest, modes)
+        self._session: Session | None = None
         self._tick_s = self._decide_s = 0.0
         self._published = ""
         self._was_held = False
@@ -55,6 +55,8 @@ class Host:
                 is_held = self.lease.tick()
                 self._tick_s = now_s + (self.lease.ttl_s / RENEWALS if is_held else WATCH_S)
             self._say_changes()
+            if not self.lease.is_held:
+                self._leave_site()
             if self.lease.is_held and now_s >= self._decide_s:
                 began_s = time.monotonic()
                 self._decide(unix_s)
@@ -67,16 +69,27 @@ class Host:
 
     def close(self) -> None:
         """Let the lease go, so that another agent takes it at once."""
+        self._leave_site()
         try:
             self.lease.release()
         except InputError:
             return  # its time to live ends it
 
     def _decide(self, unix_s: Callable[[], float]) -> None:
-        order: Order = decide(self._camera.look(), unix_s())
+        picture = self._camera.look()
+        if self._session is not None and self._session.is_full:
+            self._leave_site()
+        if self._session is None:
+            self._session = Session()
+        order = self._session.order(picture, unix_s())
         text = replace(order, durations=f"{socket.gethostname()}: {durations_path()}").text()
         if text != self._published and self.lease.is_held and self._store.publish(self.lease.epoch, text):
             self._published = text
+
+    def _leave_site(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def _say_changes(self) -> None:
         is_held = self.lease.is_held

@@ -3,8 +3,8 @@
     each second   task processes of this host (none: no request at all)
                   └─► try marked as ended while its process runs on ─► end the process
                   └─► past a limit of its own or of its run ─► mark it (and so end it with the next look) or clear it
-                  └─► what the next tasks of its run read, a moment before they start: see `staging`
-                  └─► where it holds the site's lease: the engine's order, published for the schedulers: see `host`
+                  └─► what its runs' next tasks read, when the engine says so: see `staging`
+                  └─► where it holds the lease: the engine's order, published for schedulers and agents: see `host`
     now and then  `airflow egs learn`, as a process of its own
 
 A try that was marked is ended in mode on for its DAG; one that an operator aborted with EGS, in every mode: in
@@ -20,14 +20,14 @@ from typing import NoReturn
 from egs_airflow import config
 from egs_airflow.agent.acts import note_act, say
 from egs_airflow.agent.enforce import Enforcer
-from egs_airflow.agent.host import Host
+from egs_airflow.agent.host import REFUSED_S, Host
 from egs_airflow.agent.instances import SIGN, Instance, iso, read_instances, was_aborted
 from egs_airflow.agent.learner import Learner
 from egs_airflow.agent.limits import Rule
 from egs_airflow.agent.processes import TaskProcess, end_processes, task_processes
 from egs_airflow.agent.staging import Stager
 from egs_airflow.agent.tags import Modes
-from egs_airflow.rest import Rest
+from egs_airflow.rest import Rest, Unreachable
 from egs_core.errors import InputError
 
 LOOK_S = 1.0
@@ -49,7 +49,7 @@ class Agent:
         self._mode_of: ModeOf = modes.of
         self._enforcer = Enforcer(rest, modes, rules)
         is_on = config.settings().mode == "on"
-        self._stager: Stager | None = Stager(rest, modes) if is_on else None
+        self._stager: Stager | None = Stager(rest) if is_on else None
         self._host: Host | None = Host(rest, modes) if is_on else None
         self._asked_s: float | None = None
 
@@ -86,11 +86,16 @@ class Agent:
 
     def _stage(self, is_busy: bool) -> None:
         """Staging is what an agent may do without: what is wrong with it is one line, and it goes on with the rest."""
+        stager = self._stager
+        if stager is None:
+            return
         try:
-            if self._stager is not None:
-                self._stager.look(is_busy, time.monotonic())
-        except InputError:
+            stager.look(is_busy, time.monotonic())
+        except Unreachable:
             raise
+        except InputError as error:
+            say(f"no file is staged for {REFUSED_S:.0f} s: {error}")
+            stager.pause(time.monotonic() + REFUSED_S)
         except Exception as error:
             say(f"no file is staged any more: {type(error).__name__}: {error}")
             self._stager = None

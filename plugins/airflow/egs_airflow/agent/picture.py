@@ -1,21 +1,23 @@
-"""What an Airflow looks like now, for the engine: pools, DAG runs under way, their open task instances. GET requests.
+"""What an Airflow looks like now, for the site: pools, DAG runs under way, their open task instances. GET requests.
 
     pools · dags/~/dagRuns · dags/~/dagRuns/~/taskInstances     each time
     dags/ID/tasks                                               once for each version of a DAG
 
-Only DAGs that mode on is for and in which nobody has set a priority by hand; what else runs takes slots of the pools.
+Of DAGs that mode on is for. Those in which nobody has set a priority by hand are ordered; what else runs takes slots of
+the pools, and of it only runs are in the picture that name files to read ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from egs_airflow import config
-from egs_airflow.agent.deciding import ACTIVE, Pool, Run, Site
+from egs_airflow.agent.declare import stated_files
 from egs_airflow.agent.instances import OPEN, Instance, read_instances, time_of
 from egs_airflow.agent.tags import Modes
+from egs_airflow.history.seen import workload_of
 from egs_airflow.order.durations import durations_path, load_durations
 from egs_airflow.order.pools import configured_pools, is_gpu_pool
 from egs_airflow.order.weights import USUAL_PRIORITY, usual_s
@@ -25,24 +27,74 @@ from egs_core.errors import InputError
 MOST_KEPT = 512
 RULES = ("downstream", "upstream", "absolute")
 Edges = Mapping[str, list[str]]
+ACTIVE = ("queued", "running", "restarting")
+"""States in which an instance has its slots; in some pools it keeps them while it is deferred."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """slots: as configured, -1 for no limit; taken: by whatever is not ordered; is_gpu: a slot is a GPU;
+    keeps_deferred: a deferred task keeps its slots."""
+
+    name: str
+    slots: int
+    taken: int = 0
+    is_gpu: bool = False
+    keeps_deferred: bool = False
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether its slots are GPUs, of which there are so many."""
+        return self.is_gpu and self.slots >= 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A DAG run: its open task instances, and who comes after whom. known_s: learned durations; is_ordered: whether its
+    tasks wait in the order of EGS."""
+
+    dag_id: str
+    run_id: str
+    started_s: float
+    downstream: Mapping[str, Collection[str]]
+    instances: Sequence[Instance]
+    known_s: Mapping[str, float] = field(default_factory=dict)
+    is_ordered: bool = True
+
+    @property
+    def workload(self) -> str:
+        """Its id at the site, and that of its submission."""
+        return workload_of(self.dag_id, self.run_id)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that a site is told. usual_s: what a task counts in a DAG of which nothing is known; reserve_after_s: so long
+    a task of several slots waits before it goes first, and slots are kept for it."""
+
+    pools: Sequence[Pool]
+    runs: Sequence[Run]
+    usual_s: float
+    reserve_after_s: float
 
 
 @dataclass
 class Camera:
-    """Reads the picture again and again. edges: by DAG and its version, who comes after whom; None: not ordered."""
+    """Reads the picture again and again. edges: by DAG and its version, who comes after whom, and whether it is
+    ordered."""
 
     rest: Rest
     modes: Modes
-    edges: dict[tuple[str, int], Edges | None] = field(default_factory=dict)
+    edges: dict[tuple[str, int], tuple[Edges, bool]] = field(default_factory=dict)
 
-    def look(self) -> Site:
-        """The site as it is now. Raises InputError where Airflow does not answer, or in a way that is not known."""
+    def look(self) -> Picture:
+        """Airflow as it is now. Raises InputError where Airflow does not answer, or in a way that is not known."""
         try:
             return self._look()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(self.rest.url, f"answers in a way that is not known: {error!r}") from None
 
-    def _look(self) -> Site:
+    def _look(self) -> Picture:
         durations = load_durations(durations_path())
         pools = [self._pool(row) for row in self.rest.rows("pools", "pools")]
         rows = self.rest.rows("dags/~/dagRuns", "dag_runs", order_by="id", state="running")
@@ -53,10 +105,10 @@ class Camera:
                 found.setdefault(place, []).append(one)
         runs = []
         for (dag, run), instances in found.items():
-            edges = self._edges(dag, max(one.version for one in instances))
-            if edges is not None:
-                runs.append(Run(dag, run, started[dag, run], edges, instances, durations.get(dag, {})))
-        return Site(
+            edges, is_ordered = self._edges(dag, max(one.version for one in instances))
+            if is_ordered or (edges and any(stated_files(one.config) for one in instances)):
+                runs.append(Run(dag, run, started[dag, run], edges, instances, durations.get(dag, {}), is_ordered))
+        return Picture(
             [self._with_taken(*pool, runs) for pool in pools],
             runs,
             usual_s(durations),
@@ -70,19 +122,19 @@ class Camera:
 
     def _with_taken(self, pool: Pool, occupied: int, runs: list[Run]) -> Pool:
         holds = (*ACTIVE, "deferred") if pool.keeps_deferred else ACTIVE
-        every = (one for run in runs for one in run.instances if one.pool == pool.name)
+        every = (one for run in runs if run.is_ordered for one in run.instances if one.pool == pool.name)
         ours = sum(one.slots for one in every if one.state in holds)
         return Pool(pool.name, pool.slots, max(0, occupied - ours), pool.is_gpu, pool.keeps_deferred)
 
-    def _edges(self, dag: str, version: int) -> Edges | None:
-        """Who comes after whom in a DAG; None for one that EGS does not order."""
+    def _edges(self, dag: str, version: int) -> tuple[Edges, bool]:
+        """Who comes after whom in a DAG, and whether EGS orders it; nothing of one that mode on is not for."""
         if self.modes.of(dag) != "on":
-            return None
+            return {}, False
         if (dag, version) not in self.edges:
             rows = (self.rest.get(f"dags/{quoted(dag)}/tasks") or {}).get("tasks", ())
             is_ours = bool(rows) and not any(_is_set_by_hand(row) for row in rows)
             below = {row["task_id"]: list(row["downstream_task_ids"] or ()) for row in rows}
-            self.edges[dag, version] = below if is_ours else None
+            self.edges[dag, version] = below, is_ours
             if len(self.edges) > MOST_KEPT:
                 del self.edges[next(iter(self.edges))]
         return self.edges[dag, version]

@@ -15,8 +15,8 @@ from egs_airflow import compat, config
 from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import Gate
 from egs_airflow.executors.health import Reporter, drop_dead
+from egs_airflow.options import GONE
 from egs_airflow.order.published import forget, reader
-from egs_airflow.order.refresh import Refresher
 
 if TYPE_CHECKING:
     from airflow.executors.base_executor import BaseExecutor as Base
@@ -35,7 +35,6 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
     _open: ExitStack | None = None
     _events: deque[Any]
     _reporter: Reporter | None = None
-    _refresher: Refresher | None = None
 
     def start(self) -> None:
         """Start the executor, then open the gate."""
@@ -43,7 +42,8 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
         if is_on():
             self.gate = gate = Gate(self._log_event, config.seconds_of("reserve_after"))
             self._reporter = Reporter(gate.health)
-            self._refresher = Refresher(config.seconds_of("refresh_weights"))
+            if config.stated_option("refresh_weights")[0]:
+                config.warn(f"[egs] refresh_weights {GONE['refresh_weights']}")
             self._open = ExitStack()
             self._events = deque(maxlen=MOST_EVENTS)
             gate.guard(drop_dead)
@@ -90,8 +90,6 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
             gate.check_recovery()
         if self._reporter is not None:
             self._reporter.tick()
-        if self._refresher is not None:
-            self._refresher.tick()
 
     def _keep_awake(self) -> None:
         """The scheduler sleeps a second when no executor has news: tell it again of the task that has ended.

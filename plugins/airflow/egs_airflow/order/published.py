@@ -2,7 +2,7 @@
 
     agent ── PATCH `egs_engine_7` ──► metadata ◄── once a second, between two passes ── executor in the scheduler
                                                                                               │ keeps it
-                                           weights, pool hook: a look at what is kept, nothing else
+                                                     pool hook: a look at what is kept, nothing else
 
 The record with the highest epoch counts, and only as long as it changes: a reader that has seen it unchanged for its
 time to live takes it that nobody hosts the engine. Then weights from creation stand, and pools are Airflow's own.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from egs_airflow.order.record import Seen
 
-VERSION = 1
+VERSION = 2
 READ_S = 1.0
 MOST_WAITING = 500
 """So many task instances that wait are published, first in the order first."""
@@ -28,11 +28,10 @@ MOST_WAITING = 500
 
 @dataclass(frozen=True)
 class Turn:
-    """One task instance that waits for slots. weight: that puts it where the engine wants it; may_start: the engine
-    would start it now; keeps: what its pool has open is kept for it; why: what puts it there; rank: its place."""
+    """One task instance that waits for slots. may_start: the engine would start it now; keeps: what its pool has open
+    is kept for it; why: what puts it there; rank: its place."""
 
     id: str
-    weight: int
     may_start: bool = False
     keeps: bool = False
     why: str = ""
@@ -41,10 +40,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Order:
-    """Task instances that wait, first first. durations: where the agent keeps what it learns, `HOST: PATH`."""
+    """Task instances that wait, first first. durations: where the agent keeps what it learns, `HOST: PATH`; loads: DAG,
+    run and task of those whose files are to be read into memory now."""
 
     turns: tuple[Turn, ...] = ()
     durations: str = ""
+    loads: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def by_id(self) -> dict[str, Turn]:
@@ -53,8 +54,9 @@ class Order:
 
     def text(self) -> str:
         """As it is published."""
-        rows = [[t.id, t.weight, int(t.may_start) + 2 * t.keeps, t.why] for t in self.turns[:MOST_WAITING]]
-        return json.dumps({"v": VERSION, "turns": rows, "durations": self.durations}, separators=(",", ":"))
+        rows = [[t.id, int(t.may_start) + 2 * t.keeps, t.why] for t in self.turns[:MOST_WAITING]]
+        told = {"v": VERSION, "turns": rows, "durations": self.durations, "loads": self.loads[:MOST_WAITING]}
+        return json.dumps(told, separators=(",", ":"))
 
 
 def order_of(text: str) -> Order | None:
@@ -64,8 +66,9 @@ def order_of(text: str) -> Order | None:
         if found["v"] != VERSION:
             return None
         rows = found["turns"]
-        turns = tuple(Turn(str(i), int(w), bool(flags & 1), bool(flags & 2), str(y)) for i, w, flags, y in rows)
-        return Order(turns, str(found.get("durations", "")))
+        turns = tuple(Turn(str(i), bool(flags & 1), bool(flags & 2), str(y)) for i, flags, y in rows)
+        loads = tuple((str(dag), str(run), str(task)) for dag, run, task in found["loads"])
+        return Order(turns, str(found["durations"]), loads)
     except (ValueError, LookupError, TypeError):
         return None
 

@@ -12,7 +12,6 @@ from airflow.policies import hookimpl
 from airflow.task.priority_strategy import PriorityWeightStrategy, validate_and_load_priority_weight_strategy
 
 from egs_airflow import compat, config
-from egs_airflow.order.published import current_turn
 from egs_airflow.order.weights import weight_of
 
 
@@ -47,9 +46,7 @@ def priority_weight_strategies() -> list[type[PriorityWeightStrategy]]:
 def _weight_or_none(ti: Any) -> int | None:
     try:
         task = getattr(ti, "task", None)
-        own = None if task is None else weight_of(task)
-        turn = current_turn(getattr(ti, "id", None)) if own is not None else None
-        return own if turn is None else turn.weight
+        return None if task is None else weight_of(task)
     except BaseException as error:
         if config.ends_process(error):
             raise
