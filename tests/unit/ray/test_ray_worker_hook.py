@@ -41,12 +41,17 @@ def run_pickled(pickled: bytes, folder: Path, **files: str) -> str:
     return done.stdout + done.stderr.strip().rpartition("\n")[2]
 
 
-def test_equal_arguments_pickle_equally() -> None:
-    """Ray compares hooks by their pickled bytes: another process has the same, whatever the order of settings."""
+def test_equal_arguments_pickle_equally(tmp_path: Path) -> None:
+    """Ray compares hooks by their pickled bytes: another process has the same, whatever the order of settings, and
+    whether Python has compiled EGS's modules there or has read them from its cache."""
     here = cloudpickle.dumps(chain(dict(reversed(TOLD.items())), "users.hook"))
     program = PICKLE.format(told=TOLD)
-    there = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True).stdout
-    assert here == there == cloudpickle.dumps(chain(TOLD, "users.hook"))
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    compiled, read = (
+        subprocess.run(command, env=environment, capture_output=True, timeout=60, check=True).stdout for _ in range(2)
+    )
+    assert here == compiled == read == cloudpickle.dumps(chain(TOLD, "users.hook"))
     assert here != cloudpickle.dumps(chain(TOLD, "users.other"))
 
 

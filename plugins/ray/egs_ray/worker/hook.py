@@ -11,6 +11,7 @@ standard library only.
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +44,9 @@ def chain(settings: dict[str, str], users_hook: Callable[[], Any] | str | None =
         elif users_hook:
             users_hook()
 
+    # Code that was compiled here and code that was read from a file share their constants differently, which pickles to
+    # other bytes. Version 2 of the format shares none.
+    egs_worker_setup_hook.__code__ = marshal.loads(marshal.dumps(egs_worker_setup_hook.__code__, 2))
     egs_worker_setup_hook.__name__ = NAME_WITH_USERS if users_hook else NAME  # what Ray shows, and hands on
     return egs_worker_setup_hook
 
