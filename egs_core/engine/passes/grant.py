@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from egs_core.engine import messages as m
@@ -78,6 +78,7 @@ class Granting:
         self._choice: FlavorChoice | None = None  # of this pass; none where all devices are alike
         self._kept: frozenset[int] = frozenset()  # nodes where something is reserved
         self._asked: set[int] = set()  # owners of reservations that have found no place in this pass
+        self._owners: Collection[int] = frozenset(self._state.reservations)  # for which something is kept, as last seen
 
     def run(self) -> Outcome:
         """Grant until nothing fits within quotas, devices and what is reserved; what found no place."""
@@ -86,6 +87,8 @@ class Granting:
             queue.free.refresh()
         if state.reservations:
             self._drop_reservations()
+        if self._owners != state.reservations.keys():  # an owner was granted its place by the framework's own word
+            self._reservations_changed()
         self._choice = self._make_choice() if state.flavors else None
         if state.reservations:
             self._look_at_reservations()
@@ -224,6 +227,7 @@ class Granting:
 
     def _look_at_reservations(self) -> None:
         self._kept = frozenset([node for kept in self._state.reservations.values() for _, node in kept.places])
+        self._owners = frozenset(self._state.reservations)
         self._asked.clear()
 
     def _grant_local_reader(self, class_id: ClassId, place: Place) -> bool:

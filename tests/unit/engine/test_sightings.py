@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest_mock import MockerFixture
 
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
@@ -32,6 +33,21 @@ def test_the_framework_starts_another_than_was_granted() -> None:
     assert (bench.status("short"), bench.status("long")) == ("running", "ready")
     saw(bench, 3.0, short="over")
     assert (bench.status("short"), bench.granted()) == ("succeeded", ["long", "long"])
+
+
+def test_what_was_kept_is_open_once_its_owner_is_seen_running(mocker: MockerFixture) -> None:
+    """A place is kept for a phase that has waited too long, and the framework starts it by itself: late submissions,
+    which are not asked while something is kept that is not theirs, are asked again."""
+    bench = EngineBench(4, gpus=2)
+    bench.submit(graph_of({"long": [], "short": []}, {"long": (gpu(100.0),), "short": (gpu(50.0),)}))
+    wide = graph_of({"wide": []}, {"wide": (gpu(10.0, 2),)}, options={"wide": TaskOptions(max_wait_s=1.0)})
+    bench.submit(wide, "v")
+    bench.send(m.Tick(), 5.0)
+    assert list(bench.state.reservations) == [bench.state.cursor[bench.task("wide")]]
+    changed = mocker.spy(bench.engine._queue, "reservations_changed")
+    saw(bench, 6.0, long="over", short="over", wide="running")
+    assert (bench.status("wide"), dict(bench.state.reservations)) == ("running", {})
+    assert changed.call_count == 1
 
 
 def test_what_is_granted_is_decided_anew() -> None:
