@@ -201,6 +201,9 @@ class Engine:
         if self._processes.has_keys and self.config.preload:
             while self._processes.plan(now):
                 _, self._refused = self._granting.run()
+            if self._timers and self._timers[0][0] < now and queue.heed_waits(now):
+                self._processes.needs_planning = True  # it waited for a process to come free, too long by now
+                _, self._refused = self._granting.run()
         if self._scaling is not None:
             self._scaling.after(now)
         is_waiting = queue.is_dirty or state.has_deadlines or state.review_at is not None
