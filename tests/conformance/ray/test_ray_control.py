@@ -95,9 +95,14 @@ def both_children_run(folder: Path) -> list[int]:
     return [c.starts(folder, "fit0.child")[0], c.starts(folder, "fit1.child")[0]]
 
 
+def shown(workload: str) -> list[Any]:
+    """The workload as the controller shows it: others of this Ray may not have ended yet."""
+    return [one for one in control.ps() if one.workload == workload]
+
+
 def told(workload: str) -> list[Any]:
     """What the controller says runs of a workload."""
-    return [task for one in control.ps() if one.workload == workload for task in one.running]
+    return [task for one in shown(workload) for task in one.running]
 
 
 def until_dead(pids: list[int]) -> None:
@@ -176,12 +181,12 @@ def test_pause_and_resume(runner: Runner) -> None:
     t.until(lambda: any(one.workload == workload for one in control.ps()))
     control.pause(workload, stage="fit", reason="maintenance")
     control.pause(workload)
-    t.until(lambda: [one.state for one in control.ps()] == ["paused"])
+    t.until(lambda: [one.state for one in shown(workload)] == ["paused"])
     control.resume(workload)
     for i in range(2):
         t.signal_to(str(folder), f"load{i}.end")
         t.signal_to(str(folder), f"fit{i}.end")
-    t.until(lambda: [one.open for one in control.ps()] == [3])  # of five: both loads have ended
+    t.until(lambda: [one.open for one in shown(workload)] == [3])  # of five: both loads have ended
     assert c.starts(folder, "fit0") == c.starts(folder, "fit1") == []
     control.resume(workload, stage="fit")
     assert output(folder, "value") == "value ['fit0', 'fit1']"
@@ -209,8 +214,8 @@ def test_preempt_from_another_process(runner: Runner) -> None:
 def script_runs(folder: Path) -> tuple[str, list[int]]:
     """Wait until two of a hooked script's tasks run; the script's workload, and their processes."""
     t.until(lambda: len([n for n in range(3) if c.starts(folder, f"plain{n}")]) == 2)
-    t.until(lambda: any(len(one.running) >= 2 for one in control.ps()))
-    (workload,) = [one.workload for one in control.ps()]
+    scripts = t.until(lambda: [one for one in control.ps() if [task.name for task in one.running] == ["plain"] * 2])
+    (workload,) = [one.workload for one in scripts]
     return workload, [pid for n in range(3) for pid in c.starts(folder, f"plain{n}")]
 
 
@@ -242,7 +247,7 @@ def test_pause_a_script_and_abort_it_while_it_hangs(script: Any, tmp_path: Path)
     control.pause(workload, reason="maintenance")
     for n in range(3):
         t.signal_to(str(tmp_path), f"plain{n}.end")
-    t.until(lambda: [(one.state, len(one.running)) for one in control.ps()] == [("paused", 0)])
+    t.until(lambda: [(one.state, len(one.running)) for one in shown(workload)] == [("paused", 0)])
     t.until(lambda: t.free("GPU") == 2)
     assert c.starts(tmp_path, "last") == []
     control.resume(workload)
