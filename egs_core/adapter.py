@@ -11,6 +11,8 @@ Importing that module must be cheap and must not start the framework: `egs docto
 from __future__ import annotations
 
 import contextlib
+import getpass
+import socket
 from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,7 +24,7 @@ from egs_core.audit.observed import AuditRequest
 from egs_core.checks import Check as Check
 from egs_core.checks import private_api_checks as private_api_checks
 from egs_core.checks import version_check as version_check
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 from egs_core.graph.columns import Graph, TaskOptions
 from egs_core.hints import TaskHints
 from egs_core.notices import MAX_COST_UNUSED, warn_once
@@ -41,6 +43,7 @@ POLICIES = ("egs", "native")
 """What a replay may run under: EGS on, or the framework alone."""
 
 
+SHOWN = 8  # workloads that an error names
 UNMEASURED = "idle_timeout_s"  # a limit that nothing can apply yet
 HINTED = tuple([name for name in TaskOptions.__struct_fields__ if hasattr(TaskHints, name) and name != UNMEASURED])
 """Hints that the engine is told of, under the same name. An adapter that does not apply one passes `NAME=None` to
@@ -80,6 +83,17 @@ class ControlRequest(msgspec.Struct, frozen=True):
     actor: str = ""
     reason: str = ""
     grace_s: float = 0.0
+
+
+def who() -> str:
+    """Who asks, where nobody says."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def unknown_workload(request: ControlRequest, there: Sequence[str]) -> InputError:
+    """The error for a workload that does not run, where these do."""
+    problem = "no such workload runs" + (f" in driver {request.driver}" if request.driver else "")
+    return InputError(request.workload, problem, f"there are: {listed(there, SHOWN)}")
 
 
 class ControlOutcome(msgspec.Struct, frozen=True):

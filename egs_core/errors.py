@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first of them, and how many more there are: what a message can name. "none" for none.
+
+    >>> listed(["load", "fit", "test"], 2)
+    'load, fit and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more if names else "none"
+
 
 class EgsError(Exception):
     """Something EGS cannot do for a reason that the user can mend; the command line ends with exit code 2."""

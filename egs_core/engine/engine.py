@@ -201,8 +201,8 @@ class Engine:
         if self._processes.has_keys and self.config.preload:
             while self._processes.plan(now):
                 _, self._refused = self._granting.run()
-            if self._timers and self._timers[0][0] < now and queue.heed_waits(now):
-                self._processes.needs_planning = True  # it waited for a process to come free, too long by now
+            if queue.heed_waits(now):  # what waited for a process to come free, too long by now
+                self._processes.needs_planning = True
                 _, self._refused = self._granting.run()
         if self._scaling is not None:
             self._scaling.after(now)
@@ -276,11 +276,9 @@ class Engine:
         status = OUTCOMES.get(event.outcome)
         if status is None:
             raise ValueError(f"unknown outcome {event.outcome!r}; one of {', '.join(OUTCOMES)}")
-        if not 0 <= phase < len(state.status):
+        if not self._is_current(phase, event.attempt):
             return
         task = state.task_of[phase]
-        if state.attempt[task] != event.attempt:
-            return
         if state.status[phase] not in HOLDS_LEASE:
             if status == PREEMPTED and task in self._started and phase == state.cursor[task]:
                 self._restarts.lost_between(task, now)
@@ -317,9 +315,7 @@ class Engine:
 
     def _on_started(self, event: m.PhaseStarted, now: float) -> None:
         state, phase = self.state, event.phase
-        if not 0 <= phase < len(state.status) or state.attempt[state.task_of[phase]] != event.attempt:
-            return
-        if state.status[phase] == GRANTED:
+        if self._is_current(phase, event.attempt) and state.status[phase] == GRANTED:
             self._transitions.start(phase, now)  # plans no preloads: a late start only makes them due later
             if state.is_metered:
                 self._limits.started(phase)

@@ -18,6 +18,7 @@ from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, REA
 from egs_core.engine.state.metering import described, task_reaches
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.state import State
+from egs_core.errors import listed
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
@@ -80,9 +81,8 @@ def _limit_of(state: State, task: int) -> str:
 
 def _pending(state: State, task: int, name: str) -> Reason:
     open_parents = [p for p in state.parents[task] if not state.is_done(p)]
-    names = tuple(state.task_ids[p] for p in open_parents[:SHOWN])
-    more = f" and {len(open_parents) - SHOWN} more" if len(open_parents) > SHOWN else ""
-    return Reason(name, "pending", "dependency", f"waits for {', '.join(names)}{more}", names)
+    names = tuple([state.task_ids[p] for p in open_parents])
+    return Reason(name, "pending", "dependency", f"waits for {listed(names, SHOWN)}", names[:SHOWN])
 
 
 def _cold(state: State, task: int, name: str) -> Reason:
@@ -101,10 +101,9 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     phase, name, called = state.cursor[task], state.task_ids[task], state.gangs[gang].name
     missing = missing_members(state, gang, index_of(state, phase), queue.arrived.get(gang, ()))
     if missing:
-        names = tuple(state.task_ids[t] for t in missing[:SHOWN])
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        text = f"starts together with its gang {called}, which still waits for {', '.join(names)}{more}"
-        return Reason(name, "ready", "gang", text, names)
+        names = tuple([state.task_ids[t] for t in missing])
+        text = f"starts together with its gang {called}, which still waits for {listed(names, SHOWN)}"
+        return Reason(name, "ready", "gang", text, names[:SHOWN])
     phases = queue.members(queue.leader_of(phase))
     if not can_ever_start(state, phases):
         wanted = describe_shape(_sum([state.shapes[state.shape[p]] for p in phases]))

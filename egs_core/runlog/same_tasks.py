@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from egs_core.errors import listed
 from egs_core.runlog.records import Record, Started, TaskAdded
 
 SHOWN = 4
@@ -29,9 +30,8 @@ def task_difference(first: Mapping[str, int], second: Mapping[str, int], names: 
     said = []
     for name, more in ((names[0], one - other), (names[1], other - one)):
         if more:
-            shown = ", ".join(f"{count} x {task}" for task, count in sorted(more.items())[:SHOWN])
-            rest = f" and {len(more) - SHOWN} more" if len(more) > SHOWN else ""
-            said.append(f"only in {name}: {shown}{rest}")
+            shown = listed([f"{count} x {task}" for task, count in sorted(more.items())], SHOWN)
+            said.append(f"only in {name}: {shown}")
     sizes = f"{sum(first.values())} tasks in {names[0]}, {sum(second.values())} in {names[1]}"
     return f"{sizes}; {'; '.join(said)}" if said else ""
 

@@ -37,15 +37,6 @@ def no_sync(patch: pytest.MonkeyPatch) -> None:
 
 def no_attempts(patch: pytest.MonkeyPatch) -> None:
     """The engine takes news of an old attempt for news of the current one."""
-    ended = Engine._on_ended
-
-    def believed(self: Engine, event: m.PhaseEnded, now: float) -> None:
-        state = self.state
-        if 0 <= event.phase < len(state.status):
-            event = msgspec.structs.replace(event, attempt=state.attempt[state.task_of[event.phase]])
-        ended(self, event, now)
-
-    patch.setattr(Engine, "_on_ended", believed)
     patch.setattr(Engine, "_is_current", lambda self, phase, _: 0 <= phase < len(self.state.status))
 
 

@@ -166,26 +166,17 @@ class State(UsageState):
 
     def _move(self, phase: int, status: int) -> None:
         if status not in ALLOWED[self.status[phase]]:
-            self._refuse(phase, status)
+            old, new = STATUS_NAMES[self.status[phase]], STATUS_NAMES[status]
+            raise ValueError(f"phase {phase} of {self.task_ids[self.task_of[phase]]!r} cannot go from {old} to {new}")
         self.status[phase] = status
         if self.paused:
             self.paused.discard(phase)
-
-    def _refuse(self, phase: int, status: int) -> None:
-        old, new = STATUS_NAMES[self.status[phase]], STATUS_NAMES[status]
-        raise ValueError(f"phase {phase} of {self.task_ids[self.task_of[phase]]!r} cannot go from {old} to {new}")
-
-    # What each phase goes through says `_move` without the call.
 
     def clock(self, now: float) -> None:
         self.now = now
 
     def ready(self, phase: int, now: float) -> None:
-        if READY not in ALLOWED[self.status[phase]]:
-            self._refuse(phase, READY)
-        self.status[phase] = READY
-        if self.paused:
-            self.paused.discard(phase)
+        self._move(phase, READY)
         self.seq = self.order[phase] = self.seq + 1
         self.ready_at[phase] = now
 
@@ -227,11 +218,7 @@ class State(UsageState):
     def grant(self, phase: int, decision: int, node: int, devices: tuple[int, ...], warm: bool) -> int:
         """Take the phase's resources on the node; `warm` also takes its process from the node's warm ones. Returns the
         positions of its slice, 0 for none."""
-        if GRANTED not in ALLOWED[self.status[phase]]:
-            self._refuse(phase, GRANTED)
-        self.status[phase] = GRANTED
-        if self.paused:
-            self.paused.discard(phase)
+        self._move(phase, GRANTED)
         home = self.nodes[node]
         lease = self.leases[phase] = home.lease(decision, node, self.shapes[self.shape[phase]], devices)
         home.take(lease)
@@ -252,11 +239,7 @@ class State(UsageState):
         return lease.positions
 
     def start(self, phase: int, now: float) -> None:
-        if RUNNING not in ALLOWED[self.status[phase]]:
-            self._refuse(phase, RUNNING)
-        self.status[phase] = RUNNING
-        if self.paused:
-            self.paused.discard(phase)
+        self._move(phase, RUNNING)
         self.started_at[phase] = now
         self.decisions.pop(self.leases[phase].decision, None)
         if self.rejections:
@@ -267,11 +250,7 @@ class State(UsageState):
     def end(self, phase: int, status: int) -> list[int]:
         """The phase is over and holds nothing. Returns the phases whose dependencies are satisfied now."""
         self._release(phase)
-        if status not in ALLOWED[self.status[phase]]:
-            self._refuse(phase, status)
-        self.status[phase] = status
-        if self.paused:
-            self.paused.discard(phase)
+        self._move(phase, status)
         if status != SUCCEEDED:
             recount(self, phase)
             return []

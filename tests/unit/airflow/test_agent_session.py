@@ -29,7 +29,7 @@ def instance(task: str, run: str = "r", state: str = "scheduled", **more: object
     begun = {"started_s": NOW_S - 2.0} if state == "running" else {}
     name = f"{run}.{task}" + (f"[{index}]" if index != -1 else "")
     fields = {"dag_id": "d", "run_id": run, "task_id": task, "state": state, "pool": "p"}
-    return Instance(**{"id": name, **fields, **ready, **begun, **more})  # type: ignore[arg-type]
+    return Instance(**{"id": name, **fields, **ready, **begun, **more})  # type: ignore[arg-type]  # fields of several types
 
 
 def run(

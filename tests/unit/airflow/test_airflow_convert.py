@@ -1,5 +1,7 @@
 """DAGs, written and stored, as workload graphs: Airflow's own edges, and beside them what a graph cannot say."""
 
+# ruff: noqa: E402 - imports of Airflow come after the check that it is there
+
 from __future__ import annotations
 
 import json
@@ -12,19 +14,19 @@ import pytest
 
 airflow_examples = pytest.importorskip("airflow.example_dags", reason="apache-airflow is not installed")
 
-from airflow.providers.standard.operators.empty import EmptyOperator  # noqa: E402  # after the check that it is there
-from airflow.providers.standard.operators.python import PythonOperator  # noqa: E402
-from airflow.providers.standard.sensors.time_delta import TimeDeltaSensor  # noqa: E402
-from airflow.sdk import DAG, task, task_group  # noqa: E402
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.providers.standard.sensors.time_delta import TimeDeltaSensor
+from airflow.sdk import DAG, task, task_group
 
-import egs_core as egs  # noqa: E402
-from egs_airflow import compat  # noqa: E402
-from egs_airflow.adapter import ADAPTER  # noqa: E402
-from egs_airflow.convert.dag import Converted, convert  # noqa: E402
-from egs_airflow.convert.facts import TaskFacts  # noqa: E402
-from egs_core.cli.app import run  # noqa: E402
-from egs_core.errors import InputError  # noqa: E402
-from egs_core.graph.columns import CPU, GPU, Shape, TaskOptions  # noqa: E402
+import egs_core as egs
+from egs_airflow import compat
+from egs_airflow.adapter import ADAPTER
+from egs_airflow.convert.dag import Converted, convert
+from egs_airflow.convert.facts import TaskFacts
+from egs_core.cli.app import run
+from egs_core.errors import InputError
+from egs_core.graph.columns import CPU, GPU, Shape, TaskOptions
 
 EXAMPLES = Path(os.path.dirname(airflow_examples.__file__ or ""))
 FEWEST = 80  # DAGs that ship with Airflow 3.3 and need no other provider

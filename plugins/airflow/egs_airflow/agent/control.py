@@ -9,8 +9,6 @@ Teardown tasks of a run go on, as Airflow has it. `egs abort --on airflow DAG/RU
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -28,8 +26,8 @@ from egs_airflow.agent.instances import (
 )
 from egs_airflow.agent.processes import ON_KILL_S, end_processes, task_processes
 from egs_airflow.rest import PORT, Rest, connect
-from egs_core.adapter import ControlOutcome, ControlRequest, RunningTask, RunningWorkload
-from egs_core.errors import InputError
+from egs_core.adapter import ControlOutcome, ControlRequest, RunningTask, RunningWorkload, who
+from egs_core.errors import InputError, listed
 
 SHOWN = 8
 RUNS = "running", "queued"
@@ -91,11 +89,6 @@ def abort(rest: Rest, request: ControlRequest) -> Aborted:
     return Aborted(tuple(one.name for one in marked), here, tuple(sorted(hosts)))
 
 
-def who() -> str:
-    """Who asks, where nobody says."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
 def _parts(rest: Rest, workload: str) -> tuple[str, str]:
     """DAG id and run id; the run is there, and open. Raises InputError."""
     dag_id, slash, run_id = workload.partition("/")
@@ -103,8 +96,7 @@ def _parts(rest: Rest, workload: str) -> tuple[str, str]:
     if run is None:
         rows = rest.rows("dags/~/dagRuns", "dag_runs", order_by="id", state="running")
         there = [f"{row['dag_id']}/{row['dag_run_id']}" for row in rows]
-        more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-        raise InputError(workload, "no such DAG run", f"DAG/RUN; there run: {', '.join(there[:SHOWN]) or 'none'}{more}")
+        raise InputError(workload, "no such DAG run", f"DAG/RUN; there run: {listed(there, SHOWN)}")
     if run["state"] not in RUNS:
         raise InputError(workload, f"has ended: {run['state']}")
     return dag_id, run_id

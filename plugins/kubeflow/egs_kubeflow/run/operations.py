@@ -12,7 +12,7 @@ import time
 
 from egs_core.adapter import CONTROLS, ControlOutcome, ControlRequest, RunningTask, RunningWorkload
 from egs_core.engine import messages as m
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 from egs_kubeflow.run.plan import Plan
 from egs_kubeflow.run.scope import ENDED, Node
 from egs_kubeflow.run.session import ABORTED, Session
@@ -91,15 +91,12 @@ class Operations:
             there = [node for node in there if self._stage(node) == request.stage]
             if not there:
                 stages = sorted({self._stage(node) for node in self._session.tasks} - {""})
-                raise InputError(self.job, f"has no stage {request.stage!r}", _listed("its stages", stages))
+                raise InputError(self.job, f"has no stage {request.stage!r}", f"its stages: {listed(stages)}")
         if task := request.task:
             there = [n for n in there if n.id == task or n.id.startswith((f"{task}.", f"{task}["))]
             if not there:
-                raise InputError(
-                    self.job,
-                    f"has no task {task!r}",
-                    _listed("its tasks", [node.id for node in self._session.tasks]),
-                )
+                tasks = [node.id for node in self._session.tasks]
+                raise InputError(self.job, f"has no task {task!r}", f"its tasks: {listed(tasks)}")
         found = [node for node in there if node.state not in ENDED]
         if not found:
             raise InputError(self.job, f"{request.task or request.stage or 'all of it'!r} has ended")
@@ -113,8 +110,3 @@ class Operations:
 
     def _stage(self, node: Node) -> str:
         return "" if self._plan.is_group(node.spec) else self._plan.options(node.kind).stage
-
-
-def _listed(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{what}: {', '.join(names[:SHOWN])}{more}" if names else f"{what}: none"

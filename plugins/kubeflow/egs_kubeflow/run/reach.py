@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from pathlib import Path
 
 import msgspec
 
-from egs_core.adapter import ControlOutcome, ControlRequest, RunningWorkload
+from egs_core.adapter import ControlOutcome, ControlRequest, RunningWorkload, unknown_workload, who
 from egs_core.errors import InputError
 from egs_kubeflow.run.door import Answer, Asked, folder_of_doors, knocked, read_line, remove_stale
 
 ANSWER_S = 20.0
-SHOWN = 8
 NO_ANSWER = "its process does not answer"
 
 
@@ -30,14 +27,12 @@ def control(request: ControlRequest) -> ControlOutcome:
     meant = [(run, door) for run, door in runs if _is(run, request.workload) and request.driver in ("", run.driver)]
     if not meant:
         there = [f"{run.workload} (driver {run.driver})" for run, _ in runs]
-        more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-        problem = "no such workload runs" + (f" in driver {request.driver}" if request.driver else "")
-        raise InputError(request.workload, problem, f"there are: {', '.join(there[:SHOWN]) or 'none'}{more}")
+        raise unknown_workload(request, there)
     if len(meant) > 1:
         names = ", ".join(run.workload for run, _ in meant)
         raise InputError(request.workload, f"{len(meant)} runs are called so: {names}", "give one's whole name")
     run, door = meant[0]
-    actor = request.actor or f"{getpass.getuser()}@{socket.gethostname()}"
+    actor = request.actor or who()
     answer = _asked(door, Asked(msgspec.structs.replace(request, actor=actor, workload=run.workload)))
     if answer is None:
         raise InputError(request.workload, NO_ANSWER, f"it is process {run.pid}")

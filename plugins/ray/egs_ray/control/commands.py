@@ -9,7 +9,6 @@ find, unless this process is connected to one.
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import socket
@@ -18,7 +17,15 @@ from typing import Any
 
 import ray
 
-from egs_core.adapter import CONTROLS, ControlOutcome, ControlRequest, RunningTask, RunningWorkload
+from egs_core.adapter import (
+    CONTROLS,
+    ControlOutcome,
+    ControlRequest,
+    RunningTask,
+    RunningWorkload,
+    unknown_workload,
+    who,
+)
 from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 from egs_ray.control import controller
@@ -31,7 +38,6 @@ REPORT_S = 3.0  # drivers look twice a second for a controller
 ANSWER_S = 20.0
 AGAIN_S = 0.2
 EVENTS_S = 2.0
-SHOWN = 8
 Table = list[dict[str, Any]]
 NOTHING = "nothing runs with EGS on this cluster", "drivers with EGS_CONTROL=off cannot be seen"
 
@@ -77,7 +83,7 @@ def carry_out(request: ControlRequest) -> ControlOutcome:
     key = _driver_of(table, request)
     fields = ("verb", "workload", "stage", "task", "grace_s", "reason")
     asked = {name: getattr(request, name) for name in fields}
-    asked["actor"] = request.actor or f"{getpass.getuser()}@{socket.gethostname()}"
+    asked["actor"] = request.actor or who()
     patience_s = controller.PATIENCE_S if request.verb == "abort" else controller.PATIENT_S
     answer = _answer(control.command.remote(key, asked, patience_s))
     if answer.get("hangs") and (job := _job_of(table, key, request.workload)):
@@ -211,9 +217,7 @@ def _driver_of(table: list[dict[str, Any]], request: ControlRequest) -> str:
     ]
     if not found:
         there = [f"{name} (driver {driver['driver']})" for name, driver in names]
-        more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-        problem = "no such workload runs" + (f" in driver {request.driver}" if request.driver else "")
-        raise InputError(request.workload, problem, f"there are: {', '.join(there[:SHOWN]) or 'none'}{more}")
+        raise unknown_workload(request, there)
     if len(found) > 1:
         drivers = ", ".join(f"{d['driver']} (process {d['pid']} on {d['host']})" for d in found)
         raise InputError(request.workload, f"runs in {len(found)} drivers: {drivers}", "say which with --driver")

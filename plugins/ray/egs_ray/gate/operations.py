@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from egs_core.engine import messages as m
+from egs_core.errors import listed
 from egs_ray.control.reporting import Told, answer_of
 from egs_ray.gate.books import Job
 from egs_ray.gate.local import WORKLOAD, Gate
@@ -22,7 +23,6 @@ from egs_ray.submission import Needs
 
 Request = dict[str, Any]
 ANSWER_S = 10.0
-SHOWN = 12
 LEAST_S = 0.3  # shorter tasks have ended before anybody could stop them: each one told of costs Ray two messages
 
 
@@ -141,8 +141,7 @@ def refused(request: Request) -> dict[str, Any]:
 
 def unknown_task(task: str, there: list[str]) -> dict[str, Any]:
     """The answer that names what there is."""
-    more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
-    return {"problem": f"has no task {task!r}", "known": f"its tasks: {', '.join(there[:SHOWN]) or 'none'}{more}"}
+    return {"problem": f"has no task {task!r}", "known": f"its tasks: {listed(there)}"}
 
 
 def reason_of(request: Request) -> str:

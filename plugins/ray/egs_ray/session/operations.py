@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from egs_core.engine import messages as m
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 from egs_core.site import TaskStatus
 from egs_ray.control.reporting import Told, answer_of
 from egs_ray.session.shared import Shared
@@ -164,14 +164,13 @@ def _jobs_of(books: RunBooks, stage: str, task: str) -> list[Job]:
     graph = books.converted.graph
     jobs = [job for job in books.jobs if not stage or graph.options_of(job.index).stage == stage]
     if not jobs:
-        raise InputError(books.workload, f"has no stage {stage!r}", _list("its stages", _stages_of(books)))
+        raise InputError(books.workload, f"has no stage {stage!r}", f"its stages: {listed(_stages_of(books))}")
     if task:
         named = [job for job in jobs if graph.ids[job.index] == task]
         named = named or [job for job in jobs if graph.names[job.index] == task]
         if not named:
-            raise InputError(
-                books.workload, f"has no task {task!r}", _list("its tasks", [graph.ids[job.index] for job in jobs])
-            )
+            there = listed([graph.ids[job.index] for job in jobs])
+            raise InputError(books.workload, f"has no task {task!r}", f"its tasks: {there}")
         return named
     return jobs
 
@@ -192,8 +191,3 @@ def _targets(books: RunBooks, jobs: list[Job], request: Request) -> list[tuple[s
 
 def _by(what: str, actor: str, reason: str) -> str:
     return f"{what} by {actor or 'operator'}" + (f": {reason}" if reason else "")
-
-
-def _list(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{what}: {', '.join(names[:SHOWN])}{more}" if names else f"{what}: none"
