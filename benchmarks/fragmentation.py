@@ -38,7 +38,8 @@ from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.rules.fit import Place
 from egs_core.engine.rules.packer import milestone
-from egs_core.engine.rules.packing import SHIPPED, TYPICAL_PERCENT, TypicalWorkload, typical_workload
+from egs_core.engine.rules.packing import TYPICAL_PERCENT, TypicalWorkload, typical_workload
+from egs_core.engine.specs import SHIPPED
 from egs_core.errors import EgsError, InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 

@@ -24,22 +24,22 @@ from egs_core.engine import messages as m
 from egs_core.engine.explain import explain
 from egs_core.engine.order.policy import make_policy
 from egs_core.engine.order.queue import ReadyQueue
-from egs_core.engine.order.submission_order import SubmissionOrder, backlog_wait
 from egs_core.engine.passes.aborts import Aborts
+from egs_core.engine.passes.capacity import Capacity
 from egs_core.engine.passes.grant import Granting
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.limits import Limiter
 from egs_core.engine.passes.look_ahead import LOOKED_AHEAD_AFTER, LookAhead
 from egs_core.engine.passes.pauses import Pauses
 from egs_core.engine.passes.readiness import Readiness
+from egs_core.engine.passes.reordering import Reordering
 from egs_core.engine.passes.restarts import Restarts
 from egs_core.engine.passes.scaling import Scaling
 from egs_core.engine.passes.sightings import Sightings
 from egs_core.engine.passes.warm_pool import Processes
 from egs_core.engine.rules.flavor_choice import Refused
-from egs_core.engine.rules.overruns import next_overrun_s
 from egs_core.engine.rules.packer import make_packer
-from egs_core.engine.rules.packing import SHIPPED
+from egs_core.engine.specs import EngineConfig
 from egs_core.engine.state.invariants import validate_state
 from egs_core.engine.state.journal import Transition
 from egs_core.engine.state.lifecycle import (
@@ -54,49 +54,6 @@ from egs_core.engine.state.lifecycle import (
 )
 from egs_core.engine.state.snapshots import decode_state
 from egs_core.engine.state.state import State
-
-
-class EngineConfig(msgspec.Struct, frozen=True):
-    """policy: a name of `POLICIES`; preload: whether to plan preloads; default_max_wait_s: `max_wait` of tasks that
-    state none (None: they never go forward by age); seed: of the random policy; record: keep transitions.
-
-    preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
-    run a task again. grace_s: for a checkpoint. min_gain_s: do not preempt for a task that would start within
-    this time anyway.
-
-    search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none. packing: a name of `PACKINGS`,
-    which of the nodes that fit. objective: a name of `OBJECTIVES`, which flavor of hardware where there are several.
-    scaling_hints: say how much capacity is needed, for what is to be done within scaling_horizon_s."""
-
-    policy: str = "egs"
-    preload: bool = True
-    default_max_wait_s: float | None = None
-    seed: int = 0
-    record: bool = False
-    preempt: bool = False
-    grace_s: float = 30.0
-    min_gain_s: float = 60.0
-    search_placements: int = 200_000
-    packing: str = SHIPPED
-    objective: str = "finish"
-    scaling_hints: bool = False
-    scaling_horizon_s: float = 600.0
-
-
-CHANGES_NO_WORK = frozenset(
-    {
-        m.PhaseStarted,
-        m.DecisionApplied,
-        m.NodeAdded,
-        m.WorkloadSubmitted,
-        m.Checkpointed,
-        m.Activity,
-        m.PreloadReady,
-        m.PreloadFailed,
-        m.PauseRequested,
-        m.ResumeRequested,
-    }
-)  # unless something is metered: a limit may end tasks at any time
 
 
 class Engine:
@@ -117,9 +74,7 @@ class Engine:
         objective = self.config.objective
         self._granting = Granting(self._issuer, self._queue, self._processes, packer, objective)
         self._preempts = self.config.preempt
-        self._has_work_left = self.policy.work_left is not None
-        self._work = self._queue.lines.order  # of the submissions, where the policy tells them apart
-        self._timers = self._queue.lines.timers
+        self._waits = self._queue.lines.timers  # of submissions that wait for others
         self._readiness = Readiness(self._issuer, self._queue, self._processes)
         self._aborts = Aborts(self._issuer, self._queue, self._processes, self._readiness)
         self._restarts = Restarts(self._issuer, self._queue, self._readiness, self._aborts)
@@ -132,6 +87,8 @@ class Engine:
         is_cheap, horizon_s = objective == "cost", self.config.scaling_horizon_s
         self._scaling = Scaling(self._issuer, horizon_s, is_cheap) if self.config.scaling_hints else None
         self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
+        self._reordering = Reordering(self._issuer, self._queue, self._processes)
+        capacity = Capacity(self._issuer, self._queue, self._processes, self._readiness, self._restarts, self._limits)
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
             m.PhaseEnded: self._on_ended,
             m.PhaseStarted: self._on_started,
@@ -139,10 +96,10 @@ class Engine:
             m.DecisionApplied: self._on_applied,
             m.DecisionRejected: self._on_rejected,
             m.DecisionLost: self._on_lost,
-            m.NodeAdded: self._on_node,
-            m.NodeLost: self._on_node_lost,
-            m.QueuesChanged: self._on_queues,
-            m.FlavorsChanged: self._on_flavors,
+            m.NodeAdded: capacity.node_added,
+            m.NodeLost: capacity.node_lost,
+            m.QueuesChanged: capacity.queues_changed,
+            m.FlavorsChanged: capacity.flavors_changed,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
             m.BranchSkipped: self._on_skipped,
@@ -158,7 +115,21 @@ class Engine:
             m.ResumeRequested: self._on_resume,
             m.Tick: self._on_tick,
         }
+        self._next_dues = self._timed()
         self._rebuild()
+
+    def _timed(self) -> list[Callable[[], float | None]]:
+        """Of each part that does something when a moment has come: the next such moment, None for none."""
+        queue = self._queue
+        timed = [queue.ages.timers.next_due, queue.urgency.timers.next_due]
+        timed += [self._readiness.next_due, self._limits.next_due, self._granting.next_due]
+        if self.config.preload:
+            timed.append(self._processes.next_due)
+        if self._preempts:
+            timed.append(self._restarts.next_due)
+        if self._scaling is not None:
+            timed.append(self._scaling.next_due)
+        return timed
 
     # --- the contract ---
 
@@ -182,15 +153,12 @@ class Engine:
             self._look_ahead.after(event)
         if state.is_metered:
             self._limits.enforce(now)
-        if self._has_work_left:
-            self._reorder_workloads(event)
-        if self._work is not None and (state.is_metered or kind not in CHANGES_NO_WORK):
-            self._note_work(event, self._work)
-        if self._timers and self._timers[0][0] < now and queue.heed_waits(now):
+        self._reordering.after(event)
+        if self._waits and self._waits[0][0] < now and queue.heed_waits(now):
             self._processes.needs_planning = True
         if state.retry_at:
             self._readiness.retry_held(now)
-        if queue.deadlines:
+        if queue.ages.timers.heap:
             queue.age(now)
         if state.has_deadlines:
             queue.apply_deadline_changes(now)
@@ -212,24 +180,7 @@ class Engine:
 
     def next_wakeup(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
-        state = self.state
-        due = self._queue.next_deadline() if self._queue.deadlines else None
-        if state.plan_at is not None and (due is None or state.plan_at < due):
-            due = state.plan_at
-        if state.retry_at:
-            retry = min(state.retry_at.values())
-            due = retry if due is None else min(due, retry)
-        if self._preempts and state.reservations and (overrun := next_overrun_s(state)) is not None:
-            due = overrun if due is None else min(due, overrun)
-        if state.has_deadlines and (urgent := self._queue.next_urgent()) is not None:
-            due = urgent if due is None else min(due, urgent)
-        if state.is_metered and (limit := self._limits.next_due()) is not None:
-            due = limit if due is None else min(due, limit)
-        if state.review_at is not None and (due is None or state.review_at < due):
-            due = state.review_at
-        if state.scale_at is not None and (due is None or state.scale_at < due):
-            due = state.scale_at
-        return due
+        return min([due for next_due in self._next_dues if (due := next_due()) is not None], default=None)
 
     def explain(self, task: int) -> m.Reason:
         """Why the task is where it is, with the numbers that decide it."""
@@ -257,7 +208,7 @@ class Engine:
         """Raise AssertionError when an invariant does not hold."""
         validate_state(self.state)
         self._queue.free.validate()
-        gathered = {p for phases in self._queue.arrived.values() for p in phases}
+        gathered = {p for phases in self._queue.gangs.arrived.values() for p in phases}
         queued, cold = set(self._queue.keys) | gathered, {self.state.cursor[t] for t in self._processes.cold_wait}
         ready = {p for p, status in enumerate(self.state.status) if status == READY}
         assert not queued & cold, f"both queued and waiting for a process: {sorted(queued & cold)}"
@@ -321,7 +272,7 @@ class Engine:
                 self._limits.started(phase)
 
     def _on_seen(self, event: m.TasksSeen, now: float) -> None:
-        self._reorder(self._sightings.take(event, now))
+        self._reordering.ranks_changed(self._sightings.take(event, now))
 
     def _on_checkpoint(self, event: m.Checkpointed, now: float) -> None:
         state, task = self.state, event.task
@@ -366,41 +317,6 @@ class Engine:
     def _on_preload_failed(self, event: m.PreloadFailed, _now: float) -> None:
         self._processes.failed(event.task, event.decision)
 
-    # --- events: capacity ---
-
-    def _on_node(self, event: m.NodeAdded, _now: float) -> None:
-        self._transitions.absorb_node(event)
-        self._queue.capacity_changed()
-        self._readiness.freed()
-        self._processes.review()
-
-    def _on_node_lost(self, event: m.NodeLost, now: float) -> None:
-        state = self.state
-        number = next((i for i, node in enumerate(state.nodes) if node.name == event.node and node.alive), None)
-        if number is None:
-            return
-        for task in self._transitions.lose_node(number):
-            self._queue.remove(state.cursor[task])
-            self._restarts.lost(task, now)
-        self._queue.capacity_changed()
-        self._processes.lose_node(number)
-        self._processes.review()
-        self._readiness.freed()
-
-    def _on_queues(self, event: m.QueuesChanged, _now: float) -> None:
-        self._transitions.absorb_queues(event)
-        for phase in self._queue.take_all():
-            self._queue.add(phase)
-        self._readiness.freed()
-        self._limits.rebuild()
-
-    def _on_flavors(self, event: m.FlavorsChanged, _now: float) -> None:
-        self._transitions.absorb_flavors(event)
-        for phase in self._queue.take_all():
-            self._queue.add(phase)
-        self._readiness.freed()
-        self._limits.rebuild()
-
     # --- events: work ---
 
     def _on_workload(self, event: m.WorkloadSubmitted, now: float) -> None:
@@ -412,7 +328,7 @@ class Engine:
         if event.workload not in state.workload_numbers:
             raise ValueError(f"tasks for the unknown workload {event.workload!r}")
         changed = self._transitions.absorb_tasks(event)
-        self._set_wait(state.workloads[state.workload_number(event.workload)].submission)
+        self._reordering.set_wait(state.workload_number(event.workload))
         added = range(first, len(state.task_ids))
         if any(options.warm_key for options in event.graph.options.values()):
             self._processes.has_keys = True
@@ -422,7 +338,7 @@ class Engine:
         for task in added:
             if not state.waiting[task] and state.status[state.cursor[task]] == PENDING:
                 self._readiness.make_ready(state.cursor[task], now)
-        self._reorder(changed)
+        self._reordering.ranks_changed(changed)
 
     def _on_skipped(self, event: m.BranchSkipped, now: float) -> None:
         freed = self._aborts.skip(event.task)
@@ -432,7 +348,7 @@ class Engine:
             self._readiness.make_ready(phase, now)
 
     def _on_estimates(self, event: m.Estimates, _now: float) -> None:
-        self._reorder(self._transitions.absorb_estimates(event))
+        self._reordering.ranks_changed(self._transitions.absorb_estimates(event))
 
     def _on_flavor_estimates(self, event: m.FlavorEstimates, _now: float) -> None:
         self._transitions.absorb_flavor_estimates(event)
@@ -449,7 +365,7 @@ class Engine:
             self._limits.rebuild()
 
     def _on_tick(self, _event: m.Tick, now: float) -> None:
-        if self.state.plan_at is not None and self.state.plan_at <= now:
+        if (due := self._processes.next_due()) is not None and due <= now:
             self._processes.want_plan()
         if self._preempts and self.state.reservations:
             self._queue.mark_changed()
@@ -459,57 +375,6 @@ class Engine:
     def _is_current(self, phase: int, attempt: int) -> bool:
         state = self.state
         return 0 <= phase < len(state.status) and state.attempt[state.task_of[phase]] == attempt
-
-    def _reorder(self, changed: list[int]) -> None:
-        """The ranks of these tasks have moved, or what follows them."""
-        cursor, keys = self.state.cursor, self._queue.keys
-        if self.policy.whole_graph:
-            self._queue.rekey(list(keys))
-        else:
-            self._queue.rekey([cursor[t] for t in changed])
-        self._processes.rekey(changed)
-        self._processes.want_plan()
-
-    def _reorder_workloads(self, event: m.Event | None) -> None:
-        """Some workloads are so much nearer to their end, or farther from it, that they change places."""
-        counted = self.policy.work_left
-        for workload in counted.after(self.state, event) if counted is not None else ():
-            self._reorder(self.state.workloads[workload].numbers)
-
-    def _note_work(self, event: m.Event, work: SubmissionOrder) -> None:
-        """What is left of some submissions has changed, and with it perhaps their places."""
-        state = self.state
-        if type(event) is m.PhaseEnded and not state.is_metered:
-            if not 0 <= event.phase < len(state.task_of):
-                return
-            changed = work.recount(state.workloads[state.task_workload[state.task_of[event.phase]]].submission)
-        else:
-            is_told = isinstance(event, m.TasksAdded | m.Estimates) and not state.is_metered
-            changed = [] if is_told else work.recount_all()
-            for number in self._submissions_in(event):
-                changed = [*changed, *work.recount(number)]
-        if changed:
-            self._queue.submissions_moved(changed)
-            self._processes.needs_planning = True
-
-    def _submissions_in(self, event: m.Event) -> set[int]:
-        """The submissions of which an event tells."""
-        state = self.state
-        if isinstance(event, m.TasksAdded):
-            return {state.workloads[state.workload_number(event.workload)].submission}
-        if not isinstance(event, m.Estimates):
-            return set()
-        tasks = [state.task_of[phase] for phase, _, _ in event.values if 0 <= phase < len(state.task_of)]
-        return {state.workloads[workload].submission for workload in {state.task_workload[t] for t in tasks}}
-
-    def _set_wait(self, number: int) -> None:
-        """Tasks have joined a submission: how long it waits for others, by the queue's load now."""
-        if self._work is not None:
-            submission = self.state.submissions[number]
-            wait = backlog_wait(self.state, submission, self._queue.capacity())
-            if wait != (submission.wait_s, submission.wait_lengths):
-                self._transitions.set_wait(number, *wait)
-                self._queue.wait_changed(number)
 
     def _rebuild(self) -> None:
         """Queues and sets follow from the state; needed after a restore."""
@@ -524,7 +389,6 @@ class Engine:
             if status == READY:
                 self._readiness.enqueue(phase)
         self._limits.rebuild()
-        self._reorder_workloads(None)
-        if self._work is not None:
-            self._queue.heed_waits(state.now)
+        self._reordering.recount_workloads(None)
+        self._queue.heed_waits(state.now)
         self._processes.needs_planning = False

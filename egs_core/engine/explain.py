@@ -99,7 +99,7 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     if gang is None:
         return None
     phase, name, called = state.cursor[task], state.task_ids[task], state.gangs[gang].name
-    missing = missing_members(state, gang, index_of(state, phase), queue.arrived.get(gang, ()))
+    missing = missing_members(state, gang, index_of(state, phase), queue.gangs.arrived.get(gang, ()))
     if missing:
         names = tuple([state.task_ids[t] for t in missing])
         text = f"starts together with its gang {called}, which still waits for {listed(names, SHOWN)}"

@@ -1,4 +1,5 @@
-"""Values that configure: limits, queues with their quotas, and flavors of hardware with the slices of their devices."""
+"""Values that configure: the engine, limits, queues with their quotas, and flavors of hardware with the slices of their
+devices."""
 
 from __future__ import annotations
 
@@ -11,6 +12,34 @@ from egs_core.graph.columns import GIB, LIMITS, ON_LIMIT, Shape
 from egs_core.graph.columns import Limits as Limits
 
 FAIL, REQUEUE, END = ON_LIMIT[1:]
+SHIPPED = "fgd_fill"  # the packing, unless another is chosen
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """policy: a name of `POLICIES`; preload: whether to plan preloads; default_max_wait_s: `max_wait` of tasks that
+    state none (None: they never go forward by age); seed: of the random policy; record: keep transitions.
+
+    preempt: stop running work for lent quota that is wanted back and for higher priorities; only where the driver can
+    run a task again. grace_s: for a checkpoint. min_gain_s: do not preempt for a task that would start within
+    this time anyway.
+
+    search_placements: what a look-ahead may cost (`search`, seeded too), 0 for none. packing: a name of `PACKINGS`,
+    which of the nodes that fit. objective: a name of `OBJECTIVES`, which flavor of hardware where there are several.
+    scaling_hints: say how much capacity is needed, for what is to be done within scaling_horizon_s."""
+
+    policy: str = "egs"
+    preload: bool = True
+    default_max_wait_s: float | None = None
+    seed: int = 0
+    record: bool = False
+    preempt: bool = False
+    grace_s: float = 30.0
+    min_gain_s: float = 60.0
+    search_placements: int = 200_000
+    packing: str = SHIPPED
+    objective: str = "finish"
+    scaling_hints: bool = False
+    scaling_horizon_s: float = 600.0
 
 
 NO_LIMITS = Limits()

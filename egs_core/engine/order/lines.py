@@ -49,7 +49,7 @@ class Lines:
         self._lines: dict[ClassId, Line] = {}
         self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
         self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
-        self.timers = self.order.timers if self.order is not None else []  # of submissions that wait
+        self.timers = self.order.timers.heap if self.order is not None else []  # of submissions that wait
 
     def clear(self) -> None:
         for container in (self.keys, self._at, self._lines, self._tops):
@@ -60,8 +60,7 @@ class Lines:
     def submission_of(self, phase: int) -> int:
         if self.order is None:
             return ALL
-        state = self._state
-        return state.workloads[state.task_workload[state.task_of[phase]]].submission
+        return self._state.submission_of(self._state.task_of[phase])
 
     def full_key(self, phase: int, key: Key) -> FullKey:
         """The key with its submission's place."""

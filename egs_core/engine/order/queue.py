@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from egs_core.engine.order.ages import Ages, overdue_key
 from egs_core.engine.order.classes import (
     GANG_NUMBER,
     OTHERS,
@@ -22,6 +23,7 @@ from egs_core.engine.order.classes import (
 )
 from egs_core.engine.order.free_index import FreeIndex
 from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey
+from egs_core.engine.order.gathering import Gathering
 from egs_core.engine.order.lines import Entry, Lines
 from egs_core.engine.order.policy import (
     AGE_TERM,
@@ -36,7 +38,6 @@ from egs_core.engine.order.policy import (
 from egs_core.engine.order.urgency import Urgency
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import NO_DEADLINE
-from egs_core.engine.rules.gangs import index_of, missing_members
 from egs_core.engine.specs import NO_QUEUE, Amounts
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
@@ -62,98 +63,74 @@ class ReadyQueue:
         self._names = policy.term_names
         self._age_term = AGE_TERM + policy.by_submission
         self._first_terms = PATH_TERM + policy.by_submission if len(self._names) > PATH_TERM else 0
-        self._default_max_wait_s = default_max_wait_s
         self.classes = SchedulingClasses(state)
         self.fronts = ClassFronts(self.resource_key_of)
         self.lines = Lines(state, policy, self.fronts, has_max_wait=default_max_wait_s is not None)
         self.keys = self.lines.keys  # of what is queued, without the place of its submission
         self.free = FreeIndex(state, self.fronts)
-        self.deadlines: list[tuple[float, int, int]] = []  # heap of (time, phase, order) of phases that age
-        self._urgency = Urgency(state, self.keys, self.members)
+        self.gangs = Gathering(state)
+        self.members, self.leader_of = self.gangs.members, self.gangs.leader_of
+        self.ages = Ages(state, self.keys, default_max_wait_s)
+        self.urgency = Urgency(state, self.keys, self.members)
         self._capacity: Amounts | None = None
-        self.arrived: dict[int, set[int]] = {}  # gang -> ready phases of its members that wait for the others
-        self.leaders: dict[int, int] = {}  # gang -> the phase under which it is queued
 
     # --- in and out ---
 
     def add(self, phase: int) -> None:
         """Queue a ready phase; one of a gang when it is there as a whole."""
-        state = self.state
-        if not state.gang_of or (gang := state.gang_of.get(state.task_of[phase])) is None:
+        gang = self.gangs.gang_of(phase)
+        if gang is None:
             self.enter(phase)
         else:
-            self.arrived.setdefault(gang, set()).add(phase)
+            self.gangs.arrive(gang, phase)
             self.regather(gang)
 
     def enter(self, phase: int) -> None:
         """Queue a phase that is in no gang, or leads one."""
         state = self.state
-        if self._ages and (self._default_max_wait_s is not None or state.options or state.queues):
-            self._set_deadline(phase)
+        if self._ages:
+            self.ages.enter(phase)
         if not (state.gang_of or state.has_deadlines):
             self._push(phase, self._key_of(state, phase))
             return
         self._push(phase, self._place_of(phase))
         if state.has_deadlines and self._ages:
-            self._urgency.enter(phase)
+            self.urgency.timers.enter(phase)
 
     def _place_of(self, phase: int) -> Key:
         """The phase's key; for the leader of a gang the best of its members."""
         key = min(self._key_of(self.state, p) for p in self.members(phase))
         if not (self.state.has_deadlines and self.policy.ages):
             return key
-        return (*key[:DEADLINE_TERM], self._urgency.term(phase), *key[DEADLINE_TERM + 1 :])
+        return (*key[:DEADLINE_TERM], self.urgency.term(phase), *key[DEADLINE_TERM + 1 :])
 
     def remove(self, phase: int) -> bool:
         """Whether it was there."""
         self.mark_changed()  # what it had reserved is open to others
-        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
+        gang = self.gangs.gang_of(phase)
         if gang is None:
-            return self._forget_key(phase)
-        was_there = phase in self.arrived.get(gang, ())
-        self.arrived.get(gang, set()).discard(phase)
+            return self.lines.drop(phase)
+        was_there = self.gangs.leave(gang, phase)
         self.regather(gang)
         return was_there
 
     def take_all(self) -> list[int]:
         """Empty the queue: every ready phase that was in it, lowest number first."""
-        phases = sorted(set(self.keys).union(*self.arrived.values()))
-        self.fronts.clear()
-        self.lines.clear()
-        for container in (self.arrived, self.leaders, self.deadlines, self.unplaceable_classes):
-            container.clear()
-        self._urgency.clear()
+        phases = sorted(set(self.keys).union(*self.gangs.arrived.values()))
+        for part in (self.fronts, self.lines, self.gangs, self.ages.timers, self.urgency.timers):
+            part.clear()
+        self.unplaceable_classes.clear()
         return phases
-
-    # --- gangs ---
 
     def regather(self, gang: int) -> None:
         """A member has arrived, left or ended: queue the gang when nobody is missing, else take it out."""
-        arrived = self.arrived.get(gang, set())
-        leader = None
-        if arrived:
-            index = min(index_of(self.state, p) for p in arrived)
-            if not missing_members(self.state, gang, index, arrived):
-                leader = min(p for p in arrived if index_of(self.state, p) == index)
-        before = self.leaders.get(gang)
-        if before is not None and before != leader:
-            self._forget_key(self.leaders.pop(gang))
-        if leader is not None and before != leader:
-            self.leaders[gang] = leader
+        before, leader = self.gangs.settle(gang)
+        if before is not None:
+            self.lines.drop(before)
+        if leader is not None:
             self.enter(leader)
 
-    def members(self, phase: int) -> tuple[int, ...]:
-        """The phases that start together with this one: itself, or those of the gang that it leads."""
-        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
-        if gang is None or self.leaders.get(gang) != phase:
-            return (phase,)
-        index = index_of(self.state, phase)
-        return tuple(sorted(p for p in self.arrived[gang] if index_of(self.state, p) == index))
-
-    def leader_of(self, phase: int) -> int:
-        """The phase under which this one is queued: itself, or its gang's leader."""
-        gang = self.state.gang_of.get(self.state.task_of[phase]) if self.state.gang_of else None
-        return phase if gang is None else self.leaders.get(gang, phase)
+    # --- what changes ---
 
     def mark_changed(self) -> None:
         """Something may let a phase start."""
@@ -182,10 +159,7 @@ class ReadyQueue:
         phase = self.fronts.of[class_id][1]
         submission = self.lines.take(phase)
         if class_id[OTHERS] and is_gang(class_id):
-            gang = class_id[OTHERS][GANG_NUMBER]
-            del self.leaders[gang]
-            index = index_of(self.state, phase)
-            self.arrived[gang] = {p for p in self.arrived[gang] if index_of(self.state, p) != index}
+            self.gangs.start(class_id[OTHERS][GANG_NUMBER], phase)
         reason = self.deciding_term(key, class_id)
         self.lines.settle_place(phase, submission)
         return reason
@@ -282,10 +256,6 @@ class ReadyQueue:
         """What starts together with this phase needs."""
         return [self.state.shapes[self.state.shape[p]] for p in self.members(phase)]
 
-    def _forget_key(self, phase: int) -> bool:
-        """Take a phase out, wherever in its heap it is; whether it was there."""
-        return self.lines.drop(phase)
-
     def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that may reserve: overdue and urgent ones, and late ones
@@ -372,45 +342,19 @@ class ReadyQueue:
             if key != old:
                 self._push(phase, key)
             if self.state.has_deadlines and self.policy.ages:
-                self._urgency.enter(phase)
+                self.urgency.timers.enter(phase)
 
-    # --- age ---
-
-    def _set_deadline(self, phase: int) -> None:
-        options = self.state.options.get(self.state.task_of[phase])
-        wait = self._queue_max_wait_s(phase) if options is None or options.max_wait_s is None else options.max_wait_s
-        if wait is not None:
-            heapq.heappush(self.deadlines, (self.state.ready_at[phase] + wait, phase, self.state.order[phase]))
-
-    def _queue_max_wait_s(self, phase: int) -> float | None:
-        number = self.state.queue_of(self.state.task_of[phase])
-        stated = self.state.queues[number].spec.max_wait_s if number != NO_QUEUE else None
-        return self._default_max_wait_s if stated is None else stated
-
-    def next_deadline(self) -> float | None:
-        """When the next queued phase becomes overdue."""
-        while self.deadlines and not self._is_waiting(self.deadlines[0]):
-            heapq.heappop(self.deadlines)
-        return self.deadlines[0][0] if self.deadlines else None
+    # --- what time changes ---
 
     def age(self, now: float) -> None:
         """Phases whose `max_wait` has passed go to the front of their priority, oldest first."""
-        while self.deadlines and self.deadlines[0][0] <= now:
-            entry = heapq.heappop(self.deadlines)
-            if self._is_waiting(entry):
-                phase = entry[1]
-                self._push(phase, overdue_key(self.keys[phase], entry[2]))
-                self.unplaceable_classes.discard(
-                    self.classes.of(phase)
-                )  # it reserves what it lacks, so it must be looked at
-
-    def next_urgent(self) -> float | None:
-        """When a deadline next changes the place of a queued phase."""
-        return self._urgency.next_change() if self.policy.ages else None
+        for phase in self.ages.overdue(now):
+            self._push(phase, overdue_key(self.keys[phase], self.state.order[phase]))
+            self.unplaceable_classes.discard(self.classes.of(phase))  # it reserves what it lacks
 
     def apply_deadline_changes(self, now: float) -> None:
         """Phases whose slack is about used up go forward, those that are too late go back."""
-        for phase in self._urgency.changed(now):
+        for phase in self.urgency.changed(now):
             key = self._place_of(phase)
             if not self.is_overdue(self.keys[phase]) and key != self.keys[phase]:
                 self._push(phase, key)
@@ -421,7 +365,7 @@ class ReadyQueue:
         if not (self.state.has_deadlines and self.policy.ages):
             return []
         waiting = [p for p, key in self.keys.items() if not self.is_overdue(key)]
-        return [p for p in waiting if self.keys[p][DEADLINE_TERM] != self._urgency.term(p)]
+        return [p for p in waiting if self.keys[p][DEADLINE_TERM] != self.urgency.term(p)]
 
     # --- submissions ---
 
@@ -473,13 +417,3 @@ class ReadyQueue:
     def is_urgent(self, key: FullKey) -> bool:
         """Whether a deadline has put it forward."""
         return self._ages and key[DEADLINE_TERM] != NO_DEADLINE
-
-    def _is_waiting(self, deadline: tuple[float, int, int]) -> bool:
-        _, phase, order = deadline
-        key = self.keys.get(phase)
-        return key is not None and self.state.order[phase] == order and not self.is_overdue(key)
-
-
-def overdue_key(key: Key, order: int) -> Key:
-    """In front of everything of its priority that is not overdue; among overdue ones the oldest first."""
-    return (*key[:OVERDUE_TERM], 0, NO_DEADLINE, order, *key[AGE_TERM + 1 :])

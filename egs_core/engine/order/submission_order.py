@@ -18,9 +18,9 @@ function of the state.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 
+from egs_core.engine.order.timers import Timers
 from egs_core.engine.specs import NO_QUEUE, ORDERS, UNLIMITED, Amounts
 from egs_core.engine.state.histories import PRIOR_MS, QueueHistory, Submission, amount_of
 from egs_core.engine.state.state import State
@@ -46,8 +46,8 @@ class SubmissionOrder:
         self._classes: list[int] = []  # of the work that is left
         self.leaves: dict[int, int] = {}  # whether nothing waits for its next task; 0 where none is queued
         self.late: dict[int, int] = {}  # submission that has waited too long -> the phase that has
-        self.due: dict[int, float] = {}  # submission with waiting phases -> not before then has it waited too long
-        self.timers: list[tuple[float, int]] = []
+        self.timers = Timers(self._due_of)  # submissions with waiting phases: not before then have they waited too long
+        self.due = self.timers.at
         self._seen: dict[str, tuple[int, ...]] = {}  # queue -> what its history said of work that nobody knows
 
     def place(self, number: int) -> Place:
@@ -146,9 +146,8 @@ class SubmissionOrder:
         for number, place in enumerate(self.places):
             if self._state.submissions[number].open_tasks:
                 is_current = self._class_of(number) == self._classes[number] and self._count(number) == place
-                oldest = self._oldest(number) if self._may_wait_long(number) else None
-                has_waited = oldest is not None and oldest[0] + self.wait_limit(number) < self._state.now
-                if not is_current or has_waited != (number in self.late):
+                due = self._due_of(number) if self._may_wait_long(number) else None
+                if not is_current or (due is not None and due < self._state.now) != (number in self.late):
                     found.append(number)
         return found
 
@@ -158,10 +157,8 @@ class SubmissionOrder:
         """A phase of the submission waits since then."""
         if not self._may_wait_long(number):
             return
-        due = ready_at + self.wait_limit(number)
-        if number not in self.late and due < self.due.get(number, float("inf")):
-            self.due[number] = due
-            heapq.heappush(self.timers, (due, number))
+        if number not in self.late:
+            self.timers.set(number, ready_at + self.wait_limit(number))
 
     def _may_wait_long(self, number: int) -> bool:
         """Whether the default of how long it waits holds for the submission."""
@@ -179,31 +176,22 @@ class SubmissionOrder:
         if self.late.get(number) != phase:
             return False
         del self.late[number]
-        self.due.pop(number, None)
+        self.timers.forget(number)
         self._look(number, self._state.now)
         return self._changed(number)
 
     def forget_waits(self) -> None:
         """Nothing is queued any more."""
         self.late.clear()
-        self.due.clear()
         self.timers.clear()
         self.leaves.clear()
         self.recount_all()
 
-    def has_timers(self, now: float) -> bool:
-        return bool(self.timers) and self.timers[0][0] < now
-
     def heed_waits(self, now: float) -> list[int]:
         """Submissions that have waited too long by now."""
-        changed = []
-        while self.has_timers(now):
-            due, number = heapq.heappop(self.timers)
-            if self.due.get(number) == due:
-                del self.due[number]
-                if self._look(number, now) and self._changed(number):
-                    changed.append(number)
-        return changed
+        if not self.timers.heap or self.timers.heap[0][0] >= now:
+            return []
+        return [number for number in self.timers.take(now) if self._look(number, now) and self._changed(number)]
 
     def _look(self, number: int, now: float) -> bool:
         """Whether its oldest phase has waited too long; else when that will be so."""
@@ -214,14 +202,17 @@ class SubmissionOrder:
         if due < now:
             self.late[number] = oldest[1]
             return True
-        self.due[number] = due
-        heapq.heappush(self.timers, (due, number))
+        self.timers.set(number, due)
         return False
+
+    def _due_of(self, number: int) -> float | None:
+        oldest = self._oldest(number)
+        return None if oldest is None else oldest[0] + self.wait_limit(number)
 
     def look_again(self, number: int) -> None:
         """How long the submission may wait has changed."""
         if number in self.due or number in self.late:
-            self.due.pop(number, None)
+            self.timers.forget(number)
             self.late.pop(number, None)
             self._look(number, self._state.now)
 

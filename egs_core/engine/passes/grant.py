@@ -102,6 +102,10 @@ class Granting:
             return Outcome(blocked, NOTHING_REFUSED) if blocked else NOTHING_FOUND
         return Outcome(blocked, self._review())
 
+    def next_due(self) -> float | None:
+        """When to see again whether those that wait for a better flavor should."""
+        return self._state.review_at
+
     def _grant_in_order(self) -> list[Blocked]:
         """What fits, the first candidate of each class at a time; returns the first of each class that found none."""
         queue, state = self._queue, self._state

@@ -1,13 +1,12 @@
 """Stopping what has reached a limit: of time, GPU time or cost, or idle for too long.
 
-A heap of the moments at which limits will be reached. An entry may be too early, as other phases end or something is
-done meanwhile, and then comes up again later; never too late: whatever makes a meter run faster enters it again.
+The moments at which limits will be reached are in a heap. One may come later than it has there, as other phases end or
+something is done meanwhile; whatever makes a meter run faster enters it again.
 """
 
 from __future__ import annotations
 
-import heapq
-
+from egs_core.engine.order.timers import Timers
 from egs_core.engine.passes.aborts import Aborts
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.restarts import Restarts
@@ -28,42 +27,33 @@ class Limiter:
         self._started = issuer.started
         self._grace_s = grace_s
         self._preempts = preempts
-        self._due: list[tuple[float, int]] = []
+        self._timers = Timers(self._reached_at)
 
     def started(self, phase: int) -> None:
         """The phase has started: the meters of its task and workload run."""
         task = self._state.task_of[phase]
-        self._enter(task)
-        self._enter(-1 - self._state.task_workload[task])
+        self._timers.enter(task)
+        self._timers.enter(-1 - self._state.task_workload[task])
 
     def grown(self, number: int) -> None:
         """The workload has more tasks: its time may have run out while it had none."""
-        self._enter(-1 - number)
+        self._timers.enter(-1 - number)
 
     def rebuild(self) -> None:
         """Limits, prices or clocks have changed, or the state is a restored one."""
-        self._due.clear()
+        self._timers.clear()
         for task in self._state.meters:
-            self._enter(task)
+            self._timers.enter(task)
         for number in self._state.workload_meters:
-            self._enter(-1 - number)
+            self._timers.enter(-1 - number)
 
     def next_due(self) -> float | None:
         """When the next limit is reached, if all goes on as it does."""
-        while self._due:
-            at, subject = self._due[0]
-            reached = self._reaches(subject)
-            if reached is not None and reached[0] == at:
-                return at
-            heapq.heappop(self._due)
-            if reached is not None:
-                heapq.heappush(self._due, (reached[0], subject))
-        return None
+        return self._timers.next_due()
 
     def enforce(self, now: float) -> None:
         """Stop what has reached a limit by now."""
-        while (due := self.next_due()) is not None and due <= now:
-            _, subject = heapq.heappop(self._due)
+        while (subject := self._timers.pop(now)) is not None:
             reached = self._reaches(subject)
             if reached is not None and subject >= 0:
                 self._stop_task(subject, reached[1])
@@ -75,10 +65,9 @@ class Limiter:
         over = self._state.over_limit.get(task)
         return FAILED if over is not None and over.then == FAIL and status != SUCCEEDED else status
 
-    def _enter(self, subject: int) -> None:
+    def _reached_at(self, subject: int) -> float | None:
         reached = self._reaches(subject)
-        if reached is not None:
-            heapq.heappush(self._due, (reached[0], subject))
+        return None if reached is None else reached[0]
 
     def _reaches(self, subject: int) -> tuple[float, int] | None:
         return task_reaches(self._state, subject) if subject >= 0 else workload_reaches(self._state, -1 - subject)

@@ -34,6 +34,11 @@ class Readiness:
         else:
             self._queue.add(phase)
 
+    def next_due(self) -> float | None:
+        """When the next grant that was rejected is tried again."""
+        retry_at = self._state.retry_at
+        return min(retry_at.values()) if retry_at else None
+
     def retry_held(self, now: float) -> None:
         """Phases whose grant was rejected, when their time has come."""
         for phase in sorted(p for p, at in self._state.retry_at.items() if at <= now):

@@ -10,7 +10,7 @@ from egs_core.engine.passes.aborts import Aborts
 from egs_core.engine.passes.grant import Blocked
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.readiness import Readiness
-from egs_core.engine.rules.overruns import select_overruns
+from egs_core.engine.rules.overruns import next_overrun_s, select_overruns
 from egs_core.engine.rules.reservation import find_reservation
 from egs_core.engine.rules.victims import RECLAIM, RunningTasks, select_victims
 from egs_core.engine.state.lifecycle import ABORTED, FAILED, HOLDS_LEASE, PREEMPTED
@@ -74,6 +74,10 @@ class Restarts:
         if state.status[phase] in HOLDS_LEASE:
             self._transitions.end(phase, ABORTED)
         self._aborts.finish(task)
+
+    def next_due(self) -> float | None:
+        """When something next outlives its estimate in the way of a reservation."""
+        return next_overrun_s(self._state) if self._state.reservations else None
 
     def preempt(self, blocked: Sequence[Blocked], grace_s: float, min_gain_s: float, now: float) -> None:
         """Make room for those that have a right to it; what is freed is kept for them."""

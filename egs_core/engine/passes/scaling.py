@@ -117,6 +117,10 @@ class Scaling:
         self._horizon_s = horizon_s
         self._is_cheap = is_cheap
 
+    def next_due(self) -> float | None:
+        """When to look again at the latest."""
+        return self._issuer.state.scale_at
+
     def after(self, now: float) -> None:
         """An event has been handled: look, or see to it that somebody will."""
         state, transitions = self._issuer.state, self._issuer.transitions

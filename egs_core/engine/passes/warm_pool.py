@@ -191,6 +191,10 @@ class Processes:
         """Something has happened that the planner should see."""
         self.needs_planning = True
 
+    def next_due(self) -> float | None:
+        """When the planner wants to look again."""
+        return self._state.plan_at
+
     def plan(self, now: float) -> bool:
         """Start what is worth warming now; True when that let a phase into the queue."""
         if not self.needs_planning:

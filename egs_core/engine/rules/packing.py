@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from egs_core.engine.specs import SHIPPED
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.graph.columns import Shape
 
@@ -247,7 +248,6 @@ def _device_choices(free: Free, shape: Shape) -> Iterator[tuple[int, ...]]:
             yield (i,)
 
 
-SHIPPED = "fgd_fill"
 PACKINGS: dict[str, Packing] = {}
 """By the names that `EngineConfig.packing` may have."""
 

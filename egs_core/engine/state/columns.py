@@ -119,6 +119,10 @@ class Columns(msgspec.Struct):
     def phases_of(self, task: int) -> range:
         return range(self.first_phase[task], self.first_phase[task + 1])
 
+    def submission_of(self, task: int) -> int:
+        """The number of the submission that the task belongs to."""
+        return self.workloads[self.task_workload[task]].submission
+
     def options_of(self, task: int) -> TaskOptions:
         return self.options.get(task, DEFAULT_OPTIONS)
 
@@ -146,7 +150,7 @@ class Columns(msgspec.Struct):
     def is_job(self, task: int) -> bool:
         """Whether nothing waits for the task and it is, alone or with its gang, all that its workload consists of,
         which is no part of a larger submission."""
-        if self.children[task] or self.submissions[self.workloads[self.task_workload[task]].submission].id:
+        if self.children[task] or self.submissions[self.submission_of(task)].id:
             return False
         size = len(self.workloads[self.task_workload[task]].numbers)
         gang = self.gang_of.get(task) if size > 1 and self.gang_of else None

@@ -206,7 +206,7 @@ def _check_work(state: State) -> None:
     by_queue = {name: Submission() for name in state.histories}
     for phase, left in enumerate(state.left_ms):
         assert (left == OVER) == (state.status[phase] in ENDED), f"phase {phase} counts {left} ms"
-        number = state.workloads[state.task_workload[state.task_of[phase]]].submission
+        number = state.submission_of(state.task_of[phase])
         for sums in (found[number], by_queue[state.submissions[number].history]):
             shape, known, unknown = state.shapes[state.shape[phase]], max(left, 0), left == UNKNOWN
             sums.left_slot += known * (shape.cpu_milli or SLOT_MILLI)

@@ -10,10 +10,61 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from egs_core.engine import messages as m
-from egs_core.engine.state.state import TRANSITIONS, State
+from egs_core.engine.state.state import State
 
 Transition = tuple[str, tuple[Any, ...]]
 EVENT_MARK = "$event"
+TRANSITIONS = frozenset(
+    {
+        "absorb_node",
+        "absorb_queues",
+        "absorb_flavors",
+        "absorb_flavor_estimates",
+        "review",
+        "hinted",
+        "scaled",
+        "absorb_workload",
+        "absorb_tasks",
+        "absorb_estimates",
+        "lift",
+        "set_wait",
+        "close_workload",
+        "clock",
+        "ready",
+        "hold",
+        "unhold",
+        "hold_paused",
+        "detach",
+        "pause",
+        "resume",
+        "grant",
+        "start",
+        "end",
+        "finish",
+        "skip",
+        "abort",
+        "stop",
+        "fail",
+        "requeue",
+        "lose_node",
+        "recall",
+        "checkpointed",
+        "reserve",
+        "unreserve",
+        "count_decision",
+        "applied",
+        "planned",
+        "park",
+        "warmed",
+        "unpark",
+        "preload_failed",
+        "retire",
+        "active",
+        "over",
+        "over_workload",
+        "close_box",
+    }
+)
 
 
 class Recorder:

@@ -24,11 +24,11 @@ from math import isfinite
 
 import msgspec
 
-from egs_core.engine.specs import END, HOUR_S, NO_LIMITS, REQUEUE, Limits, limits_in, strictest
+from egs_core.engine.specs import END, HOUR_S, NO_LIMITS, NO_QUEUE, REQUEUE, Limits, limits_in, strictest
 from egs_core.engine.state.columns import Columns
 from egs_core.engine.state.lifecycle import RUNNING
 from egs_core.engine.state.processes import ProcessState
-from egs_core.engine.state.records import COST, GPU_TIME, IDLE, TIME, Meter, Over, Rates
+from egs_core.engine.state.records import COST, GPU_TIME, IDLE, TIME, Meter, Over, Rates, amounts_of
 from egs_core.graph.columns import Graph
 
 MOST_REQUEUES = 3  # of one task by its own limits; the next time it fails
@@ -55,6 +55,11 @@ class UsageState(ProcessState):
         self.workloads[number].over_limit = text
 
     # --- what other transitions call ---
+
+    def _count_use(self, phase: int, sign: int) -> None:
+        number = self.queue_of(self.task_of[phase])
+        if number != NO_QUEUE:
+            self.queues[number].use(amounts_of(self.shapes[self.shape[phase]]), sign, self.now)
 
     def _expect_limits(self, graph: Graph) -> None:
         """Tasks have come: is there anything to meter?"""

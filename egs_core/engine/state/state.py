@@ -1,25 +1,12 @@
-"""The transitions that change what the engine knows (`columns`).
+"""What happens to phases and tasks: the transitions of their lives, on top of what there is (`structure`), what is used
+(`metering`), and which processes are warm (`processes`).
 
-Every change is one of the public methods named in `TRANSITIONS` and decides nothing, so a journal of (method,
-arguments) folds to the same state without asking the engine again.
+Every change of the state is one of the public methods that `journal` names and decides nothing, so a journal of
+(method, arguments) folds to the same state without asking the engine again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import isfinite
-
-from egs_core.engine.messages import (
-    Estimates,
-    FlavorEstimates,
-    FlavorsChanged,
-    NodeAdded,
-    QueuesChanged,
-    TasksAdded,
-    WorkloadSubmitted,
-)
-from egs_core.engine.specs import NO_QUEUE
-from egs_core.engine.state.growth import append_block, detach, pass_up, reads_of, refresh_ranks
 from egs_core.engine.state.lifecycle import (
     ABORTED,
     ALLOWED,
@@ -35,132 +22,14 @@ from egs_core.engine.state.lifecycle import (
     STATUS_NAMES,
     SUCCEEDED,
 )
-from egs_core.engine.state.metering import UsageState
-from egs_core.engine.state.nodes import NOT_STARTED, Node
-from egs_core.engine.state.records import Pause, Reservation, Workload, amounts_of, make_queues
-from egs_core.engine.state.submissions import (
-    close_submission,
-    count_block,
-    end_phase,
-    join_submission,
-    recount,
-)
+from egs_core.engine.state.nodes import NOT_STARTED
+from egs_core.engine.state.records import Pause, Reservation
+from egs_core.engine.state.structure import StructureState
+from egs_core.engine.state.submissions import close_submission, end_phase, recount
 
 
-class State(UsageState):
+class State(StructureState):
     """See the module."""
-
-    # --- transitions: structure, absorbed from events as they are ---
-
-    def absorb_node(self, event: NodeAdded) -> None:
-        """Add a node, or change a known one."""
-        node = next((node for node in self.nodes if node.name == event.node), None)
-        if node is None:
-            node = Node(event.node)
-            self.nodes.append(node)
-        node.take_capacity(event)
-        if self.flavors or node.profiles:
-            self._split_devices()
-
-    def absorb_queues(self, event: QueuesChanged) -> None:
-        """Take the configuration over; what leases hold now is what their queues use."""
-        self.queues = make_queues(event.queues, self.queues)
-        self.queue_numbers = {queue.spec.name: number for number, queue in enumerate(self.queues)}
-        for queue in self.queues:
-            queue.used = [0, 0, 0]
-        self.queues_since = self.next_decision
-        for phase in self.leases:
-            self._count_use(phase, 1)
-        self._meter_queues()
-        self.has_deadlines = self.has_deadlines or any(queue.spec.deadline_s is not None for queue in self.queues)
-
-    def absorb_flavors(self, event: FlavorsChanged) -> None:
-        """Take the flavors over; those with a speed or price that is no such thing are left out."""
-        self.flavors = {spec.name: spec for spec in event.flavors if spec.is_sound}
-        self._split_devices()
-        if self.is_metered:
-            self._charge_anew()
-
-    def _split_devices(self) -> None:
-        """Nodes have their flavors' profiles; slices that are held stay as they are."""
-        for node in self.nodes:
-            node.profiles = self.flavors[node.flavor].profiles if node.flavor in self.flavors else ()
-
-    def absorb_flavor_estimates(self, event: FlavorEstimates) -> None:
-        """Take them over, unless they are no durations."""
-        for phase, flavor, p50, p95 in event.values:
-            if 0 <= phase < len(self.kind) and isfinite(p50) and isfinite(p95) and p50 >= 0:
-                self.flavor_estimates.setdefault(phase, {})[flavor] = (p50, max(p50, p95))
-
-    def review(self, at: float | None) -> None:
-        """A phase waits for a better flavor than what is free; it is to be looked at again then at the latest."""
-        self.review_at = at
-
-    def hinted(self, flavor: str, gpus: int, cpus: int, now: float) -> None:
-        """What has been said last of the capacity of this flavor."""
-        self.scaling[flavor] = (gpus, cpus, now)
-
-    def scaled(self, at: float, again_at: float | None) -> None:
-        """Scaling has been looked at, and should be again then at the latest."""
-        self.scaled_at, self.scale_at = at, again_at
-
-    def _count_use(self, phase: int, sign: int) -> None:
-        number = self.queue_of(self.task_of[phase])
-        if number != NO_QUEUE:
-            self.queues[number].use(amounts_of(self.shapes[self.shape[phase]]), sign, self.now)
-
-    def absorb_workload(self, event: WorkloadSubmitted, now: float) -> None:
-        self.workload_numbers[event.workload] = len(self.workloads)
-        workload = Workload(event.workload, event.name, event.tenant, event.queue, now, deadline_s=event.deadline_s)
-        workload.limits = event.limits
-        workload.submission = join_submission(self, event.submission, event.name, event.queue)
-        self.is_metered = self.is_metered or event.limits is not None
-        self.has_deadlines = self.has_deadlines or event.deadline_s is not None
-        self.workloads.append(workload)
-
-    def absorb_tasks(self, event: TasksAdded) -> list[int]:
-        """Append a block in topological order; returns the earlier tasks whose rank or children changed."""
-        number, first = self.workload_number(event.workload), len(self.task_ids)
-        before = self.workloads[number].numbers[:1]
-        jobs = list(self.workloads[number].numbers) if before and self.is_job(before[0]) else []
-        known = len(self.workloads[number].numbers)
-        changed = append_block(self, number, event.graph)
-        count_block(self, number, first)
-        if event.graph.inputs and any(node.bandwidth_bytes_s for node in self.nodes):
-            self.reads.update(reads_of(event.graph, self.workloads[number].numbers, known))
-        self._expect_limits(event.graph)
-        if any(options.deadline_s is not None for options in event.graph.options.values()):
-            self.has_deadlines = True
-            changed = [*changed, *pass_up(self, range(first, len(self.task_ids)))]
-        return changed if not jobs or self.is_job(before[0]) else [*changed, *jobs]
-
-    def absorb_estimates(self, event: Estimates) -> list[int]:
-        """Take new estimates over, unless they are no durations; returns the tasks whose ranks were computed."""
-        tasks = set()
-        for phase, p50, p95 in event.values:
-            if 0 <= phase < len(self.kind) and isfinite(p50) and isfinite(p95) and p50 >= 0:
-                self.estimate_s[phase], self.estimate_p95_s[phase] = p50, max(p50, p95)
-                self.unknown.discard(phase)
-                recount(self, phase)
-                tasks.add(self.task_of[phase])
-        return self.refresh_ranks(tasks)
-
-    def refresh_ranks(self, tasks: Iterable[int]) -> list[int]:
-        return refresh_ranks(self, tasks)
-
-    def lift(self, phases: tuple[int, ...], seconds: tuple[float, ...], is_firm: bool = False) -> None:
-        """A plan: what to add to the ranks of these phases; nothing to those of all others. is_firm: it gains more than
-        all files cost, so nobody goes before another for files."""
-        self.rank_boost_s = dict(zip(phases, seconds, strict=True))
-        self.plan_is_firm = is_firm
-
-    def set_wait(self, submission: int, wait_s: float, wait_lengths: float) -> None:
-        """How long a phase of the submission waits at most for others: see `Submission`."""
-        self.submissions[submission].wait_s, self.submissions[submission].wait_lengths = wait_s, wait_lengths
-
-    def close_workload(self, number: int) -> None:
-        """An operator has aborted the workload: it takes no more tasks."""
-        self.workloads[number].aborted = True
 
     # --- transitions: the life of a phase ---
 
@@ -200,10 +69,6 @@ class State(UsageState):
         del self.pauses[key]
         if self.is_metered:
             self._run_clock(key, 1.0)
-
-    def detach(self, tasks: tuple[int, ...]) -> list[int]:
-        """These wait for nothing any more, whatever was before them; returns the tasks whose ranks were computed."""
-        return detach(self, tasks)
 
     def hold_paused(self, phase: int) -> None:
         """A ready phase of something paused; `unhold` lets it go on."""
@@ -420,7 +285,7 @@ class State(UsageState):
     def unreserve(self, owner: int) -> None:
         del self.reservations[owner]
 
-    # --- transitions: decisions and processes ---
+    # --- transitions: decisions ---
 
     def count_decision(self) -> None:
         """A decision that changes nothing by itself has been given out."""
@@ -429,59 +294,26 @@ class State(UsageState):
     def applied(self, decision: int) -> None:
         self.decisions.pop(decision, None)
 
+    # --- transitions: what passes note for the next time ---
+
+    def lift(self, phases: tuple[int, ...], seconds: tuple[float, ...], is_firm: bool = False) -> None:
+        """A plan: what to add to the ranks of these phases; nothing to those of all others. is_firm: it gains more than
+        all files cost, so nobody goes before another for files."""
+        self.rank_boost_s = dict(zip(phases, seconds, strict=True))
+        self.plan_is_firm = is_firm
+
     def planned(self, again_at: float | None) -> None:
         """The preload planner has looked, and wants to look again at this time at the latest."""
         self.plan_at = again_at
 
+    def review(self, at: float | None) -> None:
+        """A phase waits for a better flavor than what is free; it is to be looked at again then at the latest."""
+        self.review_at = at
 
-TRANSITIONS = frozenset(
-    {
-        "absorb_node",
-        "absorb_queues",
-        "absorb_flavors",
-        "absorb_flavor_estimates",
-        "review",
-        "hinted",
-        "scaled",
-        "absorb_workload",
-        "absorb_tasks",
-        "absorb_estimates",
-        "lift",
-        "set_wait",
-        "close_workload",
-        "clock",
-        "ready",
-        "hold",
-        "unhold",
-        "hold_paused",
-        "detach",
-        "pause",
-        "resume",
-        "grant",
-        "start",
-        "end",
-        "finish",
-        "skip",
-        "abort",
-        "stop",
-        "fail",
-        "requeue",
-        "lose_node",
-        "recall",
-        "checkpointed",
-        "reserve",
-        "unreserve",
-        "count_decision",
-        "applied",
-        "planned",
-        "park",
-        "warmed",
-        "unpark",
-        "preload_failed",
-        "retire",
-        "active",
-        "over",
-        "over_workload",
-        "close_box",
-    }
-)
+    def hinted(self, flavor: str, gpus: int, cpus: int, now: float) -> None:
+        """What has been said last of the capacity of this flavor."""
+        self.scaling[flavor] = (gpus, cpus, now)
+
+    def scaled(self, at: float, again_at: float | None) -> None:
+        """Scaling has been looked at, and should be again then at the latest."""
+        self.scaled_at, self.scale_at = at, again_at

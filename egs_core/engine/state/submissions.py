@@ -71,7 +71,7 @@ def recount(state: Columns, phase: int) -> None:
 def set_left(state: Columns, phase: int, left: int) -> None:
     """The phase has so many milliseconds left, or UNKNOWN, or OVER."""
     before, state.left_ms[phase] = state.left_ms[phase], left
-    submission = state.submissions[state.workloads[state.task_workload[state.task_of[phase]]].submission]
+    submission = state.submissions[state.submission_of(state.task_of[phase])]
     shape = state.shapes[state.shape[phase]]
     known = max(left, 0) - max(before, 0)
     unknown = (left == UNKNOWN) - (before == UNKNOWN)
@@ -81,7 +81,7 @@ def set_left(state: Columns, phase: int, left: int) -> None:
 
 def end_phase(state: Columns, phase: int) -> None:
     """The phase has succeeded now: it has nothing left, and what it took is known."""
-    submission = state.submissions[state.workloads[state.task_workload[state.task_of[phase]]].submission]
+    submission = state.submissions[state.submission_of(state.task_of[phase])]
     history, shape = state.histories[submission.history], state.shapes[state.shape[phase]]
     left, state.left_ms[phase] = state.left_ms[phase], OVER
     slot, device = shape.cpu_milli or SLOT_MILLI, shape.gpu_milli
@@ -133,7 +133,7 @@ def count_anew(state: Columns) -> None:
         state.submissions[workload.submission].open_tasks = workload.open_tasks
     state.left_ms = [OVER] * len(state.status)
     for phase, shape in enumerate(state.shape):
-        submission = state.submissions[state.workloads[state.task_workload[state.task_of[phase]]].submission]
+        submission = state.submissions[state.submission_of(state.task_of[phase])]
         submission.needs_devices = submission.needs_devices or state.shapes[shape].gpu_milli > 0
         submission.has_begun = submission.has_begun or state.status[phase] in ENDED
         recount(state, phase)

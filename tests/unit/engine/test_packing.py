@@ -19,7 +19,6 @@ from egs_core.engine.rules.packer import make_packer, milestone
 from egs_core.engine.rules.packing import (
     FILL_SHARE,
     MOST_TYPICAL,
-    SHIPPED,
     UNLIMITED,
     Free,
     TypicalWorkload,
@@ -28,6 +27,7 @@ from egs_core.engine.rules.packing import (
     typical_workload,
     usable_devices,
 )
+from egs_core.engine.specs import SHIPPED
 from egs_core.engine.state.nodes import WHOLE_DEVICE
 from egs_core.graph.columns import Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
