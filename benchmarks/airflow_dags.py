@@ -127,10 +127,10 @@ def versions_of(readings: int) -> int:
     from airflow.utils.session import create_session
     from sqlalchemy import func, select
 
-    from egs_airflow.order.durations import durations_path, write_durations
+    from egs_airflow.order.durations import write_durations
 
     for number in range(readings):
-        write_durations(durations_path(), {"large": {"step0": number, "step1": number**2}})
+        write_durations(Path(os.environ["EGS_DURATIONS"]), {"large": {"step0": number, "step1": number**2}})
         store("on")
     with create_session() as session:
         return int(session.scalar(select(func.count()).select_from(DagVersion)) or 0)

@@ -10,6 +10,9 @@ ARG_JSON = Arg(("--json",), help="Print one JSON object", action="store_true")
 ARG_URL = Arg(("--url",), help="Address of the Airflow; by default this one's own [api] base_url", default="")
 ARG_USER = Arg(("--user",), help="User that logs in; EGS_AIRFLOW_PASSWORD has the password", default="")
 ARG_DAYS = Arg(("--days",), help="How far back, where nothing was read yet", type=float, default=30.0)
+ARG_HISTORY = Arg(
+    ("--history-only",), help="Keep what is learned in the history, and tell no scheduler", action="store_true"
+)
 ARG_WORKLOAD = Arg(("workload",), help="DAG/RUN, as `airflow egs ps` lists it")
 ARG_TASK = Arg(("--task",), help="Only this task of it, `fit` or `fit[3]`", default="")
 ARG_GROUP = Arg(("--group",), help="Only this task group of it", default="")
@@ -35,7 +38,7 @@ def get_cli_commands() -> list[CLICommand]:
         name="learn",
         help="Read what has run since the last time, and learn how long tasks take",
         func=lazy_load_command("egs_airflow.history.learn.run_learn"),
-        args=(ARG_URL, ARG_USER, ARG_DAYS),
+        args=(ARG_URL, ARG_USER, ARG_DAYS, ARG_HISTORY),
     )
     agent = ActionCommand(
         name="agent",

@@ -6,10 +6,9 @@ A feature that the mode or an option leaves off is in order; one that is wanted 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,42 +78,30 @@ def _skipped(folder: Path) -> str:
 
 
 def _learned() -> tuple[bool, str]:
-    from egs_airflow.order.durations import durations_path, load_durations, missing
-
-    path = durations_path()
-    known = load_durations(path)
-    elsewhere = "" if path.exists() else _learned_at()
-    if elsewhere and not elsewhere.endswith(f": {path}"):
-        return False, missing(path, elsewhere)
-    if not path.exists() or _is_empty(path):
-        return True, f"none yet: `airflow egs learn`, or the agent, writes {path}"
-    if not known:
-        return False, f"off: nothing can be read from {path}"
-    age_h = (time.time() - path.stat().st_mtime) / 3600
-    return True, f"active: {sum(map(len, known.values()))} tasks of {len(known)} DAGs, read {age_h:.1f} h ago, {path}"
-
-
-def _learned_at() -> str:
-    """Where the agent that hosts the engine keeps what it learns, "HOST: PATH"; "" where none is known."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from egs_airflow.order.published import order_of
-    from egs_airflow.order.record import read_record
+    from egs_airflow.order import durations
+    from egs_airflow.shared import DURATIONS, Reader
 
-    try:
-        seen = read_record()
-    except SQLAlchemyError:
-        return ""
-    order = order_of(seen.published) if seen is not None else None
-    return order.durations if order is not None else ""
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether nothing was learned when the file was written."""
-    try:
-        return bool(json.loads(path.read_bytes())["dags"] == {})
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+    path = durations.stated_file()
+    reader = Reader(DURATIONS)
+    if path is not None:
+        known = durations.load_durations(path)
+    else:
+        try:
+            text = reader()
+        except SQLAlchemyError:
+            return True, "not known: Airflow's database cannot be asked"
+        known = durations.NOTHING if text is None else durations.unpacked(text)
+    if known is durations.UNREADABLE:
+        return False, f"off: nothing can be read from {durations.place()}"
+    if not known:
+        return True, f"none yet: {durations.missing()}"
+    if path is None:
+        told = f"{durations.VARIABLE}; {reader.description()}"
+    else:
+        told = f"read {(time.time() - path.stat().st_mtime) / 3600:.1f} h ago, {path}"
+    return True, f"active: {sum(map(len, known.values()))} tasks of {len(known)} DAGs, {told}"
 
 
 def _order() -> tuple[bool, str]:
@@ -182,7 +169,8 @@ def _by_executor(api: str) -> tuple[bool, str]:
 
 
 def _pools() -> tuple[bool, str]:
-    from egs_airflow.order.pools import configured_pools, created_pools
+    from egs_airflow.order.pools import configured_pools, made_pools
+    from egs_airflow.shared import POOLS
 
     pools = configured_pools()
     wanted = ", ".join(f"{pool.name}={pool.slots}" for pool in pools)
@@ -190,39 +178,24 @@ def _pools() -> tuple[bool, str]:
         return True, "off: [egs] pools names none"
     if _off():
         return True, f"{_off()}: {wanted} not made"
-    found = _pools_of_airflow()
-    if problem := _unlisted(pools[0].name, found):
-        return False, problem
-    if pools[0].name not in (created_pools() if found is None else found):
-        return True, f"not made yet: {wanted}; `airflow egs pools` makes them"
+    made, found = made_pools(), _pools_of_airflow()
+    gone = [pool.name for pool in made if found is not None and pool.name not in found]
+    if gone:
+        return False, f"Variable {POOLS} has {', '.join(gone)}, and Airflow no such pool: `airflow egs pools` makes it"
+    if pools[0] not in made[:1]:
+        instead = f"; until then tasks that state GPUs go into {made[0].name}" if made else ""
+        return True, f"not made yet: {wanted}; `airflow egs pools` makes them{instead}"
     held = _held_for_ever()
-    return not held, "; ".join([f"active: {wanted}", *held])
+    return not held, "; ".join([f"active: {wanted}, by Variable {POOLS} of this Airflow", *held])
 
 
-def _unlisted(name: str, found: Mapping[str, str | None] | None) -> str:
-    """Why tasks are not put into the GPU pool where DAG files are parsed with this home, though the pool is there."""
-    from egs_airflow.order.pools import created_pools, list_path, listed_in
-
-    if name in created_pools():
-        gone = f"{list_path()} lists {name}, and Airflow has no such pool: `airflow egs pools` makes it"
-        return gone if found is not None and name not in found else ""
-    if found is None or name not in found:
-        return ""
-    where = listed_in(found[name])
-    by = f"was made with the list {where}" if where else "was not made by EGS"
-    return (
-        f"pool {name} {by}; what runs with this home looks into {list_path()}, where it is not, so that DAG files read "
-        f"there have their GPU tasks in the default pool: run `airflow egs pools` as the dag-processor's user"
-    )
-
-
-def _pools_of_airflow() -> dict[str, str | None] | None:
-    """Descriptions by name; None where Airflow's database cannot be asked."""
+def _pools_of_airflow() -> set[str] | None:
+    """Their names; None where Airflow's database cannot be asked."""
     from airflow.models.pool import Pool
     from sqlalchemy import select
 
-    rows = _rows(select(Pool.pool, Pool.description))
-    return None if rows is None else {row.pool: row.description for row in rows}
+    rows = _rows(select(Pool.pool))
+    return None if rows is None else {row.pool for row in rows}
 
 
 def _held_for_ever() -> list[str]:

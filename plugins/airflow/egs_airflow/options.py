@@ -94,8 +94,9 @@ OPTIONS: dict[str, Option] = {
             "file",
             "",
             "/var/lib/egs/durations.json",
-            "File of learned durations that weights are computed from. Scheduler, api-server and agent need the same.",
-            "`airflow/durations.json` in the user's data folder",
+            "File of learned durations, where agents may not write Variables. Scheduler, api-server and agent need the "
+            "same.",
+            "the Variable `egs_durations` of this Airflow",
         ),
         Option(
             "learn_every",

@@ -3,7 +3,7 @@
     label        egs.io/framework    airflow
     annotations  egs.io/workload     <dag id>/<run id>, as `airflow egs abort` takes it
                  egs.io/task         fit[3]
-                 egs.io/expected-s   seconds; only where they were learned, on the host where the pod is made
+                 egs.io/expected-s   seconds; only where they were learned
 
 Written when Airflow makes the pod: by KubernetesExecutor in the scheduler, by KubernetesPodOperator in the task's own
 process. So nothing of it is stored with the DAG, whose versions do not change with what is learned. Resources, and what
@@ -42,10 +42,10 @@ def mark_pod(pod: Any) -> None:
     task = _running_task() or _task_of(pod.metadata.annotations or {})
     if task is None or config.mode_of(task.dag_id, task.tags) != "on":
         return
-    from egs_airflow.order.durations import durations_path, load_durations
+    from egs_airflow.order.durations import current_durations
 
     said = {"workload": f"{task.dag_id}/{task.run_id}", "task": task.name}
-    expected_s = load_durations(durations_path()).get(task.dag_id, {}).get(task.task_id)
+    expected_s = current_durations().get(task.dag_id, {}).get(task.task_id)
     if expected_s is not None:
         said["expected-s"] = f"{expected_s:g}"
     pod.metadata.labels = _with(pod.metadata.labels, {"framework": "airflow"})

@@ -25,7 +25,6 @@ from egs_airflow.agent.control import abort
 from egs_airflow.audit import read_history
 from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import past_of
-from egs_airflow.order.durations import load_durations, write_durations
 from egs_airflow.replay.dagfile import airflow_ids
 from egs_airflow.rest import Rest
 from egs_core.adapter import ControlRequest
@@ -305,10 +304,7 @@ def _write_dag(pipeline: Pipeline, folder: Path, file: Path, dag_id: str, is_hin
 
 def _tell_durations(airflow: LiveAirflow, pipeline: Pipeline, dag_id: str) -> None:
     """What tasks are said to take, as if learned before."""
-    stated = airflow.environment.get("EGS_DURATIONS")
-    path = Path(stated) if stated else airflow.home / "xdg_data_home" / "egs" / "airflow" / "durations.json"
-    known = {task.name: sum(task.expect_s) for task in pipeline.tasks if task.expect_s}
-    write_durations(path, {**load_durations(path), dag_id: known})
+    airflow.tell_durations({dag_id: {task.name: sum(task.expect_s) for task in pipeline.tasks if task.expect_s}})
 
 
 def _own(lines: Iterable[str]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from egs_airflow.rest import Rest
+from egs_airflow.shared import DURATIONS, write
 from tests.conformance.airflow.live import LiveAirflow, live_airflow
 from tests.conformance.airflow.sites import Site, add_module, make_site
 
@@ -68,7 +70,7 @@ def break_airflow(airflow: LiveAirflow, how: str) -> None:
     if how == "engine":
         (airflow.home / RAISES).touch()
     elif how == "store":
-        _kept(_durations(airflow)).write_text('{"format": ')
+        write(Rest(airflow.url, airflow.token), DURATIONS, '{"format": ', "broken")
         _kept(airflow.home / "history.sqlite").write_bytes(b"no database" * 1000)
     else:
         for path in _lines(airflow):
@@ -77,16 +79,14 @@ def break_airflow(airflow: LiveAirflow, how: str) -> None:
 
 def mend_airflow(airflow: LiveAirflow, how: str) -> None:
     """Put back what `break_airflow` has put aside."""
-    paths = [_durations(airflow), airflow.home / "history.sqlite"] if how == "store" else _lines(airflow)
+    if how == "store":
+        Rest(airflow.url, airflow.token).send("DELETE", f"variables/{DURATIONS}")
+    paths = [airflow.home / "history.sqlite"] if how == "store" else _lines(airflow)
     for path in paths:
         path.unlink(missing_ok=True)
         aside = path.with_suffix(".aside")
         if aside.exists():
             aside.rename(path)
-
-
-def _durations(airflow: LiveAirflow) -> Path:
-    return airflow.home / "xdg_data_home" / "egs" / "airflow" / "durations.json"
 
 
 def _lines(airflow: LiveAirflow) -> list[Path]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from egs_airflow import local
+from egs_airflow import local, shared
 from egs_airflow.local import LocalAirflow, LocalAirflowError, free_ports, local_airflow
 from egs_airflow.local import make_environment as own_environment
+from egs_airflow.order.durations import Durations, keep_durations, unpacked
+from egs_airflow.rest import Rest
 from tests.conformance.airflow.commands import Commands, commands
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +26,12 @@ class LiveAirflow(LocalAirflow):
     """commands: what runs commands without a start of Python for each; None for an Airflow that has few."""
 
     commands: Commands | None = None
+
+    def tell_durations(self, durations: Durations) -> None:
+        """What these DAGs' tasks take, as if learned before, beside what is known; where all components read it."""
+        rest = Rest(self.url, self.token)
+        known = shared.read_rest(rest, shared.DURATIONS)
+        keep_durations(rest, {**(unpacked(known) if known else {}), **durations})
 
     def wait_run(self, dag_id: str, run_id: str, *states: str, deadline_s: float = WAIT_S) -> str:
         """With a longer deadline."""

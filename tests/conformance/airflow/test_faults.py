@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from egs_airflow.agent.instances import instances_place, read_instances
+from egs_airflow.order.durations import VARIABLE
 from egs_airflow.rest import Rest
 from tests.conformance.airflow.agents import Agent, an_agent
 from tests.conformance.airflow.broken import break_airflow, broken_airflow, mend_airflow
@@ -100,7 +101,7 @@ def test_the_agent_dies_and_comes_back(airflow: LiveAirflow, tmp_path: Path) -> 
     states = {name: (one.state, one.number) for name, one in found.items()}
     assert states == {"endless": ("failed", 1), "patient": ("success", 1), "again": ("success", 2)}
     assert found["endless"].note == "EGS: over its limit of 2 s: failed"
-    assert airflow.logs().count("durations.json: no durations can be read from it") in (1, 2)  # each process for itself
+    assert airflow.logs().count(f"{VARIABLE}: no durations can be read from it") in (1, 2)  # each process for itself
 
 
 @pytest.mark.long  # what has raised stays off: not in the Airflow of other tests

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from egs_airflow.order.durations import write_durations
 from tests.conformance.airflow import test_order
 from tests.conformance.airflow.holding import held_runs, released
 from tests.conformance.airflow.live import LiveAirflow, wait_until
-from tests.conformance.airflow.test_order import await_passes, learned
+from tests.conformance.airflow.test_order import await_passes
 
 AIRFLOW_ENVIRONMENT = test_order.AIRFLOW_ENVIRONMENT
 SIDES = {"egs": ["egs-on"], "native": []}
@@ -62,7 +61,7 @@ def test_gangs_begin_whole_or_not_at_all(airflow: LiveAirflow) -> None:
     """One slot of three is open: a gang of two waits, and the slot is kept for it; of the copy that is not chosen one
     member runs. Then two gangs of two, named and mapped, get their slots each in one pass, in that order. A retry waits
     for nobody, and a gang that is too large is said to be so."""
-    write_durations(learned(airflow), {"gangs_egs": LEARNED})
+    airflow.tell_durations({"gangs_egs": LEARNED})
     again = airflow.home / "again"
     again.unlink(missing_ok=True)
     tags = {f"gangs_{side}": tags for side, tags in SIDES.items()}

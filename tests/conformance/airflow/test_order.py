@@ -21,7 +21,6 @@ import pytest
 from egs_airflow.executors.health import State, read_states
 from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import past_of
-from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
 from egs_airflow.rest import Rest
 from egs_core.runlog.records import Held
@@ -105,15 +104,16 @@ FAULT = """
 
 HASHES = """
 import sys
-import time
 from pathlib import Path
-from egs_airflow import compat
-from egs_airflow.order.durations import durations_path, write_durations
+from egs_airflow import compat, shared
+from egs_airflow.order.durations import packed
 from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.variable import Variable
 
 hashes = set()
 for number in range(20):
-    write_durations(durations_path(), {"order_egs": {"one": number, "four": number ** 2}})
+    text = packed({"order_egs": {"one": number, "four": number ** 2}})
+    Variable.set(shared.DURATIONS, text, shared.described("", text))
     dags, errors = compat.read_dag_file(Path(sys.argv[1]))
     assert not errors, errors
     hashes.add(SerializedDagModel.hash(compat.serialize(dags["order_egs"])))
@@ -174,10 +174,9 @@ def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -
 def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airflow: LiveAirflow) -> None:
     """Weights of a chosen DAG follow the longest remaining path; others keep Airflow's, also one with a priority set by
     hand; new durations make no DAG version, in 20 readings of the file."""
-    path = learned(airflow)
     seconds = {"one": 5.0, "two": 5.0, "three": 10.0, "four": 600.0}
     airflow.add_dags(order_weights=WEIGHTS)
-    write_durations(path, dict.fromkeys(("order_egs", "order_native", "order_by_hand"), seconds))
+    airflow.tell_durations(dict.fromkeys(("order_egs", "order_native", "order_by_hand"), seconds))
     expected = weights({"one": ["two"], "two": [], "three": ["four"], "four": []}, seconds)
     assert _weights(airflow, "order_egs") == expected
     assert _weights(airflow, "order_native") == {"one": 2, "two": 1, "three": 2, "four": 1}
@@ -230,7 +229,7 @@ def test_slot_keeping_comes_back_after_a_fault(airflow: LiveAirflow, monkeypatch
         (state,) = read_states(time.time())
         return state
 
-    write_durations(learned(airflow), {name: {"large": 600.0, "passes": 60.0, "small": 1.0}})
+    airflow.tell_durations({name: {"large": 600.0, "passes": 60.0, "small": 1.0}})
     rest = FAULT.format(name=name, passing=str(passing), passed=str(passed))
     fault.touch()
     with held_runs(airflow, {name: rest}, slots=2) as runs:
@@ -311,11 +310,6 @@ def _is_kept(airflow: LiveAirflow, dag_id: str, run: str) -> bool:
     """Whether both the large task and the small one still wait, and the slot for the latter is open."""
     waiting = sorted(_waiting(airflow, dag_id, run))
     return waiting == ["large", "small"] and airflow.rest("GET", f"/pools/{dag_id}")["open_slots"] == 1
-
-
-def learned(airflow: LiveAirflow) -> Path:
-    """The file of learned durations."""
-    return airflow.home / "xdg_data_home" / "egs" / "airflow" / "durations.json"
 
 
 def _kept(airflow: LiveAirflow, dag_id: str) -> list[dict[str, Any]]:

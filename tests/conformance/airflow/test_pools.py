@@ -8,6 +8,9 @@ import subprocess
 import sys
 from typing import Any
 
+from egs_airflow.order.pools import DESCRIPTION, NOTED
+from egs_airflow.rest import Rest
+from egs_airflow.shared import POOLS, read_rest, write
 from tests.conformance.airflow import test_order
 from tests.conformance.airflow.live import WAIT_S, LiveAirflow, wait_until
 from tests.conformance.airflow.test_view import get
@@ -52,13 +55,13 @@ def test_a_pool_keeps_its_team_and_gets_its_size(airflow: LiveAirflow) -> None:
     pools` gives it its size, and all else of it stays, also where teams are switched off. No size is detected."""
     settings = {"EGS_POOLS": "pools_team=4, pools_new=3", "CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
     command = [sys.executable, "-c", PROGRAM]
-    environment = {**airflow.environment, **settings, "XDG_DATA_HOME": str(airflow.home / "pools")}  # its own list
+    environment = {**airflow.environment, **settings}
+    rest = Rest(airflow.url, airflow.token)
+    noted = read_rest(rest, POOLS)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     before, started, resized, again, *bad, after = json.loads(done.stdout.splitlines()[-1])
-    listed = airflow.home / "pools" / "egs" / "airflow" / "pools.json"
-    text = f"GPUs, one slot each; size from [egs] pools; listed in {listed}"
-    mine, new = ["mine", "pools_research"], [3, True, text, None]
+    mine, new = ["mine", "pools_research"], [3, True, DESCRIPTION, None]
     assert before == [[2, False, *mine], None]
     assert started == [
         [f"pools_team: left as it is, 2 slots; {NOT_DEFERRED}", "pools_new: created with 3 slots"],
@@ -69,6 +72,8 @@ def test_a_pool_keeps_its_team_and_gets_its_size(airflow: LiveAirflow) -> None:
     assert ["is not a pool with at least one slot" in said for said in bad] == [True] * 3
     assert again[0] == [f"pools_team: left as it is, 4 slots; {NOT_DEFERRED}", "pools_new: left as it is, 3 slots"]
     assert airflow.rest("GET", "/pools/pools_team")["team_name"] == "pools_research"
+    assert (noted, read_rest(rest, POOLS)) == ("order_gpu=2", "pools_team=4, pools_new=3")
+    write(rest, POOLS, "order_gpu=2", NOTED)
     for name in ("pools_team", "pools_new"):
         airflow.rest("DELETE", f"/pools/{name}")
 
@@ -108,19 +113,24 @@ def test_a_task_that_needs_more_gpus_than_the_pool_has(airflow: LiveAirflow) -> 
         resize(airflow, 2)
 
 
-def test_another_home_than_the_one_in_which_the_pool_was_made(airflow: LiveAirflow) -> None:
-    """Whoever reads DAG files there says that GPU tasks stay in the default pool, with the list that it has looked
-    into; doctor names both lists."""
-    airflow.add_dags(pools_home=TOO_LARGE.replace("pools_large", "pools_home").replace("gpus=3", "gpus=1"))
-    home = {"XDG_DATA_HOME": str(airflow.home / "other")}
-    own, other = (airflow.home / name / "egs" / "airflow" / "pools.json" for name in ("xdg_data_home", "other"))
-    told = airflow.reserialize(**home)
-    assert f"order_gpu is not in {other}, where this process looks which pools were created" in told.replace("\n", "")
-    detail = doctor(airflow, **home)["GPU pools"]["detail"]
-    assert f"pool order_gpu was made with the list {own};" in detail
-    assert f"looks into {other}, where it is not" in detail
-    airflow.reserialize()
-    assert doctor(airflow)["GPU pools"]["ok"] is True
+def test_dag_files_read_with_two_homes_are_one_version(airflow: LiveAirflow) -> None:
+    """Two real dag-processors, each with a home of its own, and a command put the GPU task into the pool that was made
+    with a third home: they ask Airflow, through the supervisor and in its database. What is stored is one version."""
+    dag_id = "pools_home"
+    (airflow.dags / f"{dag_id}.py").write_text(TOO_LARGE.replace("pools_large", dag_id).replace("gpus=3", "gpus=1"))
+    parsed = set()
+    for name in ("one", "two", "command"):
+        home = {"HOME": str(airflow.home / name), "XDG_DATA_HOME": str(airflow.home / name / "data")}
+        (airflow.home / name).mkdir()
+        words = ("reserialize",) if name == "command" else ("--num-runs", "1")
+        airflow.command("dags" if name == "command" else "dag-processor", *words, **home)
+        parsed.add(airflow.rest("GET", f"/dags/{dag_id}/details")["last_parsed"])
+        assert airflow.rest("GET", f"/dags/{dag_id}/dagVersions")["total_entries"] == 1
+        (task,) = airflow.rest("GET", f"/dags/{dag_id}/tasks")["tasks"]
+        assert (task["pool"], task["pool_slots"]) == ("order_gpu", 1)
+    assert len(parsed) == 3
+    told = doctor(airflow, XDG_DATA_HOME=str(airflow.home / "one" / "data"))["GPU pools"]
+    assert (told["ok"], told["detail"]) == (True, "active: order_gpu=2, by Variable egs_pools of this Airflow")
 
 
 def resize(airflow: LiveAirflow, slots: int) -> None:

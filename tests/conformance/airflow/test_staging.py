@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from egs_airflow.order.durations import load_durations, write_durations
 from tests.conformance.airflow.agents import Agent, an_agent
 from tests.conformance.airflow.live import LiveAirflow, wait_until
-from tests.conformance.airflow.test_order import learned
 
 pytestmark = pytest.mark.slow  # two runs, each with an agent of its own
 AIRFLOW_ENVIRONMENT = {"AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor"}
@@ -66,8 +64,7 @@ def test_files_are_in_memory_when_the_task_starts(airflow: LiveAirflow, tmp_path
     for path, size in ((model, SIZE), (other, 1 << 20)):
         path.write_bytes(os.urandom(1 << 20) * (size >> 20))
     airflow.add_dags(stage=DAG.format(model=str(model), other=str(other), folder=str(tmp_path)))
-    durations = learned(airflow)
-    write_durations(durations, {**load_durations(durations), "stage_on": {"first": BEFORE_S, "read": 1.0}})
+    airflow.tell_durations({"stage_on": {"first": BEFORE_S, "read": 1.0}})
     resident, runs = {}, {}
     for dag_id in ("stage_on", "stage_observed"):  # an agent each: the next one would know that the file was just read
         with _agent(airflow, tmp_path / f"{dag_id}.log") as agent:

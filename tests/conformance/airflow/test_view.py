@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from urllib.parse import quote
 
-from egs_airflow.order.durations import write_durations
 from tests.conformance.airflow import test_order
 from tests.conformance.airflow.holding import held_runs
 from tests.conformance.airflow.live import LiveAirflow, free_ports, wait_until
@@ -42,7 +41,7 @@ def is_kept(airflow: LiveAirflow, run: str) -> bool:
 
 def test_the_page_says_why_each_task_waits(airflow: LiveAirflow) -> None:
     """A pool that is full and who holds it, a slot that is kept and for whom, a dependency; then what was wasted."""
-    write_durations(test_order.learned(airflow), {"view": LEARNED_S})
+    airflow.tell_durations({"view": LEARNED_S})
     with held_runs(airflow, {"view": REST}, slots=2) as runs:
         run = runs["view"]
         place = f"/egs/dag/view/run/{quote(run, safe='')}"

@@ -36,6 +36,7 @@ class RecordedAirflow(ThreadingHTTPServer):
         self.token = ""
         self.gives_token_to_all = False
         self.users: dict[str, str] = {}
+        self.variables: dict[str, dict[str, Any]] = {}
         self.data = recording()
         self.answer: Answer = self.recorded
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -82,10 +83,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(*self._log_in())
         elif self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             self._say(401 if not self.headers.get("Authorization") else 403, {"detail": "no"})
+        elif parts.path.startswith("/api/v2/variables") and (changed := self._set_variable(parts.path)):
+            self._say(*changed)
         else:
             self._say(*self.server.answer(parts.path, dict(urllib.parse.parse_qsl(parts.query))))
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+
+    def _set_variable(self, path: str) -> tuple[int, Any] | None:
+        """What Airflow does with its Variables; None where none is changed."""
+        kept, name = self.server.variables, path.rpartition("/")[2]
+        if self.command == "GET":
+            return (200, kept[name]) if name in kept else None
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if (self.command == "PATCH") != (body["key"] in kept):
+            return (404, {}) if self.command == "PATCH" else (409, {})
+        kept[body["key"]] = body
+        return 200, body
 
     def _log_in(self) -> tuple[int, Any]:
         if self.command == "GET":

@@ -94,7 +94,8 @@ def test_the_agent_waits_for_airflow(
     agent = Agent(Rest(airflow.url), Learner(airflow.url, "", 0.0))
     looks = threading.Event()
 
-    def stop() -> None:
+    def stop(tells: bool) -> None:
+        assert tells  # no agent of which this one knows hosts the engine
         if looks.is_set():
             raise SystemExit
 

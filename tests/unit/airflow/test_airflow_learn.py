@@ -1,7 +1,8 @@
-"""`airflow egs learn`: one line that says what is known now, and a file of durations for the ordering."""
+"""`airflow egs learn`: one line that says what is known now, and durations where the ordering reads them."""
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from egs_airflow.history.learn import learn, run_learn
-from egs_airflow.order.durations import durations_path, load_durations
+from egs_airflow.order.durations import load_durations, of_rest
+from egs_airflow.rest import Rest
 from egs_core.errors import InputError
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
 
@@ -27,12 +29,33 @@ def airflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorde
 
 
 def test_learns_what_ran(airflow: RecordedAirflow, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first call learns all, the second finds nothing new, and the ordering reads the durations of REST."""
-    assert learn(airflow.url) == (8, 1, 6)
+    """The first call learns all, the second finds nothing new; what is learned is a Variable of that Airflow, made by
+    the first and changed by the second. Where only the history is to know it, no request changes anything."""
+    rest = Rest(airflow.url)
+    learn(airflow.url, tells=False)
+    assert [method for method, _ in airflow.requests if method != "GET"] == []
+    assert of_rest(rest).current() == {}
+    assert learn(airflow.url) == (0, 1, 6)
     (fit,) = [row for row in airflow.data["instances"] if row["task_id"] == "fit"]
-    assert load_durations(durations_path())["train"]["fit"] == pytest.approx(fit["duration"], abs=1e-3)
-    run_learn(Namespace(url=airflow.url, user="", days=30.0))
-    assert capsys.readouterr().out == f"0 new durations; 6 tasks of 1 DAGs are known, in {durations_path()}\n"
+    assert of_rest(rest).current()["train"]["fit"] == pytest.approx(fit["duration"], abs=1e-3)
+    said = airflow.variables["egs_durations"]["description"]
+    assert re.fullmatch(r"EGS: how long 6 tasks of 1 DAGs take, learned on .* UTC \[[0-9a-f]{8}\]", said)
+    run_learn(Namespace(url=airflow.url, user="", days=30.0, history_only=False))
+    where = "Variable egs_durations of this Airflow"
+    assert capsys.readouterr().out == f"0 new durations; 6 tasks of 1 DAGs are known, in {where}\n"
+    assert [method for method, path in airflow.requests if "variables" in path and method != "GET"] == [
+        "PATCH",
+        "POST",
+        "PATCH",
+    ]
+
+
+def test_a_file_for_what_was_learned(airflow: RecordedAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the option names one, nothing is written into that Airflow."""
+    monkeypatch.setenv("EGS_DURATIONS", str(tmp_path / "durations.json"))
+    assert learn(airflow.url) == (8, 1, 6)
+    assert len(load_durations(tmp_path / "durations.json")["train"]) == 6
+    assert [method for method, _ in airflow.requests if method != "GET"] == []
 
 
 def test_a_broken_line_is_no_obstacle(airflow: RecordedAirflow, tmp_path: Path) -> None:
@@ -42,13 +65,13 @@ def test_a_broken_line_is_no_obstacle(airflow: RecordedAirflow, tmp_path: Path) 
     assert learn(airflow.url).durations == 8
 
 
-def test_no_airflow(airflow: RecordedAirflow, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_airflow(airflow: RecordedAirflow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody answers: one line and exit code 2; a folder that cannot be written is an InputError that names it."""
     with pytest.raises(SystemExit) as ended:
-        run_learn(Namespace(url="http://127.0.0.1:1", user="", days=30.0))
+        run_learn(Namespace(url="http://127.0.0.1:1", user="", days=30.0, history_only=False))
     assert ended.value.code == 2
     assert "no answer from an Airflow 3" in capsys.readouterr().err
-    (durations_path().parent.parent).mkdir(parents=True, exist_ok=True)
-    durations_path().parent.write_text("a file")
+    (tmp_path / "egs").mkdir(exist_ok=True)
+    (tmp_path / "egs" / "airflow").write_text("a file")
     with pytest.raises(InputError, match=r"cannot be (read|written)"):
         learn(airflow.url)

@@ -32,6 +32,7 @@ GPU = {"nvidia.com/gpu": "2"}
 def learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file of durations without any."""
     monkeypatch.setenv("EGS_DURATIONS", str(tmp_path / "durations.json"))
+    monkeypatch.setattr("egs_airflow.order.durations.LOOK_S", 0.0)
     return tmp_path / "durations.json"
 
 

@@ -7,16 +7,18 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import Connection
 
 pytest.importorskip("airflow", reason="apache-airflow is not installed")
 
 from egs_airflow import cli, compat
 from egs_airflow.agent.lock import take_lock
 from egs_airflow.features import FEATURES, feature_checks
-from egs_airflow.order.durations import write_durations
-from egs_airflow.order.published import Order
-from egs_airflow.order.record import Seen
+from egs_airflow.order import pools
+from egs_airflow.order.durations import packed, write_durations
+from egs_airflow.shared import DURATIONS, POOLS, Reader, Shared
 from egs_core.adapter import Check, private_api_checks
+from tests.unit.airflow.metadata import add_pool, put
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +51,14 @@ def test_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "EGS_MODE": "on",
         "EGS_PRELOAD_MODULES": "wave",
         "EGS_POOLS": "gpu=3",
+        "EGS_DURATIONS": str(tmp_path / "durations.json"),
         "EGS_LIMITS": str(tmp_path / "limits.yaml"),
         "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor",
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "limits.yaml").write_text("limits: [{dag: a, limits: {max_runtime: 2h}}]\n")
-    path = tmp_path / "egs" / "airflow" / "durations.json"
-    write_durations(path, {})
+    path = Path(settings["EGS_DURATIONS"])
     assert told()["learned durations"].detail.startswith("none yet: ")
     write_durations(path, {"dag": {"one": 1.0, "two": 2.0}})
     assert told()["agent"].detail == "off: no `airflow egs agent` on this host for this Airflow"
@@ -76,16 +78,29 @@ def test_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert found["learned durations"].startswith("active: 2 tasks of 1 DAGs, read 0.0 h ago, ")
 
 
-def test_durations_that_another_home_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both paths, where the agent keeps what it learns in a file that this process does not read."""
-    own, elsewhere = tmp_path / "egs" / "airflow" / "durations.json", "host: /srv/agent/durations.json"
-    records = [Seen(1, "agent", "beat 1", 30.0, Order(durations=elsewhere).text())]
-    monkeypatch.setattr("egs_airflow.order.record.read_record", lambda: records[0])
-    found = told()["learned durations"]
-    assert not found.ok
-    assert f"{own} is not there, and the agent's is on {elsewhere}" in found.detail
-    records[0] = Seen(1, "agent", "beat 2", 30.0, Order(durations=f"host: {own}").text())
-    assert told()["learned durations"].detail == f"none yet: `airflow egs learn`, or the agent, writes {own}"
+def test_durations_of_airflows_metadata(metadata: Connection) -> None:
+    """Where option `durations` names no file: how many, who has learned them, and that they are in a Variable."""
+    assert told()["learned durations"].detail.startswith("none yet: there are none in Variable egs_durations of")
+    put(metadata, DURATIONS, packed({"dag": {"one": 1.0, "two": 2.0}}), "EGS: learned on host")
+    detail = told()["learned durations"].detail
+    assert detail == "active: 2 tasks of 1 DAGs, Variable egs_durations of this Airflow; EGS: learned on host"
+
+
+def test_pools_of_airflows_metadata(metadata: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether those that are wanted were made, and whether Airflow still has those that were."""
+    monkeypatch.setenv("EGS_MODE", "on")
+    monkeypatch.setenv("EGS_POOLS", "gpu=3")
+    monkeypatch.setattr(pools, "_made", Shared[list[pools.GpuPool]](Reader(POOLS), pools.parse_pools, [], 0.0))
+    put(metadata, POOLS, "old=2", "")
+    gone = "Variable egs_pools has old, and Airflow no such pool: `airflow egs pools` makes it"
+    assert told()["GPU pools"] == Check("GPU pools", False, gone)
+    add_pool(metadata, "old")
+    until = "; until then tasks that state GPUs go into old"
+    assert told()["GPU pools"].detail == f"not made yet: gpu=3; `airflow egs pools` makes them{until}"
+    put(metadata, POOLS, "gpu=3, big=1", "")
+    add_pool(metadata, "gpu")
+    add_pool(metadata, "big")
+    assert told()["GPU pools"].detail == "active: gpu=3, by Variable egs_pools of this Airflow"
 
 
 def test_what_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,8 +109,8 @@ def test_what_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     monkeypatch.setenv("EGS_MODE", "on")
     monkeypatch.setenv("EGS_AIRFLOW_WITHOUT", ",".join(feature.name for feature in compat.FEATURES))
     monkeypatch.setenv("EGS_POOLS", "gpu=none")
-    (tmp_path / "egs" / "airflow").mkdir(parents=True)
-    (tmp_path / "egs" / "airflow" / "durations.json").write_text("{")
+    monkeypatch.setenv("EGS_DURATIONS", str(tmp_path / "durations.json"))
+    (tmp_path / "durations.json").write_text("{")
     assert len(private_api_checks(compat.FEATURES)) == len(compat.FEATURES)
     bad = [name for name, check in told().items() if not check.ok]
     assert bad == ["learned durations", "order", "GPU pools", "view"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from egs_airflow.agent.lease_store import ConnectionStore
 from egs_airflow.agent.picture import Camera, Pool
 from egs_airflow.agent.session import Session
 from egs_airflow.agent.tags import Modes
-from egs_airflow.order.durations import durations_path, write_durations
+from egs_airflow.order.durations import packed
 from egs_airflow.order.published import order_of
 from egs_airflow.rest import Rest
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
@@ -33,6 +32,7 @@ class Site:
 
     def __init__(self, server: RecordedAirflow) -> None:
         self.server, self.connections = server, dict[str, dict[str, Any]]()
+        self.variables: dict[str, str] = {}
         self.may_write = True
         states = {"prepare": "running", "leaf": "scheduled", "fit": "scheduled"}
         rows = [row for row in server.data["instances"] if row["task_id"] in states and row["map_index"] < 1]
@@ -52,6 +52,8 @@ class Site:
             return 200, {"dag_runs": [run], "total_entries": 1}
         if where == ["dags", "~", "dagRuns", "~", "taskInstances"]:
             return 200, {"task_instances": self.instances, "total_entries": len(self.instances)}
+        if where[0] == "variables" and where[1] in self.variables:
+            return 200, {"key": where[1], "value": self.variables[where[1]]}
         if where == ["dags", "train", "tasks"]:
             return 200, {"tasks": self.tasks}
         return self.server.recorded(path, query)
@@ -107,7 +109,7 @@ def host_of(site: Site) -> Host:
 def test_the_picture(site: Site) -> None:
     """Open instances with their edges, and what of each pool is left for them; a DAG with a priority set by hand is
     left alone as a whole, and what runs of it takes slots."""
-    write_durations(durations_path(), {"train": {"fit": 60.0}})
+    site.variables["egs_durations"] = packed({"train": {"fit": 60.0}})
     rest = Rest(site.server.url)
     (gpus,) = (row for row in site.server.data["pools"] if row["name"] == "gpus")
     gpus["occupied_slots"] = 1
@@ -131,7 +133,6 @@ def test_it_publishes_what_it_decides(site: Site, capsys: pytest.CaptureFixture[
     order = order_of(json.loads(site.connections["1"]["extra"])["order"])
     assert order is not None
     assert {turn.id for turn in order.turns} == {row["id"] for row in site.instances if row["state"] == "scheduled"}
-    assert order.durations == f"{socket.gethostname()}: {durations_path()}"
     asked = len(site.server.requests)
     first.look(0.1)
     assert len(site.server.requests) == asked

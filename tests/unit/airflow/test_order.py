@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -19,9 +18,8 @@ from egs_airflow import config
 from egs_airflow.order import pools
 from egs_airflow.order.durations import current_durations, load_durations, write_durations
 from egs_airflow.order.policy import apply_to_task
-from egs_airflow.order.published import Order, Reader
-from egs_airflow.order.record import Seen
 from egs_airflow.order.weights import HIGHEST, remaining_path_s, usual_s, weight, weights
+from egs_airflow.shared import Shared
 from egs_core.errors import InputError
 
 
@@ -87,29 +85,16 @@ def test_numbers_that_are_too_large_are_no_durations(tmp_path: Path) -> None:
     assert weight(math.inf, False) == HIGHEST
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, durations: str) -> None:
-    """This process has read where the agent that hosts the engine keeps what it learns."""
-    reader = Reader(lambda: Seen(1, "agent", "beat 1", 30.0, Order(durations=durations).text()))
-    reader.tick()
-    monkeypatch.setattr("egs_airflow.order.published._reader", [reader])
-
-
 def test_durations_that_are_not_there_are_one_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the path that this process reads; once it is known where the agent keeps its own, with both."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    path = tmp_path / "egs" / "airflow" / "durations.json"
+    """With the place where they are looked for; once they are there, they count."""
+    path = tmp_path / "durations.json"
+    monkeypatch.setenv("EGS_DURATIONS", str(path))
     monkeypatch.setattr("egs_airflow.order.durations.LOOK_S", 0.0)
     assert current_durations() is current_durations() == {}
-    assert [record.getMessage().count(f"{path} is not there") for record in caplog.records] == [1]
-    publish(monkeypatch, f"host: {path}")
-    assert current_durations() == {}
-    assert len(caplog.records) == 1
-    publish(monkeypatch, "host: /srv/agent/durations.json")
-    assert current_durations() is current_durations() == {}
-    said = f"{path} is not there, and the agent's is on host: /srv/agent/durations.json; name one file"
-    assert [said in record.getMessage() for record in caplog.records] == [False, True]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"egs: every task counts as equally long: there are none in {path};")
     write_durations(path, {"dag": {"a": 1.0}})
     assert current_durations() is current_durations() == {"dag": {"a": 1.0}}
 
@@ -153,15 +138,23 @@ def test_a_pool_without_slots_is_refused(monkeypatch: pytest.MonkeyPatch, text: 
         pools.configured_pools()
 
 
-def test_a_pool_that_was_not_created_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Airflow never starts a task whose pool does not exist."""
+def test_a_pool_that_was_not_created_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow never starts a task whose pool does not exist. What was made holds, also where a process is configured
+    with others; and nothing where none is configured."""
     monkeypatch.setenv("EGS_POOLS", "gpu=8")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    made = note_pools(monkeypatch)
     assert pools.gpu_pool() is None
-    created = tmp_path / "egs" / "airflow" / "pools.json"
-    created.parent.mkdir(parents=True)
-    created.write_text(json.dumps(["gpu"]))
-    assert pools.gpu_pool() == pools.GpuPool("gpu", 8)
+    made[0] = "old=4, gpu=8"
+    assert pools.gpu_pool() == pools.GpuPool("old", 4)
+    monkeypatch.delenv("EGS_POOLS")
+    assert pools.gpu_pool() is None
+
+
+def note_pools(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """What Airflow's metadata say of the pools that were made: nothing, until it is put in."""
+    made: list[str | None] = [None]
+    monkeypatch.setattr(pools, "_made", Shared[list[pools.GpuPool]](lambda: made[0], pools.parse_pools, [], 0.0))
+    return made
 
 
 def test_pools_are_made_in_mode_on_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,10 +171,10 @@ def test_pools_are_made_in_mode_on_only(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One slot a GPU, a share counts as one, also where more are needed than there are, which Airflow then holds; not
-    where the user chose a pool. A list of created pools that lacks the pool is one warning, with its path."""
+    where the user chose a pool. That no pool was made is one warning."""
     from airflow.providers.standard.operators.python import PythonOperator
     from airflow.sdk import DAG
 
@@ -194,9 +187,7 @@ def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
         """A task's function."""
 
     monkeypatch.setenv("EGS_POOLS", "gpu=8")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    created = tmp_path / "egs" / "airflow" / "pools.json"
-    created.parent.mkdir(parents=True)
+    made = note_pools(monkeypatch)
     with DAG("gpus", schedule=None):
         tasks = [
             PythonOperator(task_id="share", python_callable=share),
@@ -209,7 +200,7 @@ def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
     for task in tasks:
         apply_to_task(task)
     assert {task.pool for task in tasks} == {"default_pool", "mine"}  # the pool was not created
-    created.write_text(json.dumps(["gpu"]))
+    made[0] = "gpu=8"
     for task in tasks:
         apply_to_task(task)
     found = {task.task_id: (task.pool, task.pool_slots) for task in tasks}
@@ -220,6 +211,6 @@ def test_a_task_that_states_gpus_goes_into_the_pool_and_no_other(
     }
     said = [record.getMessage() for record in caplog.records]
     assert said[0].startswith("egs: [egs] pools: tasks that state GPUs stay in the default pool")
-    assert f"gpu is not in {created}," in said[0]
+    assert "no pool is in Variable egs_pools of this Airflow; `airflow egs pools` makes gpu" in said[0]
     held = "needs 9 slots, pool gpu is configured with 8: Airflow keeps it scheduled until the pool is larger"
     assert said[1:] == [f"egs: gpus.large: {held}"]

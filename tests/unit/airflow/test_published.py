@@ -28,7 +28,7 @@ def seen(epoch: int, beat: int, order: Order) -> Seen:
 def test_an_order_is_read_as_it_was_written() -> None:
     """A text that is none, or of another version, is nobody's order; a long one is cut, so that it fits."""
     assert order_of(FIRST.text()) == FIRST
-    assert [order_of(text) for text in ("", "{}", '{"v": 1, "turns": []}', '{"v": 2, "turns": [[1]]}')] == [None] * 4
+    assert [order_of(text) for text in ("", "{}", '{"v": 1, "turns": []}', '{"v": 3, "turns": [[1]]}')] == [None] * 4
     long = order_of(Order(tuple(Turn(f"{n}") for n in range(MOST_WAITING + 5))).text())
     assert long is not None
     assert len(long.turns) == MOST_WAITING

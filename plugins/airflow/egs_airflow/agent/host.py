@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from uuid import uuid4
 
 from egs_airflow.agent.acts import say
@@ -19,7 +18,6 @@ from egs_airflow.agent.lease_store import ConnectionStore
 from egs_airflow.agent.picture import Camera
 from egs_airflow.agent.session import Session
 from egs_airflow.agent.tags import Modes
-from egs_airflow.order.durations import durations_path
 from egs_airflow.rest import Rest, Unreachable
 from egs_core.errors import InputError
 
@@ -81,8 +79,7 @@ class Host:
             self._leave_site()
         if self._session is None:
             self._session = Session()
-        order = self._session.order(picture, unix_s())
-        text = replace(order, durations=f"{socket.gethostname()}: {durations_path()}").text()
+        text = self._session.order(picture, unix_s()).text()
         if text != self._published and self.lease.is_held and self._store.publish(self.lease.epoch, text):
             self._published = text
 

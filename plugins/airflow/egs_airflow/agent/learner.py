@@ -1,4 +1,8 @@
-"""Runs `airflow egs learn` from time to time, as a process: the agent stays small, and what fails there is a line."""
+"""Runs `airflow egs learn` from time to time, as a process: the agent stays small, and what fails there is a line.
+
+Each host's agent keeps its history up to date; of agents that know of each other one tells all what it has learned, so
+that durations do not go back and forth between histories.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,9 @@ class Learner:
         self._process: subprocess.Popen[bytes] | None = None
         self._said = data_folder() / "airflow" / f"learn-{socket.gethostname()}.log"
 
-    def tick(self) -> None:
-        """Start it when it is due, and look how it has ended; never waits. A problem is one line on stderr."""
+    def tick(self, tells: bool = True) -> None:
+        """Start it when it is due, and look how it has ended; never waits. A problem is one line on stderr. tells:
+        whether it is this agent that tells all; the others keep what they learn in their history."""
         now_s = time.monotonic()
         if self._process is not None:
             if self._process.poll() is not None:
@@ -34,7 +39,7 @@ class Learner:
                 say("learning has taken too long and was ended")
         elif self._every_s > 0 and now_s >= self._due_s:
             self._due_s = now_s + self._every_s
-            self._start()
+            self._start([] if tells else ["--history-only"])
 
     def close(self) -> None:
         """End what runs."""
@@ -43,11 +48,11 @@ class Learner:
             self._process.wait()
             self._process = None
 
-    def _start(self) -> None:
+    def _start(self, options: list[str]) -> None:
         try:
             with self._said.open("wb") as file:
                 self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                    [*self._command, *options], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
                 )
         except OSError as error:
             say(f"learning cannot be started: {error}")

@@ -102,7 +102,7 @@ class Agent:
 
     def _try_look(self, fails: int) -> int:
         """One look; how often in a row it has failed by now. Each outage is one line."""
-        self._learner.tick()
+        self._learner.tick(self._host is None or not self._host.lease.holder_seen or self._host.lease.is_held)
         try:
             processes = task_processes()
             self.look(processes, time.time())

@@ -18,10 +18,11 @@ from egs_airflow.agent.declare import stated_files
 from egs_airflow.agent.instances import OPEN, Instance, read_instances, time_of
 from egs_airflow.agent.tags import Modes
 from egs_airflow.history.seen import workload_of
-from egs_airflow.order.durations import durations_path, load_durations
+from egs_airflow.order.durations import Durations, load_durations, of_rest, stated_file
 from egs_airflow.order.pools import configured_pools, is_gpu_pool
 from egs_airflow.order.weights import USUAL_PRIORITY, usual_s
 from egs_airflow.rest import Rest, quoted
+from egs_airflow.shared import Shared
 from egs_core.errors import InputError
 
 MOST_KEPT = 512
@@ -86,6 +87,10 @@ class Camera:
     rest: Rest
     modes: Modes
     edges: dict[tuple[str, int], tuple[Edges, bool]] = field(default_factory=dict)
+    learned: Shared[Durations] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.learned = of_rest(self.rest)
 
     def look(self) -> Picture:
         """Airflow as it is now. Raises InputError where Airflow does not answer, or in a way that is not known."""
@@ -95,7 +100,8 @@ class Camera:
             raise InputError(self.rest.url, f"answers in a way that is not known: {error!r}") from None
 
     def _look(self) -> Picture:
-        durations = load_durations(durations_path())
+        path = stated_file()
+        durations = self.learned.current() if path is None else load_durations(path)
         pools = [self._pool(row) for row in self.rest.rows("pools", "pools")]
         rows = self.rest.rows("dags/~/dagRuns", "dag_runs", order_by="id", state="running")
         started = {(row["dag_id"], row["dag_run_id"]): time_of(row["start_date"]) for row in rows}

@@ -1,6 +1,6 @@
 """`airflow egs learn`: read what this Airflow has run, and learn how long its tasks take. Run it now and then.
 
-REST API, the listener's lines ─► history of durations ─► durations.json, from which the ordering takes its weights
+REST API, the listener's lines ─► history of durations ─► Variable `egs_durations`, from which weights are computed
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from egs_airflow import config
 from egs_airflow.history.keep import DAYS, keep_history, learned
 from egs_airflow.observe.lines import PATTERN, Line, drop_old, read_all
 from egs_airflow.observe.listener import folder
-from egs_airflow.order.durations import durations_path, write_durations
+from egs_airflow.order.durations import keep_durations, place
 from egs_airflow.order.pools import configured_pools
 from egs_airflow.rest import connect
 from egs_core.errors import InputError
@@ -30,14 +30,19 @@ class Learned(NamedTuple):
     tasks: int
 
 
-def learn(url: str, user: str = "", days: float = DAYS, gpu_pools: tuple[str, ...] = ()) -> Learned:
-    """Read the Airflow at a URL and leave durations where the ordering finds them. Raises InputError."""
+def learn(
+    url: str, user: str = "", days: float = DAYS, gpu_pools: tuple[str, ...] = (), *, tells: bool = True
+) -> Learned:
+    """Read the Airflow at a URL and leave durations where the ordering finds them; not where tells is off, only in the
+    history. Raises InputError."""
     history = SqlHistory.of_user(config.option("history"))
     try:
         pools = gpu_pools or tuple(pool.name for pool in configured_pools())
-        new = keep_history(connect(url, user), history, data_folder() / "airflow" / STATE, pools, _lines(), days)
+        rest = connect(url, user)
+        new = keep_history(rest, history, data_folder() / "airflow" / STATE, pools, _lines(), days)
         expected = learned(history)
-        write_durations(durations_path(), expected)
+        if tells:
+            keep_durations(rest, expected)
     except OSError as error:
         raise InputError(str(error.filename or ""), f"cannot be written: {error.strerror}") from None
     finally:
@@ -62,13 +67,14 @@ def _lines() -> list[Line]:
 
 
 def run_learn(args: Any) -> None:
-    """The command: args has url ("" for this Airflow's own), user and days. Exit code 2 where it cannot."""
+    """The command: args has url ("" for this Airflow's own), user, days, history_only. Exit code 2 where it cannot."""
     from airflow.configuration import conf
 
     url = args.url or conf.get("api", "base_url", fallback="") or "http://127.0.0.1:8080"
     try:
-        told = learn(url, args.user, args.days)
+        told = learn(url, args.user, args.days, tells=not args.history_only)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(f"{told.durations} new durations; {told.tasks} tasks of {told.dags} DAGs are known, in {durations_path()}")
+    where = "this host's history" if args.history_only else place()
+    print(f"{told.durations} new durations; {told.tasks} tasks of {told.dags} DAGs are known, in {where}")

@@ -1,76 +1,115 @@
-"""Learned durations as a small file: written by whoever learns, read where Airflow makes task instances.
+"""Learned durations: written by whoever learns, read where Airflow makes task instances.
 
     {"format": "egs-airflow-durations", "version": 1, "dags": {"<dag id>": {"<task id>": seconds, …}, …}}
 
-A reader asks only the file's status when nothing has changed, and never a database: a weight is computed in the middle
-of one of the scheduler's transactions. A file that is absent or cannot be read means that nothing was learned yet.
+They stand in one place for all components, the Variable `egs_durations` (see `shared`), packed: REST hides values
+under names such as `token_count`, and people need not read 10,000 of them. Where option `durations` names a file, they
+stand in that. A weight is computed in the middle of one of the scheduler's transactions: it is looked for new ones a
+few times a second at most, on a connection of its own, and all of them are read only when they are new ones.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import socket
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from egs_airflow import config
-from egs_airflow.order.published import learned_at
+from egs_airflow import config, shared
+
+if TYPE_CHECKING:
+    from egs_airflow.rest import Rest
 
 FORMAT = "egs-airflow-durations"
 VERSION = 1
 MOST_S = 1e10
 """300 years."""
+MOST_BYTES = 2**28
+"""Of unpacked text."""
 
 Durations = Mapping[str, Mapping[str, float]]
 """Seconds that a task of a DAG is expected to take: by DAG id, by task id. A mapped task has one entry."""
 
 NOTHING: Durations = {}
-"""What an absent file says."""
+"""What is known where nobody has learned yet."""
+UNREADABLE: Durations = {}
+"""What a text says that is none, with a warning."""
 LOOK_S = 0.2
-"""How often it is looked whether the file has changed, where task instances are made."""
+"""How often it is looked for new ones, where task instances are made."""
+REST_LOOK_S = 10.0
+VARIABLE = f"Variable {shared.DURATIONS} of this Airflow"
 
 _Stamp = tuple[int, int, int]
 _read: dict[Path, tuple[_Stamp, Durations]] = {}
+_shared: list[shared.Shared[Durations]] = []
 _current: list[tuple[float, Durations]] = []
 
 
-def durations_path() -> Path:
-    """Where the file is: option `durations`, by default in the user's data folder."""
-    from egs_core.places import data_folder  # not in every process of Airflow
-
+def stated_file() -> Path | None:
+    """The file that option `durations` names; None where they are in Airflow's metadata."""
     stated = config.option("durations")
-    return Path(stated) if stated else data_folder() / "airflow" / "durations.json"
+    return Path(stated) if stated else None
+
+
+def place() -> str:
+    """Where they are, for people."""
+    return str(stated_file() or VARIABLE)
+
+
+def keep_durations(rest: Rest, durations: Durations) -> None:
+    """Leave them where all components read them. Raises InputError or OSError where that is refused."""
+    path = stated_file()
+    if path is not None:
+        write_durations(path, durations)
+        return
+    tasks = sum(map(len, durations.values()))
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    what = f"EGS: how long {tasks} tasks of {len(durations)} DAGs take, learned on {socket.gethostname()}, {when}"
+    shared.write(rest, shared.DURATIONS, packed(durations), what)
+
+
+def current_durations() -> Durations:
+    """What is known, the same object until it changes; a run of 1,500 task instances asks as often. Never raises."""
+    now_s = time.monotonic()
+    if _current and now_s - _current[0][0] < LOOK_S:
+        return _current[0][1]
+    path = stated_file()
+    found = load_durations(path) if path is not None else _of_airflow().current()
+    if found is NOTHING:
+        config.warn(f"every task counts as equally long: {missing()}")
+    _current[:] = [(now_s, found)]
+    return found
+
+
+def of_rest(rest: Rest) -> shared.Shared[Durations]:
+    """What is known, for a process that has no more of Airflow than its address."""
+
+    def read() -> str | None:
+        return shared.read_rest(rest, shared.DURATIONS)
+
+    return shared.Shared(read, unpacked, NOTHING, REST_LOOK_S)
+
+
+def _of_airflow() -> shared.Shared[Durations]:
+    if not _shared:
+        _shared.append(shared.Shared(shared.Reader(shared.DURATIONS), unpacked, NOTHING, 0.0))
+    return _shared[0]
+
+
+def missing() -> str:
+    """What to say where there are none."""
+    return f"there are none in {place()}; `airflow egs learn` or the agent writes them"
 
 
 def write_durations(path: Path, durations: Durations) -> None:
     """Replace the file as a whole: a reader sees the old one or the new one. What is no duration is left out."""
     from egs_core.places import replace_file
 
-    kept = {dag: {task: s for task, s in tasks.items() if _is_duration(s)} for dag, tasks in durations.items()}
-    stored = {"format": FORMAT, "version": VERSION, "dags": kept}
-    replace_file(path, json.dumps(stored, sort_keys=True).encode())
-
-
-def current_durations() -> Durations:
-    """What the configured file says, the same object until it changes; a run of 1,500 task instances asks as often."""
-    now_s = time.monotonic()
-    if _current and now_s - _current[0][0] < LOOK_S:
-        return _current[0][1]
-    path = durations_path()
-    found = load_durations(path)
-    if found is NOTHING:
-        config.warn(f"every task counts as equally long: {missing(path, learned_at())}")
-    _current[:] = [(now_s, found)]
-    return found
-
-
-def missing(path: Path, elsewhere: str) -> str:
-    """What to say of a file that is not there. elsewhere: where the agent of the site keeps one, "" if not known."""
-    if not elsewhere or elsewhere.endswith(f": {path}"):
-        how = "`airflow egs learn` or the agent writes it; where they run with another home, name one file for all in"
-        return f"{path} is not there; {how} [egs] durations"
-    return f"{path} is not there, and the agent's is on {elsewhere}; name one file that both reach in [egs] durations"
+    replace_file(path, _text(durations).encode())
 
 
 def load_durations(path: Path) -> Durations:
@@ -82,13 +121,37 @@ def load_durations(path: Path) -> Durations:
     stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
     known = _read.get(path)
     if known is None or known[0] != stamp:
-        known = _read[path] = (stamp, _parse(path))
+        known = _read[path] = (stamp, _parse(path.read_bytes, str(path)))
     return known[1]
 
 
-def _parse(path: Path) -> Durations:
+def packed(durations: Durations) -> str:
+    """The text of the Variable."""
+    return base64.b64encode(zlib.compress(_text(durations).encode())).decode()
+
+
+def unpacked(text: str) -> Durations:
+    """What such a text says; {} with a warning for a bad one. JSON, as a person may write it, is taken too."""
+
+    def read() -> bytes:
+        if text.lstrip().startswith("{"):
+            return text.encode()
+        try:
+            return zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_BYTES)
+        except zlib.error as error:
+            raise ValueError(error) from None
+
+    return _parse(read, VARIABLE)
+
+
+def _text(durations: Durations) -> str:
+    kept = {dag: {task: s for task, s in tasks.items() if _is_duration(s)} for dag, tasks in durations.items()}
+    return json.dumps({"format": FORMAT, "version": VERSION, "dags": kept}, sort_keys=True)
+
+
+def _parse(read: Callable[[], bytes], where: str) -> Durations:
     try:
-        stored: Any = json.loads(path.read_text())
+        stored: Any = json.loads(read())
         if (stored["format"], stored["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {stored['format']!r}, version {stored['version']!r}")
         return {
@@ -96,8 +159,8 @@ def _parse(path: Path) -> Durations:
             for dag, tasks in stored["dags"].items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        config.warn(f"{path}: no durations can be read from it: {error}")
-        return {}
+        config.warn(f"{where}: no durations can be read from it: {error}")
+        return UNREADABLE
 
 
 def _is_duration(value: object) -> bool:

@@ -6,28 +6,25 @@
 A host without GPUs, where the scheduler usually runs, would say 0, and a pool without slots stops its tasks for ever.
 The first pool is the one for tasks with a GPU hint. Pools are created by `airflow egs pools`, or when an executor of
 EGS starts, in mode on only. A task whose pool does not exist is never started, and where DAG files are parsed nobody
-can ask Airflow's database; so a task is put into a pool only where the list of pools that were created, in the user's
-data folder, has it. Where that is another user's folder than the one in which they were created, each side says so: the
-parser in its log, `airflow egs doctor` with both paths, of which one is in the pool's description.
+can ask Airflow for its pools; so those that were created stand in the Variable `egs_pools`, written in the transaction
+that makes them, in the words of the configuration. What it says holds on all hosts, until pools are made again.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from egs_airflow import config
+from egs_airflow import config, shared
 from egs_core.errors import InputError
-from egs_core.places import data_folder, replace_file
 
 OPTION = "[egs] pools"
 EXAMPLE = "name each with its slots: gpu=8, gpu_large=4"
 DESCRIPTION = "GPUs, one slot each; size from [egs] pools"
-LISTED = "; listed in "
-"""What follows in the description of a pool that EGS makes: the list, in the home of whoever made it."""
+NOTED = "EGS: GPU pools that were made, of which the first is for tasks that state GPUs and no pool"
+"""What Airflow's list of Variables says of them."""
+LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,7 @@ def create_pools(resize: bool) -> list[str]:
     pool gets the configured size; all else of it stays.
     """
     from airflow.models.pool import Pool
+    from airflow.models.variable import Variable
     from airflow.utils.session import create_session
 
     wanted, told = configured_pools(), []
@@ -73,15 +71,16 @@ def create_pools(resize: bool) -> list[str]:
         for pool in wanted:
             found: Any = Pool.get_pool(pool.name, session=session)
             if found is None:
-                text = f"{DESCRIPTION}{LISTED}{list_path()}"
-                Pool.create_or_update_pool(pool.name, pool.slots, text, True, session=session)
+                Pool.create_or_update_pool(pool.name, pool.slots, DESCRIPTION, True, session=session)
                 told.append(f"{pool.name}: created with {pool.slots} slots")
             elif resize and found.slots != pool.slots:
                 found.slots = pool.slots
                 told.append(f"{pool.name}: {pool.slots} slots{_deferred(found)}")
             else:
                 told.append(f"{pool.name}: left as it is, {found.slots} slots{_deferred(found)}")
-    _note_created(wanted)
+        if wanted:
+            text = ", ".join(f"{pool.name}={pool.slots}" for pool in wanted)
+            Variable.set(shared.POOLS, text, shared.described(NOTED, text), session=session)
     return told
 
 
@@ -92,12 +91,7 @@ def _deferred(pool: Any) -> str:
 
 def is_gpu_pool(description: str | None) -> bool:
     """Whether a pool is one that EGS has made, by its description."""
-    return (description or "").split(LISTED)[0] == DESCRIPTION
-
-
-def listed_in(description: str | None) -> str:
-    """The list that a pool's description names; empty where it names none."""
-    return (description or "").partition(LISTED)[2]
+    return (description or "").startswith(DESCRIPTION)
 
 
 def run_pools(_: Any = None) -> None:
@@ -113,9 +107,9 @@ def run_pools(_: Any = None) -> None:
 
 
 def gpu_pool() -> GpuPool | None:
-    """The pool for tasks with a GPU hint: the first configured one, once it has been created."""
-    pools = configured_pools()
-    return pools[0] if pools and pools[0].name in created_pools() else None
+    """The pool for tasks with a GPU hint: the first of those that were made, where pools are configured at all."""
+    made = made_pools() if configured_pools() else []
+    return made[0] if made else None
 
 
 def why_no_pool() -> str:
@@ -124,24 +118,14 @@ def why_no_pool() -> str:
     if not pools or gpu_pool() is not None:
         return ""
     return (
-        f"{OPTION}: tasks that state GPUs stay in the default pool, without a limit: {pools[0].name} is not in "
-        f"{list_path()}, where this process looks which pools were created. Run `airflow egs pools` as this user; "
-        f"where the pool is there already, its description names the list of the user who made it"
+        f"{OPTION}: tasks that state GPUs stay in the default pool, without a limit: no pool is in Variable "
+        f"{shared.POOLS} of this Airflow; `airflow egs pools` makes {pools[0].name} and says so there"
     )
 
 
-def list_path() -> Path:
-    """The list of the pools that were created by processes with this home."""
-    return data_folder() / "airflow" / "pools.json"
+_made = shared.Shared[list[GpuPool]](shared.Reader(shared.POOLS), parse_pools, [], LOOK_S)
 
 
-def _note_created(pools: list[GpuPool]) -> None:
-    replace_file(list_path(), json.dumps([pool.name for pool in pools]).encode())
-
-
-def created_pools() -> list[str]:
-    """Their names; none where there is no list."""
-    try:
-        return list(json.loads(list_path().read_text()))
-    except (OSError, ValueError, TypeError):
-        return []
+def made_pools() -> list[GpuPool]:
+    """The pools that were made, as Airflow's metadata say; none where that cannot be read, with a warning."""
+    return _made.current()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from egs_airflow.order.record import Seen
 
-VERSION = 2
+VERSION = 3
 READ_S = 1.0
 MOST_WAITING = 500
 """So many task instances that wait are published, first in the order first."""
@@ -40,11 +40,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Order:
-    """Task instances that wait, first first. durations: where the agent keeps what it learns, `HOST: PATH`; loads: DAG,
-    run and task of those whose files are to be read into memory now."""
+    """Task instances that wait, first first. loads: DAG, run and task of those whose files are to be read into memory
+    now."""
 
     turns: tuple[Turn, ...] = ()
-    durations: str = ""
     loads: tuple[tuple[str, str, str], ...] = ()
 
     @property
@@ -55,7 +54,7 @@ class Order:
     def text(self) -> str:
         """As it is published."""
         rows = [[t.id, int(t.may_start) + 2 * t.keeps, t.why] for t in self.turns[:MOST_WAITING]]
-        told = {"v": VERSION, "turns": rows, "durations": self.durations, "loads": self.loads[:MOST_WAITING]}
+        told = {"v": VERSION, "turns": rows, "loads": self.loads[:MOST_WAITING]}
         return json.dumps(told, separators=(",", ":"))
 
 
@@ -68,19 +67,18 @@ def order_of(text: str) -> Order | None:
         rows = found["turns"]
         turns = tuple(Turn(str(i), bool(flags & 1), bool(flags & 2), str(y)) for i, flags, y in rows)
         loads = tuple((str(dag), str(run), str(task)) for dag, run, task in found["loads"])
-        return Order(turns, str(found["durations"]), loads)
+        return Order(turns, loads)
     except (ValueError, LookupError, TypeError):
         return None
 
 
 @dataclass
 class Reader:
-    """Keeps the newest order. read: the newest record, None where there is none; durations: see `Order`."""
+    """Keeps the newest order. read: the newest record, None where there is none."""
 
     read: Callable[[], Seen | None]
     clock: Callable[[], float] = time.monotonic
     seen: Seen | None = None
-    durations: str = ""
     _turns: Mapping[str, Turn] = field(default_factory=dict)
     _until_s: float = float("-inf")
     _due_s: float = float("-inf")
@@ -101,7 +99,6 @@ class Reader:
         if last is None or last.published != seen.published:
             order = order_of(seen.published)
             self._turns = order.by_id if order is not None else {}
-            self.durations = order.durations if order is not None else ""
 
     def current(self) -> Mapping[str, Turn]:
         """Who waits in which order, by id; empty where nobody hosts the engine. Asks nobody."""
@@ -124,11 +121,6 @@ def follows() -> str:
     """Whose order this process follows now; "" for nobody's."""
     seen, turns = (_reader[0].seen, _reader[0].current()) if _reader else (None, {})
     return f"epoch {seen.epoch}, {len(turns)} waiting" if seen is not None and turns else ""
-
-
-def learned_at() -> str:
-    """Where the agent that hosts the engine keeps learned durations, as far as this process has read; else ""."""
-    return _reader[0].durations if _reader else ""
 
 
 def forget() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from egs_airflow import config
 from egs_airflow.executors.gate import EVENT
 from egs_airflow.executors.mixin import KeepsSlots, is_on
-from egs_airflow.order.durations import durations_path, load_durations
+from egs_airflow.order.durations import current_durations
 from egs_airflow.order.published import Turn, reader
 from egs_airflow.order.weights import guess_s, remaining_path_s, usual_s, weight
 from egs_airflow.rest import Rest, quoted
@@ -95,7 +95,7 @@ def read_run(rest: Rest, dag_id: str, run_id: str) -> RunView:
         counts=_counts(tasks),
         rows=_rows(rest, dag, tasks, below),
         kept=read_kept(rest, dag_id=dag_id, run_id=run_id),
-        learned=sum(task in load_durations(durations_path()).get(dag_id, {}) for task in below),
+        learned=sum(task in current_durations().get(dag_id, {}) for task in below),
         tasks=len(below),
         slots=gate_says(rest) if dag.keeps else "",
     )
@@ -146,7 +146,7 @@ def _counts(tasks: Iterable[Task]) -> dict[str, int]:
 
 def _rows(rest: Rest, dag: Dag, tasks: list[Task], below: Mapping[str, list[str]]) -> list[Row]:
     """Unfinished tasks, those that run first, then in the order in which they get slots."""
-    durations = load_durations(durations_path())
+    durations = current_durations()
     known = durations.get(dag.dag_id, {})
     known_s = {task: known[task] for task in below if task in known}
     guess = guess_s(below, known_s, usual_s(durations))
