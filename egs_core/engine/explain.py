@@ -106,7 +106,7 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
         return Reason(name, "ready", "gang", text, names[:SHOWN])
     phases = queue.members(queue.leader_of(phase))
     if not can_ever_start(state, phases):
-        wanted = describe_shape(_sum([state.shapes[state.shape[p]] for p in phases]))
+        wanted = describe_shape(Shape(*quota.demand(state, phases)))
         levels = levels_of(state, phases)
         where = f", {describe_levels(state, levels)}" if levels else ""
         text = f"the {len(phases)} phases of its gang {called} need {wanted} at once{where}"
@@ -118,9 +118,9 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
 def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     """Whose quota it is that does not allow the phase, and the numbers; None when quotas are not the reason."""
     number = state.queue_of(task)
-    wanted = quota.total(queue.shapes(queue.leader_of(state.cursor[task])))
-    never = quota.never_fits(state.queues, number, wanted)
     phases = queue.members(queue.leader_of(state.cursor[task]))
+    wanted = quota.demand(state, phases)
+    never = quota.never_fits(state.queues, number, wanted)
     queues = queues_with_kept(state, phases) if state.reservations else state.queues
     blocked = never or quota.blocked_by(queues, number, wanted)
     if blocked is None:
@@ -143,15 +143,10 @@ def _of(flavors: Sequence[str]) -> str:
     return f" of flavor {' or '.join(flavors)}" if flavors else ""
 
 
-def _sum(shapes: Sequence[Shape]) -> Shape:
-    cpu_milli, gpu_milli, memory_bytes = quota.total(shapes)
-    return Shape(cpu_milli, gpu_milli, memory_bytes)
-
-
 def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mapping[int, Refused]) -> Reason:
     phase = state.cursor[task]
     ahead = queue.ahead_of(phase)
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     allowed = state.options_of(task).flavors
     if allowed and not any(node.alive and node.flavor in allowed for node in state.nodes):
         return Reason(name, "ready", "infeasible", f"there is no node of flavor {' or '.join(allowed)}")

@@ -75,7 +75,7 @@ class Trace:
         if own is not None and self.seconds[phase]:
             return own / self.seconds[phase]
         spec = self._state.flavors.get(flavor)
-        return 1.0 if spec is None or not self._state.shapes[self._state.shape[phase]].gpu_milli else 1.0 / spec.speed
+        return 1.0 if spec is None or not self._state.shape_of(phase).gpu_milli else 1.0 / spec.speed
 
     def warmup_s(self, task: int) -> float:
         return self._state.options_of(task).warmup_s

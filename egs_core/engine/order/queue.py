@@ -40,7 +40,6 @@ from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import NO_DEADLINE
 from egs_core.engine.specs import NO_QUEUE, Amounts
 from egs_core.engine.state.state import State
-from egs_core.graph.columns import Shape
 
 Standing = tuple[bool, float]
 SAME_STANDING: Standing = (False, 0.0)
@@ -243,7 +242,7 @@ class ReadyQueue:
         state, number = self.state, class_id[QUEUE]
         if number == NO_QUEUE:
             return SAME_STANDING
-        queue, wanted = state.queues[number], quota.total(self.shapes(phase))
+        queue, wanted = state.queues[number], quota.demand(state, self.members(phase))
         return quota.borrows(queue, wanted), quota.fair_share(queue, wanted, self.capacity(), state.now)
 
     def capacity(self) -> Amounts:
@@ -251,10 +250,6 @@ class ReadyQueue:
         if self._capacity is None:
             self._capacity = self.state.capacity()
         return self._capacity
-
-    def shapes(self, phase: int) -> list[Shape]:
-        """What starts together with this phase needs."""
-        return [self.state.shapes[self.state.shape[p]] for p in self.members(phase)]
 
     def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks

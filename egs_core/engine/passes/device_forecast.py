@@ -33,7 +33,7 @@ def gpu_part(state: State, task: int, begin: int) -> GpuPart:
     before = 0.0
     for p in range(begin, state.first_phase[task + 1]):
         if state.kind[p] == GPU:
-            return before, state.estimate_s[p], devices_of(state.shapes[state.shape[p]])
+            return before, state.estimate_s[p], devices_of(state.shape_of(p))
         before += state.estimate_s[p]
     return NO_GPU
 
@@ -44,7 +44,7 @@ def is_held_up(state: State, task: int) -> bool:
     phase, node = state.cursor[task], state.home.get(task)
     if phase in state.leases or node is None or state.warmth[task] == WARMING:
         return False
-    return not lacking(state.nodes[node], state.shapes[state.shape[phase]])
+    return not lacking(state.nodes[node], state.shape_of(phase))
 
 
 class DeviceForecast:

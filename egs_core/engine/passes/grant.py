@@ -251,7 +251,7 @@ class Granting:
 
     def _is_within_quota(self, phases: Sequence[int], number: int) -> bool:
         state = self._state
-        wanted = quota.total([state.shapes[state.shape[p]] for p in phases])
+        wanted = quota.demand(state, phases)
         queues = queues_with_kept(state, phases) if state.reservations else state.queues
         return quota.blocked_by(queues, number, wanted) is None
 
@@ -320,7 +320,7 @@ class Granting:
         return None
 
     def _needs_gpu(self, phase: int) -> bool:
-        return self._state.shapes[self._state.shape[phase]].gpu_milli > 0
+        return self._state.shape_of(phase).gpu_milli > 0
 
     def _must_reserve(self, key: Key, phases: Sequence[int], class_id: ClassId) -> bool:
         """What has waited too long for other submissions, one at a time; a gang that has waited long; and a gang or a
@@ -328,7 +328,7 @@ class Granting:
         if is_gang(class_id) and self._has_waited_long(phases):
             return True
         state = self._state
-        is_set = is_gang(class_id) or state.shapes[state.shape[phases[0]]].gpu_milli > WHOLE_DEVICE
+        is_set = is_gang(class_id) or state.shape_of(phases[0]).gpu_milli > WHOLE_DEVICE
         if is_set and self._queue.is_urgent(key):
             return True
         is_first = not state.reservations or phases[0] in state.reservations
@@ -374,7 +374,7 @@ class Granting:
     def _has_no_quota(self, kept: Reservation) -> bool:
         """Whether its queue could not even have it if nothing ran: what is kept would be kept for ever."""
         state = self._state
-        wanted = quota.total([state.shapes[state.shape[p]] for p, _ in kept.places])
+        wanted = quota.demand(state, [p for p, _ in kept.places])
         number = state.queue_of(state.task_of[kept.places[0][0]])
         return quota.never_fits(state.queues, number, wanted) is not None
 

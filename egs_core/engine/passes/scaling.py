@@ -18,8 +18,8 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.passes.issuer import Issuer
+from egs_core.engine.rules.ends import expected_end_s
 from egs_core.engine.rules.fit import fits_task
-from egs_core.engine.rules.flavor_choice import expected_end_s
 from egs_core.engine.rules.flavors import cost_of, seconds_on
 from egs_core.engine.specs import REFERENCE
 from egs_core.engine.state.lifecycle import PENDING, READY
@@ -63,7 +63,7 @@ def compute_targets(state: State, ready: Iterable[int], horizon_s: float, is_che
     coming, gangs = _coming(state, horizon_s), dict[tuple[str, int], list[int]]()
     for phase, at in [*((p, state.now) for p in sorted(ready)), *coming]:
         flavor = _flavor_for(state, phase, is_cheap)
-        shape = state.shapes[state.shape[phase]]
+        shape = state.shape_of(phase)
         seconds = seconds_on(state, phase, flavor)[0]
         targets.setdefault(flavor, Target()).add((shape.gpu_milli, shape.cpu_milli), seconds, at)
         gang = state.gang_of.get(state.task_of[phase]) if state.gang_of else None
@@ -94,7 +94,7 @@ def _flavor_for(state: State, phase: int, is_cheap: bool) -> str:
     task = state.task_of[phase]
     if task in state.home:
         return state.nodes[state.home[task]].flavor
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     offered = [node for node in state.nodes if fits_task(state, task, node)]
     if not shape.gpu_milli and any(not node.gpus for node in offered):
         offered = [node for node in offered if not node.gpus]

@@ -49,7 +49,7 @@ def offers_slice(node: Node, shape: Shape) -> bool:
 def fits_task(state: State, task: int, node: Node) -> bool:
     """Whether an empty node could run every phase of the task, which stays where it starts, and is of a flavor that it
     may have."""
-    shapes = [state.shapes[state.shape[p]] for p in state.phases_of(task)]
+    shapes = [state.shape_of(p) for p in state.phases_of(task)]
     return is_allowed(state, task, node) and all(fits_ever(node, shape) for shape in shapes)
 
 
@@ -109,7 +109,7 @@ def select_place(
     free that still fits (best fit); then the first. Where room is kept for others it is best fit too: that room is
     counted on the devices that `select_devices` would take.
     """
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     if may_take is not None or (state.flavors and any(is_sliced(node, shape) for node in state.nodes)):
         packer = None
     task = state.task_of[phase]
@@ -156,7 +156,7 @@ def wants_device_later(state: State, task: int) -> bool:
     """Whether a task with a process that can be kept begins on CPUs and has a GPU phase after that."""
     if not state.warm_key_of(task):
         return False
-    gpu_milli = [state.shapes[state.shape[p]].gpu_milli for p in state.phases_of(task)]
+    gpu_milli = [state.shape_of(p).gpu_milli for p in state.phases_of(task)]
     return not gpu_milli[0] and any(gpu_milli)
 
 

@@ -26,17 +26,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from egs_core.engine.rules.ends import expected_end_s
 from egs_core.engine.rules.fit import devices_of, fits_task, select_devices
 from egs_core.engine.rules.flavors import cost_of, seconds_on
 from egs_core.engine.specs import REFERENCE
-from egs_core.engine.state.lifecycle import RUNNING
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
 
 OBJECTIVES = ("finish", "soonest", "cost", "greedy", "blind")
 STRETCH = 2.0  # without a deadline a lower price may make a task end so many times as late, counted from now
-SOONEST_S = 1.0  # what has outlived its estimate is not expected to end sooner than in so long
 
 
 class Offer(NamedTuple):
@@ -233,7 +232,7 @@ class FlavorChoice:
         """Seconds of the phases before the first that needs a GPU."""
         state, seconds = self._state, 0.0
         for phase in state.phases_of(task):
-            if state.shapes[state.shape[phase]].gpu_milli:
+            if state.shape_of(phase).gpu_milli:
                 break
             seconds += seconds_on(state, phase, flavor)[0]
         return seconds
@@ -248,13 +247,13 @@ class FlavorChoice:
     def _cost(self, task: int, flavor: str) -> float:
         state, spec = self._state, self._state.flavors.get(flavor, REFERENCE)
         phases = state.phases_of(task)
-        return sum([cost_of(spec, state.shapes[state.shape[p]], seconds_on(state, p, flavor)[0]) for p in phases])
+        return sum([cost_of(spec, state.shape_of(p), seconds_on(state, p, flavor)[0]) for p in phases])
 
     def _idle_bytes(self, task: int, number: int) -> int:
         state, node = self._state, self._state.nodes[number]
         if node.gpu_memory_bytes == UNTRACKED:
             return 0
-        return node.gpu_memory_bytes - max(state.shapes[state.shape[p]].gpu_memory_bytes for p in state.phases_of(task))
+        return node.gpu_memory_bytes - max(state.shape_of(p).gpu_memory_bytes for p in state.phases_of(task))
 
     # --- objectives ---
 
@@ -275,14 +274,3 @@ class FlavorChoice:
             return deadline - (state.rank_s[first] - sum(state.estimate_s[first:end]))
         soonest = min(offer.end_s for offer in offers)
         return state.now + STRETCH * (soonest - state.now)
-
-
-def expected_end_s(state: State, phase: int) -> float:
-    """When what holds a device has ended, by the median of its task's phases from here on. One that has outlived its
-    median is not about to end: it is taken to run as long again."""
-    flavor, task = state.nodes[state.leases[phase].node].flavor, state.task_of[phase]
-    since = state.started_at[phase] if state.status[phase] == RUNNING else state.now
-    end = since + seconds_on(state, phase, flavor)[0]
-    if end <= state.now:
-        end = state.now + max(state.now - since, SOONEST_S)
-    return end + sum(seconds_on(state, p, flavor)[0] for p in range(phase + 1, state.first_phase[task + 1]))

@@ -21,7 +21,7 @@ def seconds_on(state: State, phase: int, flavor: str) -> tuple[float, float]:
     if own is not None and flavor in own:
         return own[flavor]
     p50, p95 = state.estimate_s[phase], state.estimate_p95_s[phase]
-    if flavor not in state.flavors or not state.shapes[state.shape[phase]].gpu_milli:
+    if flavor not in state.flavors or not state.shape_of(phase).gpu_milli:
         return p50, p95
     speed = state.flavors[flavor].speed
     return p50 / speed, p95 / speed
@@ -41,7 +41,7 @@ def cost_of(spec: FlavorSpec, shape: Shape, seconds: float) -> float:
 
 def chooses(state: State, task: int) -> bool:
     """Whether it matters to the task where it starts: it has a GPU phase, and no process yet that waits somewhere."""
-    return task not in state.home and any(state.shapes[state.shape[p]].gpu_milli for p in state.phases_of(task))
+    return task not in state.home and any(state.shape_of(p).gpu_milli for p in state.phases_of(task))
 
 
 def relative_speeds(state: State, task: int) -> tuple[int, ...]:

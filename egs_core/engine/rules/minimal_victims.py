@@ -51,7 +51,7 @@ def _could_do(state: State, wanted: Amounts, candidates: Sequence[Unit]) -> bool
     """Whether the candidates' GPUs and those that are free, wherever they are, are as many as wanted."""
     free = sum([sum(node.devices) for node in state.nodes if node.alive]) if wanted[1] else 0
     ended = _phases_of(state, [*candidates, tuple(state.recalled)])
-    return free + sum([state.shapes[state.shape[p]].gpu_milli for p in ended]) >= wanted[1]
+    return free + sum([state.shape_of(p).gpu_milli for p in ended]) >= wanted[1]
 
 
 def _on_their_nodes(
@@ -84,7 +84,7 @@ def _is_within(state: State, phases: Sequence[int], number: int, wanted: Amounts
     for phase in ended:
         owner = state.queue_of(state.task_of[phase])
         if owner != NO_QUEUE:
-            queue, amounts = queues[owner], amounts_of(state.shapes[state.shape[phase]])
+            queue, amounts = queues[owner], amounts_of(state.shape_of(phase))
             used = [used - amount for used, amount in zip(queue.used, amounts, strict=True)]
             queues[owner] = QueueState(queue.spec, queue.cohort, used)
     return quota.blocked_by(queues, number, wanted) is None

@@ -33,7 +33,7 @@ def select_overruns(state: State, owner: int) -> list[int]:
         if end_s <= state.now and may_be_stopped(state, unit) and priority_of(state, unit) <= priority:
             units[unit] = None
     number = state.queue_of(state.task_of[owner])
-    wanted = quota.total([state.shapes[state.shape[p]] for p in phases])
+    wanted = quota.demand(state, phases)
     if not units or room_without(state, phases, number, wanted, ()) is not None:
         return []
     in_order = sorted(units, key=lambda unit: (sum([state.lost_work_s(t) for t in unit]), unit))

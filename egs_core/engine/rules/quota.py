@@ -12,13 +12,13 @@ limits); fair share is dominant resource fairness (Ghodsi et al., NSDI 2011) on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from egs_core.engine.specs import KINDS, NO_QUEUE, UNLIMITED, Amounts, QueueSpec
+from egs_core.engine.state.columns import Columns
 from egs_core.engine.state.records import QueueState, smoothed_at
-from egs_core.graph.columns import Shape
 
 
 class Blocked(msgspec.Struct, frozen=True):
@@ -32,13 +32,10 @@ class Blocked(msgspec.Struct, frozen=True):
     borrows: bool
 
 
-def total(shapes: Sequence[Shape]) -> Amounts:
-    """What phases of these shapes count together."""
-    return (
-        sum(s.cpu_milli for s in shapes),
-        sum(s.gpu_milli for s in shapes),
-        sum(s.memory_bytes for s in shapes),
-    )
+def demand(state: Columns, phases: Iterable[int]) -> Amounts:
+    """What these phases count together."""
+    shapes = [state.shape_of(phase) for phase in phases]
+    return sum(s.cpu_milli for s in shapes), sum(s.gpu_milli for s in shapes), sum(s.memory_bytes for s in shapes)
 
 
 def own_part(spec: QueueSpec, kind: int) -> int:

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine.rules import quota
+from egs_core.engine.rules.ends import surely_ended_s
 from egs_core.engine.rules.fit import Place, devices_for, has_process, lacking, may_start_on, possible_nodes
 from egs_core.engine.rules.flavors import p95_on_node
 from egs_core.engine.rules.topology import groups_of, levels_of
 from egs_core.engine.specs import NO_QUEUE
-from egs_core.engine.state.lifecycle import RUNNING
 from egs_core.engine.state.nodes import Lease, Node
 from egs_core.engine.state.records import QueueState
 from egs_core.engine.state.state import State
@@ -37,16 +37,6 @@ def copy_node(node: Node) -> Node:
     return msgspec.structs.replace(
         node, devices=node.devices[:], device_memory=node.device_memory[:], positions=dict(node.positions)
     )
-
-
-def expected_end_s(state: State, phase: int, now: float) -> float:
-    """When a phase that holds a lease has ended with 95 % certainty. One that has outlived that is not about to end:
-    it is taken to run as long again, unless it is being stopped."""
-    if state.recalled and state.task_of[phase] in state.recalled:
-        return now
-    since = state.started_at[phase] if state.status[phase] == RUNNING else now
-    expected = since + p95_on_node(state, phase, state.leases[phase].node)
-    return expected if expected > now else now + (now - since)
 
 
 def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None) -> list[Place] | None:
@@ -73,7 +63,7 @@ def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list
         for room, shape in zip(later, _later_shapes(state, phase), strict=False):
             room[place[0]].take(room[place[0]].lease(0, place[0], shape, devices_for(room[place[0]], shape)))
         node = looked_at[place[0]]
-        lease = node.lease(0, place[0], state.shapes[state.shape[phase]], place[1])
+        lease = node.lease(0, place[0], state.shape_of(phase), place[1])
         makes_process = _makes_process(state, phase, place[0])
         node.take(lease)
         node.working += makes_process
@@ -85,7 +75,7 @@ def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list
 
 
 def _place_one(state: State, phase: int, nodes: Nodes, later: Sequence[Nodes]) -> Place | None:
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     fitting = [
         number
         for number in possible_nodes(state, phase)
@@ -133,7 +123,7 @@ def _makes_process(state: State, phase: int, node: int) -> bool:
 
 
 def _size(state: State, phase: int) -> tuple[int, int, int]:
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     return -shape.gpu_milli, -shape.cpu_milli, -shape.memory_bytes
 
 
@@ -156,7 +146,7 @@ def find_for_several(
     state: State, phases: Sequence[int], now: float
 ) -> tuple[float, tuple[tuple[int, int], ...]] | None:
     """See `find_reservation`."""
-    ends = sorted([(expected_end_s(state, p, now), p) for p in state.leases])
+    ends = sorted([(surely_ended_s(state, p), p) for p in state.leases])
     low, high = 0, len(ends)
     best = select_gang_after(state, phases, [p for _, p in ends])
     if best is None:
@@ -178,9 +168,9 @@ def find_for_one(state: State, phases: Sequence[int], now: float) -> tuple[float
     (phase,) = phases
     if (places := select_gang(state, phases)) is not None:
         return now, ((phase, places[0][0]),)
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     possible = {number for number in possible_nodes(state, phase) if may_start_on(state, phase, number)}
-    ends = [(expected_end_s(state, p, now), p) for p, lease in state.leases.items() if lease.node in possible]
+    ends = [(surely_ended_s(state, p), p) for p, lease in state.leases.items() if lease.node in possible]
     rooms: dict[int, Node] = {}
     for at, ended in sorted(ends):
         lease = state.leases[ended]
@@ -224,7 +214,7 @@ def queues_with_kept(state: State, phases: Sequence[int]) -> list[QueueState]:
             continue
         if _has_its_slot(state, phases[0], kept.places):
             continue
-        amounts = quota.total([state.shapes[state.shape[p]] for p, _ in kept.places])
+        amounts = quota.demand(state, [p for p, _ in kept.places])
         queue = queues[number]
         used = [used + amount for used, amount in zip(queue.used, amounts, strict=True)]
         queues[number] = QueueState(queue.spec, queue.cohort, used)
@@ -238,7 +228,7 @@ def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]
         node = nodes.get(number)
         if node is None:
             continue
-        shape = state.shapes[state.shape[phase]]
+        shape = state.shape_of(phase)
         if lacking(node, shape):
             fits = False
         else:
@@ -269,7 +259,7 @@ def keeps_reservations(state: State, phases: Sequence[int], places: Sequence[Pla
             room = _room_for(state, number, reserved, kept.at, now)
             for phase, (node, devices) in late:
                 if node == number:
-                    room.take(room.lease(0, node, state.shapes[state.shape[phase]], devices))
+                    room.take(room.lease(0, node, state.shape_of(phase), devices))
             if not _take_reserved(state, {number: room}, reserved):
                 return False
     return True
@@ -314,7 +304,7 @@ def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at
     reserved, because something runs longer than was believed, as it will be once it is."""
     room = copy_node(state.nodes[number])
     holders = [phase for phase, lease in state.leases.items() if lease.node == number]
-    for end, phase in sorted([(expected_end_s(state, p, now), p) for p in holders]):
+    for end, phase in sorted([(surely_ended_s(state, p), p) for p in holders]):
         if end > max(at, now) and _take_reserved(state, {number: copy_node(room)}, reserved):
             break
         room.give_back(state.leases[phase])

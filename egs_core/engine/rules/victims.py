@@ -98,7 +98,7 @@ def select_victims(
 ) -> Victims | None:
     """The tasks to stop, fewest first, so that these phases (one, or a gang's) of queue `number` fit; None when that
     may or can not be done, or what is being stopped already is enough. is_overdue: they wait longer than `max_wait`."""
-    wanted = quota.total([state.shapes[state.shape[p]] for p in phases])
+    wanted = quota.demand(state, phases)
     candidates = _candidates(state, phases, number, wanted, running, is_overdue)
     if not candidates or room_without(state, phases, number, wanted, ()) is not None:
         return None
@@ -138,7 +138,7 @@ def _borrowers(state: State, number: int, wanted: Amounts, running: RunningTasks
             if borrowed <= 0:
                 break
             found.append(unit)
-            held = quota.total([state.shapes[state.shape[state.cursor[t]]] for t in unit])
+            held = quota.demand(state, [state.cursor[t] for t in unit])
             borrowed -= max(amount for amount, asked in zip(held, wanted, strict=True) if asked)
     return sorted(found, key=lambda unit: _loss_order(state, unit))
 

@@ -119,6 +119,10 @@ class Columns(msgspec.Struct):
     def phases_of(self, task: int) -> range:
         return range(self.first_phase[task], self.first_phase[task + 1])
 
+    def shape_of(self, phase: int) -> Shape:
+        """What the phase needs."""
+        return self.shapes[self.shape[phase]]
+
     def submission_of(self, task: int) -> int:
         """The number of the submission that the task belongs to."""
         return self.workloads[self.task_workload[task]].submission

@@ -94,7 +94,7 @@ def _check_quotas(state: State) -> None:
     for phase in state.leases:
         number = state.queue_of(state.task_of[phase])
         if number != NO_QUEUE:
-            amounts = amounts_of(state.shapes[state.shape[phase]])
+            amounts = amounts_of(state.shape_of(phase))
             used[number] = [a + b for a, b in zip(used[number], amounts, strict=True)]
     for number, queue in enumerate(state.queues):
         assert queue.used == used[number], f"queue {queue.spec.name}: counted {queue.used}, leases hold {used[number]}"
@@ -110,7 +110,7 @@ def _check_cohort(state: State, cohort: tuple[int, ...]) -> None:
         if UNLIMITED in nominal or used <= sum(nominal):
             continue
         for phase, lease in state.leases.items():
-            asks = amounts_of(state.shapes[state.shape[phase]])[kind]
+            asks = amounts_of(state.shape_of(phase))[kind]
             is_member = state.queue_of(state.task_of[phase]) in cohort
             is_new = lease.decision >= state.queues_since
             names = [state.queues[number].spec.name for number in cohort]
@@ -208,7 +208,7 @@ def _check_work(state: State) -> None:
         assert (left == OVER) == (state.status[phase] in ENDED), f"phase {phase} counts {left} ms"
         number = state.submission_of(state.task_of[phase])
         for sums in (found[number], by_queue[state.submissions[number].history]):
-            shape, known, unknown = state.shapes[state.shape[phase]], max(left, 0), left == UNKNOWN
+            shape, known, unknown = state.shape_of(phase), max(left, 0), left == UNKNOWN
             sums.left_slot += known * (shape.cpu_milli or SLOT_MILLI)
             sums.left_device += known * shape.gpu_milli
             sums.unknown_slot += unknown * (shape.cpu_milli or SLOT_MILLI)

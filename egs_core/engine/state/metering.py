@@ -59,7 +59,7 @@ class UsageState(ProcessState):
     def _count_use(self, phase: int, sign: int) -> None:
         number = self.queue_of(self.task_of[phase])
         if number != NO_QUEUE:
-            self.queues[number].use(amounts_of(self.shapes[self.shape[phase]]), sign, self.now)
+            self.queues[number].use(amounts_of(self.shape_of(phase)), sign, self.now)
 
     def _expect_limits(self, graph: Graph) -> None:
         """Tasks have come: is there anything to meter?"""

@@ -72,7 +72,7 @@ def set_left(state: Columns, phase: int, left: int) -> None:
     """The phase has so many milliseconds left, or UNKNOWN, or OVER."""
     before, state.left_ms[phase] = state.left_ms[phase], left
     submission = state.submissions[state.submission_of(state.task_of[phase])]
-    shape = state.shapes[state.shape[phase]]
+    shape = state.shape_of(phase)
     known = max(left, 0) - max(before, 0)
     unknown = (left == UNKNOWN) - (before == UNKNOWN)
     _add(submission, shape, known, unknown)
@@ -82,7 +82,7 @@ def set_left(state: Columns, phase: int, left: int) -> None:
 def end_phase(state: Columns, phase: int) -> None:
     """The phase has succeeded now: it has nothing left, and what it took is known."""
     submission = state.submissions[state.submission_of(state.task_of[phase])]
-    history, shape = state.histories[submission.history], state.shapes[state.shape[phase]]
+    history, shape = state.histories[submission.history], state.shape_of(phase)
     left, state.left_ms[phase] = state.left_ms[phase], OVER
     slot, device = shape.cpu_milli or SLOT_MILLI, shape.gpu_milli
     if left > 0:

@@ -229,7 +229,7 @@ class Shell:
     def _job(self, grant: m.Grant) -> Job:
         state, task = self.state, grant.task
         first, options = state.first_phase[task], state.options_of(task)
-        shape = state.shapes[state.shape[grant.phase]]
+        shape = state.shape_of(grant.phase)
         return Job(
             state.task_ids[task],
             task,
