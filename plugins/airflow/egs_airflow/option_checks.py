@@ -101,6 +101,17 @@ def _pools(text: str) -> str:
     return ""
 
 
+def _name(text: str) -> str:
+    return "" if len(config.split(text)) == 1 else f"{text!r} is not one name"
+
+
+def _classes(text: str) -> str:
+    from egs_airflow.pods import priority_classes
+
+    priority_classes(text)
+    return ""
+
+
 def _limits(text: str) -> str:
     from egs_airflow.agent.limits import load_rules
 
@@ -167,6 +178,8 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "list": _any,
     "modules": _modules,
     "pools": _pools,
+    "name": _name,
+    "classes": _classes,
     "seconds": _seconds,
     "seconds or never": _seconds_or_never,
     "bytes or no": _bytes_or_no,

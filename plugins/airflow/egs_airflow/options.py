@@ -16,7 +16,9 @@ YES = ("yes", "on", "true", "1")
 NO = ("no", "off", "false", "0", "never")
 """How an option that can be switched off says so."""
 
-Kind = Literal["mode", "yes or no", "list", "modules", "pools", "seconds", "seconds or never", "bytes or no"]
+Kind = Literal[
+    "mode", "yes or no", "list", "modules", "pools", "name", "classes", "seconds", "seconds or never", "bytes or no"
+]
 Place = Literal["folder", "file", "file to read", "URL of a database"]
 
 TAKES: dict[Kind | Place, str] = {
@@ -25,6 +27,8 @@ TAKES: dict[Kind | Place, str] = {
     "list": "words, separated by commas or spaces",
     "modules": "names of Python modules, separated by commas or spaces",
     "pools": "`name=slots`, separated by commas or spaces",
+    "name": "a name",
+    "classes": "`name=priority`, separated by commas or spaces",
     "seconds": "a duration: `90s`, `1.5 min`, `2h`; seconds without a unit",
     "seconds or never": "a duration: `90s`, `1.5 min`, `2h`; or `never`",
     "bytes or no": "a size: `512MB`, `16GiB`; or `no`",
@@ -121,6 +125,22 @@ OPTIONS: dict[str, Option] = {
             "GPU pools with their slots, a slot a GPU; made in mode on, never guessed. The first one is for tasks that "
             "state GPUs and no pool.",
             "no pool",
+        ),
+        Option(
+            "kube_queue",
+            "name",
+            "",
+            "gpu-team",
+            "Kueue's LocalQueue for pods of tasks in mode on that name none.",
+            "none",
+        ),
+        Option(
+            "kube_priority_classes",
+            "classes",
+            "",
+            "normal=0, urgent=10",
+            "Kueue's WorkloadPriorityClasses for these pods, each with the hinted priority from which on it holds.",
+            "none",
         ),
         Option(
             "keep_slots",

@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
+from egs_airflow.agent.commands import order_lines
 from egs_airflow.executors.health import State, read_states
 from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import past_of
-from egs_airflow.order.weights import weights
+from egs_airflow.order.weights import weight, weights
 from egs_airflow.rest import Rest
 from egs_core.runlog.records import Held
+from tests.conformance.airflow.agents import an_agent
 from tests.conformance.airflow.holding import held_runs, make_pool, released
 from tests.conformance.airflow.live import LiveAirflow, wait_until
 
@@ -53,6 +55,7 @@ LARGE = """
 """
 
 WEIGHTS = """
+import egs_core as egs
 from airflow.sdk import DAG, task
 
 def step():
@@ -66,6 +69,14 @@ for dag_id, tags, by_hand in (("order_egs", ["egs-on"], 1), ("order_native", [],
         )
         one >> two
         three >> four
+
+with DAG("order_hinted", tags=["egs-on"], schedule=None):
+    @task
+    @egs.task(priority=3, expect="60s")
+    def first():
+        pass
+
+    first() >> task(step, task_id="second")()
 """
 
 GPUS = """
@@ -91,6 +102,26 @@ for dag_id, tags in (("order_gpus_egs", ["egs-on"]), ("order_gpus_native", [])):
         train()
         by_hand()
         plain()
+"""
+
+MAX_WAIT = """
+    import egs_core as egs
+
+    @task(pool={name!r})
+    def path():
+        pass
+
+    @task(pool={name!r})
+    @egs.task(max_wait="1ms")
+    def leaf():
+        pass
+
+    @task
+    def after():
+        pass
+
+    begun >> path() >> after()
+    begun >> leaf()
 """
 
 FAULT = """
@@ -171,9 +202,33 @@ def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -
     assert f"slots of pool {egs} were kept for {egs}.large (reservation)" in {one.reason for one in held}
 
 
+@pytest.mark.slow  # an agent of its own
+def test_a_hinted_max_wait_is_kept_in_a_running_airflow(
+    airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leaf waits for the same slot as a path of 20 minutes, which weighs more. It says how long it may be passed
+    over: the agent reads that, the engine puts it first, the scheduler follows, and it starts first."""
+    monkeypatch.setenv("XDG_DATA_HOME", airflow.environment["XDG_DATA_HOME"])
+    name, rest = "order_max_wait", Rest(airflow.url, airflow.token)
+    airflow.tell_durations({name: {"path": 600.0, "after": 600.0, "leaf": 1.0}})
+    with (
+        held_runs(airflow, {name: MAX_WAIT.format(name=name)}, slots=1) as runs,
+        an_agent(airflow, tmp_path / "agent.log", airflow.url, EGS_LEARN_EVERY="never") as agent,
+    ):
+        wait_until(lambda: sorted(_waiting(airflow, name, runs[name])) == ["leaf", "path"], "two that wait")
+        by_name = {ti["task_id"]: ti["priority_weight"] for ti in airflow.task_instances(name, runs[name])}
+        assert by_name["path"] > by_name["leaf"]
+        wanted = f"  {name}/{runs[name]} leaf "
+        wait_until(lambda: "".join(order_lines(rest)[1:]).startswith(wanted), f"the leaf to be first: {agent.said()}")
+        wait_until(lambda: any(state.follows for state in read_states(time.time())), "the scheduler to follow")
+        released(name, airflow.home).touch()
+        started = _started(airflow, name, runs[name])
+    assert started.index("leaf") < started.index("path"), started
+
+
 def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airflow: LiveAirflow) -> None:
-    """Weights of a chosen DAG follow the longest remaining path; others keep Airflow's, also one with a priority set by
-    hand; new durations make no DAG version, in 20 readings of the file."""
+    """Weights of a chosen DAG follow the longest remaining path, with hinted priority and duration; others keep
+    Airflow's, also one with a priority set by hand; new durations make no DAG version, in 20 readings of the file."""
     seconds = {"one": 5.0, "two": 5.0, "three": 10.0, "four": 600.0}
     airflow.add_dags(order_weights=WEIGHTS)
     airflow.tell_durations(dict.fromkeys(("order_egs", "order_native", "order_by_hand"), seconds))
@@ -181,6 +236,7 @@ def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airfl
     assert _weights(airflow, "order_egs") == expected
     assert _weights(airflow, "order_native") == {"one": 2, "two": 1, "three": 2, "four": 1}
     assert _weights(airflow, "order_by_hand") == {"one": 8, "two": 1, "three": 2, "four": 1}
+    assert _weights(airflow, "order_hinted") == {"first": 3000 + weight(120.0, True), "second": weight(60.0, False)}
     command = [sys.executable, "-c", HASHES, str(airflow.dags / "order_weights.py")]
     done = subprocess.run(command, env=airflow.environment, capture_output=True, text=True, timeout=600, check=False)
     assert "hashes: 1\n" in done.stdout, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import egs_core as egs
-from egs_airflow.agent.declare import declare
+from egs_airflow.agent.declare import Ordering, declare, ordering
 from egs_airflow.agent.limits import (
     load_rules,
     may_requeue,
@@ -110,6 +110,33 @@ def test_hints_reach_the_agent() -> None:
         left = SimpleNamespace(python_callable=function, is_mapped=False, executor_config=dict(config))
         declare(left)
         assert left.executor_config == config
+
+
+def test_what_changes_the_order_reaches_the_agent(caplog: pytest.LogCaptureFixture) -> None:
+    """In the executor_config of a task, from its hints or by hand, as REST shows it; limits beside it stay limits. What
+    means nothing is one warning that names the task."""
+
+    @egs.task(gpus=1, priority=-3, max_wait="10s", deadline="2h", expect=[5, "1min", 5], max_runtime=60)
+    def fit() -> None:
+        with egs.gpu():
+            pass
+
+    task = SimpleNamespace(python_callable=fit, is_mapped=False, executor_config={})
+    declare(task)
+    told = {"max_runtime": 60.0, "priority": -3, "max_wait": 10.0, "deadline": 7200.0, "expect": 70.0}
+    assert task.executor_config == {"egs": told}
+    text = str(task.executor_config)
+    assert ordering(text, "d.t") == Ordering(-3, 10.0, 7200.0, 70.0)
+    assert stated_limits(text, "d.t") == Limits(60.0)
+    by_hand = {"egs": {"priority": 4, "max_wait": "2min", "expect": ["1min", 5]}, "pod_override": object()}
+    assert ordering(by_hand, "d.t") == Ordering(4, 120.0, None, 65.0)
+    others: list[object] = ["{}", {}, "{'egs': {'priority': <V1>}}", None]
+    assert [ordering(other, "d.t") for other in others] == [Ordering()] * 4
+    assert not caplog.records
+    assert ordering({"egs": {"priority": "high"}}, "d.t") == Ordering()
+    assert [record.getMessage() for record in caplog.records] == [
+        "egs: d.t: executor_config: egs['priority']: 'high' is not a whole number"
+    ]
 
 
 def test_files_that_no_agent_can_find(caplog: pytest.LogCaptureFixture) -> None:

@@ -97,6 +97,44 @@ def test_between_runs_the_one_with_less_work_left_goes_first() -> None:
     assert order.turns[0].why == "would start now, by remaining_work"
 
 
+def stating(task: str, run: str, **stated: object) -> Instance:
+    """An instance that waits and has said that under our key, as REST shows it."""
+    return instance(task, run, config=str({"egs": stated}))
+
+
+def test_a_hinted_priority_goes_before_every_rule_of_order() -> None:
+    """A run with more work left, that began later, goes first with a higher priority; inside a run too."""
+    known = {"a": 600.0, "b": 600.0, "c": 5.0}
+    more = [stating("a", "more", priority=1), instance("b", "more", "")]
+    assert (
+        ids(decided(run([instance("c", "less")], "less", 1.0, known_s=known), run(more, "more", 2.0, known_s=known)))[0]
+        == "more.a"
+    )
+    alike = [instance("a"), stating("c", "r", priority=1)]
+    assert ids(decided(run(alike, downstream={"a": [], "c": []}, known_s=known))) == ["r.c", "r.a"]
+    alike[1] = stating("c", "r", priority=-1)
+    assert ids(decided(run(alike, downstream={"a": [], "c": []}, known_s={"a": 5.0, "c": 600.0}))) == ["r.a", "r.c"]
+
+
+def test_what_has_waited_for_its_max_wait_goes_first() -> None:
+    """A small task behind a long path: it goes first once it has waited for as long as it said (here for 5 s)."""
+    known = {"a": 600.0, "b": 600.0, "leaf": 5.0}
+    downstream = {"a": ["b"], "b": [], "leaf": []}
+    for max_wait, first in (("1min", "r.a"), ("4s", "r.leaf")):
+        waiting = [instance("a"), instance("b", state=""), stating("leaf", "r", max_wait=max_wait)]
+        assert ids(decided(run(waiting, downstream=downstream, known_s=known)))[0] == first, max_wait
+
+
+def test_a_deadline_counts_from_the_beginning_of_the_run() -> None:
+    """A leaf that would miss its deadline goes before the longest path; one with time left does not. The run began
+    1,000 s ago, so a deadline of 1,008 s is in 8 s; one that cannot be met any more changes nothing."""
+    known = {"a": 600.0, "b": 600.0, "leaf": 5.0}
+    downstream = {"a": ["b"], "b": [], "leaf": []}
+    for deadline, first in ((1e6, "r.a"), (NOW_S + 8.0, "r.leaf"), (NOW_S - 500.0, "r.a")):
+        waiting = [instance("a"), instance("b", state=""), stating("leaf", "r", deadline=deadline)]
+        assert ids(decided(run(waiting, downstream=downstream, known_s=known)))[0] == first, deadline
+
+
 def test_runs_of_one_class_go_as_they_arrived() -> None:
     """A DAG run is one submission: the one that began first goes first, whatever the order in which it is told."""
     runs = [run([instance("c", name)], name, began, known_s={"c": 5.0}) for name, began in (("z", 1.0), ("a", 2.0))]

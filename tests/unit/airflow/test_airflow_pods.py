@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
+from sqlalchemy import insert
+from sqlalchemy.engine import Connection
 
 pytest.importorskip("airflow.sdk", reason="apache-airflow is not installed")
 
@@ -38,7 +41,8 @@ def learned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def made(**annotations: str) -> Any:
     """A V1Pod as objects with attributes, as KubernetesExecutor makes it."""
-    return SimpleNamespace(metadata=SimpleNamespace(labels={"airflow-worker": "1"}, annotations=annotations))
+    metadata = SimpleNamespace(labels={"airflow-worker": "1"}, annotations=annotations)
+    return SimpleNamespace(metadata=metadata, spec=SimpleNamespace(active_deadline_seconds=None))
 
 
 def test_a_pod_says_its_task(monkeypatch: pytest.MonkeyPatch, learned: Path) -> None:
@@ -53,6 +57,54 @@ def test_a_pod_says_its_task(monkeypatch: pytest.MonkeyPatch, learned: Path) -> 
     pod = made(**IDS, **{"egs.io/task": "mine"})
     pod_mutation_hook(pod)
     assert pod.metadata.annotations == IDS | SAID | {"egs.io/expected-s": "41.25", "egs.io/task": "mine"}
+
+
+def test_a_pod_keeps_hints(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Kueue's queue, where one is configured, the class of the hinted priority, and a deadline for `max_runtime`; what
+    the pod has of these stays. Where the hints cannot be read the rest is said all the same."""
+    monkeypatch.setenv("EGS_MODE", "on")
+    stated: dict[str, object] = {"priority": 12, "max_runtime": 90.5, "gang": "g"}
+    monkeypatch.setattr(pods, "_stored_config", lambda _: {"egs": stated, "pod_override": object()})
+    pod = made(**IDS)
+    pod_mutation_hook(pod)
+    assert pod.metadata.labels == {"airflow-worker": "1", "egs.io/framework": "airflow"}
+    assert pod.spec.active_deadline_seconds == 91
+    monkeypatch.setenv("EGS_KUBE_QUEUE", "team")
+    monkeypatch.setenv("EGS_KUBE_PRIORITY_CLASSES", "low=-100, normal=0 urgent=10, top=100")
+    for priority, name in ((12, "urgent"), (0, "normal"), (-1, "low"), (10, "urgent"), (-101, None)):
+        stated["priority"] = priority
+        pod = made(**IDS)
+        pod_mutation_hook(pod)
+        assert pod.metadata.labels["kueue.x-k8s.io/queue-name"] == "team"
+        assert pod.metadata.labels.get("kueue.x-k8s.io/priority-class") == name
+    own = {"kueue.x-k8s.io/queue-name": "mine", "kueue.x-k8s.io/priority-class": "mine"}
+    pod = made(**IDS)
+    pod.metadata.labels, pod.spec.active_deadline_seconds = dict(own), 5
+    pod_mutation_hook(pod)
+    assert pod.metadata.labels == own | {"egs.io/framework": "airflow"}
+    assert pod.spec.active_deadline_seconds == 5
+    assert not [one for one in caplog.records if "pods say" in one.getMessage()]
+    monkeypatch.setattr(pods, "_stored_config", lambda _: 1 / 0)
+    pod = made(**IDS)
+    pod_mutation_hook(pod)
+    assert pod.metadata.annotations == IDS | SAID
+    assert "egs: pods say nothing of hints: ZeroDivisionError" in caplog.text
+
+
+def test_hints_are_read_from_airflows_own_row(metadata: Connection) -> None:
+    """That of the task instance for which a pod is made, not of another place of a mapped task."""
+    from airflow.models.taskinstance import TaskInstance as TI
+
+    TI.__table__.create(metadata)
+    for index in (2, 3):
+        row: dict[str, object] = {
+            column.name: 0 for column in TI.__table__.columns if not column.nullable and column.default is None
+        }
+        row |= {"id": UUID(int=index), **IDS, "map_index": index, "executor_config": {"egs": {"priority": index}}}
+        metadata.execute(insert(TI.__table__).values(row))
+    metadata.commit()
+    found = pods._stored_config(pods.PodTask(IDS["dag_id"], IDS["run_id"], IDS["task_id"], 3, ()))
+    assert found == {"egs": {"priority": 3}}
 
 
 def test_tags_choose_too(monkeypatch: pytest.MonkeyPatch) -> None:

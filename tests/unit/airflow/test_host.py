@@ -118,6 +118,10 @@ def test_the_picture(site: Site) -> None:
     (run,) = found.runs
     assert (run.workload, len(run.instances), run.known_s) == (f"train/{RUN}", 3, {"fit": 60.0})
     assert run.downstream["prepare"] == ["fit"]
+    for row in site.instances:
+        row["executor_config"] = "{'egs': {'expect': 7.0}}"
+    (run,) = Camera(rest, Modes(rest)).look().runs
+    assert run.known_s == {"prepare": 7.0, "leaf": 7.0, "fit": 60.0}  # what was learned goes before what was hinted
     for field, value in (("priority_weight", 7.0), ("weight_rule", "absolute")):
         site.tasks[0][field], before = value, site.tasks[0][field]
         assert Camera(rest, Modes(rest)).look().runs == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ import egs_core as egs
 # Airflow sets up logging when it is first imported: not in the middle of a test.
 pytest.importorskip("airflow.settings", reason="apache-airflow is not installed")
 
-from egs_airflow import config
+from egs_airflow import compat, config, policy
 from egs_airflow.order import pools
-from egs_airflow.order.durations import current_durations, load_durations, write_durations
+from egs_airflow.order.durations import Durations, current_durations, load_durations, write_durations
 from egs_airflow.order.policy import apply_to_task
-from egs_airflow.order.weights import HIGHEST, remaining_path_s, usual_s, weight, weights
+from egs_airflow.order.weights import HIGHEST, raised, remaining_path_s, usual_s, weight, weight_of, weights
 from egs_airflow.shared import Shared
 from egs_core.errors import InputError
 
@@ -65,6 +66,39 @@ def test_weights_of_a_worked_example() -> None:
         "c": weight(2.0, True),
         "d": weight(1.0, False),
     }
+
+
+def test_hints_are_in_the_weights_of_what_airflow_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hinted priority goes before every path, or behind; a hinted duration stands until one is learned; also of a
+    mapped task, and as the scheduler reads the DAG back from its tables."""
+    from airflow.providers.standard.operators.python import PythonOperator
+    from airflow.sdk import DAG
+
+    @egs.task(priority=2, expect=60)
+    def hinted() -> None:
+        """A task's function."""
+
+    monkeypatch.setenv("EGS_MODE", "on")
+    config.settings.cache_clear()
+    with DAG("hints", schedule=None) as dag:
+        PythonOperator(task_id="plain", python_callable=hinted) >> PythonOperator(task_id="after", python_callable=len)
+        PythonOperator.partial(task_id="mapped", python_callable=hinted).expand(op_args=[[], []])
+        PythonOperator(task_id="behind", python_callable=len, executor_config={"egs": {"priority": -1}})
+    for task in dag.tasks:
+        policy.task_policy(task)
+    stored = compat.deserialize(compat.serialize(dag))
+    learned: list[Durations] = [{}, {"hints": {"plain": 5.0}}]
+    for durations, plain_s, usual in zip(learned, (60.0, 5.0), (60.0, 32.5), strict=True):
+        monkeypatch.setattr("egs_airflow.order.weights.current_durations", lambda found=durations: found)
+        monkeypatch.setattr("egs_airflow.order.weights._kept", OrderedDict())
+        assert {task_id: weight_of(task) for task_id, task in stored.task_dict.items()} == {
+            "plain": 2000 + weight(plain_s + usual, True),
+            "after": weight(usual, False),
+            "mapped": 2000 + weight(60.0, False),
+            "behind": weight(usual, False) - 1000,
+        }
+    assert [raised(5, 10**9), raised(5, -(10**9)), raised(5, 0)] == [HIGHEST, -HIGHEST, 5]
+    config.settings.cache_clear()
 
 
 def test_a_dag_of_which_nothing_is_known_is_as_long_as_others() -> None:

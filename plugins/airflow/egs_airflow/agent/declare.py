@@ -1,4 +1,7 @@
-"""Limits, gang and files that a task's function hints at, written where others can read them: its `executor_config`.
+"""What a task's function hints at, written where others can read it: in the task's `executor_config`.
+
+    @egs.task(priority=5, max_wait="10s", deadline="2h", expect="90s", max_runtime="1h", gang="shards")
+    executor_config={"egs": {"priority": 5, "max_wait": "10s", …}}          the same by hand, for any operator
 
 Executors pass on what they do not know, the REST API shows it, and the DAG is stored with it. Called where DAG files
 are parsed: nothing heavy.
@@ -9,17 +12,28 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from egs_airflow import config
-from egs_airflow.convert.needs import callable_of
-from egs_core.hints import Files, hints_of
+from egs_airflow.convert.needs import argument_of, callable_of
+from egs_core.errors import InputError
+from egs_core.hints import HINTS, Files, hints_of
 
 KEY = "egs"
 GANG = "gang"
 FILES = "files"
-OTHERS = GANG, FILES
+ORDERING = "priority", "max_wait", "deadline", "expect"
+OTHERS = GANG, FILES, *ORDERING
 """What is there beside limits."""
+
+
+class Ordering(NamedTuple):
+    """What a task states of its place in the order. deadline_s: since its run began; expect_s: of the whole task."""
+
+    priority: int = 0
+    max_wait_s: float | None = None
+    deadline_s: float | None = None
+    expect_s: float | None = None
 
 
 def declare(task: Any) -> None:
@@ -28,6 +42,8 @@ def declare(task: Any) -> None:
     stated: dict[str, Any] = {}
     if hints is not None:
         stated = {"max_runtime": hints.max_runtime_s, "max_gpu_time": hints.max_gpu_s, GANG: hints.gang or None}
+        stated |= {"max_wait": hints.max_wait_s, "deadline": hints.deadline_s}
+        stated |= {"priority": hints.priority or None, "expect": sum(hints.expect_s) or None}
         stated[FILES] = _absolute(hints.preload, task) or None
     wanted = {name: value for name, value in stated.items() if value is not None}
     present: Mapping[str, Any] = task.executor_config or {}
@@ -37,6 +53,31 @@ def declare(task: Any) -> None:
         task.partial_kwargs["executor_config"] = {**present, KEY: wanted}
     else:
         task.executor_config = {**present, KEY: wanted}
+
+
+def ordering(executor_config: object, place: str) -> Ordering:
+    """What stands under our key of an `executor_config`, also as the text that REST shows; what means nothing is left
+    out, with one warning that names the place."""
+    text = executor_config if isinstance(executor_config, str) else ""
+    if text and not any(f"'{name}'" in text for name in ORDERING):
+        return Ordering()
+    try:
+        found: Any = ast.literal_eval(text) if text else executor_config
+        stated = found[KEY]
+        checked = {name: HINTS[name].check(stated[name], f"{KEY}[{name!r}]") for name in ORDERING if name in stated}
+    except InputError as error:
+        config.warn(f"{place}: executor_config: {error}")
+        return Ordering()
+    except (ValueError, SyntaxError, LookupError, TypeError):  # not ours
+        return Ordering()
+    spans: Any = checked.get("expect", ())
+    values: Any = checked
+    return Ordering(values.get("priority", 0), values.get("max_wait"), values.get("deadline"), sum(spans) or None)
+
+
+def ordering_of(task: Any) -> Ordering:
+    """The same of a task of a DAG, also a stored or a mapped one."""
+    return ordering(argument_of(task, "executor_config") or {}, f"{task.dag_id}.{task.task_id}")
 
 
 def stated_files(executor_config: str) -> tuple[str, ...]:

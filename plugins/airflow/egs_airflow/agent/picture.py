@@ -9,12 +9,12 @@ the pools, and of it only runs are in the picture that name files to read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from egs_airflow import config
-from egs_airflow.agent.declare import stated_files
+from egs_airflow.agent.declare import ordering, stated_files
 from egs_airflow.agent.instances import OPEN, Instance, read_instances, time_of
 from egs_airflow.agent.tags import Modes
 from egs_airflow.history.seen import workload_of
@@ -51,8 +51,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class Run:
-    """A DAG run: its open task instances, and who comes after whom. known_s: learned durations; is_ordered: whether its
-    tasks wait in the order of EGS."""
+    """A DAG run: its open task instances, and who comes after whom. known_s: durations, learned or else hinted;
+    is_ordered: whether its tasks wait in the order of EGS."""
 
     dag_id: str
     run_id: str
@@ -113,7 +113,8 @@ class Camera:
         for (dag, run), instances in found.items():
             edges, is_ordered = self._edges(dag, max(one.version for one in instances))
             if is_ordered or (edges and any(stated_files(one.config) for one in instances)):
-                runs.append(Run(dag, run, started[dag, run], edges, instances, durations.get(dag, {}), is_ordered))
+                known = {**_expected(instances), **durations.get(dag, {})}
+                runs.append(Run(dag, run, started[dag, run], edges, instances, known, is_ordered))
         return Picture(
             [self._with_taken(*pool, runs) for pool in pools],
             runs,
@@ -144,6 +145,12 @@ class Camera:
             if len(self.edges) > MOST_KEPT:
                 del self.edges[next(iter(self.edges))]
         return self.edges[dag, version]
+
+
+def _expected(instances: Iterable[Instance]) -> dict[str, float]:
+    """Seconds that tasks are expected to take by their hints, until that is learned."""
+    found = {one.task_id: ordering(one.config, f"{one.dag_id}.{one.task_id}").expect_s for one in instances}
+    return {task: seconds for task, seconds in found.items() if seconds is not None}
 
 
 def _is_set_by_hand(row: Mapping[str, Any]) -> bool:

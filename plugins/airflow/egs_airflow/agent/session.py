@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
-from egs_airflow.agent.declare import stated_files
+from egs_airflow.agent.declare import ordering, stated_files
 from egs_airflow.agent.instances import Instance
 from egs_airflow.agent.picture import ACTIVE, Picture, Pool, Run
 from egs_airflow.order.published import Order, Turn
@@ -44,6 +44,8 @@ READ_RATE = 100e6
 """Bytes a second: what an agent is believed to read of a file that is in no memory."""
 UNSEEN_S = 10.0
 """To read files that this host does not have."""
+LEAST_S = 0.001
+"""To a deadline that is over."""
 LATE_S = 4.0
 """Until an agent knows that it is to read: a look of the host's, and one of its own."""
 
@@ -162,7 +164,7 @@ class Session:
                 if told is not None:  # as never begun: what it has used counts once
                     self.site.report(m.TasksSeen(tuple(self._all(told, "waiting"))))
                     self.site.report(m.TasksSeen(tuple(self._all(told, "over"))))
-                told = self._told[name] = self._begin(picture, run)
+                told = self._told[name] = self._begin(picture, run, now_s)
                 sights.append(m.Sight(told.first.task, "running", ASIDE))
             else:
                 self._estimate(picture, told, run)
@@ -243,11 +245,11 @@ class Session:
         if values:
             self.site.report(m.Estimates(tuple(values)))
 
-    def _begin(self, picture: Picture, run: Run) -> Told:
+    def _begin(self, picture: Picture, run: Run, now_s: float) -> Told:
         """Tell of a run: its open instances, each behind those of its parents."""
         name = run.workload
         self._times[name] = times = self._times.get(name, 0) + 1
-        block = Block(run, picture, self._pools)
+        block = Block(run, picture, self._pools, now_s)
         for one in run.instances:
             block.by_task.setdefault(one.task_id, []).append((one, self._status(run, one) == "waiting"))
         block.build()
@@ -261,8 +263,9 @@ class Session:
 class Block:
     """The tasks of a run for `Site.grow`. by_task: its instances, each with whether it waits for Airflow's word."""
 
-    def __init__(self, run: Run, picture: Picture, pools: dict[str, Pool]) -> None:
+    def __init__(self, run: Run, picture: Picture, pools: dict[str, Pool], now_s: float) -> None:
         self._run, self._picture, self._pools = run, picture, pools
+        self._age_s = max(0.0, now_s - run.started_s)
         self._usual_s = guess_s(run.downstream, run.known_s, picture.usual_s)
         self._ends: dict[str, list[int]] = {}
         self.by_task: dict[str, list[tuple[Instance, bool]]] = {}
@@ -303,9 +306,14 @@ class Block:
         is_gpu = need[2] and run.is_ordered
         shape = Shape(0, SLOT * one.slots) if is_gpu else Shape(SLOT * one.slots)
         files = stated_files(one.config) if one.map_index < 0 else ()
+        hinted = ordering(one.config, f"{one.dag_id}.{one.task_id}")
+        waits = [] if hinted.max_wait_s is None else [hinted.max_wait_s]
+        waits += [self._picture.reserve_after_s] if one.slots > 1 else []
         options = TaskOptions(
             flavors=(one.pool if run.is_ordered else ASIDE,),
-            max_wait_s=self._picture.reserve_after_s if one.slots > 1 else None,
+            priority=hinted.priority,
+            max_wait_s=min(waits, default=None),
+            deadline_s=None if hinted.deadline_s is None else max(LEAST_S, hinted.deadline_s - self._age_s),
             warm_key="\n".join(files),
             warmup_s=read_s(files) + LATE_S + is_guessed * self._usual_s if files else 0.0,
             warm_cpu_milli=0,

@@ -8,6 +8,8 @@ week 193. So the weights of a chosen DAG stay in the range that Airflow's own ru
 and a priority of 300 set by hand goes before all of them. Of two equal paths the one that others wait for weighs one
 more.
 
+A hinted priority counts a thousand for each step, more than any path. A hinted duration stands until one is learned.
+
 The weights of a DAG are computed when its task instances are made, and nothing of them is stored with the DAG: no DAG
 version comes of what was learned, and without EGS Airflow reads the DAG as it was written.
 """
@@ -25,6 +27,9 @@ from egs_airflow.order.durations import Durations, current_durations
 
 STEPS = 10.0
 """Weights for each doubling of a path."""
+
+PRIORITY = 1000
+"""Weights for each step of a hinted priority."""
 
 HIGHEST = 2**31 - 1
 """The largest number that PostgreSQL and MySQL keep in the column."""
@@ -112,8 +117,18 @@ def _compute(dag: Any, durations: Durations) -> dict[str, int]:
     tasks = dag.task_dict
     if config.mode_of(dag.dag_id, dag.tags) != "on" or any(is_set_by_hand(task) for task in tasks.values()):
         return {}
-    learned = durations.get(dag.dag_id, {})
-    return weights({name: task.downstream_task_ids for name, task in tasks.items()}, learned, usual_s(durations))
+    from egs_airflow.agent.declare import ordering_of
+
+    stated = {name: ordering_of(task) for name, task in tasks.items()}
+    known = {name: said.expect_s for name, said in stated.items() if said.expect_s is not None}
+    known |= durations.get(dag.dag_id, {})
+    by_path = weights({name: task.downstream_task_ids for name, task in tasks.items()}, known, usual_s(durations))
+    return {name: raised(weight, stated[name].priority) for name, weight in by_path.items()}
+
+
+def raised(weight: int, priority: int) -> int:
+    """A weight with a hinted priority, which goes before every path, or behind."""
+    return max(-HIGHEST, min(HIGHEST, weight + PRIORITY * priority))
 
 
 def usual_s(durations: Durations) -> float:
