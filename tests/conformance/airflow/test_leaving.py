@@ -17,6 +17,7 @@ from egs_airflow.local import LocalAirflowError
 from egs_airflow.observe.lines import read_lines
 from egs_airflow.order.durations import write_durations
 from egs_airflow.order.weights import weights
+from egs_core.web import Unreachable
 from tests.conformance.airflow.conftest import ENVIRONMENT, require_airflow
 from tests.conformance.airflow.holding import held_dag, holding, released
 from tests.conformance.airflow.live import LiveAirflow, live_airflow, wait_until
@@ -167,7 +168,7 @@ def is_warm(airflow: LiveAirflow) -> bool:
     airflow.check_alive()
     try:
         airflow.ask("GET", "/execution/health")
-    except (OSError, LocalAirflowError):
+    except (Unreachable, LocalAirflowError):
         return False
     return True
 
