@@ -26,7 +26,15 @@ import msgspec
 from egs_core.engine.passes.device_forecast import DeviceForecast, gpu_part, is_held_up
 from egs_core.engine.passes.outlook import FAR, LOOKAHEAD_STEPS, Outlook
 from egs_core.engine.passes.process_room import ProcessRoom
-from egs_core.engine.rules.durations import TimeEstimate, after, early_quantile, latest, length_of, remaining
+from egs_core.engine.rules.durations import (
+    TimeEstimate,
+    after,
+    any_moment,
+    early_quantile,
+    latest,
+    length_of,
+    remaining,
+)
 from egs_core.engine.state.lifecycle import HOLDS_LEASE, PENDING, RUNNING
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import TaskOptions
@@ -53,10 +61,11 @@ def task_end(state: State, task: int, now: float) -> TimeEstimate:
     left: TimeEstimate = (now, 0.0)
     if state.status[current] == RUNNING:
         p50_s, p95_s = state.estimate_s[current], state.estimate_p95_s[current]
-        left = after(left, remaining(p50_s, p95_s, now - state.started_at[current]))
+        rest = remaining(p50_s, p95_s, now - state.started_at[current])
+        left = after(left, any_moment(rest[0]) if current in state.unknown else rest)
         current += 1
     elif state.status[current] in HOLDS_LEASE:
-        left = after(left, length_of(state.estimate_s[current], state.estimate_p95_s[current]))
+        left = after(left, _phase_length(state, current))
         current += 1
     return after(left, _length(state, range(current, end))) if current < end else left
 
@@ -64,8 +73,15 @@ def task_end(state: State, task: int, now: float) -> TimeEstimate:
 def _length(state: State, phases: Iterable[int]) -> TimeEstimate:
     total: TimeEstimate = (0.0, 0.0)
     for p in phases:
-        total = after(total, length_of(state.estimate_s[p], state.estimate_p95_s[p]))
+        total = after(total, _phase_length(state, p))
     return total
+
+
+def _phase_length(state: State, phase: int) -> TimeEstimate:
+    """Of a phase of unknown length the estimate says nothing: it may end at once."""
+    if phase in state.unknown:
+        return any_moment(state.estimate_s[phase])
+    return length_of(state.estimate_s[phase], state.estimate_p95_s[phase])
 
 
 def upcoming(

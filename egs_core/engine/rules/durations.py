@@ -34,6 +34,11 @@ def length_of(p50_s: float, p95_s: float) -> TimeEstimate:
     return p50_s, (p50_s - p50_s * p50_s / p95_s if p95_s > p50_s > 0 else 0.0)
 
 
+def any_moment(at_s: float) -> TimeEstimate:
+    """Believed to be then, but nothing is known of it."""
+    return at_s, at_s
+
+
 def remaining(p50_s: float, p95_s: float, elapsed_s: float) -> TimeEstimate:
     """What is left of a duration of which elapsed_s have passed: the law of those that last longer than that."""
     if p95_s <= p50_s or p50_s <= 0:

@@ -115,6 +115,18 @@ def test_the_process_is_started_in_time_and_not_before() -> None:
     assert (bench.status("g"), bench.grant_of("g").warm) == ("granted", True)
 
 
+def test_before_a_task_of_unknown_length_ends_the_process_is_started_at_once() -> None:
+    """Nothing is known of a first run: the next task's process loads as soon as there is room for it; once history
+    says how long its predecessor takes, in time."""
+    lengths = {None: ["g"], 30.0: []}
+    for seconds, expected in lengths.items():
+        bench = EngineBench(2, 1)
+        bench.submit(graph_of({"a": (), "g": ("a",)}, {"a": (cpu(seconds),), "g": (gpu(),)}, {"g": K1}))
+        bench.start("a", 0.0)
+        bench.send(m.Tick(), 0.1)
+        assert bench.preloaded() == expected
+
+
 def test_an_estimate_moves_the_moment() -> None:
     """A predecessor that is believed to end sooner makes the preload due at once."""
     bench, graph = chained(100.0)
