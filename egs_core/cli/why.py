@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,18 +16,21 @@ from egs_core.cli.reading import Histories, read_believed
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 from egs_core.graph.columns import KIND_NAMES
+from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
 from egs_core.sim.simulator import Simulation
 
 SHOWN = 5
+OPAQUE = re.compile(r"\b[0-9a-f]{32,}\b")  # an id that says nothing to a reader
+ID_SHOWN = 8
 
 
 def why(
     file: Annotated[Path, typer.Argument(help="A run log, or a workload file to simulate.")],
-    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Task ids.")],
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Task ids; of a run log also names.")],
     slots: Annotated[int | None, typer.Option(help=shared.SLOTS_HELP)] = None,
     cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
     gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
@@ -36,10 +41,13 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
+    labels: dict[str, str] = {}
     if is_runlog(file):
         if slots is not None or cpus is not None or at is not None:
             raise InputError(str(file), "is a run log", "--slots, --cpus and --at are for a workload to simulate")
-        answers = waits_in_log(read_run(file).records, tasks, str(file))
+        records = read_run(file).records
+        labels = labels_of(records)
+        answers = waits_in_log(records, tasks, str(file))
     else:
         read = read_believed(file, history)  # a file that is missing is said first, not that no cluster is given for it
         config = shared.cluster_config(slots, cpus, gpus, nodes)
@@ -53,7 +61,7 @@ def why(
         typer.echo(json.dumps({"file": str(file), "tasks": answers}))
     else:
         for answer in answers:
-            typer.echo("\n".join(_lines(answer)))
+            typer.echo(relabelled("\n".join(_lines(answer)), labels))
 
 
 def is_runlog(path: Path) -> bool:
@@ -133,11 +141,45 @@ def _reason(reason: Reason) -> dict[str, Any]:
 # --- from a run log ---------------------------------------------------------------------------------------------------
 
 
-def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[dict[str, Any]]:
-    """The same from what was recorded, one entry a workload that has such a task; and which tasks started meanwhile."""
+def labels_of(records: Iterable[r.Record]) -> dict[str, str]:
+    """What a reader calls each task: its id; where that is only a number of the framework's, its name and how that
+    begins."""
+    names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
+    return {
+        task: f"{name}-{task[:ID_SHOWN]}" if name and OPAQUE.fullmatch(task) else task for task, name in names.items()
+    }
+
+
+def relabelled(text: str, labels: dict[str, str]) -> str:
+    """The text with labels in place of ids that say nothing."""
+    return OPAQUE.sub(lambda found: labels.get(found[0], found[0]), text) if labels else text
+
+
+def _ids_of(records: list[r.Record], words: list[str], place: str) -> list[str]:
+    """The tasks that are meant, by id, by label, or by a name that up to some tasks have. Raises InputError."""
     known = list(dict.fromkeys(x.task for x in records if isinstance(x, (r.TaskAdded, r.Started))))
-    for task in tasks:
-        shared.task_index(known, task, place)
+    labels = labels_of(records)
+    names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
+    found: list[str] = []
+    for word in words:
+        same = [task for task in known if word in (task, labels.get(task))] or [
+            task for task in known if word == names.get(task)
+        ]
+        if len(same) > SHOWN:
+            problem = f"has {len(same)} tasks named {word!r}"
+            raise InputError(place, problem, f"say which: {listed([labels[task] for task in same])}")
+        if not same:
+            there = list(dict.fromkeys([*(labels.get(task, task) for task in known), *names.values()]))
+            hint = did_you_mean(word, there) or f"its tasks: {listed(there)}"
+            raise InputError(place, f"has no task {word!r}", hint)
+        found += same
+    return list(dict.fromkeys(found))
+
+
+def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[dict[str, Any]]:
+    """The same from what was recorded, one entry a workload that has such a task; and which tasks started meanwhile.
+    tasks: ids, labels or names."""
+    tasks = _ids_of(records, tasks, place)
     starts = sorted((x for x in records if isinstance(x, r.Started)), key=lambda x: x.t)
     out = []
     for task in tasks:

@@ -12,7 +12,8 @@ from egs_core.cli.app import run
 from egs_core.engine import POLICIES
 from egs_core.history.from_runlog import history_from_runlog
 from egs_core.history.sql import SqlHistory
-from egs_core.runlog.io import read_run
+from egs_core.runlog import records as r
+from egs_core.runlog.io import read_run, write_run
 from egs_core.runlog.metrics import summarise
 
 TRAIN = [
@@ -193,6 +194,33 @@ def test_why_from_a_run_log(file: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert found["phases"][1]["reason"]["waiting_for"] == ["train1"]
     assert run(["why", log, "train2"]) == 0
     assert "gpu phase 1: ready at 2.000 s, waited 2.000 s (capacity)" in capsys.readouterr().out
+
+
+def test_why_of_a_run_log_whose_ids_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tasks with a framework's own numbers are asked for by name, or by name and how the number begins; the answer has
+    no number in it. A name that is not there, or that too many have, is answered with what there is."""
+    ids = [f"{number:08x}" + "f" * 24 for number in range(8)]
+    log = tmp_path / "run.jsonl"
+    records: list[r.Record] = []
+    for number, task in enumerate(ids):
+        name = ("train", "train", *["leaf"] * 6)[number]
+        records.append(r.TaskAdded(0.0, "pipe", task, name, (), (("gpu", 0.0, 1.0, 0),)))
+        records.append(r.Ready(0.0, "pipe", task))
+        records.append(r.Started(float(number), "pipe", task, node="n0"))
+    write_run(log, r.Header(run_id="run", driver="ray", policy="egs", mode="on"), records)
+    assert run(["why", str(log), "train"]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if not line.startswith(" ")] == [
+        "train-00000000 of pipe",
+        "train-00000001 of pipe",
+    ]
+    assert "first train-00000000" in shown
+    assert run(["why", str(log), "leaf-00000003", "--json"]) == 0
+    assert [found["task"] for found in json.loads(capsys.readouterr().out)["tasks"]] == [ids[3]]
+    assert run(["why", str(log), "nosuch"]) == 2
+    assert "its tasks: train-00000000, train-00000001, leaf-00000002" in capsys.readouterr().err
+    assert run(["why", str(log), "leaf"]) == 2
+    assert "has 6 tasks named 'leaf' (say which: leaf-00000002," in capsys.readouterr().err
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
