@@ -29,9 +29,14 @@ class Learning:
         self.path, self._header, self._keeps = path, header, keeps
         self.is_whole = True
         self._records: dict[str, list[r.Record]] = {}  # by workload, of runs under way
-        self._writer = FailOpenWriter(path, header, self._lost)
+        self._writer: FailOpenWriter | None = None  # from the first line on
         self._history = open_history(history)
         self._predictors: dict[str, Predictor] = {}
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the run log has a line."""
+        return self._writer is not None
 
     def _lost(self, problem: str) -> None:
         self.is_whole = False
@@ -41,6 +46,8 @@ class Learning:
         workload = getattr(record, "workload", "")
         if workload:
             self._records.setdefault(workload, []).append(record)
+        if self._writer is None:
+            self._writer = FailOpenWriter(self.path, self._header, self._lost)
         self._writer.write(record)
 
     def believe(self, pipeline: str, graph: Graph, signatures: list[str] | None = None) -> Graph:
@@ -80,7 +87,8 @@ class Learning:
             warn(f"nothing learned from this run: {error}")
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._history.close()
 
     def _predictor(self, pipeline: str) -> Predictor:

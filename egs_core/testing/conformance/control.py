@@ -19,7 +19,9 @@ def limits(bench: Bench) -> None:
     running = bench.start(Pipeline("limited", tasks), "on")
     mark = wait_for_mark(running, "endless")
     outcome = running.wait()
-    assert "limit" in outcome.error, f"the user does not read of the limit: {outcome.error!r}"
+    read = " ".join((outcome.error, *outcome.said))
+    assert outcome.error, "the user gets a value"
+    assert "limit" in read, f"the user does not read of the limit: {read!r}"
     assert _outcome_of("endless", outcome) in ("failed", "aborted"), (
         f"by the run log: {_outcome_of('endless', outcome)}"
     )

@@ -157,9 +157,9 @@ class _Conversion:
         self.out.graph.add_task(
             payload.task_id,
             parents,
-            _phases(payload, hints),
+            phases_of(payload, hints),
             name=hints.name or payload.task_id.rpartition("-")[0],
-            options=_task_options(hints),
+            options=task_options(hints),
         )
 
     def _place(self, task_id: str) -> str:
@@ -202,7 +202,8 @@ def _payloads_in(value: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float | None], ...]:
+def phases_of(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float | None], ...]:
+    """Kind, needs and expected seconds of each phase of a task."""
     kinds = phase_kinds(payload.function, payload.options.get("num_gpus"))
     steps = phase_steps(payload.function)
     expected = hints.expect_s if len(hints.expect_s) == len(kinds) else (None,) * len(kinds)
@@ -219,7 +220,7 @@ def _phases(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float
     return tuple(out)
 
 
-def _task_options(hints: TaskHints) -> TaskOptions:
+def task_options(hints: TaskHints) -> TaskOptions:
     """What the engine is told."""
     key = warm_key(hints)
     return options_of_hints(

@@ -67,10 +67,15 @@ def processes_of(task_ids: Container[str]) -> list[tuple[str, int]]:
     return [(event.node_id, event.pid) for event in events if event.pid and event.node_id and event.ended_s is None]
 
 
+OWN_NAMES = ("egs-lease", "egs-process")
+"""Of tasks that hold something for others', or keep a process: none of the user's."""
+
+
 def _private_events(known: Container[tuple[str, int]]) -> Iterator[TaskEvent]:
     job = ray.get_runtime_context().get_job_id()
     for message in raw_task_events():
-        if message.job_id.hex() != job or message.task_info.type not in _KINDS:
+        info = message.task_info
+        if message.job_id.hex() != job or info.type not in _KINDS or info.name in OWN_NAMES:
             continue
         task_id, attempt = message.task_id.hex(), message.attempt_number + 1
         if (task_id, attempt) not in known:

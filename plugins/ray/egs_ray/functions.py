@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import ray
@@ -41,6 +41,13 @@ def rewrapped(remote_function: Any, function: Callable[..., Any]) -> Any:
     """A RemoteFunction of another function with the same defaults; what `.options()` set comes with each call."""
     defaults = dict(remote_function._default_options)
     return ray.remote(**defaults)(function) if defaults else ray.remote(function)
+
+
+def remade(remote_function: Any, function: Callable[..., Any], *, max_calls: int, without: Iterable[str]) -> Any:
+    """A RemoteFunction of another function with the same defaults, but those named."""
+    left_out = frozenset(without)
+    defaults = {name: value for name, value in remote_function._default_options.items() if name not in left_out}
+    return ray.remote(max_calls=max_calls, **defaults)(function)
 
 
 def declared_options(remote_function: Any) -> dict[str, Any]:

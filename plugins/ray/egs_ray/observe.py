@@ -95,10 +95,14 @@ class Observer:
         if self._broken:
             return result
         try:
-            self._noted.append(note_of(at_s, remote_function, args, kwargs, options, result))
+            self._noted.append(self._note(note_of(at_s, remote_function, args, kwargs, options, result)))
         except Exception as error:
             self._give_up(error)
         return result
+
+    def _note(self, seen: Submission) -> Submission:
+        """What was seen of a submission, as it is to be written."""
+        return seen
 
     def session_starts(self) -> None:
         """Begin a workload in the run log, and the thread that writes it."""

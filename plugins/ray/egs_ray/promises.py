@@ -126,8 +126,12 @@ class Promises:
 
     def keep_all(self, keys: Iterable[str]) -> None:
         """Keep None under each of the keys, also if that was done before."""
-        if kept := dict.fromkeys(keys):
-            self._board.keep.remote(kept)
+        self.keep_values(dict.fromkeys(keys))
+
+    def keep_values(self, values: dict[str, Any]) -> None:
+        """Keep each value under its key, but where one is kept already."""
+        if values:
+            self._board.keep.remote(values)
 
     def board(self) -> bytes:
         """The actor's handle, pickled: for another process that keeps something (`board.keep.remote({key: value})`)."""

@@ -9,6 +9,7 @@ which holds the actor's resources and is used while one of its methods runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from egs_core.runlog.records import (
     ColdStart,
     Ended,
     Header,
+    Held,
     Ready,
     Record,
     Started,
@@ -32,6 +34,7 @@ from egs_core.runlog.records import (
 from egs_ray.events import TaskEvent
 from egs_ray.submission import Ordered, Submission, is_driver, ordering_of, phase_of, submission_of
 
+UNTIL = re.compile(r"^until [0-9.]+: ")  # a time of the site's clock
 LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
 
 
@@ -71,6 +74,7 @@ class SessionLog:
         self._is_submitted = False
         self._lives: dict[str, _Life] = {}
         self._deaths: dict[str, float] = {}
+        self._phased: set[str] = set()  # whose starts and ends the site tells
         self._gated_ready: dict[str, float] = {}  # to Ray a task at the gate is not ready
         self.ended.clear()
 
@@ -93,7 +97,18 @@ class SessionLog:
         """A task of the driver. One without an id (num_returns=0) is left to the events."""
         if task.task_id and task.task_id not in self._tasks:
             self._pending.add(task.task_id)
+            if task.phases:
+                self._phased.add(task.task_id)
             self._add(task)
+
+    def phased(self, record: Record) -> None:
+        """What the site says of a task that runs phase by phase; times are Unix seconds."""
+        times = {name: self._t(getattr(record, name)) for name in ("t", "end_t") if hasattr(record, name)}
+        if isinstance(record, Held):
+            record = msgspec.structs.replace(record, reason=UNTIL.sub("", record.reason))
+        if isinstance(record, Used) and record.end_t > record.t:
+            self.gpu_held_s += record.end_t - record.t
+        self._write(msgspec.structs.replace(record, **times))
 
     def ordered(self, told: Ordered) -> None:
         """A task that waited at the gate may go to Ray, or one that had not to wait went: that may be told late."""
@@ -129,6 +144,12 @@ class SessionLog:
             self._pending.add(event.task_id)
             self._add(submission_of(event))
         key = (event.task_id, event.attempt)
+        if event.task_id in self._phased:
+            if event.ended_s is not None:
+                self.ended[key] = event.ended_s
+                self._last_end_s = max(self._last_end_s, event.ended_s)
+                self._pending.discard(event.task_id)
+            return
         if event.started_s is not None and key not in self._started:
             self._started[key] = event
             self._write_start(event, event.started_s)
@@ -204,7 +225,7 @@ class SessionLog:
                 task=task.task_id,
                 name=task.name,
                 parents=tuple(parents),
-                phases=(phase_of(task),),
+                phases=task.phases or (phase_of(task),),
             )
         )
 

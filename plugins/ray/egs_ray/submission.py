@@ -20,6 +20,7 @@ class Submission(msgspec.Struct):
     cpus: float = 0.0
     gpus: float = 0.0
     memory_bytes: int = 0
+    phases: tuple[tuple[str, float, float, int], ...] = ()  # of a task that runs phase by phase
 
 
 class Needs(msgspec.Struct, frozen=True):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import ray
@@ -89,6 +90,17 @@ def _waits_in_init(original: Any) -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
     return False
+
+
+@contextmanager
+def directly() -> Iterator[None]:
+    """What the calling thread submits in here goes to Ray directly."""
+    before = getattr(_inside, "handler", False)
+    _inside.handler = True
+    try:
+        yield
+    finally:
+        _inside.handler = before
 
 
 def submit_directly() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from egs_core.surfaces import Surface
 
-_WHOLE = "no: tasks of a script are ordered only; egs_ray.run can"
+_WHOLE = "no: tasks without hints are ordered only"
 _BY_HOOK = {
     "observe": "yes",
     "order": "yes",
@@ -17,12 +17,21 @@ _BY_HOOK = {
     "gang": _WHOLE,
     "preempt": "no: the references to its tasks are the script's, so nothing can take their place",
     "limits": _WHOLE,
-    "abort": "yes: GPU tasks at the gate, by name and task (`egs abort`), and `pause` of those",
+    "abort": "yes: GPU tasks, by name and task (`egs abort`), and `pause` of those",
     "audit": "yes",
 }
 
 SURFACES = (
     Surface("script", "EGS_HOOK=ray EGS_MODE=on python script.py", _BY_HOOK),
+    Surface(
+        "hinted script",
+        "the same, its functions with hints (@egs.task)",
+        {
+            **_BY_HOOK,
+            **dict.fromkeys(("split", "preload", "limits", "abort"), "yes"),
+            "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
+        },
+    ),
     Surface(
         "cluster",
         "the same with EGS_GATE=cluster",

@@ -21,6 +21,7 @@ from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended, Record, Started, TaskAdded
 from egs_core.testing.conformance.bench import BREAKAGES, LIMIT_S, Mark, Mode, Outcome, wait_until
 from egs_core.testing.conformance.pipeline import Pipeline
+from egs_ray.control import commands as control
 from egs_ray.surfaces import surface
 from tests.conformance.ray import run_tasks as t
 
@@ -53,7 +54,13 @@ class Driver:
         return tuple(read_run(log).records) if log.exists() and not log.is_symlink() else ()
 
     def abort(self, task: str = "") -> None:
-        raise NotImplementedError(surface("script").can["abort"])
+        """As `egs abort` does, once the driver has told of what runs: by name, whatever the tasks are called there."""
+        wait_until(lambda: any(one.running for one in self._listed()), "the driver has told of what runs")
+        (workload,) = [one.workload for one in self._listed()]
+        control.abort(workload, task=task, driver=str(self.process.pid), actor="test")
+
+    def _listed(self) -> list[Any]:
+        return [one for one in control.ps() if one.pid == self.process.pid]
 
     def break_now(self, how: str) -> None:
         if how == "uninstalled":
@@ -65,7 +72,8 @@ class Driver:
 
 
 class RayScripts:
-    """See `egs_core.testing.conformance.bench.Bench`. way: `script`, or `run` for drivers that call egs_ray.run.
+    """See `egs_core.testing.conformance.bench.Bench`. way: `script`, `hinted` for one whose functions have hints, or
+    `run` for drivers that call egs_ray.run.
 
     dashboard: URL of the cluster's, which an audit reads. ahead: Ray's queue is out of the hook's reach, and where a
     process takes long to start, the gate lets one task more into it for the GPU that idles meanwhile.
@@ -80,7 +88,7 @@ class RayScripts:
         folder.mkdir(exist_ok=True)
 
     def capabilities(self) -> Mapping[str, str]:
-        own = surface("script").can
+        own = surface("hinted script" if self._way == "hinted" else "script").can
         return {**own, "audit": own["audit"] if self._dashboard else "no: this cluster has no dashboard"}
 
     def breakages(self) -> Mapping[str, str]:
@@ -159,9 +167,9 @@ def held_by_name(records: Sequence[Record]) -> dict[str, float]:
 
 
 @contextmanager
-def ray_scripts(folder: Path, address: str) -> Iterator[RayScripts]:
+def ray_scripts(folder: Path, address: str, way: str = "script") -> Iterator[RayScripts]:
     """The bench for one scenario, on the session's Ray; afterwards nothing is held in its books."""
-    bench = RayScripts(folder, address)
+    bench = RayScripts(folder, address, way)
     try:
         yield bench
     finally:

@@ -1,6 +1,7 @@
 """A driver process of the conformance suite: `pipeline_driver.py WAY FOLDER BROKEN` runs FOLDER/pipeline.json.
 
-way `script`: `.remote()` calls as in a script that knows no EGS; `run`: egs_ray.run. Prints one line for its bench.
+way `script`: `.remote()` calls as in a script that knows no EGS; `hinted`: the same with hints on the functions; `run`:
+egs_ray.run. Prints one line for its bench.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ray.dag import MultiOutputNode
 
 from egs_core.testing.conformance import body
 from egs_core.testing.conformance.pipeline import Pipeline
+from egs_core.testing.wire_site import look_behind
 from tests.conformance.ray.killing import kill_board
 from tests.conformance.ray.pipeline_tasks import describe, remote_functions
 
@@ -44,7 +46,7 @@ def main(way: str, folder: str, broken: str) -> None:
     values: dict[str, str] = {}
     error = ""
     try:
-        got = _run(pipeline, folder, hinted=not broken) if way == "run" else _submit(pipeline, folder, broken)
+        got = _run(pipeline, folder, hinted=not broken) if way == "run" else _submit(pipeline, folder, broken, way)
         values = dict(zip(pipeline.leaves, got, strict=True))
     except ray.exceptions.RayError as failure:
         error = describe(failure)
@@ -52,8 +54,8 @@ def main(way: str, folder: str, broken: str) -> None:
     print("RESULT", json.dumps({"values": values, "error": error, "submitted": submitted}), flush=True)
 
 
-def _submit(pipeline: Pipeline, folder: str, broken: str) -> list[str]:
-    functions, refs = remote_functions(pipeline, folder, hinted=False), dict[str, Any]()
+def _submit(pipeline: Pipeline, folder: str, broken: str, way: str) -> list[str]:
+    functions, refs = remote_functions(pipeline, folder, hinted=way == "hinted"), dict[str, Any]()
     for task in pipeline.tasks:
         parents = [refs[parent] for parent in task.after]
         if broken == "graph":
@@ -94,9 +96,9 @@ def _break_on_signal(folder: str, how: str) -> None:
         def broken(*_: Any) -> Any:
             raise RuntimeError("injected")
 
-        gate.driver.engine.handle = broken
+        look_behind(gate.site, lambda engine: setattr(engine, "handle", broken))
     else:
-        kill_board(gate._promises)
+        kill_board(gate.tickets._promises)
     body.signal(folder, f"{how}.done")
 
 

@@ -374,9 +374,9 @@ print(ray.get(task.remote(0)))
 for round in range(2):
     path = os.path.join(os.getcwd(), f"go-{round}")
     refs = [task.remote(i, path) for i in range(10)]
-    while len(install.interceptor._gate._tickets) < 8:   # two run, eight wait
+    while len(install.interceptor._gate.tickets._held) < 8:   # two run, eight wait
         time.sleep(0.02)
-    kill_board(install.interceptor._gate._promises)
+    kill_board(install.interceptor._gate.tickets._promises)
     more = [task.remote(i) for i in range(10, 15)]
     open(path, "w").close()
     print(ray.get(refs + more, timeout=120))
@@ -420,23 +420,23 @@ def failing(self, event, now):
 Engine.handle = failing
 """
 GATE_FAILS = """
-from egs_ray.gate import local as gate
+from egs_ray.session import tickets
 def failing(*args):
     raise RuntimeError("no promises")
-gate.Promises = failing
+tickets.Promises = failing
 """
 TELLING_FAILS = """
-from egs_ray.gate import local as gate
-def failing(self, arrival, refs):
+from egs_ray.session import program
+def failing(self, arrival, refs, described=None):
     raise RuntimeError("cannot add")
-gate.Gate.add = failing
+program.Program.add = failing
 """
 PULSE_FAILS = """
-from egs_ray.gate import local as gate
+from egs_ray.session import program, tickets
 def failing(self):
     raise RuntimeError("no pulse")
-gate.Promises.live = failing
-gate.PULSE_S = 0.01
+tickets.Promises.live = failing
+program.PULSE_S = 0.01
 """
 
 

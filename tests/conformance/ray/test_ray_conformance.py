@@ -28,6 +28,13 @@ def hook_bench(ray_address: str, tmp_path: Path) -> Iterator[RayScripts]:
         yield bench
 
 
+@pytest.fixture
+def hinted_bench(ray_address: str, tmp_path: Path) -> Iterator[RayScripts]:
+    """For the hook on scripts whose functions have hints."""
+    with ray_scripts(tmp_path, ray_address, "hinted") as bench:
+        yield bench
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 def test_egs_ray_run(scenario: Scenario, run_bench: RayRuns) -> None:
     """`egs_ray.run` passes the scenario, or declares why it does not apply."""
@@ -62,6 +69,17 @@ def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     if reason := reason_to_skip(scenario, hook_bench):
         pytest.skip(reason)
     scenario.check(hook_bench)
+
+
+HINTS = ("order", "inversion", "split", "gpu-is-lent-meanwhile", "preload", "limits", "abort-all", "abort-one")
+HINTS_BROKEN = ("fail-open-engine", "fail-open-process", "fail-open-disk")
+
+
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.name in HINTS + HINTS_BROKEN], ids=str)
+def test_hook_with_hints(scenario: Scenario, hinted_bench: RayScripts) -> None:
+    """`.remote()` on functions with hints passes what hints are about, and what must hold when EGS breaks meanwhile."""
+    assert not reason_to_skip(scenario, hinted_bench)
+    scenario.check(hinted_bench)
 
 
 def test_audit(tmp_path: Path) -> None:

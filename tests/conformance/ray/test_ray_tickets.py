@@ -16,7 +16,6 @@ Script = Callable[..., "subprocess.CompletedProcess[str]"]
 COUNTED = """
 import json, os, time
 import ray
-from egs_ray.gate.operations import GateOperations
 from egs_ray import install, promises
 
 made, new_copies = [], promises.Promises.new_copies
@@ -37,9 +36,9 @@ def until(path):
 def end_of(count):
     gate = install.interceptor._gate
     deadline = time.monotonic() + 120
-    while gate._held_gpus and time.monotonic() < deadline:   # the last end is noted after its value is there
+    while gate.tickets._held_gpus and time.monotonic() < deadline:   # the last end is noted after its value is there
         time.sleep(0.01)
-    print(json.dumps([count, len(made), gate._held_gpus, len(gate._tickets)]))
+    print(json.dumps([count, len(made), gate.tickets._held_gpus, len(gate.tickets._held)]))
 
 ray.init(log_to_driver=False)
 """
@@ -53,7 +52,7 @@ room.TOGETHER_S = 10.0                         # these are short, also on a mach
 for number in range(40):                       # one at a time
     assert ray.get(quick.remote(number)) == number
     gate = install.interceptor._gate
-    while gate._held_gpus:
+    while gate.tickets._held_gpus:
         time.sleep(0.002)
 end_of(40)
 blocker = until.remote(os.path.abspath("go"))
@@ -96,9 +95,11 @@ open("go", "w").close()
 ray.get(refs)
 end_of(6)
 
-operations = GateOperations(install.interceptor._gate, "script", {})
+gate = install.interceptor._gate
+operations = gate._session._operations
 def operate(verb):
-    answer = operations.carry_out({"verb": verb, "task": "", "stage": "", "actor": "me", "reason": ""})
+    request = {"workload": gate.books.workload, "verb": verb, "grace_s": None}
+    answer = operations.carry_out({**request, "task": "", "stage": "", "actor": "me", "reason": ""})
     assert "problem" not in answer, answer
 operate("pause")
 held = quick.remote(1)

@@ -21,19 +21,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from egs_core.graph.columns import Shape
+from egs_core.graph.columns import KIND_NAMES, Graph, Shape
 from egs_core.history.opened import open_history
 from egs_core.history.pending import learn_pending
 from egs_core.notices import warn
 from egs_core.predict import Predictor, signature_of
+from egs_core.runlog.records import Record
 from egs_ray.control.reporting import Reporter
 from egs_ray.demand import cluster_grows
 from egs_ray.gate.client import ClusterGate
 from egs_ray.gate.cluster_operations import ClusterOperations
-from egs_ray.gate.local import Gate
-from egs_ray.gate.operations import GateOperations
 from egs_ray.gate.ordering import AnyGate, Ordering
 from egs_ray.observe import Observer, runlog_path, script_name
+from egs_ray.session import learning
+from egs_ray.session.api import default_session
+from egs_ray.session.described import Hinted
+from egs_ray.session.program import Outlook, Program
 from egs_ray.settings import chosen_gate
 from egs_ray.submission import Needs, Ordered, Submission
 
@@ -48,8 +51,10 @@ class Orderer(Observer):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, policy="egs", mode="on")
-        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off)
-        self._told: deque[Ordered] = deque()
+        hinted = Hinted() if chosen_gate()[0] == "local" else None
+        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off, hinted=hinted)
+        learning.reserve(path)
+        self._told: deque[Ordered | Record] = deque()
         self._nested: deque[Submission] = deque()  # of workers of this session
         self._predictor = Predictor()
         self._is_learning = False
@@ -69,6 +74,15 @@ class Orderer(Observer):
             return self._ordering.submit(original, target, args, kwargs, options)
 
         return super().submit(pass_on, remote_function, args, kwargs, options)
+
+    def _note(self, seen: Submission) -> Submission:
+        described = self._ordering.phased.pop(seen.task_id, None)
+        if described is not None:
+            seen.phases = tuple(
+                (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
+                for kind, shape, _ in described.phases
+            )
+        return seen
 
     def session_ends(self) -> None:
         """As for the observer; the gate goes with its session."""
@@ -104,10 +118,9 @@ class Orderer(Observer):
         self._reporter = Reporter(ClusterOperations(gate, self._name, self.log.reasons))
         return gate
 
-    def _make_local_gate(self) -> Gate:
-        gate = Gate(self._estimate, self._tell, self._switch_off)
-        self._reporter = Reporter(GateOperations(gate, self._name, self.log.reasons))
-        return gate
+    def _make_local_gate(self) -> Program:
+        outlook = Outlook(self._estimate, self._beliefs, self._tell, self._tell, self._switch_off, self.log.reasons)
+        return Program(default_session(), self._name, script_name(), outlook)
 
     @property
     def _name(self) -> str:
@@ -125,6 +138,17 @@ class Orderer(Observer):
         shape = Shape(round(needs.cpus * 1000), round(needs.gpus * 1000), needs.memory_bytes)
         estimate = self._predictor.estimate(signature_of(script_name(), needs.name, 0, shape))
         return estimate.p50_s if estimate.source == "history" else None
+
+    def _beliefs(self, block: Graph) -> list[tuple[int, float, float]]:
+        """(phase, median, 95th percentile) of those of a block that history knows."""
+        found: list[tuple[int, float, float]] = []
+        for task, name in enumerate(block.names):
+            for number, phase in enumerate(block.phases_of(task)):
+                signature = signature_of(script_name(), name, number, block.shapes[block.phase_shape[phase]])
+                estimate = self._predictor.estimate(signature)
+                if estimate.source == "history":
+                    found.append((phase, estimate.p50_s, estimate.p95_s))
+        return found
 
     def _learn_from_history(self) -> None:
         """On a thread of its own: there may be long run logs to learn from first."""
@@ -149,7 +173,7 @@ class Orderer(Observer):
 
     # --- the run log ---
 
-    def _tell(self, told: Ordered) -> None:
+    def _tell(self, told: Ordered | Record) -> None:
         """From any thread; once nothing is written any more, nothing is kept for it."""
         if not self._broken:
             self._told.append(told)
@@ -163,7 +187,11 @@ class Orderer(Observer):
         if len(self._noted) and most < sys.maxsize:
             return  # what was let go has been submitted before
         while self._told:
-            self.log.ordered(self._told.popleft())
+            told = self._told.popleft()
+            if isinstance(told, Ordered):
+                self.log.ordered(told)
+            else:
+                self.log.phased(told)
         while self._nested:
             self.log.submitted(self._nested.popleft())
 

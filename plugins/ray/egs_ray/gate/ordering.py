@@ -17,6 +17,7 @@ from egs_ray.gate.ticketing import (
     needs_of,
     references_in,
     result_of,
+    task_of,
 )
 from egs_ray.submission import Arrival, Needs
 
@@ -35,19 +36,24 @@ class AnyGate(Protocol):
 
 
 class Turn(msgspec.Struct):
-    """What a task got from the gate; ref: None where it need not wait; twin: the function that takes it."""
+    """What a task got from the gate; ref: None where it need not wait; twin: the function that takes it; options: to
+    submit it with; described: what its hints say, where the gate is told of those."""
 
     gate: Any
     needs: Needs
     key: str
     ref: Any
     twin: Any
+    options: dict[str, Any]
+    described: Any = None
+    is_shell: bool = False
 
 
 class Ordering:
     """Gives tickets to the submissions of this process. One gate for each Ray session, made at its first GPU task.
 
     on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
+    hinted: what knows tasks with hints; None: the gate orders whole tasks only.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Ordering:
         estimate: Callable[[Needs], float | None],
         on_failure: Callable[[BaseException], None],
         parent: Callable[[], str] = lambda: "",
+        hinted: Any = None,
     ) -> None:
         self.gate: AnyGate | None = None
         self.ordered = 0
@@ -63,21 +70,22 @@ class Ordering:
         self._lock = threading.Lock()
         self._is_off = False
         self._twins = Twins()
+        self._hinted = hinted
+        self.phased: dict[str, Any] = {}  # task -> what it is made of, until it is noted
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """Make the submission, with a ticket if it is one for the gate."""
         args, kwargs = args or (), kwargs or {}
-        is_ordered = options.get("num_gpus") and not self._is_off and is_free_to_order(options)
         hints = self._twins.hints_of(target)
         if hints is not None and hints.flavors:
             options = {**options, **preferred_options(hints, options)}
-        if is_ordered:
-            turn = self._turn(target, args, kwargs, options)
+        if not self._is_off:
+            turn = self._turn(target, args, kwargs, options, hints)
             if turn is not None:
                 return self._submit_with(turn, original, target, args, kwargs, options)
         result = original(target, args, kwargs, **options)
         if (gate := self.gate) is not None and not self._is_off:
-            self._tell_of_ungated(gate, target, args, kwargs, options, result)
+            self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
         return result
 
     def switch_off(self) -> bool:
@@ -92,9 +100,16 @@ class Ordering:
         if gate is not None:
             gate.close()
 
-    def _turn(self, target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Turn | None:
+    def _turn(self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any) -> Turn | None:
         """How the task goes to Ray, if it is one for the gate."""
         try:
+            described = None
+            if hints is not None and self._hinted is not None:
+                described = self._hinted.described(target, hints, options)
+            if not (options.get("num_gpus") or described is not None) or not is_free_to_order(options):
+                if hints is not None and self._hinted is not None:
+                    self._hinted.warn_of_lost(target, hints, options)
+                return None
             twin = self._twins.of(target, args, kwargs)
             if twin is None:
                 return None
@@ -103,8 +118,21 @@ class Ordering:
                     self.gate = self._make_gate()
                 gate = self.gate
             needs = needs_of(target, options)
-            ticket = gate.ticket(needs, is_bare(args, kwargs)) if gate.admits(needs) else None
-            return None if ticket is None else Turn(gate, needs, *ticket, twin)
+            if described is not None:
+                needs = msgspec.structs.replace(needs, gpus=described.payload.gpus)
+            if not gate.admits(needs):
+                return None
+            is_shell = described is not None and described.is_shell
+            hinting: Any = gate  # one that is told of hints: see `Program`
+            ticket = hinting.shell_ticket(needs) if is_shell else gate.ticket(needs, is_bare(args, kwargs))
+            if ticket is None:
+                return None
+            if is_shell:
+                twin, options = self._hinted.shell_of(target, described, options)
+            elif described is not None and needs.gpus and not options.get("num_gpus"):
+                options = {**options, "num_gpus": needs.gpus}
+            key, ref = ticket
+            return Turn(gate, needs, key, ref, twin, options, described, is_shell)
         except Exception as error:
             self._on_failure(error)
             return None
@@ -119,10 +147,12 @@ class Ordering:
         options: dict[str, Any],
     ) -> Any:
         try:
-            if turn.ref is None:
-                result = original(target, args, kwargs, **options)
+            if turn.is_shell:
+                result = original(turn.twin, (turn.ref, [list(args), dict(kwargs)]), {}, **turn.options)
+            elif turn.ref is None:
+                result = original(target, args, kwargs, **turn.options)
             else:
-                result = original(turn.twin, (turn.ref, *args), kwargs, **options)
+                result = original(turn.twin, (turn.ref, *args), kwargs, **turn.options)
         except Exception:
             turn.gate.give_back(turn.key)
             return original(target, args, kwargs, **options)  # what is wrong with it is for the user to see
@@ -132,14 +162,16 @@ class Ordering:
             if ref is None:
                 turn.gate.give_back(turn.key)
             else:
-                self._add(turn.gate, *arrival_of(turn.key, ref, turn.needs, args, kwargs))
+                if turn.is_shell:
+                    self.phased[task_of(ref)] = turn.described
+                self._add(turn.gate, *arrival_of(turn.key, ref, turn.needs, args, kwargs), turn.described)
         except Exception as error:
             turn.gate.give_back(turn.key)
             self._on_failure(error)
         return result
 
     def _tell_of_ungated(
-        self, gate: AnyGate, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any
+        self, gate: AnyGate, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any, hints: Any
     ) -> None:
         """What passes without a ticket matters to the gate when it waits for a task there: something may wait for it
         in turn."""
@@ -147,11 +179,19 @@ class Ordering:
             if next(references_in([args, kwargs]), None) is None or (ref := result_of(result)) is None:
                 return
             arrival, refs = arrival_of("", ref, needs_of(target, options), args, kwargs)
+            arrival.seconds = _said(hints)
             if gate.waits_for([*(task for _, task in arrival.direct), *arrival.nested]):
                 self._add(gate, arrival, refs)
         except Exception as error:
             self._on_failure(error)
 
-    def _add(self, gate: AnyGate, arrival: Arrival, refs: dict[str, Any]) -> None:
-        arrival.seconds, arrival.parent = self._estimate(arrival.needs), self._parent()
-        gate.add(arrival, refs)
+    def _add(self, gate: AnyGate, arrival: Arrival, refs: dict[str, Any], described: Any = None) -> None:
+        known, arrival.parent = self._estimate(arrival.needs), self._parent()
+        arrival.seconds = arrival.seconds if known is None else known
+        hinting: Any = gate
+        gate.add(arrival, refs) if described is None else hinting.add(arrival, refs, described)
+
+
+def _said(hints: Any) -> float | None:
+    """What the hints on a function say that it takes, in seconds."""
+    return sum(hints.expect_s) if hints is not None and hints.expect_s else None

@@ -75,6 +75,10 @@ class Room:
             for node in self._nodes.values()
         )
 
+    def devices(self, node: str, gpus: int) -> int:
+        """How many a node is said to have that has so many."""
+        return self._offered.get(node, gpus)
+
     def changes(self) -> Iterator[tuple[str, int]]:
         """Nodes with a new number of tickets."""
         largest = max(self._nodes, key=lambda name: self._nodes[name].gpus, default="")

@@ -164,7 +164,7 @@ def default_session(options: Options | None = None) -> Session:
 
 def _close() -> None:
     if _current is not None:
-        if _current[1].is_open:
+        if _current[1].is_open and _current[1].learning.is_written:
             path = _current[1].learning.path
             warn(f"run log: {path} (see it: egs report {path} -o report.html)")
         try:

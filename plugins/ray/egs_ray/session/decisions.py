@@ -67,6 +67,9 @@ class Decisions:
             self._shared.site.report(m.PreloadReady(job.number))
 
     def _grant(self, job: Job, grant: s.Grant) -> None:
+        if job.way in (Way.TICKET, Way.OUTSIDE):
+            self._shared.tickets.granted(job, grant)
+            return
         if job.requeues and grant.attempt > job.attempt:  # the try that was stopped to start again is still ending
             self._endings.requeued(job)
         job.grant, job.started, job.lost_leases, job.stopped = grant, False, 0, ""
@@ -100,4 +103,7 @@ class Decisions:
     def _drop(self, job: Job) -> None:
         """The process kept for this task is wanted elsewhere; the task is submitted again when its turn comes."""
         self._shared.site.note(s.PreloadOver(job.number, "unused"))
-        self._submissions.leave_shell(job)
+        if job.ticket:  # the script has its reference, so nothing can take its place: it stays where it is
+            job.parked_since = None
+        else:
+            self._submissions.leave_shell(job)

@@ -39,7 +39,7 @@ class Endings:
             if job.way is Way.SHELL and not job.pid:
                 self._stay_native(job, "its worker cannot reach this process")
             self.succeeded(job)
-        elif job.way is not Way.NATIVE and not job.aborted and _is_egs_fault(job, error):
+        elif job.way is not Way.NATIVE and not (job.aborted or job.ticket) and _is_egs_fault(job, error):
             self._without_egs(job, error)
         else:
             self._failed(job, error)
@@ -140,7 +140,7 @@ class Endings:
     def _failed(self, job: Job, error: BaseException) -> None:
         job.failed = True
         self._note_stopped(job)
-        if job.run.error is None and job.run.failure is None:
+        if job.run.error is None and job.run.failure is None and not job.run.grows:
             job.run.failure = job.ref
         self._phases.give_back(job)
         grant, job.grant = job.grant, None
@@ -150,14 +150,23 @@ class Endings:
             self._phases.started(job, grant)
             self._phases.record_start(job)
             self._shared.site.note(Ended(grant.phase, grant.attempt, outcome, job.stopped))
-            self._shared.site.report(m.PhaseEnded(grant.phase, grant.attempt, outcome))
+            self._shared.site.report(self._end_of(job, grant, outcome))
+        elif job.run.grows:
+            self._shared.site.report(m.BranchSkipped(job.number))
         else:
             self._shared.site.control(m.AbortRequested("task", str(job.number), "ray", str(error)[:200]))
+
+    def _end_of(self, job: Job, grant: Grant, outcome: str) -> m.Event:
+        """What the site is told of a failure: Ray runs what a script has submitted whether or not what it waits for has
+        failed, so there it is an end like any other."""
+        if not job.run.grows or outcome == "aborted":
+            return m.PhaseEnded(grant.phase, grant.attempt, outcome)
+        return m.PhaseEnded(grant.phase, grant.attempt) if grant.is_last else m.TaskFinished(job.number, grant.attempt)
 
     def _note_stopped(self, job: Job) -> None:
         """What was stopped for good is the run's own error, unless another task has failed before it."""
         why = job.over_limit or job.stopped
-        if why and job.run.failure is None and job.run.error is None:
+        if why and job.run.failure is None and job.run.error is None and not job.run.grows:
             task = job.run.converted.graph.ids[job.index]
             job.run.error = ray.exceptions.TaskCancelledError(error_message=f"{task} {why}")
 

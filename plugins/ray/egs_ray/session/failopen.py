@@ -19,11 +19,14 @@ class FailOpen:
     def __init__(self, shared: Shared, phases: Phases, submissions: Submissions) -> None:
         self._shared, self._phases, self._submissions = shared, phases, submissions
         self._native_lock = threading.Lock()
+        self._error: BaseException = RuntimeError("its session has ended")
 
     def fail_open(self, error: BaseException) -> None:
         """The site is lost. What waits at a gate, or was not submitted, goes to Ray as written."""
         self._shared.broken = True
-        warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {first_line(error)}")
+        self._error = error
+        if any(not (books.grows or books.over.is_set()) for books in self._shared.runs.values()):
+            warn(f"off for the rest of this run, Ray goes on alone: {type(error).__name__}: {first_line(error)}")
         if os.environ.get("EGS_DEBUG"):
             say("".join(traceback.format_exception(error)))
         self._finish_all()
@@ -49,11 +52,21 @@ class FailOpen:
         with self._native_lock:
             if books.over.is_set():
                 return
+            if books.grows:
+                self._let_all_go(books)
+                return
             for job in books.jobs:
                 if job.submission and job.way is Way.SHELL and not (job.went_at or job.ran or job.ended):
                     self._phases.give_back(job)
                     self._submissions.leave_shell(job)
             finish_natively(books, self._is_over)
+
+    def _let_all_go(self, books: RunBooks) -> None:
+        """A script's own submissions: Ray has them."""
+        books.over.set()
+        self._shared.tickets.fail(self._error)
+        for job in [job for job in books.unfinished if job.submission and not (job.went_at or job.ran or job.ended)]:
+            self._phases.on_its_own(job)
 
     def _is_over(self, job: Job) -> bool:
         """It has ended, or is on its way in a worker: nothing is to be submitted for it."""

@@ -21,6 +21,11 @@ def make_learning(runlog: str | None, history: str | None, policy: str) -> Learn
     return Learning(path, header, history)
 
 
+def reserve(path: Path) -> None:
+    """A file that something else of this process writes."""
+    _used_paths.add(path)
+
+
 def _unused(path: Path) -> Path:
     """Sessions of one process that follow each other have run logs of their own."""
     number, chosen = 1, path

@@ -12,6 +12,7 @@ from egs_core.engine import messages as m
 from egs_core.errors import InputError, listed
 from egs_core.site import TaskStatus
 from egs_ray.control.reporting import Told, answer_of
+from egs_ray.gate.messages import PASSED
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.tasks import Job, RunBooks, Way, first_of
@@ -33,8 +34,8 @@ class Operations:
     # --- from any thread ---
 
     def snapshot(self) -> Told | None:
-        """What runs, as the controller is told; None before the first run."""
-        if not self._shared.runs:
+        """What runs, as the controller is told; None before the first task."""
+        if not any(books.jobs for books in self._shared.runs.values()):
             return None
         site = self._shared.site
         jobs, runs = site.call(lambda: (self._listed(), self._under_way()), ANSWER_S)
@@ -61,7 +62,13 @@ class Operations:
         jobs = _jobs_of(books, request["stage"], request["task"])
         verb, actor, reason = request["verb"], request["actor"], request["reason"]
         targets = _targets(books, jobs, request)
-        if verb == "abort":
+        if books.grows and verb == "preempt":
+            return {"problem": "the tasks of a script cannot be started again for it", "known": "use egs_ray.run"}
+        if books.grows:
+            self._hold_back(books, request)
+        if verb == "abort" and books.grows:
+            self._shared.tickets.cancel(jobs, _by("aborted", actor, reason))
+        elif verb == "abort":
             for job in jobs:
                 job.operator_grace_s = request["grace_s"]
             for scope, target in targets:
@@ -73,7 +80,17 @@ class Operations:
         else:
             event = m.PauseRequested if verb == "pause" else m.ResumeRequested
             self._shared.site.control(*[event(scope, target, actor, reason) for scope, target in targets])
-        return {"tasks": [books.converted.graph.ids[job.index] for job in jobs]}
+        return {"tasks": [job.label for job in jobs]}
+
+    def _hold_back(self, books: RunBooks, request: Request) -> None:
+        """Of a whole script: nothing passes without its turn, and once it is aborted nothing has a turn."""
+        verb, actor, reason = request["verb"], request["actor"], request["reason"]
+        if request["task"] or request["stage"]:
+            return
+        if verb == "abort":
+            books.aborted = _by("aborted", actor, reason)
+            self._shared.site.control(m.PauseRequested("workload", books.workload, actor, reason))
+        self._shared.tickets.hold_back(bool(books.aborted) or verb == "pause")
 
     def _run_of(self, request: Request) -> RunBooks:
         """The run; for an abort also one that is over, as it may be over because of that."""
@@ -87,15 +104,23 @@ class Operations:
         return books
 
     def _under_way(self) -> list[RunBooks]:
-        return [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
+        runs = [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
+        for books in runs:
+            if books.grows and books.aborted:  # what it submits now is aborted too
+                self._shared.tickets.cancel(books.unfinished, books.aborted)
+        return runs
 
     def _listed(self) -> list[Job]:
         """Tasks that Ray has and that have not ended."""
-        return [job for job in self._shared.submitted.values() if _is_listed(job)]
+        listed = [job for job in self._shared.submitted.values() if _is_listed(job)]
+        return listed if self._shared.tickets is None else [*listed, *self._shared.tickets.passed()]
 
     def _told(self, rows: dict[str, Any], jobs: list[Job], statuses: dict[int, TaskStatus]) -> Told:
         listed = [job for job in jobs if _is_listed(job)]
-        tasks = {str(job.submission): (self._row(job, statuses[job.number]), _references(job)) for job in listed}
+        tasks = {
+            str(job.submission or f"#{job.number}"): (self._row(job, statuses[job.number]), _references(job))
+            for job in listed
+        }
         return {"workloads": rows, "tasks": tasks}
 
     def _workload_row(self, books: RunBooks) -> dict[str, Any]:
@@ -107,7 +132,7 @@ class Operations:
             "workload": books.workload,
             "name": books.converted.name,
             "queue": books.queue,
-            "state": "paused" if found.is_paused else "running",
+            "state": "aborted" if books.grows and books.aborted else "paused" if found.is_paused else "running",
             "tasks": books.converted.graph.n_tasks,
             "open": found.open_tasks,
             "stages": self._stages[books.workload],
@@ -116,7 +141,8 @@ class Operations:
     def _row(self, job: Job, status: TaskStatus) -> dict[str, Any]:
         graph = job.run.converted.graph
         is_let_go = status.status in LET_GO
-        holds = is_let_go and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
+        holds = (is_let_go or job.way is Way.TICKET) and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
+        let_go_at = self._shared.tickets.let_go_at(job) if job.way is Way.TICKET else None
         shape = job.run.block.shapes[job.run.block.phase_shape[job.run.block.phase_offsets[job.index] + status.index]]
         pids = [(job.node, job.pid)] if job.pid and job.node else []
         if job.lease is not None and job.lease.pid:
@@ -124,10 +150,10 @@ class Operations:
         return {
             "workload": job.run.workload,
             "stage": graph.options_of(job.index).stage,
-            "task": graph.ids[job.index],
+            "task": job.label,
             "name": graph.names[job.index],
-            "state": "stopping" if job.stopped else f"waits in Ray: {job.lack}" if job.lack else status.status,
-            "since": round(self._wall_s + status.since, 3),
+            "state": _state_of(job, status),
+            "since": round(self._wall_s + (status.since if let_go_at is None else let_go_at), 3),
             "gpus": shape.gpu_milli / 1000 if holds else 0.0,
             "node": job.node,
             "pid": job.pid,
@@ -135,6 +161,14 @@ class Operations:
             "pids": pids,
             "framework_id": first_of(job.ref).task_id().hex(),
         }
+
+
+def _state_of(job: Job, status: TaskStatus) -> str:
+    if job.stopped:
+        return "stopping"
+    if job.way is Way.TICKET:
+        return PASSED
+    return f"waits in Ray: {job.lack}" if job.lack else status.status
 
 
 def _is_listed(job: Job) -> bool:
@@ -162,14 +196,15 @@ def _references(job: Job) -> list[Any]:
 def _jobs_of(books: RunBooks, stage: str, task: str) -> list[Job]:
     """The tasks that a request is about. Raises InputError when there are none."""
     graph = books.converted.graph
-    jobs = [job for job in books.jobs if not stage or graph.options_of(job.index).stage == stage]
-    if not jobs:
+    open_jobs = [job for job in (books.unfinished if books.grows else books.jobs) if job.way is not Way.OUTSIDE]
+    jobs = [job for job in open_jobs if not stage or graph.options_of(job.index).stage == stage]
+    if not jobs and stage:
         raise InputError(books.workload, f"has no stage {stage!r}", f"its stages: {listed(_stages_of(books))}")
     if task:
-        named = [job for job in jobs if graph.ids[job.index] == task]
+        named = [job for job in jobs if job.label == task]
         named = named or [job for job in jobs if graph.names[job.index] == task]
         if not named:
-            there = listed([graph.ids[job.index] for job in jobs])
+            there = listed([job.label for job in jobs])
             raise InputError(books.workload, f"has no task {task!r}", f"its tasks: {there}")
         return named
     return jobs

@@ -73,9 +73,10 @@ class Session(s.HolderSession):
         self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
         self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
+        self._early: list[r.Record] = []  # nodes that came before the first run of this session's own
         super().__init__(config, make_learning(self.options.runlog, self.options.history, self.options.policy))
         self._make_parts()
-        self.site.do(submitting.never_start_ray)
+        self.site.do(submitting.submit_directly)
         self.site.start()
         self._closing = threading.Event()
         self._forget_disconnect = waiting.before_disconnect(lambda: self.close(finish=False))
@@ -130,7 +131,8 @@ class Session(s.HolderSession):
         if self._closing.is_set():
             return
         self._closing.set()
-        self._reporter.close()
+        with submitting.directly():
+            self._reporter.close()
         self._forget_disconnect()
         if self._hints is not None:
             self._hints.close()
@@ -142,7 +144,7 @@ class Session(s.HolderSession):
 
     def _close_later(self) -> None:
         """Phases that run keep what they hold until they end."""
-        submitting.never_start_ray()
+        submitting.submit_directly()
         while len(self._leases) and ray.is_initialized():
             time.sleep(KEEP_S)
         self._close_now()
@@ -179,7 +181,47 @@ class Session(s.HolderSession):
             if isinstance(event, m.NodeLost):
                 self._endings.node_lost(event.node)
             self._shared.offers.hear(event)
-            self.site.report(event)
+            self.site.report(self._as_offered(event))
+
+    # --- for the program ---
+
+    def attach(self, program: Any, books: RunBooks) -> None:
+        """A script's own submissions are ordered here, too, until this session is closed. From any thread."""
+        self._shared.tickets = program
+        self._shared.runs[books.workload] = books
+        self.site.submit(m.WorkloadSubmitted(books.workload, books.converted.name, submission=self._job))
+        self.site.do(self.offer)
+
+    @property
+    def is_broken(self) -> bool:
+        return self._shared.broken
+
+    def know(self, job: Job) -> None:
+        """The site has this task, by its number."""
+        self._shared.jobs[job.number] = job
+
+    def keeps_process(self, job: Job) -> bool:
+        """See `Submissions.keeps_process`."""
+        return self._submissions.keeps_process(job)
+
+    def ended(self, job: Job) -> None:
+        """The reference of a shell that was started has a value, or an error."""
+        self._endings.on_result(job.submission)
+
+    def offer(self) -> None:
+        """Tell the site how many tickets may be open on each node, where that has changed."""
+        described = {node.node: node for node in self._cluster.nodes}
+        for node, _ in self._shared.tickets.room.changes():
+            if node in described:
+                self.site.report(self._as_offered(described[node]))
+
+    def _as_offered(self, event: m.Event) -> m.Event:
+        """More devices than there are where tickets go ahead of their turn, or wait for something else."""
+        if self._shared.tickets is None or not isinstance(event, m.NodeAdded):
+            return event
+        return msgspec.structs.replace(event, gpus=self._shared.tickets.room.devices(event.node, event.gpus))
+
+    # --- runs ---
 
     def _begin(self, books: RunBooks) -> None:
         """Give the graph to the site, with what is known about its durations."""
@@ -203,9 +245,8 @@ class Session(s.HolderSession):
         self.site.note(*s.added_tasks(submitted_s, books.workload, plan.graph))
         self.site.submit(m.WorkloadSubmitted(books.workload, name, queue=books.queue, submission=self._job))
         grown = self.site.grow(books.workload, 0, books.block)
-        books.first_phase = grown.phase
         for number, job in enumerate(books.jobs, grown.task):
-            job.number = number
+            job.number, job.first_phase = number, grown.phase + books.block.phase_offsets[job.index]
             self._shared.jobs[number] = job
         self.site.do(lambda: self._prepare_for(books))
 
@@ -234,7 +275,7 @@ class Session(s.HolderSession):
 
     def _keep(self) -> None:
         """What has to be looked after now and then while runs are under way."""
-        submitting.never_start_ray()
+        submitting.submit_directly()
         while not self._closing.wait(KEEP_S):
             is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
             if is_busy:
@@ -286,13 +327,34 @@ class Session(s.HolderSession):
             if self._hints is not None:
                 self._hints.take(decision)
         elif isinstance(decision, s.Dropped):
-            for number in decision.tasks:
-                self._shared.jobs[number].dropped = True
+            dropped = [self._shared.jobs[number] for number in decision.tasks]
+            for job in dropped:
+                job.dropped = True
+            if self._shared.tickets is not None:
+                self._shared.tickets.dropped([job for job in dropped if job.run.grows])
         elif isinstance(decision, s.Settled):
-            if not self._shared.runs[decision.workload].over.is_set():
+            books = self._shared.runs[decision.workload]
+            if not (books.over.is_set() or books.grows):
                 self.note_end(decision.workload, "failed" if decision.failed else "succeeded")
         else:
             self._decisions.perform(decision, now)
+
+    def record(self, record: r.Record) -> None:
+        """A line of the run log: of a script's own submissions it goes to the script's."""
+        books = self._shared.runs.get(getattr(record, "workload", ""))
+        if books is not None and books.grows:
+            self._shared.tickets.record(record)
+        elif isinstance(record, r.Capacity):
+            real = {node.name: node.gpus for node in self._shared.offers.nodes if node.alive}
+            record = msgspec.structs.replace(record, gpus=min(record.gpus, real.get(record.node, 0)))
+            if self.learning.is_written:
+                super().record(record)
+            else:  # a script that runs no graph has a log of its own, and needs none of this session's
+                self._early.append(record)
+        else:
+            while self._early:
+                super().record(self._early.pop(0))
+            super().record(record)
 
     def run_over(self, workload: str) -> None:
         books = self._shared.runs[workload]

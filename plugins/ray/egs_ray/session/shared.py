@@ -81,6 +81,7 @@ class Shared:
         self.submitted: dict[int, Job] = {}  # submission -> job
         self.left: set[int] = set()  # submissions whose values nobody will ask for
         self.runs: dict[str, RunBooks] = {}
+        self.tickets: Any = None  # a script's own submissions, where there are any: see `program`
         self.awaited: set[Any] = set()  # references whose end something waits for
         self.native_envs: set[str] = set()  # runtime environments whose workers cannot work with EGS
         self.real_gpus = False  # some machine has real devices: processes that used them end with their task

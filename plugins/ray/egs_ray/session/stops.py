@@ -32,6 +32,8 @@ class Stops:
 
     def stop(self, job: Job, stop: Stop) -> None:
         """The site wants this job's phase to end, and waits for that."""
+        if job.run.grows and stop.requeue:
+            return  # the script has its reference, so nothing could go on in its place: it ends when it ends
         if stop.at_limit and not stop.requeue:
             job.over_limit = stop.reason
         grace_s = _grace_s(job) if job.operator_grace_s is None else job.operator_grace_s
@@ -57,6 +59,8 @@ class Stops:
 
     def _stop(self, job: Job, reason: str, requeue: bool, grace_s: float) -> None:
         job.stopped, job.requeues, job.aborted = reason, requeue, not requeue
+        if job.run.grows:
+            self._shared.tickets.stopping(job, reason)
         if job.ref is None:
             if job.grant is not None:  # granted, but not yet submitted
                 self._endings.requeued(job) if requeue else self._endings.lost_attempt(job, "aborted")

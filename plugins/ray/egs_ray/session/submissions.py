@@ -59,7 +59,7 @@ class Submissions:
     def _unfinished(self) -> Iterator[Job]:
         """Tasks of all runs that have not ended."""
         runs = [books for books in self._shared.runs.values() if not books.over.is_set()]
-        return (job for books in runs for job in books.jobs if not job.is_over)
+        return (job for books in runs for job in books.unfinished)
 
     def _look_at(self, started: Any) -> None:
         """Whether a process has found real devices on its machine."""
@@ -173,6 +173,11 @@ class Submissions:
 
     def submit_native(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]
+        if job.ticket:
+            self._shared.tickets.start(job, None)
+            if job.grant is not None:
+                self._phases.started(job, job.grant)
+            return
         job.submission, job.ref = next(self._numbers), None
         self._shared.submitted[job.submission] = job
         job.ref = submit(reserving(payload, job.run.converted.graph, job.index), job.run.results, job.run.given)
@@ -183,19 +188,24 @@ class Submissions:
     def _submit_shell_now(self, job: Job, node: str) -> None:
         payload, graph = job.run.converted.nodes[job.index], job.run.converted.graph
         on_gpu = tuple(graph.phase_kind[p] == GPU for p in graph.phases_of(job.index))
+        gpus = max(shape.gpu_milli for shape in job.shapes) / 1000
+        if job.ticket:
+            spec = self._spec(job, gpus, on_gpu)
+            self._loading[job.submission] = node
+            self._shared.tickets.start(job, spec.told())
+            return
         options = dict(payload.options)
         for taken_by_leases in ("num_cpus", "num_gpus", "memory", "max_calls"):
             options.pop(taken_by_leases, None)
         job.own = self.needs_own_process(job)
         if job.own:
-            options["runtime_env"] = _own_env(options.get("runtime_env"))
+            options["runtime_env"] = own_env(options.get("runtime_env"))
         if not is_placed_by_ray(options, len(self._shared.offers.nodes)):
             options |= self._place(job, node)
         if job.lost_tries and options.get("max_retries", RAYS_RETRIES) > 0:
             options["max_retries"] = max(0, options.get("max_retries", RAYS_RETRIES) - job.lost_tries)
         job.apart, job.once = self._is_apart(job), self._is_once(job)
         remote = self._remotes.get(make_shell, payload.function, max_calls=int(job.once))
-        gpus = max(shape.gpu_milli for shape in job.shapes) / 1000
         spec = self._spec(job, gpus, on_gpu)
         self._loading[job.submission] = node
         job.holds_cpus = self._may_hold_cpus(job)
@@ -229,7 +239,7 @@ class Submissions:
         self._watch(job)
 
     def _spec(self, job: Job, gpus: float, on_gpu: tuple[bool, ...]) -> Spec:
-        job.submission, job.ref = next(self._numbers), None
+        job.submission, job.ref = next(self._numbers), job.ref if job.ticket else None
         self._shared.submitted[job.submission] = job
         job.peer, job.pid, job.began, job.ended, job.went_at = None, 0, False, False, 0.0
         job.is_open, job.submitted_at = False, self._shared.site.now()
@@ -257,11 +267,11 @@ class Submissions:
     def suits(self, job: Job) -> bool:
         """Whether its process is what it would be given now, with all that is known of devices."""
         wanted = self._is_apart(job), self._is_once(job)
-        return (job.apart, job.once) == wanted and (job.own or not job.met_cuda)
+        return bool(job.ticket) or ((job.apart, job.once) == wanted and (job.own or not job.met_cuda))
 
     def is_misplaced(self, job: Job) -> bool:
         """Whether its process is on another node than the one whose resources it was granted."""
-        return job.peer is not None and job.grant is not None and job.node != job.grant.node
+        return job.peer is not None and job.grant is not None and job.node != job.grant.node and not job.ticket
 
     def submit_again(self, job: Job, node: str) -> None:
         """In another process; what the task was granted or kept for stays."""
@@ -308,7 +318,7 @@ class Submissions:
         self._shared.when_ready(first_of(job.ref), lambda: self._on_result(submission))
 
 
-def _own_env(given: Any) -> Any:
+def own_env(given: Any) -> Any:
     """A runtime environment whose worker processes no plain task and no holder gets."""
     environment = dict(given or {})
     return {**environment, "env_vars": {**environment.get("env_vars", {}), **PROCESS_ENV["env_vars"]}}

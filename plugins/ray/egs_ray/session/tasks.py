@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -25,11 +25,16 @@ UNGATED_S = 0.1
 
 class Way(Enum):
     """How a task reaches Ray. SHELL: early, in a process of its own that takes its resources phase by phase. OBSERVED:
-    when granted, as the user wrote it, but telling its start and end. NATIVE: untouched, when EGS cannot do better."""
+    when granted, as the user wrote it, but telling its start and end. NATIVE: untouched, when EGS cannot do better.
+
+    Of a script's own submissions, which Ray has already: TICKET: it waits there for a ticket. OUTSIDE: nothing but Ray
+    decides about it; it is known because others wait for it, or it for others."""
 
     SHELL = "shell"
     OBSERVED = "observed"
     NATIVE = "native"
+    TICKET = "ticket"
+    OUTSIDE = "outside"
 
 
 class Lease(msgspec.Struct, eq=False):
@@ -52,7 +57,9 @@ class Job(msgspec.Struct, eq=False):
     index: int  # in the run's graph
     number: int
     way: Way
+    first_phase: int = 0  # the site's number of its first phase
     submission: int = 0
+    ticket: str = ""  # that it waits for in Ray: the script has submitted it, and has its reference
     lack: str = ""  # what no node has of what it needs: it is Ray's, and waits there
     ref: Any = None
     peer: Peer | None = None
@@ -105,14 +112,15 @@ class Job(msgspec.Struct, eq=False):
         return self.run.converted.graph.options_of(self.index).warm_key
 
     @property
+    def label(self) -> str:
+        """What operators call it: its id in a graph; of a script's submissions the name and how Ray's id begins."""
+        graph = self.run.converted.graph
+        return f"{graph.names[self.index]}-{graph.ids[self.index][:8]}" if self.run.grows else graph.ids[self.index]
+
+    @property
     def gang(self) -> str:
         """The name of its gang, as far as its members are started together."""
         return self.run.block.options_of(self.index).gang
-
-    @property
-    def first_phase(self) -> int:
-        """The site's number of its first phase."""
-        return self.run.first_phase + self.run.block.phase_offsets[self.index]
 
     @property
     def n_phases(self) -> int:
@@ -131,8 +139,8 @@ class Job(msgspec.Struct, eq=False):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more of it will run."""
-        return self.succeeded or self.failed or self.aborted or self.dropped
+        """Whether it has ended, or will never run."""
+        return self.succeeded or self.failed or self.dropped
 
     @property
     def children(self) -> list[Job]:
@@ -156,7 +164,7 @@ class Job(msgspec.Struct, eq=False):
 class RunBooks:
     """One call of `run`: the converted graph, the tasks' references, and whether all is over.
 
-    block: the graph as the site has it; first_phase: its number of the first of all phases. Both once it has begun.
+    block: the graph as the site has it, once it has begun.
     results[i] is the reference that stands for task i's value; it is dropped when no task or output needs it.
     promises[i]: of its arguments, with several nodes; without it Ray could not make a value again that is lost.
     """
@@ -165,7 +173,6 @@ class RunBooks:
         self.workload, self.converted, self.given = workload, converted, given
         self.jobs: list[Job] = []
         self.block = Graph()
-        self.first_phase = 0
         self.children: list[list[int]] = []
         self.results: dict[int, Any] = {}
         self.promises: dict[int, Any] = {}
@@ -183,6 +190,16 @@ class RunBooks:
         self.shared_keys = {key for key, tasks in keys.items() if key and tasks > 1}  # of several tasks
         self._output: set[int] = set()
         fill(converted.output, _Noting(self._output))
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is a script's own submissions: Ray has them already, and what follows from a failure is Ray's."""
+        return False
+
+    @property
+    def unfinished(self) -> Iterable[Job]:
+        """Those of its tasks that have not ended."""
+        return (job for job in self.jobs if not job.is_over)
 
     def take_block(self, block: Graph) -> None:
         self.block, self.children = block, block.children()

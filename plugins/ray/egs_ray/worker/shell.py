@@ -36,6 +36,7 @@ from egs_ray.worker.spec import Address as Address
 from egs_ray.worker.spec import Spec as Spec
 
 DROPPED = "egs: dropped"
+NOBODY: Address = ("", 0, "")  # where nothing answers
 HASTEN_EVERY_S = 0.05
 CONNECT_ERRORS = (OSError, EOFError, ValueError)
 LATE_S = 1.0  # for arguments; from then on they are waited for without resources, as Ray does
@@ -103,6 +104,19 @@ def touch(seconds: float) -> bool:
     return device_memory.has_devices()
 
 
+def run_told(
+    function: Callable[..., Any],
+    told: dict[str, Any] | None,
+    arguments: list[Any],
+    gpus: float,
+    on_gpu: tuple[bool, ...],
+    returns: int,
+) -> Any:
+    """Run a task that a script has submitted as its ticket says; None: nobody decides, so by itself."""
+    spec = Spec(NOBODY, 0, gpus, False, on_gpu, 0.0, returns) if told is None else Spec.of(told)
+    return Shell(spec, function).run(arguments)
+
+
 class Shell:
     """One task's way through its phases. Main thread only, but for loads, which run beside the first phase."""
 
@@ -118,6 +132,8 @@ class Shell:
         self.open = self.peer is None  # no engine at the other end: start at once, take GPUs from Ray directly
 
     def _connect(self) -> Peer | None:
+        if self.spec.address == NOBODY:
+            return None
         try:
             return connect(self.spec.address)
         except CONNECT_ERRORS:

@@ -29,3 +29,14 @@ class Spec:
         self.preload, self.on_gpu, self.load_s, self.returns = preload, on_gpu, load_s, returns
         self.apart, self.residue_bytes, self.gentle = False, 0, False
         self.restored = restored
+
+    def told(self) -> dict[str, Any]:
+        """The same as plain data, for a worker that may have no EGS."""
+        return dict(vars(self))
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Spec:
+        """What `told` gave."""
+        spec = cls.__new__(cls)
+        vars(spec).update(told)
+        return spec

@@ -1,0 +1,118 @@
+"""What a script's `.remote()` of a function with hints becomes: its phases and options, and the function as Ray gets
+it."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from egs_core.graph.columns import GPU, Shape, TaskOptions
+from egs_core.hints import TaskHints
+from egs_core.notices import warn_once
+from egs_ray import functions
+from egs_ray.convert import phases_of, task_options
+from egs_ray.payload import Payload
+from egs_ray.session.submissions import own_env
+from egs_ray.worker import device_memory
+from egs_ray.worker.hooked import with_phases
+
+TAKEN = ("num_cpus", "num_gpus", "memory", "max_calls")  # by leases
+Phases = tuple[tuple[int, Shape, float | None], ...]
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A task with hints: its function and what it asks Ray for, its phases, and what the site is told of it."""
+
+    payload: Payload
+    phases: Phases
+    options: TaskOptions
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether it runs phase by phase, in a process that may be started before its turn."""
+        return len(self.phases) > 1 or bool(self.options.warm_key)
+
+    @property
+    def expected_s(self) -> float | None:
+        """What its hints say that it takes, all phases; None: they do not."""
+        seconds = [seconds for _, _, seconds in self.phases if seconds is not None]
+        return sum(seconds) if len(seconds) == len(self.phases) else None
+
+
+class Hinted:
+    """The functions with hints of this process."""
+
+    def __init__(self) -> None:
+        self._described: WeakKeyDictionary[Any, dict[Any, Described | None]] = WeakKeyDictionary()
+        self._shells: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+        self._seen: set[str] = set()  # warm keys of tasks submitted so far
+
+    def described(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
+        """What the site is told of a task; None for one that Ray alone decides about, as it needs no GPU and loads
+        nothing."""
+        key = tuple(options.get(name) for name in ("num_cpus", "num_gpus", "memory"))
+        known = self._described.setdefault(target, {})
+        if key not in known:
+            known[key] = self._describe(target, hints, options)
+        return known[key]
+
+    def _describe(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
+        function = functions.function_behind(target)
+        if function is None:
+            return None
+        payload = Payload("", function, target, (), {}, options)
+        payload.cpus = _first(options.get("num_cpus"), hints.cpus, 1.0)
+        payload.gpus = _first(options.get("num_gpus"), hints.gpus, 0.0)
+        payload.memory_bytes = int(_first(options.get("memory"), hints.memory_bytes, 0))
+        phases = phases_of(payload, hints)
+        told = msgspec.structs.replace(task_options(hints), gang="", gang_same="", flavors=(), on_limit="")
+        found = Described(payload, phases, told)
+        has_gpu = any(kind == GPU for kind, _, _ in phases)
+        if has_gpu:
+            payload.gpus = max(shape.gpu_milli for _, shape, _ in phases) / 1000
+        self._warn_of_lost(functions.name_of(target), hints)
+        return found if has_gpu or found.is_shell else None
+
+    def shell_of(self, target: Any, described: Described, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The function as Ray gets it, and the options to submit it with: its phases hold what it needs."""
+        once = device_memory.has_devices() and described.payload.gpus > 0
+        returns = options.get("num_returns") or 1
+        known = self._shells.setdefault(target, {})
+        key = (described.payload.gpus, len(described.phases), once, returns)
+        if key not in known:
+            on_gpu = tuple(kind == GPU for kind, _, _ in described.phases)
+            shell = with_phases(described.payload.function, described.payload.gpus, on_gpu, returns)
+            known[key] = functions.remade(target, shell, max_calls=int(once), without=TAKEN)
+        chosen = {name: value for name, value in options.items() if name not in TAKEN}
+        if (warm := described.options.warm_key) in self._seen:
+            chosen["runtime_env"] = own_env(options.get("runtime_env"))
+        elif warm:
+            self._seen.add(warm)
+        return known[key], {**chosen, "num_cpus": 0, "num_gpus": 0}
+
+    def warn_of_lost(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> None:  # noqa: ARG002
+        """Of a task that passes as it is: none of its hints is kept."""
+        lost = sorted(_stated(hints))
+        if lost:
+            warn_once(
+                f"{functions.name_of(target)}: Ray alone decides about it, so its hints {', '.join(lost)} are not kept"
+            )
+
+    def _warn_of_lost(self, name: str, hints: TaskHints) -> None:
+        if hints.gang:
+            warn_once(
+                f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
+            )
+
+
+def _stated(hints: TaskHints) -> list[str]:
+    """The hints on order and limits that a task states."""
+    default = TaskHints()
+    names = ("priority", "max_wait_s", "deadline_s", "max_runtime_s", "max_gpu_s", "max_cost", "gang", "preload")
+    return [name.removesuffix("_s") for name in names if getattr(hints, name) != getattr(default, name)]
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)

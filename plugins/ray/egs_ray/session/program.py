@@ -1,0 +1,508 @@
+"""What a script submits by `.remote()`, as one run of a session that grows: the site orders it with all other runs.
+
+    .remote() ─► arrival ─► site.grow ─► decisions ─► ticket opens ─► Ray queues the task and runs it
+                               ▲                                         │
+                               └───────── its reference has a value ◄────┘
+
+Ray has each task from its submission on, and the script its reference; the site decides when its ticket opens. Nothing
+is submitted again here: retries, cancelling, errors and the values are Ray's own. A task with phases or with something
+to preload is a shell whose ticket tells it so (`worker.hooked`); it is started for a preload as for its turn.
+
+What is submitted without a ticket is known to the site only where it waits for a task there, so that this one's
+remaining path is known; it needs nothing of the site's capacity. What Ray waits for on other grounds (an actor's
+method, a task of another driver) is taken in with the first task that takes its result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.engine import messages as m
+from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.notices import warn
+from egs_core.runlog import records as r
+from egs_core.site import Grant, Granted
+from egs_ray import submitting, waiting
+from egs_ray.convert import Converted
+from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
+from egs_ray.gate.room import Room
+from egs_ray.session.described import Described, Phases
+from egs_ray.session.session import Session
+from egs_ray.session.tasks import Job, RunBooks, Way
+from egs_ray.session.tickets import Tickets
+from egs_ray.submission import Arrival, Needs, Ordered, is_driver
+
+NOTHING = Shape(0)
+OUTSIDE = "outside"
+PULSE_S = 1.0
+HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
+REST_S = 0.01  # between two turns while Ray has enough to do: one for all that comes meanwhile
+LEAST_S = 0.3  # each task told of costs Ray two messages
+STARTING_S = 3.0  # for a worker's process and Ray's own news
+WAITS = ("ready", "held")
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What a program's owner gives it.
+
+    seconds: that a task is believed to take, if anything is. believe: (phase of a block, median, 95th percentile) of
+    those that history knows. told: what went when. record: a line of the run log about a task with phases. on_failure:
+    the site decides no more. reasons: Ray's task id -> why it was aborted, for the run log.
+    """
+
+    seconds: Callable[[Needs], float | None]
+    believe: Callable[[Graph], list[tuple[int, float, float]]]
+    told: Callable[[Ordered], None]
+    record: Callable[[r.Record], None]
+    on_failure: Callable[[BaseException], None]
+    reasons: dict[str, str]
+
+
+class Grown(RunBooks):
+    """The books of a program. numbers: a task's id, or an outside reference's, until it has ended -> its index."""
+
+    def __init__(self, workload: str, name: str) -> None:
+        super().__init__(workload, Converted(name, Graph(), [], None), None)
+        self.block = self.converted.graph
+        self.numbers: dict[str, int] = {}
+        self.open: dict[int, Job] = {}  # by index
+        self._keys: set[str] = set()
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+    @property
+    def unfinished(self) -> Iterable[Job]:
+        return list(self.open.values())
+
+    def append(self, job: Job, task_id: str, parents: Iterable[int], phases: Phases, name: str, payload: Any) -> None:
+        """A task more; its job's index is the next one."""
+        options = job_options(payload)
+        self.converted.graph.add_task(task_id, tuple(parents), phases, name, options)
+        self.converted.nodes.append(payload.payload if payload is not None else None)  # type: ignore[arg-type]  # nobody asks
+        self.jobs.append(job)
+        self.open[job.index] = job
+        self.children.append([])
+        for parent in self.converted.graph.parents[job.index]:
+            self.children[parent].append(job.index)
+        if (key := options.warm_key) in self._keys:
+            self.shared_keys.add(key)
+        elif key:
+            self._keys.add(key)
+
+    def release_parents(self, index: int) -> None:
+        """Task `index` has ended."""
+        self.open.pop(index, None)
+        self.results.pop(index, None)
+        self.converted.nodes[index] = None  # type: ignore[call-overload]  # its function and arguments may go
+
+
+def job_options(described: Described | None) -> TaskOptions:
+    """What the site is told of a task beside its phases."""
+    return TaskOptions() if described is None else described.options
+
+
+class Program:
+    """See the module. `take`, `add`, `waits_for` and `give_back` are for the submitting threads, from any thread and
+    without blocking; everything below runs on the holder's thread but where it says so."""
+
+    def __init__(self, session: Session, workload: str, name: str, outlook: Outlook) -> None:
+        if not waiting.is_plain_driver():
+            raise RuntimeError("this kind of connection to Ray (client, local mode) has no tickets")
+        grows = cluster_grows()
+        if grows and not may_ask():
+            raise RuntimeError("tasks with tickets would be no demand to the autoscaler (EGS_SCALING=off)")
+        self._session, self._outlook = session, outlook
+        self.site = session.site
+        self.room = Room(ray.nodes(), grows=grows)
+        self.tickets = Tickets(self.room, outlook.seconds, self.site.do, self.site.now)
+        self.books = Grown(workload, name)
+        self._wall_s = time.time() - self.site.now()
+        self._also: dict[int, list[Job]] = {}  # index -> jobs that end with it
+        self._line: dict[int, tuple[float, float]] = {}  # index of a task let go -> when; GPUs of all that were by then
+        self._line_gpus = 0.0
+        self._ready: dict[str, float] = {}  # task -> when it became ready, as the run log has it
+        self._refs: dict[int, Any] = {}
+        self._awaited: set[str] = set()  # ids of tasks that the site knows, from their submission on
+        self._arrivals: deque[tuple[Arrival, dict[str, Any], Described | None]] = deque()
+        self._ends: deque[int] = deque()
+        self._demand: list[dict[str, float]] = []  # what the autoscaler is told
+        self._is_woken = False
+        self._closing = threading.Event()
+        session.attach(self, self.books)
+        threading.Thread(target=self._pulse, name="egs-pulse", daemon=True).start()
+
+    # --- for submitting threads ---
+
+    def admits(self, needs: Needs) -> bool:
+        """Whether a task with these needs gets a ticket: some node must be able to run it, else it would wait for ever
+        with a GPU counted as its, and Ray could not tell the autoscaler or the user."""
+        return not self.tickets.are_open and self.room.fits(needs.cpus, needs.gpus, needs.memory_bytes)
+
+    def ticket(self, needs: Needs, is_bare: bool) -> tuple[str, Any] | None:
+        """See `Tickets.take`."""
+        return self.tickets.take(needs, is_bare)
+
+    def shell_ticket(self, needs: Needs) -> tuple[str, Any] | None:
+        """See `Tickets.take`."""
+        return self.tickets.take(needs, is_bare=False, is_shell=True)
+
+    def give_back(self, key: str) -> None:
+        """The ticket was not used, or nobody will hear of the end of what did."""
+        self.site.do(lambda: self._went(self.tickets.give_back(key)))
+
+    def hold_back(self, holds: bool) -> None:
+        """See `Tickets.hold_back`."""
+        self.tickets.hold_back(holds)
+
+    def waits_for(self, task_ids: list[str]) -> bool:
+        """Whether one of these is a task whose end is waited for."""
+        return not self._awaited.isdisjoint(task_ids)
+
+    def add(self, arrival: Arrival, refs: dict[str, Any], described: Described | None = None) -> None:
+        """refs: the result and what Ray waits for, by id; kept until they have values, else nobody would hear of it."""
+        self._awaited.add(arrival.task_id)
+        self._arrivals.append((arrival, refs, described))
+        self._wake()
+
+    def settle(self) -> None:
+        """What it has to tell was told at once."""
+
+    def learned(self) -> None:
+        """More is known of durations now."""
+        self.site.do(self._believe_again)
+
+    def close(self) -> None:
+        """Ray is about to disconnect; what still waits ends with it."""
+        self._closing.set()
+        DEMAND.withdraw("gate")
+
+    # --- arrivals ---
+
+    def _wake(self) -> None:
+        """From any thread."""
+        if not self._is_woken:
+            self._is_woken = True
+            self.site.do(self._turn)
+
+    def _turn(self) -> None:
+        """All that has come by now; what was submitted is known before what follows from its end."""
+        if self.room.ahead_s(self._line_gpus) > 2 * REST_S:
+            time.sleep(REST_S)
+        self._is_woken = False
+        ends = len(self._ends)
+        if self._arrivals and not self._session.is_broken:
+            self._admit()
+        for _ in range(ends):
+            self._end(self._ends.popleft())
+
+    def _admit(self) -> None:
+        """Take in what was submitted. What waits for nothing that is known, and has no ticket, is nobody's concern."""
+        block, first, refs = Graph(), len(self.books.jobs), dict[str, Any]()
+        new: list[tuple[Job, str]] = []  # those whose ends are heard of, and the names of their references
+        while self._arrivals:
+            arrival, named, described = self._arrivals.popleft()
+            refs.update(named)
+            if arrival.task_id in self.books.numbers:
+                continue
+            before = len(new)
+            self._describe(arrival, described, block, new)
+            if len(new) == before:
+                self._awaited.discard(arrival.task_id)
+        if not new:
+            return
+        grown = self.site.grow(self.books.workload, first, block)
+        for job in self.books.jobs[first:]:
+            local = job.index - first
+            job.number, job.first_phase = grown.task + local, grown.phase + block.phase_offsets[local]
+            self._session.know(job)
+        if values := self._outlook.believe(block):
+            self.site.report(m.Estimates(tuple([(grown.phase + phase, p50, p95) for phase, p50, p95 in values])))
+        for job, name in new:
+            job.ref = self._refs[job.index] = refs[name]
+            self._await_end(job.index, refs[name])
+            if job.ticket and (opened := self.tickets.wait(job.ticket, job.index)) is not None:
+                self._let_go(job, *opened)
+
+    def _describe(
+        self, arrival: Arrival, described: Described | None, block: Graph, new: list[tuple[Job, str]]
+    ) -> None:
+        numbers = self.books.numbers
+        known = [numbers.get(task) for task in arrival.nested]
+        nested = tuple(dict.fromkeys(number for number in known if number is not None))
+        if arrival.key:
+            parents = [self._producer(*named, block, new) for named in arrival.direct if not is_driver(named[1])]
+            kind, shape = Way.TICKET, Shape(0, max(1, round(arrival.needs.gpus * 1000)))
+        else:
+            found = (numbers.get(task) for _, task in arrival.direct)
+            parents = [number for number in found if number is not None] + list(nested)
+            kind, shape, nested = Way.OUTSIDE, NOTHING, ()
+            if not parents:
+                return
+        name = arrival.needs.name
+        said_s = described.expected_s if arrival.seconds is None and described is not None else arrival.seconds
+        phases: Phases = ((GPU if shape.gpu_milli else CPU, shape, said_s),)
+        if described is not None and described.is_shell:
+            kind, phases = Way.SHELL, described.phases
+        job = self._append(block, kind, arrival.task_id, parents, phases, name, described)
+        job.ticket, job.framework_id = arrival.key, arrival.task_id
+        numbers[arrival.task_id] = job.index
+        new.append((job, arrival.task_id))
+        if nested:
+            # Ray does not wait for these, so nothing here must; but they are worth as much as the path through here.
+            also = self._append(
+                block, Way.OUTSIDE, f"{arrival.task_id}*", nested, ((CPU, NOTHING, arrival.seconds),), name
+            )
+            self._also[job.index] = [also]
+
+    def _producer(self, reference: str, task: str, block: Graph, new: list[tuple[Job, str]]) -> int:
+        """The index of what makes this argument; something outside is taken in for it."""
+        numbers = self.books.numbers
+        found = numbers.get(task, numbers.get(reference))
+        if found is None:
+            job = self._append(block, Way.OUTSIDE, reference, (), ((CPU, NOTHING, 0.0),), OUTSIDE)
+            found = numbers[reference] = job.index
+            new.append((job, reference))
+        return found
+
+    def _append(
+        self,
+        block: Graph,
+        way: Way,
+        task_id: str,
+        parents: Iterable[int],
+        phases: Phases,
+        name: str,
+        described: Described | None = None,
+    ) -> Job:
+        """Append a task; what follows from a parent follows from all that ends with it."""
+        after = dict.fromkeys(parents)
+        after.update(dict.fromkeys(job.index for parent in tuple(after) for job in self._also.get(parent, ())))
+        job = Job(self.books, len(self.books.jobs), -1, way)
+        self.books.append(job, task_id, after, phases, name, described)
+        options = job_options(described)
+        if options.warm_key and not self._session.keeps_process(job):
+            options = msgspec.structs.replace(options, warm_key=f"{options.warm_key}#{task_id}")
+        block.add_task(task_id, tuple(after), phases, name, options)
+        return job
+
+    def _await_end(self, index: int, ref: Any) -> None:
+        def ended() -> None:
+            self._ends.append(index)
+            self._wake()
+
+        waiting.on_ready(ref, ended)
+
+    # --- decisions ---
+
+    def granted(self, job: Job, grant: Grant) -> None:
+        """The turn of a task with a ticket has come, or that of one that needs none."""
+        job.grant, job.attempt = grant, grant.attempt
+        if job.is_over:  # it has ended meanwhile
+            self.site.report(m.PhaseEnded(grant.phase, grant.attempt))
+        elif job.way is Way.TICKET:
+            if job.index not in self._line:  # else it went with another, and that was told
+                self.site.note(Granted(grant))
+            self._went(self.tickets.open(job.ticket, grant.id, grant.reason), but=job)
+            self._count(job, self.site.now())
+            self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
+
+    def start(self, job: Job, told: Any) -> None:
+        """Let Ray start a shell. told: what its process shall know, see `worker.hooked`."""
+        self.tickets.open(job.ticket, 0, "", told)
+
+    def dropped(self, jobs: Iterable[Job]) -> None:
+        """The site has ended these while they waited: past a limit of their workload."""
+        for job in jobs:
+            if job.ref is not None:
+                ray.cancel(job.ref, force=True)
+
+    # --- for operators ---
+
+    def passed(self) -> list[Job]:
+        """Tasks without phases that were let go a while ago; shorter ones end before anybody could stop them."""
+        before = self.site.now() - LEAST_S
+        jobs = [self.books.jobs[index] for index, (at_s, _) in self._line.items() if at_s < before]
+        return [job for job in jobs if job.way is Way.TICKET and not job.is_over]
+
+    def let_go_at(self, job: Job) -> float | None:
+        """When a task was let go, on the site's clock."""
+        return self._line.get(job.index, (None, 0.0))[0]
+
+    def stopping(self, job: Job, reason: str) -> None:
+        """It is about to be ended; the first reason stays, as it is listed until its end. Of a limit the script reads
+        here, because the error is Ray's own."""
+        self._outlook.reasons.setdefault(job.framework_id, reason)
+        job.aborted, job.stopped = job.way is Way.SHELL, reason
+        if job.over_limit:
+            warn(f"{job.label} is ended: {reason}")
+
+    def cancel(self, jobs: Iterable[Job], reason: str) -> None:
+        """End what waits and what runs."""
+        for job in jobs:
+            if job.ref is not None and not job.is_over:
+                self.stopping(job, job.stopped or reason)
+                ray.cancel(job.ref, force=True)
+
+    def _went(self, indices: Iterable[int], but: Job | None = None) -> None:
+        """Tasks went to Ray without a turn of their own: with others, or since nothing waited."""
+        for index in indices:
+            if (job := self.books.jobs[index]) is not but:
+                self._let_go(job, self.site.now(), 0, "with_another")
+
+    def _let_go(self, job: Job, at_s: float, decision: int, reason: str) -> None:
+        """It has been let go, at that time; the site hears of its end as of any other's."""
+        if job.index not in self._line and not job.is_over:
+            self._count(job, at_s)
+            seconds = (
+                self.books.converted.graph.phase_duration_s[self.books.converted.graph.phase_offsets[job.index]] or 0.0
+            )
+            times = self._wall_s + at_s, self._wall_s + at_s
+            self._outlook.told(Ordered(job.framework_id, *times, decision, reason, seconds, seconds))
+
+    def _count(self, job: Job, at_s: float) -> None:
+        if job.index not in self._line:
+            self._line_gpus += self._gpus(job)
+            self._line[job.index] = (at_s, self._line_gpus)
+
+    def _gpus(self, job: Job) -> float:
+        return max(shape.gpu_milli for shape in job.shapes) / 1000
+
+    # --- ends ---
+
+    def _end(self, index: int) -> None:
+        """A task's reference has a value, or an error: to Ray both are values, and what waits for it may run."""
+        job = self.books.jobs[index]
+        self._refs.pop(index, None)
+        task_id = self.books.converted.graph.ids[index]
+        self._awaited.discard(task_id)
+        self._unline(job)
+        waiting_too = self.tickets.forget(job.ticket) if job.ticket else []
+        # The task itself last: what follows it must be ready when its turn is free, or a lower one slips in.
+        for also in self._also.pop(index, ()):
+            self._finish(also)
+        if job.way is Way.SHELL and job.submission:
+            self._session.ended(job)
+            self.books.release_parents(index)
+        else:
+            self._finish(job)
+        self._went(waiting_too, but=job)
+        self.books.numbers.pop(task_id, None)
+        self._ready.pop(task_id, None)
+
+    def _finish(self, job: Job) -> None:
+        grant, job.grant, job.succeeded = job.grant, None, True
+        self.books.release_parents(job.index)
+        if self._session.is_broken:
+            return
+        if grant is None:
+            self.site.report(m.BranchSkipped(job.number))  # means nothing for what has ended
+        else:
+            self.site.report(m.PhaseEnded(grant.phase, grant.attempt))
+
+    def _unline(self, job: Job) -> None:
+        if (let_go := self._line.pop(job.index, None)) is not None:
+            at_s, line_gpus = let_go
+            needs = self._needs(job)
+            self._line_gpus -= self._gpus(job)
+            if job.way is Way.TICKET and self.room.learn(needs, self.site.now() - at_s, line_gpus):
+                self._session.offer()
+
+    # --- beliefs, room and the autoscaler ---
+
+    def _believe_again(self) -> None:
+        open_ = list(self.books.unfinished)
+        graph, block = self.books.converted.graph, Graph()
+        for job in open_:
+            phases = [
+                (graph.phase_kind[p], graph.shapes[graph.phase_shape[p]], None) for p in graph.phases_of(job.index)
+            ]
+            block.add_task(graph.ids[job.index], (), tuple(phases), graph.names[job.index])
+        numbers = [job.first_phase + p for job in open_ for p in range(len(graph.phases_of(job.index)))]
+        if values := [(numbers[phase], p50, p95) for phase, p50, p95 in self._outlook.believe(block)]:
+            self.site.report(m.Estimates(tuple(values)))
+
+    def _pulse(self) -> None:
+        """A thread of its own, because asking Ray may block: signs of life, and what Ray's books say."""
+        submitting.submit_directly()
+        while not self._closing.wait(PULSE_S):
+            if self.tickets.are_open or not self.site.is_alive:
+                return
+            try:
+                self.site.do(self.tickets.live)  # by the holder's thread: its life is what the tickets depend on
+                if self._awaited or self._demand:
+                    nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
+                    self.site.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]  # mypy has no types for such a lambda
+                self._tell_autoscaler()
+            except Exception as error:
+                self.fail(error)
+                return
+
+    def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
+        """What Ray's books say now. What a ticket was given for a moment ago is not idle but starting."""
+        now, jobs = self.site.now(), [job for job in self.books.unfinished if job.ticket]
+        waits = [job for job in jobs if job.index not in self._line and job.way is Way.TICKET]
+        statuses = dict(zip(waits, self.site.tasks([job.number for job in waits]), strict=True))
+        ready = [job for job in waits if statuses[job].status in WAITS]
+        starting = sum(
+            self._gpus(job) for job in jobs if now - self._line.get(job.index, (-STARTING_S, 0.0))[0] < STARTING_S
+        )
+        wanted = min((self._gpus(job) for job in ready), default=float("inf"))
+        self.room.review(nodes, free_gpus - starting, wanted)
+        self._session.offer()
+        if self.room.grows:
+            for job in ready:
+                needs = self._needs(job)
+                if now - statuses[job].since > HOPE_S and not self.room.fits_now(
+                    needs.cpus, needs.gpus, needs.memory_bytes
+                ):
+                    self._went(self.tickets.open(job.ticket))  # Ray says why no node can run it
+            open_ = [self._needs(job) for job in jobs if job.index in self._line]
+            there = sum(row["Resources"].get("GPU", 0.0) for row in nodes if row["Alive"])
+            others = there - free_gpus - sum(needs.gpus for needs in open_)
+            self._demand = bundles_of_tasks([*open_, *(self._needs(job) for job in ready)], others)
+
+    def _needs(self, job: Job) -> Needs:
+        return self.tickets.needs_of(job.ticket) or Needs("", 0.0, self._gpus(job), 0)
+
+    def _tell_autoscaler(self) -> None:
+        """On the pulse's thread. An autoscaler shows itself some seconds after its cluster."""
+        if not self.room.grows:
+            self.room.grows = cluster_grows() and may_ask()
+        if self.room.grows:
+            DEMAND.want("gate", self._demand)
+            if DEMAND.is_refused:
+                raise RuntimeError("no nodes for tasks with tickets: another program sends requests to the autoscaler")
+
+    # --- the run log, and failures ---
+
+    def record(self, record: r.Record) -> None:
+        """A line of the run log about one of its tasks. Those of tasks without phases come from what Ray tells."""
+        task = getattr(record, "task", "")
+        index = self.books.numbers.get(task)
+        if index is not None and self.books.jobs[index].way is Way.SHELL:
+            wall = {name: self._wall_s + getattr(record, name) for name in ("t", "end_t") if hasattr(record, name)}
+            self._outlook.record(msgspec.structs.replace(record, **wall))
+        elif isinstance(record, r.Ready):
+            self._ready[task] = record.t
+        elif isinstance(record, r.Granted):
+            ready_s = min(record.t, self._ready.pop(task, record.t))
+            times = self._wall_s + ready_s, self._wall_s + record.t
+            p50_s, p95_s = record.estimate_p50_s or 0.0, record.estimate_p95_s or 0.0
+            self._outlook.told(Ordered(task, *times, record.decision, record.reason, p50_s, p95_s))
+
+    def fail(self, error: BaseException) -> None:
+        """From any thread. Nothing is decided any more: every ticket opens, and what comes passes."""
+        if not self._closing.is_set() and self.tickets.open_all():
+            self._outlook.on_failure(error)
+        if not self.site.is_alive:  # nobody is left to hear of ends: let go of the references
+            self._refs.clear()
+            self._arrivals.clear()

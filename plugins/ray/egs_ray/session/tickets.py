@@ -1,0 +1,181 @@
+"""Tickets: references without a value so far, for which tasks that a script has submitted wait in Ray.
+
+    fit.remote(x)  ─►  [fit].remote(ticket, x)        Ray keeps the task until the ticket has a value
+
+A ticket costs some milliseconds of processor time in all, so few are made. While there is room for all that has not
+ended, a task that takes no result passes without one. Short tasks that are alike and come one after the other share
+one, as many as the GPUs do in a tenth of a second (`room`): the first whose turn it is opens it for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from egs_ray.gate.room import Room
+from egs_ray.promises import Promises
+from egs_ray.submission import Needs
+
+NO_TURN = "nothing_to_wait_for"
+PATIENCE_S = 20.0  # without a sign of life from this process for so long, the tickets open by themselves
+
+
+class Ticket(msgspec.Struct):
+    """What lets tasks go that share it. refs: for those to come, one each; users: those that have it and have not
+    ended; waiting: numbers of those of them that the site knows, while it is not open; then opened: when, the decision
+    and why."""
+
+    name: str
+    needs: Needs
+    users: int = 1
+    is_open: bool = False
+    opened: tuple[float, int, str] = (0.0, 0, NO_TURN)
+    refs: list[Any] = []
+    waiting: list[int] = []
+
+
+class Tickets:
+    """The tickets of one Ray session. `take` and `hold_back` are for the submitting threads, from any thread, without
+    blocking; the rest is for the holder's thread.
+
+    do: runs an action on the holder's thread; now: its clock. estimate: seconds that a task is believed to take.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        estimate: Callable[[Needs], float | None],
+        do: Callable[[Callable[[], None]], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._room, self._estimate, self._do, self._now = room, estimate, do, now
+        self._promises = Promises(PATIENCE_S, self._board_lost)
+        self._lock = threading.Lock()
+        self._all_open = False
+        self._lets_pass = True
+        self.made = 0
+        self._held: dict[str, Ticket] = {}  # by the keys of tasks that have not ended
+        self._held_gpus = 0.0  # what these need
+        self._last = Ticket("", Needs("", 0.0, 0.0, 0))  # that others may share
+        self._kept: dict[str, Any] = {}  # opened, and not yet said so to what waits for it
+
+    @property
+    def are_open(self) -> bool:
+        """Whether everything passes."""
+        return self._all_open
+
+    # --- for submitting threads ---
+
+    def take(self, needs: Needs, is_bare: bool, is_shell: bool = False) -> tuple[str, Any] | None:
+        """A key and the reference to hand to the task, None where it needs none; None when all may pass.
+
+        is_bare: the task takes no other's result. is_shell: it needs a ticket of its own, for what it is told with it.
+        """
+        with self._lock:
+            if self._all_open:
+                return None
+            self.made += 1
+            key = str(self.made)
+            has_room = self._held_gpus + needs.gpus <= self._room.tickets
+            self._held_gpus += needs.gpus
+            last, may_share = self._last, is_bare and not is_shell
+            if may_share and has_room and self._lets_pass:
+                self._held[key] = Ticket("", needs, is_open=True, opened=(self._now(), 0, NO_TURN))
+                return key, None
+            if may_share and last.refs and not last.is_open and last.needs == needs:
+                last.users += 1
+                self._held[key] = last
+                return key, last.refs.pop()
+            ticket = self._held[key] = Ticket(key, needs)
+        copies = self._room.together(needs, self._estimate(needs)) if may_share else 1
+        refs = self._promises.new_copies(key, copies)
+        ref = refs.pop()
+        if refs:
+            ticket.refs, self._last = refs, ticket
+        return key, ref
+
+    def needs_of(self, key: str) -> Needs | None:
+        """What the task with this ticket asks Ray for, while it has not ended."""
+        ticket = self._held.get(key)
+        return None if ticket is None else ticket.needs
+
+    def hold_back(self, holds: bool) -> None:
+        """Whether from now on no task passes or shares a ticket: each must be asked for by the site."""
+        self._lets_pass = not holds
+        self._last = Ticket("", self._last.needs)
+
+    # --- on the holder's thread ---
+
+    def wait(self, key: str, number: int) -> tuple[float, int, str] | None:
+        """The site knows the task with this ticket now, by this number. Where it is open already: when that was, the
+        decision and why."""
+        ticket = self._held.get(key)
+        if ticket is None or ticket.is_open:
+            return ticket.opened if ticket is not None else None
+        ticket.waiting.append(number)
+        return None
+
+    def open(self, key: str, decision: int = 0, reason: str = NO_TURN, value: Any = None) -> list[int]:
+        """Let the tasks go that have this ticket; the numbers of those that waited. value: what a shell is told."""
+        ticket = self._held.get(key)
+        return self._open(ticket, decision, reason, value) if ticket is not None else []
+
+    def forget(self, key: str) -> list[int]:
+        """The task with this ticket has ended, or never used it. The numbers of those that the ticket let go with it:
+        its last user was cancelled before its turn, or gave it back."""
+        with self._lock:
+            ticket = self._held.pop(key, None)
+            if ticket is None:
+                return []
+            self._held_gpus -= ticket.needs.gpus
+            ticket.users -= 1
+            if ticket.users:
+                return []
+            ticket.refs = []
+        return self._open(ticket, 0, NO_TURN, None)
+
+    def give_back(self, key: str) -> list[int]:
+        """Nobody has this ticket any more; what shares it goes. Their numbers."""
+        ticket = self._held.get(key)
+        self.forget(key)
+        return self._open(ticket, 0, NO_TURN, None) if ticket is not None else []
+
+    def live(self) -> None:
+        """This process lives: call it about once a second."""
+        self._promises.live()
+
+    def open_all(self) -> bool:
+        """From any thread: everything passes from now on; whether that is news."""
+        with self._lock:
+            was_open, self._all_open = self._all_open, True
+            names = {ticket.name for ticket in self._held.values() if not ticket.is_open}
+        if not was_open:
+            self._promises.keep_all(names)
+        return not was_open
+
+    def _open(self, ticket: Ticket, decision: int, reason: str, value: Any) -> list[int]:
+        with self._lock:
+            if ticket.is_open:
+                return []
+            ticket.is_open, ticket.opened = True, (self._now(), decision, reason)
+        if not self._kept:
+            self._do(self._keep)  # behind all that is queued by now: one call for all of it
+        self._kept[ticket.name] = value
+        waiting, ticket.waiting = ticket.waiting, []
+        return waiting
+
+    def _keep(self) -> None:
+        kept, self._kept = self._kept, {}
+        self._promises.keep_values(kept)
+
+    def _board_lost(self, _call: Any) -> None:
+        """From a thread of Ray's. The tickets opened so far may be lost with the process that kept them."""
+        self._do(self._open_again)
+
+    def _open_again(self) -> None:
+        with self._lock:
+            names: Iterable[str] = {ticket.name for ticket in self._held.values() if ticket.is_open and ticket.name}
+        self._promises.keep_all(names)

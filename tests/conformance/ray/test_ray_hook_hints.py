@@ -1,0 +1,297 @@
+"""Hints on the functions of an unmodified `.remote()` script under the hook: each one that is kept there, on a real
+Ray, and what stays as Ray has it. Split, preload, limits and abort are scenarios of the conformance suite."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import Ended, Started, TaskAdded
+
+if TYPE_CHECKING:
+    import subprocess
+
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+USES = """
+import contextlib, os, sys, time
+import ray
+import egs_core as egs
+
+def hinted(gpus=1, remote={}, **hints):
+    return lambda function: ray.remote(num_gpus=gpus, max_calls=0, **remote)(egs.task(gpus=gpus, **hints)(function))
+
+class Mine(Exception):
+    pass
+
+@hinted(preload=[egs.modules("json")])
+def add(a, b=0, *, c=0):
+    with egs.gpu():
+        return a + b + c
+
+@hinted(preload=[egs.modules("json")], remote=dict(num_returns=2))
+def two(a):
+    with egs.gpu():
+        return a, -a
+
+@hinted()
+def failing(text):
+    with egs.gpu():
+        raise Mine(text)
+
+@hinted(remote=dict(max_retries=2))
+def dies_once(path):
+    with egs.gpu():
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os._exit(3)
+        return "again"
+
+@hinted(remote=dict(retry_exceptions=[Mine], max_retries=2))
+def raises_once(path):
+    with egs.gpu():
+        if not os.path.exists(path):
+            open(path, "w").close()
+            raise Mine("first")
+        return "second"
+
+@hinted()
+def endless(path):
+    with egs.gpu():
+        open(path, "w").close()
+        while True:
+            time.sleep(0.05)
+
+@hinted()
+def nesting(n):
+    inner = ray.get([plain.remote(i) for i in range(n)])
+    with egs.gpu():
+        return sum(inner)
+
+@ray.remote
+def plain(n):
+    return n
+
+@hinted(priority=5)
+def whole(refs):
+    return ray.get(refs[0])
+
+def shown(error):
+    return type(error).__name__, isinstance(error, Mine), "Mine" in str(error)
+
+ray.init(log_to_driver=False)
+folder = sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLDER"]
+os.makedirs(folder)
+first = add.remote(1, 2)
+print("value", ray.get(first), ray.get(add.remote(first, b=add.remote(5), c=ray.put(10))))
+print("two", ray.get(two.remote(3)), [ray.get(ref) for ref in two.remote(add.remote(1))])
+print("options", ray.get(add.options(name="other").remote(4)))
+for ref in (failing.remote("mine"), add.remote(failing.remote("deeper"), 1)):
+    try:
+        ray.get(ref)
+    except Exception as error:
+        print("error", *shown(error))
+print("retries", ray.get(dies_once.remote(folder + "/died")), ray.get(raises_once.remote(folder + "/raised")))
+print("nested", ray.get(nesting.remote(3)), ray.get(whole.remote([add.remote(7)])))
+running = endless.remote(folder + "/runs")
+while not os.path.exists(folder + "/runs"):
+    time.sleep(0.02)
+try:
+    ray.get(running, timeout=0.1)
+except ray.exceptions.GetTimeoutError:
+    print("timeout")
+others = [endless.remote(folder + f"/other{i}") for i in range(3)]   # some of them wait
+print("ready", ray.wait([running], timeout=0)[0])
+for ref in (*others, running):
+    ray.cancel(ref, force=True)
+for ref in (*others, running):
+    try:
+        ray.get(ref)
+    except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError):
+        print("cancelled")
+print("after", ray.get(add.remote(1)))
+try:
+    add.remote()
+except TypeError as error:
+    print("arguments", error)
+"""
+
+
+WORDS = ("value", "two", "options", "error", "retries", "nested", "timeout", "ready", "cancelled", "after", "arguments")
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the script printed; Ray prints there, too, what it tries again."""
+    return [line for line in done.stdout.splitlines() if line.startswith(WORDS)]
+
+
+def test_hinted_tasks_are_as_natively(run_script: Script, tmp_path: Path) -> None:
+    """Values, several returns, errors, retries, nesting, time-outs and cancelling of tasks with hints, split and
+    preloaded, are those of Ray alone with the same functions."""
+    native = run_script(USES, hook=False, FOLDER=str(tmp_path / "native"))
+    assert native.returncode == 0, native.stderr
+    with_egs = run_script(USES, EGS_MODE="on", FOLDER=str(tmp_path / "egs"))
+    assert with_egs.returncode == 0, with_egs.stderr
+    assert lines(with_egs) == lines(native), with_egs.stderr
+    assert lines(native).count("cancelled") == 4
+    said = [line for line in with_egs.stderr.splitlines() if line.startswith("egs:")]
+    assert len(said) == 1, said
+    run = read_run(tmp_path / "log.jsonl")
+    phases = {record.task: len(record.phases) for record in run.records if isinstance(record, TaskAdded)}
+    assert max(phases.values()) == 3  # CPU, GPU, CPU
+    names = {record.name for record in run.records if isinstance(record, TaskAdded)}
+    assert {"add", "failing", "nesting", "plain", "whole"} <= {name.rpartition(".")[2] for name in names}, names
+    ends = {record.task for record in run.records if isinstance(record, Ended)}
+    assert {record.task for record in run.records if isinstance(record, Started)} <= ends
+
+
+ORDER = """
+import os, time
+import ray
+import egs_core as egs
+
+folder = os.environ["FOLDER"]
+
+def began(name):
+    with open(folder + "/began", "a") as file:
+        file.write(name + chr(10))
+    return name
+
+@ray.remote(num_gpus=2, max_calls=0)
+def blocker(number):
+    while not os.path.exists(f"{folder}/go{number}"):
+        time.sleep(0.02)
+
+def step(**hints):
+    @ray.remote(num_gpus=2, max_calls=0)
+    @egs.task(**{"expect": 0.5, **hints})
+    def run(name, *after):
+        return began(name)
+    return run
+
+@ray.remote
+def report(*after):
+    return 0
+
+def held(number, *made, wait_s=0.0):
+    # Both GPUs are busy until all of them wait for their turn.
+    block = blocker.remote(number)
+    time.sleep(0.5)
+    refs = [one() for one in made]
+    time.sleep(wait_s)
+    open(f"{folder}/go{number}", "w").close()
+    ray.get([block, *refs])
+
+def chain(name):
+    def made():
+        trunk = step().remote(name)
+        return report.remote(step().remote(name + ".next", trunk))
+    return made
+
+os.makedirs(folder)
+ray.init(log_to_driver=False)
+ray.get(step().remote("warm"))
+held(0, lambda: step().remote("low"), lambda: step(priority=10).remote("high"))
+without, late, soon = (step(expect="1h", deadline=when) for when in (None, "3h", "2h"))  # "soon" is urgent for an hour
+held(1, lambda: without.remote("no deadline"), lambda: late.remote("late"), lambda: soon.remote("soon"))
+held(2, chain("trunk"), lambda: step(max_wait=0.5).remote("overdue"), wait_s=2.0)
+held(3, chain("trunk2"), lambda: step().remote("leaf"))
+print([line.strip() for line in open(folder + "/began")])
+"""
+
+
+def test_hints_on_the_order(run_script: Script, tmp_path: Path) -> None:
+    """`priority`, `deadline` and `max_wait` of tasks that a script submits order them, on two GPUs that are busy until
+    all wait: the later submission goes first. Without the hint the leaf goes after a chain, as rule 2 has it."""
+    done = run_script(ORDER, EGS_MODE="on", FOLDER=str(tmp_path / "marks"))
+    assert done.returncode == 0, done.stderr
+    began = ast.literal_eval(done.stdout)
+    place = {name: number for number, name in enumerate(began)}
+    assert place["high"] < place["low"], began
+    assert place["soon"] < place["no deadline"] < place["late"], began
+    assert place["overdue"] < place["trunk"], began
+    assert place["trunk2"] < place["leaf"], began
+
+
+GPU_TIME = """
+import os, time
+import ray
+import egs_core as egs
+
+@ray.remote(num_gpus=1, max_calls=0, max_retries=0)
+@egs.task(max_gpu_time=1.0, gang="pair", idle_timeout=5)
+def holds(path):
+    with egs.gpu():
+        while not os.path.exists(path):
+            time.sleep(0.02)
+    return "ended by itself"
+
+@ray.remote
+@egs.task(priority=7)
+def plain():
+    return "plain"
+
+ray.init(log_to_driver=False)
+print(ray.get(plain.remote()))
+try:
+    print(ray.get(holds.remote("never")))
+except ray.exceptions.RayError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_limits_and_what_is_not_kept(run_script: Script, tmp_path: Path) -> None:
+    """A task that holds a GPU for longer than `max_gpu_time` ends and says why, in the run log too. Hints that nothing
+    keeps here are named, once each: `gang`, `idle_timeout`, and `priority` of a task that needs no GPU."""
+    done = run_script(GPU_TIME, EGS_MODE="on")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() in (["plain", "TaskCancelledError"], ["plain", "WorkerCrashedError"])
+    said = [line for line in done.stderr.splitlines() if line.startswith("egs:")]
+    for hint in ("gang", "idle_timeout", "priority"):
+        assert len([line for line in said if hint in line]) == 1, said
+    assert [line for line in said if "over its limit of 1 s of GPU time" in line and "holds" in line], said
+    ended = [record for record in read_run(tmp_path / "log.jsonl").records if isinstance(record, Ended)]
+    assert "over its limit of 1 s of GPU time" in {record.reason for record in ended}, ended
+
+
+FIRST_RUN = """
+import os, sys, time
+import ray
+import egs_core as egs
+
+def load():
+    open("called", "w").close()
+    return os.getpid()
+
+@ray.remote
+def slow():
+    while not os.path.exists("called"):
+        time.sleep(0.02)
+    return 1
+
+@ray.remote
+def then(value):
+    return value + 1
+
+@ray.remote(num_gpus=1, max_calls=0)
+@egs.task(preload=[egs.modules("wave"), egs.files("data.bin"), egs.call(load)])
+def train(value):
+    was_there = "wave" in sys.modules
+    return was_there, egs.loaded(load) == os.getpid(), value
+
+with open("data.bin", "wb") as file:
+    file.write(b"x" * 1000)
+ray.init(log_to_driver=False, runtime_env={"env_vars": {"HERE": os.getcwd()}})
+print(ray.get(train.remote(then.remote(slow.remote())), timeout=150))
+"""
+
+
+def test_a_first_run_preloads_as_soon_as_there_is_room(run_script: Script, tmp_path: Path) -> None:
+    """Modules, files and calls are loaded before the argument is there, though nothing is known of any duration: the
+    task two steps before it ends only once the load function has been called. The task runs in that process."""
+    done = run_script(FIRST_RUN.replace('"called"', repr(str(tmp_path / "called"))), EGS_MODE="on")
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == (True, True, 2)
