@@ -22,7 +22,8 @@ INSIDE_CODE = "a task counts as using its GPUs while its own code runs: what hap
 NO_GPUS = "no pool is named as one of GPUs (--gpu-pool): slots of pools are accounted for, GPU time is not known"
 SLOTS = "limits other than pools (parallelism, max_active_tasks) and busy workers are not known: some waits are theirs"
 DEFERRED = (
-    "tasks were deferred or rescheduled: they count as running meanwhile, for Airflow keeps only their first start"
+    "tasks were deferred or rescheduled: they count as holding slots since they were last woken up, and in pools that "
+    "include deferred tasks since their first start; Airflow keeps no other times"
 )
 OLDER = "runs are of an older version of their DAG: what their tasks waited for is read from the newest"
 KEPT = "times EGS kept open slots for a task or gang: waits of others are for a reservation; slot·s kept:"

@@ -42,6 +42,17 @@ train = split(
     gpu={"retries": 1, "retry_delay": timedelta(seconds=0.1)},
 )
 
+def double(n):
+    return 2 * n
+
+@split
+@egs.task(gpus=1)
+def block(n, ti=None):
+    doubled = double(n)
+    with egs.gpu():
+        total = doubled + 1
+    return dict(total=total, task=ti.task_id)
+
 @task
 def ready():
     pass
@@ -55,6 +66,7 @@ for dag_id, tags in (("split_used", ["egs-on"]), ("split_native", [])):
         trained = train(0)
         ready() >> trained
         show(trained["fitted"])
+        show.override(task_id="of_block")(block(3))
         if tags:
             show.override(task_id="all")(train.override(group_id="each").expand(n=[1, 2]))
             broken = train.override(group_id="broken")(-1)
@@ -98,18 +110,23 @@ def test_a_split_task_is_used_as_one_task(airflow: LiveAirflow) -> None:
     assert [found[name]["state"] for name in broken] == after
     assert [found[f"train.{name}"]["try_number"] for name in ("decode", "fit", "write")] == [1, 2, 1]
     pools = {name.split(".")[1].split("[")[0]: ti["pool"] for name, ti in found.items() if "." in name}
-    assert pools == {"decode": "default_pool", "fit": GPU_POOL, "write": "default_pool"}
+    own = {"before": "default_pool", "gpu": GPU_POOL, "after": "default_pool"}
+    assert pools == {"decode": "default_pool", "fit": GPU_POOL, "write": "default_pool", **own}
     assert found["ready"]["end_date"] <= found["train.decode"]["start_date"]
     values = {name: value_of(airflow, "split_used", runs["split_used"], found[name]) for name in ("show", "all")}
     each = [{"fitted": n + 10, "tries": [1, 1]} for n in (1, 2)]
     assert values == {"show": 10, "all": each}
+    told = value_of(airflow, "split_used", runs["split_used"], found["of_block"])
+    assert told == {"total": 7, "task": "block.after"}
 
     assert {ti["pool"] for ti in native.values()} == {"default_pool"}
-    assert set(native) == {"ready", "train.decode", "train.fit", "train.write", "show"}
+    block = {"block.before", "block.gpu", "block.after", "of_block"}
+    assert set(native) == {"ready", "train.decode", "train.fit", "train.write", "show", *block}
     for dag_id in runs:
         assert airflow.rest("GET", f"/dags/{dag_id}/dagVersions")["total_entries"] == 1
     groups = {node["id"]: [child["id"] for child in node.get("children") or []] for node in grid(airflow, "split_used")}
     assert groups["train"] == ["train.decode", "train.fit", "train.write"]
+    assert groups["block"] == ["block.before", "block.gpu", "block.after"]
 
     run = runs["split_native"]
     body = {"dry_run": False, "dag_run_id": run, "task_ids": ["train.fit"], "only_failed": False}
@@ -117,7 +134,14 @@ def test_a_split_task_is_used_as_one_task(airflow: LiveAirflow) -> None:
     wait_until(lambda: by_name(airflow, "split_native", run)["train.fit"]["try_number"] > 2, "fit is run again")
     assert airflow.wait_run("split_native", run) == "success"
     tries = {name: ti["try_number"] for name, ti in by_name(airflow, "split_native", run).items()}
-    assert tries == {"ready": 1, "train.decode": 1, "train.fit": 3, "train.write": 2, "show": 2}
+    assert tries == {
+        **dict.fromkeys(block, 1),
+        "ready": 1,
+        "train.decode": 1,
+        "train.fit": 3,
+        "train.write": 2,
+        "show": 2,
+    }
 
 
 def by_name(airflow: LiveAirflow, dag_id: str, run: str) -> dict[str, dict[str, Any]]:

@@ -121,10 +121,24 @@ def test_what_is_still_open() -> None:
 
 
 def test_deferred_tasks_are_said() -> None:
-    """A task that was woken up was scheduled after its start: it counts as running, and the audit says so."""
+    """A task that was woken up was scheduled after its start: what it held before is not known, and is not counted, but
+    in a pool in which a deferred task keeps its slots. The audit says so."""
     seen = seen_of(tried("a", 6, 7, 1, 9))
-    assert told(seen).total.held_s == 8.0
+    assert (told(seen).total.held_s, told(seen).waits[0].wait_s) == (2.0, 1.0)
     assert "1 tasks were deferred" in " ".join(observed(seen, "here").notes)
+    seen.pools["gpus"].keeps_deferred = True
+    assert told(seen).total.held_s == 8.0
+
+
+@pytest.mark.parametrize("state", ["deferred", "up_for_reschedule"])
+def test_what_sleeps_holds_nothing(state: str) -> None:
+    """A sensor or operator that is watched for by the triggerer, or is to look again later: no slot, and no wait for
+    one, unless its pool includes deferred tasks."""
+    seen = seen_of(tried("a", 0, 0, 1, None, state=state), over=False)
+    audited = told(seen)
+    assert (audited.total.held_s, audited.waits) == (0.0, [])
+    seen.pools["gpus"].keeps_deferred = True
+    assert told(seen).total.held_s == 99.0
 
 
 @pytest.mark.parametrize("slots", [-1, None])

@@ -187,7 +187,8 @@ def blocked(n: int) -> int:
 @pytest.mark.parametrize(
     ("function", "arguments", "said"),
     [
-        (blocked, {}, "split of blocked: has no phases"),
+        (write, {}, "split of write: has no phases"),
+        (egs.task(split=False)(blocked), {}, "split of blocked: @egs.task: says split=False"),
         (egs.phases(blocked, write), {}, "split of blocked_write: blocked: has a GPU block"),
         (egs.task(split=False)(egs.phases(decode, write)), {}, "split of decode_write: @egs.task: says split=False"),
         (egs.phases(decode, task(write)), {}, "write: is a task of Airflow already"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import egs_core as egs
 from egs_core.errors import InputError
 from egs_core.hints import TaskHints
-from egs_kubeflow.components.names import names_in
+from egs_core.splitting.names import names_in
 from egs_kubeflow.components.phases import Part, parts_of
 from egs_kubeflow.components.source import make_function
 

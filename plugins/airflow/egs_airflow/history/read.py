@@ -57,7 +57,7 @@ def _changed(rest: Rest, path: str, key: str, since_s: float) -> Iterable[dict[s
 
 
 def _pool(row: Row) -> Pool:
-    return Pool(row["name"], int(row["slots"]), is_gpu_pool(row["description"]))
+    return Pool(row["name"], int(row["slots"]), is_gpu_pool(row["description"]), bool(row.get("include_deferred")))
 
 
 def _run(row: Row) -> Run:

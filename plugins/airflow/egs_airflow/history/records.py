@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from graphlib import TopologicalSorter
 
 from egs_airflow.history.kept import held_back
-from egs_airflow.history.seen import OUTCOMES, Dag, Run, Seen, Try, TryKey
+from egs_airflow.history.seen import ASLEEP, OUTCOMES, Dag, Run, Seen, Try, TryKey
 from egs_core.runlog.past import Attempt, Needs, Offer, Past, PastRun, PastTask
 
 EXECUTOR = "executor"
@@ -61,6 +61,8 @@ def _past_run(
         name = f"{one.dag_id}.{one.task_id}" if full_names else one.task_id
         past.tasks.append(PastTask(one.task, name, _needs(one, gpu_pools), parents[one.task]))
     for one in tries:
+        if one.state in ASLEEP and not _keeps(seen, one):
+            continue  # it holds nothing, and waits for no slot
         if one.held_slots or one.state != "success":  # an operator that does nothing leaves no record
             past.attempts.append(_attempt(seen, one, _needs(one, gpu_pools), code_s.get(one.key)))
     return past
@@ -71,15 +73,22 @@ def _needs(one: Try, gpu_pools: Collection[str]) -> Needs:
     return Needs(gpus=slots) if one.pool in gpu_pools else Needs(cpus=slots)
 
 
+def _keeps(seen: Seen, one: Try) -> bool:
+    """Whether a task that sleeps keeps its slots."""
+    return one.pool in seen.pools and seen.pools[one.pool].keeps_deferred
+
+
 def _attempt(seen: Seen, one: Try, needs: Needs, code_s: float | None) -> Attempt:
     """One try: waiting, running, over, or over without a slot."""
     past = Attempt(one.task, max(1, one.number), one.scheduled_s, ended_s=one.ended_s, needs=needs)
     past.outcome = OUTCOMES.get(one.state, "aborted")
     queued_s = one.queued_s
     if one.held_slots and one.started_s is not None and queued_s is not None:
-        queued_s = min(queued_s, one.started_s)
+        has_slept = one.was_deferred and not _keeps(seen, one)
+        started_s = queued_s if has_slept else one.started_s  # what it held before it first slept is not known
+        queued_s = min(queued_s, started_s)
         past.ready_s = queued_s if one.scheduled_s is None else min(one.scheduled_s, queued_s)
-        past.started_s, past.code_s = one.started_s, None if one.was_deferred else code_s
+        past.started_s, past.code_s = started_s, None if one.was_deferred else code_s
         past.node, past.framework_id, past.pid = one.pool, one.host, one.pid
     if past.ready_s is not None:
         until_s = next(time for time in (queued_s, one.ended_s, seen.now_s) if time is not None)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+ASLEEP = frozenset({"deferred", "up_for_reschedule"})
+"""States of a task that watches something without a process."""
+
 WAITING = frozenset({"", "scheduled", "queued"})
 """States in which a task shows the start and end of the try before, if there was one."""
 
@@ -81,11 +84,13 @@ class Dag(msgspec.Struct):
 
 
 class Pool(msgspec.Struct):
-    """slots: -1 for no limit. are_gpus: EGS made it for GPUs, one slot each."""
+    """slots: -1 for no limit. are_gpus: EGS made it for GPUs, one slot each. keeps_deferred: a deferred task keeps its
+    slots there."""
 
     name: str
     slots: int
     are_gpus: bool = False
+    keeps_deferred: bool = False
 
 
 class KeptSlots(msgspec.Struct):

@@ -1,4 +1,5 @@
-"""`split`: a function made by `egs.phases` as a task group with one Airflow task a phase.
+"""`split`: a function with phases as a task group with one Airflow task a phase. Made by `egs.phases`, or one with a
+`with egs.gpu():` block (see `block`), as `@split` above `@egs.task(gpus=1)`.
 
     train = split(egs.task(gpus=1)(egs.phases(decode, egs.on_gpu(fit), write, name="train")), retries=2)
 
@@ -21,9 +22,10 @@ from typing import Any
 
 from airflow.sdk import task, task_group
 
+from egs_airflow.split.block import VALUES, Part, parts_of
 from egs_airflow.split.output import output_of_split
 from egs_core.errors import InputError
-from egs_core.hints import OnGpu, PhaseKind, TaskHints, has_gpu_block, hints_of, phase_kinds, phase_steps
+from egs_core.hints import SPLIT, OnGpu, PhaseKind, TaskHints, has_gpu_block, hints_of, phase_kinds, phase_steps
 
 FIRST: dict[str, Any] = {"trigger_rule": "all_success"}
 """Arguments that are about how a task begins: they are for the first phase, and this is what the others have."""
@@ -37,11 +39,13 @@ ENDING = ("outlets", "on_success_callback")
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: its task id in the group, what it holds, and its function with hints that are its own."""
+    """One phase: its task id in the group, what it holds, and its function with hints that are its own. part: what it
+    takes, where it was cut out of a function; else it takes the value of the phase before."""
 
     name: str
     kind: PhaseKind
     function: Callable[..., Any]
+    part: Part | None = None
 
 
 def split(
@@ -55,7 +59,8 @@ def split(
 ) -> Any:
     """What to call in a DAG, in place of a `@task` function: makes the group and gives the value of the last phase.
 
-    function: made by `egs.phases`, with or without hints of `egs.task`. group_id: by default its name. arguments: of
+    function: made by `egs.phases`, or with one `with egs.gpu():` at its top level; with or without hints of `egs.task`.
+    group_id: by default its name. arguments: of
     each phase's task, as `@task` takes them (`retries=2`); cpu, gpu: more of them, for phases of one kind
     (`gpu={"pool": "a100"}`). A trigger rule is for the first phase; `outlets`, `multiple_outputs`, `do_xcom_push` and
     `on_success_callback` are for the last. The result is what `@task_group` gives, with its `expand`, `partial` and
@@ -73,7 +78,10 @@ def split(
         for number, phase in enumerate(phases):
             stated = _placed(arguments, number == 0, number == len(phases) - 1) | of_kind[phase.kind]
             make = task(task_id=phase.name, **stated)(phase.function)
-            value = make(value) if number else make(*args, **kwargs)
+            if phase.part is not None:
+                value = _call(make, phase.part, inspect.signature(function).bind_partial(*args, **kwargs), value)
+            else:
+                value = make(value) if number else make(*args, **kwargs)
             first = first or value
         return output_of_split(first, value)
 
@@ -88,16 +96,36 @@ def _placed(arguments: Mapping[str, Any], is_first: bool, is_last: bool) -> dict
     return placed if is_last else {name: value for name, value in {**placed, **LAST}.items() if name not in ENDING}
 
 
+def _call(make: Any, part: Part, bound: inspect.BoundArguments, before: Any) -> Any:
+    """The task of a part of a function, behind the one before."""
+    given = {name: bound.arguments[name] for name in part.inputs if name in bound.arguments}
+    value = make(**given, **({VALUES: before} if part.takes_values else {}))
+    if before is not None and not part.takes_values:
+        before >> value
+    return value
+
+
 def _phases_of(function: Any, place: str) -> list[Phase]:
     steps = phase_steps(function)
-    if not steps:
-        hint = "make it with egs.phases(decode, egs.on_gpu(fit), write): a function itself cannot be cut"
+    is_block = not steps and has_gpu_block(function)
+    if not steps and not is_block:
+        hint = "write `with egs.gpu():` in it, or make it with egs.phases(decode, egs.on_gpu(fit), write)"
         raise InputError(place, "has no phases", hint)
     hints = hints_of(function) or TaskHints()
     kinds = phase_kinds(function)
-    if len(kinds) != len(steps):
-        raise InputError(f"{place}: @egs.task", f"says split={hints.split}", "take it out, or use @task")
+    if len(kinds) != (len(SPLIT) if is_block else len(steps)):
+        problem = "says gpus=0" if hints.gpus == 0 else f"says split={hints.split}"
+        raise InputError(f"{place}: @egs.task", problem, "take it out, or use @task")
+    if is_block:
+        parts, cpus = parts_of(function)
+        return [_of_part(part, hints, kinds[part.number], cpus) for part in parts]
     return [_phase(step, number, hints, kinds[number], place) for number, step in enumerate(steps)]
+
+
+def _of_part(part: Part, hints: TaskHints, kind: PhaseKind, cpus: float | None) -> Phase:
+    step = OnGpu(part.function, cpus) if kind == "gpu" else part.function
+    part.function.__dict__["__egs__"] = _hints_of_phase(hints, part.number, kind, part.name, step)
+    return Phase(part.name, kind, part.function, part)
 
 
 def _phase(step: Callable[..., Any], number: int, hints: TaskHints, kind: PhaseKind, place: str) -> Phase:

@@ -22,11 +22,12 @@ from kfp.dsl import Artifact, Input, Output
 
 from egs_core.errors import InputError
 from egs_core.hints import OnGpu, PhaseKind, TaskHints, has_gpu_block, phase_kinds, phase_steps
+from egs_core.splitting.block import cpus_of, cut, handed_on, without_blocks
+from egs_core.splitting.lost_state import warn_of_lost_state
+from egs_core.splitting.names import names_in
+from egs_core.splitting.source import Source, source_of
 from egs_kubeflow import compat
-from egs_kubeflow.components.block import cpus_of, cut, handed_on, without_blocks
-from egs_kubeflow.components.lost_state import warn_of_lost_state
-from egs_kubeflow.components.names import names_in
-from egs_kubeflow.components.source import Source, bare, make_function, source_of
+from egs_kubeflow.components.source import bare, make_function
 
 STATE_IN, STATE_OUT = "egs_state", "egs_state_out"
 _LOAD = f"with open({STATE_IN}.path, 'rb') as egs_file:\n    egs_values = pickle.load(egs_file)"

@@ -1,4 +1,4 @@
-"""`with egs.gpu():` in a component's function: the statements before it, in it and after it, as parts of their own.
+"""`with egs.gpu():` in a function: the statements before it, in it and after it, as parts of their own.
 
     def train(path: str) -> float:         before   egs_state = {batch}
         import torch                       in it    import torch again, batch from the state; {loss}
@@ -21,8 +21,8 @@ from typing import Any
 
 from egs_core.errors import InputError
 from egs_core.gpu_phase import gpu
-from egs_kubeflow.components.names import names_in, used_at_once
-from egs_kubeflow.components.source import Source
+from egs_core.splitting.names import names_in, used_at_once
+from egs_core.splitting.source import Source
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 """A lambda with a name is one, too: pickle takes none. See `_is_definition`."""
@@ -30,15 +30,16 @@ _NO_PARTS = (ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)
 _HINT = "use egs.phases(...), or move it into the block or behind it"
 
 
-def cut(source: Source) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
-    """The statements before the block, in it, and after it. Raises InputError that names the line in the way."""
+def cut(source: Source, *, may_end: bool = False) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]:
+    """The statements before the block, in it, and after it. may_end: whether the block may return, where nothing comes
+    after it. Raises InputError that names the line in the way."""
     body = source.tree.body
     blocks = [node for node in ast.walk(source.tree) if isinstance(node, ast.With) and _is_gpu(node, source)]
     if not blocks:
         raise InputError(source.place(source.tree), "has no 'with egs.gpu():' that can be seen", _HINT)
     if len(blocks) > 1:
         raise InputError(
-            source.place(blocks[1]), "is a second 'with egs.gpu():'", "a component is cut at one; egs.phases"
+            source.place(blocks[1]), "is a second 'with egs.gpu():'", "a function is cut at one; egs.phases"
         )
     block = blocks[0]
     if block not in body:
@@ -46,7 +47,7 @@ def cut(source: Source) -> tuple[list[ast.stmt], list[ast.stmt], list[ast.stmt]]
     _check_alone(block, source)
     at = body.index(block)
     parts = body[:at], block.body, body[at + 1 :]
-    _check(parts, source)
+    _check(parts[:2] if may_end and not parts[2] else parts, source)
     return parts
 
 
@@ -57,8 +58,8 @@ def _check_alone(block: ast.With, source: Source) -> None:
 
 
 def without_blocks(source: Source) -> list[ast.stmt]:
-    """The statements of a function that is not to be split, with what is in its GPU blocks in their place: where kfp
-    runs it there is no `egs`."""
+    """The statements of a function that is not to be split, with what is in its GPU blocks in their place: where it
+    runs there is no `egs`."""
     return [found for statement in source.tree.body for found in _opened(statement, source)]
 
 
@@ -127,7 +128,7 @@ def _is_definition(statement: ast.stmt) -> bool:
 
 
 def _check_can_go_on(statement: ast.stmt, state: set[str], source: Source) -> None:
-    """Handles, generators and modules cannot go from one container to another."""
+    """Handles, generators and modules cannot go from one process to another."""
     if _is_definition(statement):
         return
     for node in ast.walk(statement):

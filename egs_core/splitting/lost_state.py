@@ -4,8 +4,8 @@
     os.environ["LEVEL"] = "3"     before: set
     with egs.gpu():               here: neither, as no value of the function tells of them
 
-Values are handed on; the state of modules and of the process is not. A warning names the line, when the component is
-made. It is found by what a statement calls and sets, so what a function of the author's own does inside is not seen.
+Values are handed on; the state of modules and of the process is not. A warning names the line, when the function is
+cut. It is found by what a statement calls and sets, so what a function of the author's own does inside is not seen.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from egs_core.notices import warn_once
-from egs_kubeflow.components.block import own_nodes
-from egs_kubeflow.components.source import Source
+from egs_core.splitting.block import own_nodes
+from egs_core.splitting.source import Source
 
 CALLS = frozenset(
     {
