@@ -7,10 +7,6 @@
 Ray has each task from its submission on, and the script its reference; the site decides when its ticket opens. Nothing
 is submitted again here: retries, cancelling, errors and the values are Ray's own. A task with phases or with something
 to preload is a shell whose ticket tells it so (`worker.hooked`); it is started for a preload as for its turn.
-
-What is submitted without a ticket is known to the site only where it waits for a task there, so that this one's
-remaining path is known; it needs nothing of the site's capacity. What Ray waits for on other grounds (an actor's
-method, a task of another driver) is taken in with the first task that takes its result.
 """
 
 from __future__ import annotations
@@ -25,22 +21,20 @@ import msgspec
 import ray
 
 from egs_core.engine import messages as m
-from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.graph.columns import Graph
 from egs_core.notices import warn
 from egs_core.runlog import records as r
 from egs_core.site import Grant, Granted
 from egs_ray import submitting, waiting
-from egs_ray.convert import Converted
 from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
 from egs_ray.gate.room import Room
-from egs_ray.session.described import Described, Phases
+from egs_ray.session.described import Described
+from egs_ray.session.grown import Grown
 from egs_ray.session.session import Session
-from egs_ray.session.tasks import Job, RunBooks, Way
+from egs_ray.session.tasks import Job, Way
 from egs_ray.session.tickets import Tickets
-from egs_ray.submission import Arrival, Needs, Ordered, is_driver
+from egs_ray.submission import Arrival, Needs, Ordered
 
-NOTHING = Shape(0)
-OUTSIDE = "outside"
 PULSE_S = 1.0
 HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
 REST_S = 0.01  # between two turns while Ray has enough to do: one for all that comes meanwhile
@@ -65,51 +59,6 @@ class Outlook(msgspec.Struct, frozen=True):
     reasons: dict[str, str]
 
 
-class Grown(RunBooks):
-    """The books of a program. numbers: a task's id, or an outside reference's, until it has ended -> its index."""
-
-    def __init__(self, workload: str, name: str) -> None:
-        super().__init__(workload, Converted(name, Graph(), [], None), None)
-        self.block = self.converted.graph
-        self.numbers: dict[str, int] = {}
-        self.open: dict[int, Job] = {}  # by index
-        self._keys: set[str] = set()
-
-    @property
-    def grows(self) -> bool:
-        return True
-
-    @property
-    def unfinished(self) -> Iterable[Job]:
-        return list(self.open.values())
-
-    def append(self, job: Job, task_id: str, parents: Iterable[int], phases: Phases, name: str, payload: Any) -> None:
-        """A task more; its job's index is the next one."""
-        options = job_options(payload)
-        self.converted.graph.add_task(task_id, tuple(parents), phases, name, options)
-        self.converted.nodes.append(payload.payload if payload is not None else None)  # type: ignore[arg-type]  # nobody asks
-        self.jobs.append(job)
-        self.open[job.index] = job
-        self.children.append([])
-        for parent in self.converted.graph.parents[job.index]:
-            self.children[parent].append(job.index)
-        if (key := options.warm_key) in self._keys:
-            self.shared_keys.add(key)
-        elif key:
-            self._keys.add(key)
-
-    def release_parents(self, index: int) -> None:
-        """Task `index` has ended."""
-        self.open.pop(index, None)
-        self.results.pop(index, None)
-        self.converted.nodes[index] = None  # type: ignore[call-overload]  # its function and arguments may go
-
-
-def job_options(described: Described | None) -> TaskOptions:
-    """What the site is told of a task beside its phases."""
-    return TaskOptions() if described is None else described.options
-
-
 class Program:
     """See the module. `take`, `add`, `waits_for` and `give_back` are for the submitting threads, from any thread and
     without blocking; everything below runs on the holder's thread but where it says so."""
@@ -124,9 +73,8 @@ class Program:
         self.site = session.site
         self.room = Room(ray.nodes(), grows=grows)
         self.tickets = Tickets(self.room, outlook.seconds, self.site.do, self.site.now)
-        self.books = Grown(workload, name)
+        self.books = Grown(workload, name, session.keeps_process)
         self._wall_s = time.time() - self.site.now()
-        self._also: dict[int, list[Job]] = {}  # index -> jobs that end with it
         self._line: dict[int, tuple[float, float]] = {}  # index of a task let go -> when; GPUs of all that were by then
         self._line_gpus = 0.0
         self._ready: dict[str, float] = {}  # task -> when it became ready, as the run log has it
@@ -213,9 +161,9 @@ class Program:
             refs.update(named)
             if arrival.task_id in self.books.numbers:
                 continue
-            before = len(new)
-            self._describe(arrival, described, block, new)
-            if len(new) == before:
+            taken = self.books.take_in(arrival, described, block)
+            new += taken
+            if not taken:
                 self._awaited.discard(arrival.task_id)
         if not new:
             return
@@ -231,68 +179,6 @@ class Program:
             self._await_end(job.index, refs[name])
             if job.ticket and (opened := self.tickets.wait(job.ticket, job.index)) is not None:
                 self._let_go(job, *opened)
-
-    def _describe(
-        self, arrival: Arrival, described: Described | None, block: Graph, new: list[tuple[Job, str]]
-    ) -> None:
-        numbers = self.books.numbers
-        known = [numbers.get(task) for task in arrival.nested]
-        nested = tuple(dict.fromkeys(number for number in known if number is not None))
-        if arrival.key:
-            parents = [self._producer(*named, block, new) for named in arrival.direct if not is_driver(named[1])]
-            kind, shape = Way.TICKET, Shape(0, max(1, round(arrival.needs.gpus * 1000)))
-        else:
-            found = (numbers.get(task) for _, task in arrival.direct)
-            parents = [number for number in found if number is not None] + list(nested)
-            kind, shape, nested = Way.OUTSIDE, NOTHING, ()
-            if not parents:
-                return
-        name = arrival.needs.name
-        said_s = described.expected_s if arrival.seconds is None and described is not None else arrival.seconds
-        phases: Phases = ((GPU if shape.gpu_milli else CPU, shape, said_s),)
-        if described is not None and described.is_shell:
-            kind, phases = Way.SHELL, described.phases
-        job = self._append(block, kind, arrival.task_id, parents, phases, name, described)
-        job.ticket, job.framework_id = arrival.key, arrival.task_id
-        numbers[arrival.task_id] = job.index
-        new.append((job, arrival.task_id))
-        if nested:
-            # Ray does not wait for these, so nothing here must; but they are worth as much as the path through here.
-            also = self._append(
-                block, Way.OUTSIDE, f"{arrival.task_id}*", nested, ((CPU, NOTHING, arrival.seconds),), name
-            )
-            self._also[job.index] = [also]
-
-    def _producer(self, reference: str, task: str, block: Graph, new: list[tuple[Job, str]]) -> int:
-        """The index of what makes this argument; something outside is taken in for it."""
-        numbers = self.books.numbers
-        found = numbers.get(task, numbers.get(reference))
-        if found is None:
-            job = self._append(block, Way.OUTSIDE, reference, (), ((CPU, NOTHING, 0.0),), OUTSIDE)
-            found = numbers[reference] = job.index
-            new.append((job, reference))
-        return found
-
-    def _append(
-        self,
-        block: Graph,
-        way: Way,
-        task_id: str,
-        parents: Iterable[int],
-        phases: Phases,
-        name: str,
-        described: Described | None = None,
-    ) -> Job:
-        """Append a task; what follows from a parent follows from all that ends with it."""
-        after = dict.fromkeys(parents)
-        after.update(dict.fromkeys(job.index for parent in tuple(after) for job in self._also.get(parent, ())))
-        job = Job(self.books, len(self.books.jobs), -1, way)
-        self.books.append(job, task_id, after, phases, name, described)
-        options = job_options(described)
-        if options.warm_key and not self._session.keeps_process(job):
-            options = msgspec.structs.replace(options, warm_key=f"{options.warm_key}#{task_id}")
-        block.add_task(task_id, tuple(after), phases, name, options)
-        return job
 
     def _await_end(self, index: int, ref: Any) -> None:
         def ended() -> None:
@@ -387,7 +273,7 @@ class Program:
         self._unline(job)
         waiting_too = self.tickets.forget(job.ticket) if job.ticket else []
         # The task itself last: what follows it must be ready when its turn is free, or a lower one slips in.
-        for also in self._also.pop(index, ()):
+        if (also := self.books.also.pop(index, None)) is not None:
             self._finish(also)
         if job.way is Way.SHELL and job.submission:
             self._session.ended(job)
