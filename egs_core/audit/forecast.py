@@ -6,8 +6,9 @@ throughout) and with EGS. A saving is the difference of the two, so what the gra
     expected = observed - (simulated natively - simulated with EGS)
 
 The band is the range of that over the readings of the edges (`rebuild`) and over seeds: with EGS every task takes as
-long as a random task of its name did. It is widened by what the simulated native run misses of the observed one, at
-least by RUN_TO_RUN. A reading with which the native run cannot be reproduced (PLAUSIBLE) is left out of all this.
+long as a random task of its name did; of the seeds it is where 8 of 10 further runs would end (Student's t). It is
+widened by what the simulated native run misses of the observed one, at least by RUN_TO_RUN. A reading with which the
+native run cannot be reproduced (PLAUSIBLE) is left out of all this.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ SEEDS = 3
 STARTS = "processes are taken to start as fast as they did: what EGS adds to the first start of a job is not forecast"
 PREFERRED = (Reading.LIKELY, Reading.AS_SUBMITTED, Reading.AS_OBSERVED)
 RUN_TO_RUN = 0.05  # of a figure: two runs of the same are no closer, whatever one run's durations say
+T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383)
+"""Quantile 0.9 of Student's t for 1, 2, 3 … degrees of freedom."""
 PLAUSIBLE = 0.1  # of the makespan: a reading whose native run misses the observed one by more is not believed
 
 
@@ -96,7 +99,7 @@ def forecast(
     if may_split and _can_say(chosen, nodes, pinned):
         hints = _simulated(chosen, nodes, reading, edges_known, hints=True)
         hinted = _applied(observed, natively[reading], hints)
-    bands = {name: _band(name, observed, pairs) for name in FIGURES}
+    bands = {name: _band(name, observed, pairs, [pairs[0], *pairs[len(plausible) :]]) for name in FIGURES}
     if len(plausible) < len(Reading):
         left_out = ", ".join(r for r in Reading if r not in plausible)
         notes.append(f"edges read {left_out}: left out, the native run cannot be simulated with them")
@@ -168,12 +171,27 @@ def _applied(observed: Figures, native: Figures, egs: Figures) -> Figures:
     return Figures(*(max(0.0, getattr(observed, n) - getattr(native, n) + getattr(egs, n)) for n in FIGURES))
 
 
-def _band(name: str, observed: Figures, pairs: Sequence[tuple[Figures, Figures]]) -> Band:
-    """Expected is what the first pair says; the range of all is widened by what its native run misses."""
+Pairs = Sequence[tuple[Figures, Figures]]
+
+
+def _band(name: str, observed: Figures, pairs: Pairs, draws: Pairs) -> Band:
+    """Expected is what the first pair says; the range of all is widened by what its native run misses. draws: those
+    pairs that differ by their seed only."""
     seen = float(getattr(observed, name))
     missed = max(abs(getattr(pairs[0][0], name) - seen), RUN_TO_RUN * seen)
     reached = [float(getattr(_applied(observed, native, egs), name)) for native, egs in pairs]
-    return Band(seen, reached[0], max(0.0, min(reached) - missed), max(reached) + missed)
+    next_ones = _prediction([float(getattr(_applied(observed, native, egs), name)) for native, egs in draws])
+    return Band(seen, reached[0], max(0.0, min(*reached, *next_ones) - missed), max(*reached, *next_ones) + missed)
+
+
+def _prediction(values: Sequence[float]) -> tuple[float, float]:
+    """Between what 8 of 10 further values lie, if they are normal. What was observed, around which the seeds draw, is
+    one draw itself."""
+    count, mean = len(values), statistics.fmean(values)
+    if count < 2:
+        return mean, mean
+    half = T90[min(count - 1, len(T90)) - 1] * statistics.stdev(values) * (2 + 1 / count) ** 0.5
+    return mean - half, mean + half
 
 
 def _missed(simulated: float, observed: float) -> float:
