@@ -60,6 +60,7 @@ RAY = {
         ),
         "test_hook[convert]",
         "test_hook[inversion]",
+        "test_hook_with_hints[split]",
     ),
     "test_ray_act.py": ("test_order", "test_failures_leave_ray_as_it_is"),
     "test_ray_observe.py": ("test_observe_changes_nothing_and_tells_what_happened",),

@@ -50,6 +50,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "`local`",
         "`local`: a driver orders its own GPU tasks. `cluster`: one actor orders those of all drivers and of workers.",
     ),
+    "EGS_SPLIT": (
+        "Ray",
+        "`hints`",
+        "Under the hook, in mode `on`. `hints`: tasks are split whose functions have `@egs.task`. `auto`: all whose "
+        "code says `with egs.gpu():` or `egs.phases`.",
+    ),
     "EGS_CONTROL": ("Ray", "", "`off`: no control actor is started; `egs ps` and `egs abort` cannot reach the driver."),
     "EGS_SCALING": (
         "Ray",

@@ -20,7 +20,7 @@ import ray
 from egs_core.mode import current_mode
 from egs_core.notices import warn
 from egs_ray import compat, launch, submitting, waiting
-from egs_ray.settings import chosen_gate, for_workers
+from egs_ray.settings import chosen_gate, chosen_split, for_workers
 
 MAKERS = {"observe": "egs_ray.observe", "on": "egs_ray.gate.act"}
 """The modules whose `make_interceptor` makes that of a mode."""
@@ -96,8 +96,9 @@ def _mode() -> str:
 
 def _gate() -> str:
     gate, problem = chosen_gate()
-    if problem:
-        warn(problem)
+    for found in (problem, chosen_split()[1]):
+        if found:
+            warn(found)
     return gate
 
 

@@ -279,7 +279,8 @@ class SessionLog:
             self.gpu_held_s += task.gpus * max(0.0, at_s - started_s)
             self._note_actor(task, event, started_s, at_s)
         outcome = event.outcome if started_s is not None else "skipped"
-        reason = self.reasons.pop(event.task_id, "") if outcome == "aborted" else ""
+        reason = self.reasons.pop(event.task_id, "") if outcome in ("aborted", "failed") else ""
+        outcome = "aborted" if reason else outcome  # Ray may tell only that its process has died
         self._write(Ended(self._t(at_s), self._workload, event.task_id, 0, event.attempt, outcome, reason))
 
     def _note_actor(self, task: Submission, event: TaskEvent, started_s: float, ended_s: float) -> None:

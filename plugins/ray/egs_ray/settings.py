@@ -1,4 +1,4 @@
-"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`. Standard library only."""
+"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`, `EGS_SPLIT`. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def chosen_gate() -> tuple[str, str]:
     said = os.environ.get("EGS_GATE", "")
     gate = said.strip().lower() or "local"
     return (gate, "") if gate in GATES else ("local", f"EGS_GATE={said!r} is none of {', '.join(GATES)}: local")
+
+
+SPLITS = ("hints", "auto")
+"""Which tasks of a script are split: those whose functions have hints, or all that say `with egs.gpu():`."""
+
+
+def chosen_split() -> tuple[str, str]:
+    """What EGS_SPLIT asks for, one of SPLITS, and what is wrong with it."""
+    said = os.environ.get("EGS_SPLIT", "")
+    split = said.strip().lower() or "hints"
+    return (split, "") if split in SPLITS else ("hints", f"EGS_SPLIT={said!r} is none of {', '.join(SPLITS)}: hints")
 
 
 def for_workers() -> dict[str, str]:

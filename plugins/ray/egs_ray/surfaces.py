@@ -35,7 +35,11 @@ SURFACES = (
     Surface(
         "cluster",
         "the same with EGS_GATE=cluster",
-        {**_BY_HOOK, "abort": "yes: GPU tasks at the gate, also those that workers submitted (`egs abort`)"},
+        {
+            **_BY_HOOK,
+            **dict.fromkeys(("split", "preload", "gang", "limits"), "no: this gate reads no hints"),
+            "abort": "yes: GPU tasks at the gate, also those that workers submitted (`egs abort`)",
+        },
     ),
     Surface(
         "run",

@@ -71,8 +71,8 @@ def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     scenario.check(hook_bench)
 
 
-HINTS = ("order", "inversion", "split", "gpu-is-lent-meanwhile", "preload", "limits", "abort-all", "abort-one")
-HINTS_BROKEN = ("fail-open-engine", "fail-open-process", "fail-open-disk")
+HINTS = ("split", "preload", "limits", "abort-all", "abort-one")
+HINTS_BROKEN = ("fail-open-engine", "fail-open-process")
 
 
 @pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.name in HINTS + HINTS_BROKEN], ids=str)

@@ -295,3 +295,31 @@ def test_a_first_run_preloads_as_soon_as_there_is_room(run_script: Script, tmp_p
     done = run_script(FIRST_RUN.replace('"called"', repr(str(tmp_path / "called"))), EGS_MODE="on")
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == (True, True, 2)
+
+
+NO_HINTS = """
+import ray
+import egs_core as egs
+
+@ray.remote(num_gpus=1, max_calls=0)
+def train(n):
+    n += 1
+    with egs.gpu():
+        n *= 10
+    return n
+
+ray.init(log_to_driver=False)
+print(ray.get([train.remote(n) for n in range(3)]))
+"""
+
+
+def test_split_without_hints_is_asked_for(run_script: Script, tmp_path: Path) -> None:
+    """A function without hints whose code says when it needs the GPU is split with EGS_SPLIT=auto, and stays whole
+    without it; a value that is none is said once."""
+    for number, (split, phases) in enumerate({"auto": 3, "": 1, "banana": 1}.items()):
+        log = tmp_path / f"{number}.jsonl"
+        done = run_script(NO_HINTS, EGS_MODE="on", EGS_SPLIT=split, EGS_RUNLOG=str(log))
+        assert (done.returncode, done.stdout.splitlines()) == (0, ["[10, 20, 30]"]), done.stderr
+        tasks = [record for record in read_run(log).records if isinstance(record, TaskAdded)]
+        assert [len(task.phases) for task in tasks] == [phases] * 3
+        assert done.stderr.count("EGS_SPLIT='banana' is none of hints, auto: hints") == (split == "banana")

@@ -19,6 +19,7 @@ from egs_ray.gate.ticketing import (
     result_of,
     task_of,
 )
+from egs_ray.settings import chosen_split
 from egs_ray.submission import Arrival, Needs
 
 
@@ -69,7 +70,7 @@ class Ordering:
         self._make_gate, self._estimate, self._on_failure, self._parent = make_gate, estimate, on_failure, parent
         self._lock = threading.Lock()
         self._is_off = False
-        self._twins = Twins()
+        self._twins = Twins(splits_all=hinted is not None and chosen_split()[0] == "auto")
         self._hinted = hinted
         self.phased: dict[str, Any] = {}  # task -> what it is made of, until it is noted
 

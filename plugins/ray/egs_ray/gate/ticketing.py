@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import ray
 
-from egs_core.hints import TaskHints, hints_of
+from egs_core.hints import TaskHints, hints_of, phase_kinds
 from egs_ray import functions
 from egs_ray.conflicts import warn_of_disagreement
 from egs_ray.submission import Arrival, Needs, Submission, is_driver
@@ -37,17 +37,21 @@ class Ticketed(msgspec.Struct, frozen=True):
 class Twins:
     """The functions with tickets of this process, each made at the first call that needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, splits_all: bool = False) -> None:
+        self._splits_all = splits_all
         self._ticketed: WeakKeyDictionary[Any, Ticketed] = WeakKeyDictionary()
         self._hints: WeakKeyDictionary[Any, TaskHints | None] = WeakKeyDictionary()
 
     def hints_of(self, target: Any) -> TaskHints | None:
-        """The hints on a function; one warning when they contradict its own decorator."""
+        """The hints on a function; one warning when they contradict its own decorator. splits_all: code that says when
+        it needs the GPU counts as a hint."""
         try:
             if target in self._hints:
                 return self._hints[target]
             function = functions.function_behind(target)
             hints = hints_of(function)
+            if hints is None and self._splits_all and len(phase_kinds(function)) > 1:
+                hints = TaskHints()
             declared = functions.declared_options(target) if hints is not None else {}
         except Exception:  # nothing that carries hints
             return None

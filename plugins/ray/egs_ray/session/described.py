@@ -31,8 +31,9 @@ class Described(msgspec.Struct, frozen=True):
 
     @property
     def is_shell(self) -> bool:
-        """Whether it runs phase by phase, in a process that may be started before its turn."""
-        return len(self.phases) > 1 or bool(self.options.warm_key)
+        """Whether it runs phase by phase, in a process that may be started before its turn. A limit counts from when
+        its code begins, which only such a process tells."""
+        return len(self.phases) > 1 or bool(self.options.warm_key) or not self.options.is_none
 
     @property
     def expected_s(self) -> float | None:
