@@ -19,10 +19,16 @@ def test_importing_the_adapter_imports_no_ray() -> None:
 
 
 def test_each_surface_says_what_is_true_of_it() -> None:
-    """A script under the hook is ordered; splitting, preloading, gangs, preemption and limits are for `egs_ray.run`."""
+    """A script under the hook is ordered, with hints also split, preloaded and limited; gangs and preemption are for
+    `egs_ray.run`."""
     can = {surface.name: {name for name in CAPABILITIES if surface.has(name)} for surface in ADAPTER.surfaces()}
     by_hook = {"observe", "order", "abort", "audit"}
-    assert can == {"script": by_hook, "cluster": by_hook, "run": set(CAPABILITIES) - {"observe"}}
+    assert can == {
+        "script": by_hook,
+        "hinted script": by_hook | {"split", "preload", "limits"},
+        "cluster": by_hook,
+        "run": set(CAPABILITIES) - {"observe"},
+    }
 
 
 def test_installed_adapter_is_this_one() -> None:
