@@ -215,7 +215,7 @@ class FreeIndex:
         *,
         is_plain: bool,
         kept: Collection[int] | None = None,
-    ) -> tuple[int | None, Iterable[int] | None]:
+    ) -> tuple[int | None, Collection[int] | None]:
         """The best node for the first of a class, where that is known; else the nodes among which it is, None: all on
         which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. kept: nodes
         where room is kept for others, if it is for any: best fit decides then, without a packer."""

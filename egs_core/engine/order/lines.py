@@ -48,11 +48,12 @@ class Lines:
         self._at: dict[int, tuple[ClassId, int]] = {}  # phase -> class and submission
         self._lines: dict[ClassId, Line] = {}
         self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
+        self._next: dict[int, Entry] = {}  # submission -> the first of those, while that one is queued with this key
         self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
         self.timers = self.order.timers.heap if self.order is not None else []  # of submissions that wait
 
     def clear(self) -> None:
-        for container in (self.keys, self._at, self._lines, self._tops):
+        for container in (self.keys, self._at, self._lines, self._tops, self._next):
             container.clear()
         if self.order is not None:
             self.order.forget_waits()
@@ -106,6 +107,9 @@ class Lines:
             if tops is None:
                 tops = self._tops[number] = {}
             tops[class_id] = entry
+            next_up = self._next.get(number)
+            if next_up is not None and entry < next_up:
+                self._next[number] = entry
             if self._leaf_changed(number, tops):
                 self.refresh(number)
             else:
@@ -165,6 +169,7 @@ class Lines:
         line.shown.pop(number, None)
         if not tops:
             del self._tops[number]
+            self._next.pop(number, None)
         self._settle_class(class_id, line)
 
     def _leaf_changed(self, number: int, tops: dict[ClassId, Entry] | None) -> bool:
@@ -174,7 +179,10 @@ class Lines:
             return False
         leaf: float = 0
         if tops:
-            leaf = (min(tops.values()) if len(tops) > 1 else next(iter(tops.values())))[0][DEPENDENTS_TERM]
+            next_up = self._next.get(number)
+            if next_up is None or self.keys.get(next_up[1]) is not next_up[0]:
+                next_up = self._next[number] = min(tops.values())
+            leaf = next_up[0][DEPENDENTS_TERM]
         return order.leaves.get(number, 0) != leaf and order.set_leaf(number, int(leaf))
 
     def refresh(self, number: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from egs_core.engine import messages as m
 from egs_core.engine.order.queue import ReadyQueue
-from egs_core.engine.order.submission_order import SubmissionOrder, backlog_wait
+from egs_core.engine.order.submission_order import backlog_wait
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.warm_pool import Processes
 
@@ -38,11 +38,24 @@ class Reordering:
         self._submissions = queue.lines.order  # where the policy tells them apart
 
     def after(self, event: m.Event) -> None:
-        """An event has been taken in."""
+        """An event has been taken in: what is left of workloads has changed, and with it perhaps their places."""
         if self._policy.work_left is not None:
             self.recount_workloads(event)
-        if self._submissions is not None and (self._state.is_metered or type(event) not in CHANGES_NO_WORK):
-            self._recount_submissions(event, self._submissions)
+        submissions, is_metered = self._submissions, self._state.is_metered
+        if submissions is None or (type(event) in CHANGES_NO_WORK and not is_metered):
+            return
+        if type(event) is m.PhaseEnded and not is_metered:
+            if not 0 <= event.phase < len(self._state.task_of):
+                return
+            changed = submissions.recount(self._state.submission_of(self._state.task_of[event.phase]))
+        else:
+            is_told = isinstance(event, m.TasksAdded | m.Estimates) and not is_metered
+            changed = [] if is_told else submissions.recount_all()
+            for number in self._submissions_in(event):
+                changed = [*changed, *submissions.recount(number)]
+        if changed:
+            self._queue.submissions_moved(changed)
+            self._processes.want_plan()
 
     def ranks_changed(self, tasks: Sequence[int]) -> None:
         """The ranks of these tasks have moved, or what follows them."""
@@ -60,22 +73,6 @@ class Reordering:
         counted = self._policy.work_left
         for workload in counted.after(self._state, event) if counted is not None else ():
             self.ranks_changed(self._state.workloads[workload].numbers)
-
-    def _recount_submissions(self, event: m.Event, submissions: SubmissionOrder) -> None:
-        """What is left of some submissions has changed, and with it perhaps their places."""
-        state = self._state
-        if type(event) is m.PhaseEnded and not state.is_metered:
-            if not 0 <= event.phase < len(state.task_of):
-                return
-            changed = submissions.recount(state.submission_of(state.task_of[event.phase]))
-        else:
-            is_told = isinstance(event, m.TasksAdded | m.Estimates) and not state.is_metered
-            changed = [] if is_told else submissions.recount_all()
-            for number in self._submissions_in(event):
-                changed = [*changed, *submissions.recount(number)]
-        if changed:
-            self._queue.submissions_moved(changed)
-            self._processes.want_plan()
 
     def _submissions_in(self, event: m.Event) -> set[int]:
         """The submissions of which an event tells."""

@@ -95,7 +95,7 @@ def select_place(
     phase: int,
     may_take: Callable[[Place], bool] | None = None,
     packer: Packer | None = None,
-    numbers: Iterable[int] | None = None,
+    numbers: Collection[int] | None = None,
     flavor: str | None = None,
     kept: Collection[int] | None = None,
 ) -> Place | None:
@@ -112,6 +112,12 @@ def select_place(
     shape = state.shape_of(phase)
     if may_take is not None or (state.flavors and any(is_sliced(node, shape) for node in state.nodes)):
         packer = None
+    if numbers is not None and len(numbers) == 1 and may_take is None and flavor is None:
+        (number,) = numbers  # nothing to compare it with
+        node = state.nodes[number]
+        if lacking(node, shape) or not may_start_on(state, phase, number):
+            return None
+        return number, devices_for(node, shape) if packer is None else packer.devices(node, shape)
     task = state.task_of[phase]
     has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
