@@ -33,8 +33,8 @@ class Restarts:
     def after_failure(self, task: int, status: int, now: float) -> None:
         """Preempted or lost: again. Failed: again while it has retries. Else it is over, and what waits for it too."""
         state = self._state
-        retry = status == PREEMPTED or (status == FAILED and state.attempt[task] <= state.options_of(task).retries)
-        if retry and task not in state.stopping:
+        is_left = status == FAILED and state.failures.get(task, 0) <= state.options_of(task).retries
+        if (status == PREEMPTED or is_left) and task not in state.stopping:
             self.requeue_with_gang(task, now)
         else:
             self._aborts.finish(task)

@@ -62,6 +62,7 @@ class Columns(msgspec.Struct):
     gang_numbers: dict[str, int] = {}  # "workload number/name" -> index in `gangs`
     gang_of: dict[int, int] = {}  # task -> gang
     recalled: set[int] = set()  # tasks being stopped to start again: preempted, or their gang has lost a member
+    failures: dict[int, int] = {}  # open task -> how many of its attempts have failed
     checkpoint_at: dict[int, float] = {}  # task -> when its running phase last saved what it had done
     reservations: dict[int, Reservation] = {}  # phase, the leading one of a gang -> what is kept for it
 

@@ -37,7 +37,7 @@ def validate_state(state: State) -> None:
 
 
 def _check_leases(state: State) -> None:
-    """No lease without holder, no phase without its lease."""
+    """No lease without holder, no phase without its lease; no more attempts have failed than there were."""
     holders = {p for p, status in enumerate(state.status) if status in HOLDS_LEASE}
     assert holders == set(state.leases), f"leases {sorted(state.leases)} against holders {sorted(holders)}"
     for phase, lease in state.leases.items():
@@ -49,6 +49,8 @@ def _check_leases(state: State) -> None:
     known_held = set(state.retry_at) | state.paused
     assert held == known_held, f"held {sorted(held)}, to be tried again or paused {sorted(known_held)}"
     assert all(state.pause_of(state.task_of[p]) for p in state.paused), "held for a pause that is over"
+    for task, failed in state.failures.items():
+        assert 0 < failed <= state.attempt[task], f"task {task}: {failed} of {state.attempt[task]} attempts have failed"
 
 
 def _check_resources(state: State) -> None:

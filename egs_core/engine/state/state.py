@@ -116,11 +116,13 @@ class State(StructureState):
         """The phase is over and holds nothing. Returns the phases whose dependencies are satisfied now."""
         self._release(phase)
         self._move(phase, status)
+        task = self.task_of[phase]
         if status != SUCCEEDED:
             recount(self, phase)
+            if status == FAILED:
+                self.failures[task] = self.failures.get(task, 0) + 1
             return []
         end_phase(self, phase)
-        task = self.task_of[phase]
         if phase + 1 < self.first_phase[task + 1]:
             self.cursor[task] = phase + 1
             return [phase + 1]
@@ -154,6 +156,8 @@ class State(StructureState):
             self.recalled.discard(task)
         if self.checkpoint_at:
             self.checkpoint_at.pop(task, None)
+        if self.failures:
+            self.failures.pop(task, None)
         if self.is_metered:
             self._forget_use(task, is_done=True)
         workload = self.workloads[self.task_workload[task]]
@@ -200,6 +204,7 @@ class State(StructureState):
                 recount(self, p)
 
     def _close_failed(self, task: int) -> None:
+        self.failures.pop(task, None)
         workload = self.workloads[self.task_workload[task]]
         workload.open_tasks -= 1
         workload.failed = True

@@ -98,6 +98,19 @@ def test_retries_start_the_task_anew() -> None:
     assert bench.state.status == [OUTCOMES["failed"], OUTCOMES["aborted"]]
 
 
+def test_only_failed_attempts_count_as_retries() -> None:
+    """An attempt that was preempted, or lost with its node, uses up none of the task's retries."""
+    bench = EngineBench(1)
+    bench.submit(graph_of({"a": ()}, options={"a": TaskOptions(retries=1)}))
+    bench.end("a", outcome="preempted")
+    bench.send(m.NodeLost("n0"))
+    bench.send(m.NodeAdded("n0", 1))
+    bench.end("a", outcome="failed")
+    assert (bench.grant_of("a").attempt, bench.status("a")) == (4, "granted")
+    bench.end("a", outcome="failed")
+    assert (bench.status("a"), bench.state.failures) == ("failed", {})
+
+
 def test_preempted_runs_again_without_using_a_retry() -> None:
     """A preempted phase goes back to ready, behind what became ready before."""
     bench = EngineBench(1)
