@@ -14,6 +14,8 @@ import ray
 
 from egs_ray.compat import available
 
+STATUS_S = 10.0  # for an answer of the second autoscaler's status
+
 
 def has_autoscaler() -> bool:
     """Whether an autoscaler adds nodes to this cluster: its nodes then have types, where each is its own type else."""
@@ -63,7 +65,30 @@ def request_nodes(bundles: list[dict[str, float]]) -> None:
     request_resources(bundles=bundles)
 
 
+def state_number() -> int:
+    """The number of the cluster's state by now: what an autoscaler looks at from now on has a higher one."""
+    return int(_reply_v2().cluster_resource_state.cluster_resource_state_version) if _takes_all_or_nothing() else 0
+
+
+def is_taken(since: int) -> bool | None:
+    """Whether the autoscaler makes room for the request in force; None until it has looked at a state with a higher
+    number. The first autoscaler does for as much of any request as it may, the second one for all of it or nothing."""
+    if not _takes_all_or_nothing():
+        return True
+    try:
+        state = _reply_v2().autoscaling_state
+    except Exception:  # no answer for now
+        return None
+    if state.last_seen_cluster_resource_state_version <= since:
+        return None
+    return not state.infeasible_cluster_resource_constraints
+
+
 _SIGNED = b"egs_requested_nodes"
+
+
+def _takes_all_or_nothing() -> bool:
+    return available("autoscaler") and _is_autoscaler_v2()
 
 
 def _is_autoscaler_v2() -> bool:
@@ -89,3 +114,12 @@ def _cluster_status_v2() -> Any:
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     return get_cluster_status(ray.get_runtime_context().gcs_address)
+
+
+def _reply_v2() -> Any:
+    """Of the autoscaler's last look, which the public status leaves out."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # of a compiled module
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+
+    said = GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=STATUS_S)
+    return GetClusterStatusReply.FromString(said)

@@ -6,6 +6,8 @@
 A task that waits for an argument is no demand to Ray's autoscaler (tried), and so neither is one that waits for a
 ticket. `request_resources` names what the cluster should have in all; a cluster has one request, the last caller's. So
 EGS asks only where an autoscaler is found, never over a living program's request, and withdraws its own at the end.
+Ray's second autoscaler makes room for all of a request or for nothing of it, where a cluster has a greatest size: then
+EGS asks for less, until it is taken (`Taken`).
 EGS_SCALING=off: it asks for nothing, and gates nothing where an autoscaler is; on: there is one.
 """
 
@@ -14,6 +16,8 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +29,8 @@ from egs_ray.submission import Needs
 SCALING = "EGS_SCALING"
 MOST_BUNDLES = 1000
 CLOSE_S = 5.0
+LOOK_S = 1.0  # how often it is looked whether what a session asks for is taken
+AGAIN_S = 300.0  # so long after a refusal all is asked for again: the cluster's greatest size may be another
 Bundle = dict[str, float]
 
 
@@ -39,6 +45,53 @@ def may_ask() -> bool:
     return os.environ.get(SCALING, "").strip().lower() != "off"
 
 
+class Taken:
+    """How much of what is wanted an autoscaler takes that makes room for all of a request or nothing, by halving.
+
+    What is refused is not asked for: of bundles like it only as many as were taken. So whatever comes behind it may.
+    """
+
+    def __init__(self) -> None:
+        self._most: Counter[str] = Counter()
+        self._refused: list[Bundle] = []  # between `low` and `high` of these are taken; empty: nothing is looked for
+        self._low = self._high = 0
+
+    @property
+    def is_less(self) -> bool:
+        """Whether something was refused."""
+        return bool(self._most)
+
+    def to_ask(self, wanted: list[Bundle]) -> list[Bundle]:
+        """What to ask for now."""
+        if self._refused and wanted:
+            return self._refused[: (self._low + self._high) // 2]
+        self._refused = []
+        asked, seen = list[Bundle](), Counter[str]()
+        for bundle in wanted:
+            shape = _shape(bundle)
+            seen[shape] += 1
+            if shape not in self._most or seen[shape] <= self._most[shape]:
+                asked.append(bundle)
+        return asked
+
+    def heard(self, asked: list[Bundle], is_taken: bool) -> None:
+        """What the autoscaler says to what `to_ask` gave."""
+        if self._refused and is_taken:
+            self._low = len(asked)
+        elif not is_taken:
+            if not self._refused:
+                self._refused, self._low = asked, 0
+            self._high = len(asked)
+        if self._refused and self._high - self._low == 1:
+            shape = _shape(self._refused[self._low])
+            self._most[shape] = sum(_shape(bundle) == shape for bundle in self._refused[: self._low])
+            self._refused = []
+
+
+def _shape(bundle: Bundle) -> str:
+    return repr(sorted(bundle.items()))
+
+
 class Demand:
     """This process's one request. sources: who wants how much; all of it together is asked for. From any thread."""
 
@@ -47,14 +100,20 @@ class Demand:
         self._wanted: dict[str, list[Bundle]] = {}
         self._asked: list[Bundle] = []
         self._ours = ""  # how Ray shows our request
+        self._since = 0  # the number of the cluster's state when it was made
+        self._taken, self._again_s = Taken(), 0.0
         self.is_refused = False  # somebody else's request is in force
 
     def want(self, source: str, bundles: list[Bundle]) -> None:
-        """Ask for this and for what other sources want, if that is news. May block for as long as Ray takes."""
+        """Ask for this and for what other sources want, if that is news. To be called again each second while
+        something is wanted, because less may have to be asked for. May block for as long as Ray takes."""
         with self._lock:
             self._wanted[source] = bundles[:MOST_BUNDLES]
             total = [bundle for wanted in self._wanted.values() for bundle in wanted][:MOST_BUNDLES]
-            if total == self._asked or self.is_refused:
+            if self.is_refused:
+                return
+            total = self._possible(total)
+            if total == self._asked:
                 return
             there = autoscaler.requested_nodes()
             if there not in ("", self._ours) and not autoscaler.is_leftover(there):
@@ -64,6 +123,7 @@ class Demand:
             autoscaler.request_nodes(total)
             self._asked, self._ours = total, autoscaler.requested_nodes()
             autoscaler.sign_request(self._ours)
+            self._since = autoscaler.state_number()
 
     def withdraw(self, source: str) -> None:
         """A source has ended, with Ray's connection perhaps: what comes next may be another cluster."""
@@ -77,6 +137,17 @@ class Demand:
             except Exception as error:  # the cluster may be gone already
                 warn(f"the request to the autoscaler stays: {type(error).__name__}")
             self._wanted, self._asked, self._ours, self.is_refused = {}, [], "", False
+            self._taken = Taken()
+
+    def _possible(self, wanted: list[Bundle]) -> list[Bundle]:
+        """As much of it as the autoscaler makes room for, by what it has said to what is asked for now."""
+        if self._taken.is_less and time.monotonic() > self._again_s:
+            self._taken = Taken()
+        elif self._asked and (is_taken := autoscaler.is_taken(self._since)) is not None:
+            self._taken.heard(self._asked, is_taken)
+            if not is_taken:
+                self._again_s = time.monotonic() + AGAIN_S
+        return self._taken.to_ask(wanted)
 
 
 DEMAND = Demand()
@@ -132,7 +203,11 @@ class Hints:
 
     def _run(self) -> None:
         submitting.submit_directly()
-        while self._changed.wait() and not self._is_over:
+        wanted: list[Bundle] = []
+        while not self._is_over:
+            self._changed.wait(LOOK_S if wanted else None)
+            if self._is_over:
+                return
             self._changed.clear()
             wanted = bundles_of_hints(self._latest.values(), self._accelerators) if self._is_busy else []
             try:

@@ -45,7 +45,7 @@ def growing_cluster(most_gpu_nodes: int, environment: dict[str, str], *, is_v2: 
     address = f"{ray.util.get_node_ip_address()}:{_free_port()}"
     config = Path(folder, "cluster.yaml")
     config.write_text(json.dumps(_config(address, most_gpu_nodes, is_v2)))
-    host, port = address.split(":")
+    port = address.rpartition(":")[2]
     head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
     limits = ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", "--include-dashboard=false"]
     places = [f"--temp-dir={folder}", f"--autoscaling-config={config}", "--disable-usage-stats"]
@@ -60,7 +60,7 @@ def growing_cluster(most_gpu_nodes: int, environment: dict[str, str], *, is_v2: 
     with Path(folder, "head.out").open("w") as out:
         started = subprocess.Popen([*head, *limits, *places], env=variables, stdout=out, stderr=out)
     try:
-        _wait_for(host, int(port), started, Path(folder, "head.out"))
+        _wait_for_head(started, Path(folder, "head.out"))
         yield address
     finally:
         _end(started, folder)
@@ -104,10 +104,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_for(host: str, port: int, started: subprocess.Popen[bytes], out: Path) -> None:
+def _wait_for_head(started: subprocess.Popen[bytes], out: Path) -> None:
+    """Until Ray says that the head is one of the cluster's nodes: its port answers before, to no use."""
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and started.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), 1):
+        if "Ray runtime started" in out.read_text():
             return
         time.sleep(0.1)
     raise AssertionError(f"the cluster did not start: {out.read_text()}")

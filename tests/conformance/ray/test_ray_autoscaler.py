@@ -13,7 +13,7 @@ import pytest
 from tests.conformance.ray.conftest import _python_path
 from tests.conformance.ray.growing import growing_cluster
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # a node is slow to start on a busy machine
 
 Driver = Callable[..., "subprocess.CompletedProcess[str]"]
 OPTIONS = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -37,7 +37,7 @@ def driver(address: str, tmp_path: Path) -> Driver:
         variables = {**os.environ, **OPTIONS, "RAY_ADDRESS": address, "PYTHONPATH": _python_path(), **places}
         command = [sys.executable, str(path)]
         return subprocess.run(
-            command, env={**variables, **environment}, cwd=tmp_path, capture_output=True, text=True, timeout=200
+            command, env={**variables, **environment}, cwd=tmp_path, capture_output=True, text=True, timeout=800
         )
 
     return run
@@ -49,7 +49,7 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 BEGIN = """
-import time
+import os, time
 import ray
 from egs_ray import autoscaler
 
@@ -59,7 +59,7 @@ def say(*words):  # Ray prints here, too
 def gpu_nodes():
     return sum(1 for row in ray.nodes() if row["Alive"] and row["Resources"].get("GPU"))
 
-def until(condition, limit_s=120):
+def until(condition, limit_s=240):
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, (condition.__code__.co_names, ray.nodes())
@@ -69,15 +69,20 @@ def until(condition, limit_s=120):
 
 GATED = """
 @ray.remote(num_gpus=1, max_calls=0)
-def fit(x):
-    time.sleep(1.0)
+def fit(folder, x):
+    open(f"{folder}/begun-{x}", "w").close()
+    while not os.path.exists(f"{folder}/go"):  # until as many run as nodes may come: the first one cannot run them all
+        time.sleep(0.05)
     return ray.get_runtime_context().get_node_id()
 
 ray.init(log_to_driver=False)
 until(autoscaler.has_autoscaler)
-say(gpu_nodes())
-refs = [fit.remote(i) for i in range(8)]
+until(lambda: gpu_nodes() == 0)  # those of a test before go when they are idle
+refs = [fit.remote(os.getcwd(), i) for i in range(8)]
 until(lambda: autoscaler.requested_nodes())
+say("requested")
+until(lambda: sum(name.startswith("begun-") for name in os.listdir()) == 2)
+open("go", "w").close()
 nodes = ray.get(refs, timeout=150)
 say(len(nodes), len(set(nodes)))
 until(lambda: not autoscaler.requested_nodes())
@@ -88,7 +93,7 @@ say("withdrawn")
 def test_a_cluster_grows_for_gated_tasks(driver: Driver) -> None:
     """Eight tasks at the gate of a cluster without a GPU: two nodes come, all tasks end, nothing stays asked for."""
     done = driver(GATED, RAY_RUNTIME_ENV_HOOK="egs_ray.hook", EGS_MODE="on")
-    assert said(done) == ["0", "8 2", "withdrawn"], done.stderr
+    assert said(done) == ["requested", "8 2", "withdrawn"], done.stderr
     assert "ordered 8 GPU tasks" in done.stderr
     assert "no longer ordering" not in done.stderr
 

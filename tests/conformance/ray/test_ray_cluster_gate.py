@@ -452,10 +452,12 @@ def test_a_gate_that_nobody_needs_ends_itself(ray_address: str) -> None:
 
 NODE_DIES = """
 import functools, shutil, tempfile
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from egs_ray.gate import client as gate_client
 from egs_ray.gate.client import tasks_at_gate
+
+LONG_S = 200
 
 def at_gate():
     try:
@@ -463,30 +465,33 @@ def at_gate():
     except Exception:                   # it is being started again
         return -1
 
+def gate_node():
+    return actors(gate()._actor_id.hex())["Address"]["NodeID"]
+
 folder = tempfile.mkdtemp(prefix="egs-")
 os.environ.pop("RAY_ADDRESS")
 try:
     some = dict(num_cpus=2, object_store_memory=80_000_000, include_dashboard=False)
-    cluster = Cluster(initialize_head=True, head_node_args=dict(**some, num_gpus=2, temp_dir=folder))
-    second = cluster.add_node(**some)
+    noticed = dict(health_check_period_ms=200)  # so often it asks a node before the node counts as dead
+    cluster = Cluster(initialize_head=True, head_node_args=dict(
+        **some, num_gpus=2, temp_dir=folder, _system_config=noticed))
+    second = cluster.add_node(**some, resources={"gate": 1})
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
-    here = NodeAffinitySchedulingStrategy(second.node_id, soft=False)
-    ray.get(ray.remote(lambda: None).options(scheduling_strategy=here).remote())  # by now Ray places things there
-    there = NodeAffinitySchedulingStrategy(second.node_id, soft=True)
-    gate_client.make_gate = functools.partial(gate_client.make_gate, scheduling_strategy=there)
+    # The gate's place is certain: the only node with this resource, and after that one's death the next one.
+    gate_client.make_gate = functools.partial(gate_client.make_gate, resources={"gate": 1})
+    gate_client.PATIENCE_S = LONG_S     # how fast Ray starts it elsewhere is Ray's; test_frozen_gate has a silent one
 
     ray.get(step.remote("warm"))
     running = held("go")
     refs = [step.remote(f"leaf {i}") for i in range(4)]
-    until(lambda: at_gate() == 1 + 4)
-    before = gate_pid()
-    from ray._private.state import actors
-    assert actors(gate()._actor_id.hex())["Address"]["NodeID"] == second.node_id
+    until(lambda: at_gate() == 1 + 4, LONG_S)
+    assert gate_node() == second.node_id
+    third = cluster.add_node(**some, resources={"gate": 1})
     cluster.remove_node(second, allow_graceful=False)
     steps = chain()
-    until(lambda: gate_pid() not in (0, before), 90)
-    until(lambda: at_gate() == 1 + 4 + 3, 90)
+    until(lambda: gate_node() == third.node_id, LONG_S)
+    until(lambda: at_gate() == 1 + 4 + 3, LONG_S)
     open("go", "w").close()
     say(">", names([*refs, *steps]))
 finally:
