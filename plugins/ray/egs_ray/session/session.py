@@ -277,11 +277,11 @@ class Session(s.HolderSession):
         """What has to be looked after now and then while runs are under way."""
         submitting.submit_directly()
         while not self._closing.wait(KEEP_S):
-            is_busy = any(not books.over.is_set() for books in list(self._shared.runs.values()))
-            if is_busy:
+            busy = [books for books in list(self._shared.runs.values()) if not books.over.is_set()]
+            if busy:
                 self.site.do(self._look_after)
-            if self._hints is not None:
-                self._hints.look(is_busy, self._cluster.accelerators)
+            if self._hints is not None:  # for a script's own tasks its program asks
+                self._hints.look(any(not books.grows for books in busy), self._cluster.accelerators)
 
     def _look_after(self) -> None:
         """Keep processes for holders of the GPUs that are free: Ray ends idle ones after a second, and starting one
