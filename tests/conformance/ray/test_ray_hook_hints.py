@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 USES = """
-import contextlib, os, sys, time
+import os, sys, textwrap, time
 import ray
 import egs_core as egs
 
@@ -36,6 +36,15 @@ def add(a, b=0, *, c=0):
 def two(a):
     with egs.gpu():
         return a, -a
+
+counted = []
+
+@ray.remote(num_gpus=1)
+@egs.task(priority=1)
+def fresh():
+    counted.append(1)
+    with egs.gpu():
+        return len(counted)
 
 @hinted()
 def failing(text):
@@ -88,6 +97,9 @@ os.makedirs(folder)
 first = add.remote(1, 2)
 print("value", ray.get(first), ray.get(add.remote(first, b=add.remote(5), c=ray.put(10))))
 print("two", ray.get(two.remote(3)), [ray.get(ref) for ref in two.remote(add.remote(1))])
+print("fresh", [ray.get(fresh.remote()) for _ in range(3)])
+modules_own = ray.remote(num_gpus=1, max_calls=0)(egs.task(preload=[egs.modules("json")])(textwrap.dedent))
+print("module's", ray.get(modules_own.remote("  text")))   # workers get it by its name, without these hints
 print("options", ray.get(add.options(name="other").remote(4)))
 for ref in (failing.remote("mine"), add.remote(failing.remote("deeper"), 1)):
     try:
@@ -120,7 +132,20 @@ except TypeError as error:
 """
 
 
-WORDS = ("value", "two", "options", "error", "retries", "nested", "timeout", "ready", "cancelled", "after", "arguments")
+WORDS = (
+    "value",
+    "two",
+    "module's",
+    "options",
+    "error",
+    "retries",
+    "nested",
+    "timeout",
+    "ready",
+    "cancelled",
+    "after",
+    "arguments",
+)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -17,6 +17,7 @@ from egs_ray.payload import Payload
 from egs_ray.session.submissions import own_env
 from egs_ray.worker import device_memory
 from egs_ray.worker.hooked import with_phases
+from egs_ray.worker.shell import preload_items
 
 TAKEN = ("num_cpus", "num_gpus", "memory", "max_calls")  # by leases
 Phases = tuple[tuple[int, Shape, float | None], ...]
@@ -78,13 +79,16 @@ class Hinted:
 
     def shell_of(self, target: Any, described: Described, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The function as Ray gets it, and the options to submit it with: its phases hold what it needs."""
-        once = device_memory.has_devices() and described.payload.gpus > 0
+        once = described.payload.gpus > 0 and (
+            device_memory.has_devices() or not (described.options.warm_key or _keeps_processes(target))
+        )
         returns = options.get("num_returns") or 1
         known = self._shells.setdefault(target, {})
         key = (described.payload.gpus, len(described.phases), once, returns)
         if key not in known:
             on_gpu = tuple(kind == GPU for kind, _, _ in described.phases)
-            shell = with_phases(described.payload.function, described.payload.gpus, on_gpu, returns)
+            function = described.payload.function
+            shell = with_phases(function, described.payload.gpus, on_gpu, returns, preload_items(function))
             known[key] = functions.remade(target, shell, max_calls=int(once), without=TAKEN)
         chosen = {name: value for name, value in options.items() if name not in TAKEN}
         if (warm := described.options.warm_key) in self._seen:
@@ -106,6 +110,11 @@ class Hinted:
             warn_once(
                 f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
             )
+
+
+def _keeps_processes(target: Any) -> bool:
+    """Whether the script wants the process of a GPU task to serve another: Ray ends it by default."""
+    return functions.declared_options(target).get("max_calls") == 0
 
 
 def _stated(hints: TaskHints) -> list[str]:

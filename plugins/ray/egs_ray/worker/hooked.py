@@ -11,10 +11,10 @@ from typing import Any
 
 
 def with_phases(
-    function: Callable[..., Any], gpus: float, on_gpu: tuple[bool, ...], returns: int
+    function: Callable[..., Any], gpus: float, on_gpu: tuple[bool, ...], returns: int, items: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """The function with (ticket, [arguments, keyword arguments]) in place of its arguments. gpus: of its GPU phases;
-    on_gpu: for each phase whether it is one."""
+    on_gpu: for each phase whether it is one; items: to load before."""
 
     def hooked(told: dict[str, Any] | None, arguments: list[Any], /) -> Any:
         try:
@@ -22,7 +22,7 @@ def with_phases(
         except ImportError:
             pass
         else:
-            return run_told(function, told, arguments, gpus, on_gpu, returns)
+            return run_told(function, told, arguments, gpus, on_gpu, returns, items)
         import os
 
         import ray

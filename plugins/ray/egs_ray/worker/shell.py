@@ -24,6 +24,7 @@ from typing import Any
 import ray
 
 from egs_core import hints
+from egs_core.hints import PreloadItem
 from egs_ray.link import Message, Peer, connect, forget
 from egs_ray.worker import device_memory
 from egs_ray.worker.arguments import ArgumentsLostError as ArgumentsLostError
@@ -45,12 +46,20 @@ GONE_S = 60.0  # in a container of its own a process goes by another number, and
 
 def make_shell(function: Callable[..., Any]) -> Callable[..., Any]:
     """The shell around one function, as Ray will export it; keeps the function's name for Ray's own views."""
+    items = preload_items(function)
 
     def shell(spec: Spec, arguments: list[Any]) -> Any:
-        return Shell(spec, function).run(arguments)
+        return Shell(spec, function, items).run(arguments)
 
     _name_like(shell, function)
     return shell
+
+
+def preload_items(function: Callable[..., Any]) -> tuple[PreloadItem, ...]:
+    """What its hints say to load; for the driver: a function of a module reaches a worker by its name, without hints
+    that the driver has given it."""
+    found = hints.hints_of(function)
+    return found.preload if found is not None else ()
 
 
 def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,19 +120,19 @@ def run_told(
     gpus: float,
     on_gpu: tuple[bool, ...],
     returns: int,
+    items: tuple[PreloadItem, ...] = (),
 ) -> Any:
     """Run a task that a script has submitted as its ticket says; None: nobody decides, so by itself."""
     spec = Spec(NOBODY, 0, gpus, False, on_gpu, 0.0, returns) if told is None else Spec.of(told)
-    return Shell(spec, function).run(arguments)
+    return Shell(spec, function, items).run(arguments)
 
 
 class Shell:
     """One task's way through its phases. Main thread only, but for loads, which run beside the first phase."""
 
-    def __init__(self, spec: Spec, function: Callable[..., Any]) -> None:
+    def __init__(self, spec: Spec, function: Callable[..., Any], items: tuple[PreloadItem, ...]) -> None:
         self.spec, self.function = spec, function
-        found = hints.hints_of(function)
-        self.preload = found.preload if found is not None and spec.preload else ()
+        self.preload = items if spec.preload else ()
         self.loaded = threading.Event()
         self.niceness = Niceness() if spec.gentle and self.preload else None
         self.apart = GpuProcess(self.preload, node_id(), spec) if spec.apart else None
