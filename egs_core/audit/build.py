@@ -93,7 +93,7 @@ def audit(
         cost_held=_cost(total.taken_s, gpu_hour) if kind == "gpu" else None,
         cost_wasted=_cost(total.wasted_s, gpu_hour) if kind == "gpu" else None,
         forecast=expected,
-        unknown=[*observed.notes, *_unknown(observed, line, gpu, expected)],
+        unknown=[*observed.notes, *_unknown(observed, line, gpu, expected, simulated)],
     )
 
 
@@ -101,7 +101,9 @@ def _cost(gpu_s: float, gpu_hour: float) -> float | None:
     return gpu_s / 3600 * gpu_hour if gpu_hour else None
 
 
-def _unknown(observed: Observed, line: Timeline, gpu: KindMetrics, expected: Forecast | None) -> list[str]:
+def _unknown(
+    observed: Observed, line: Timeline, gpu: KindMetrics, expected: Forecast | None, simulated: bool
+) -> list[str]:
     """What the history cannot tell, in the words of a report."""
     said = []
     if observed.tasks_lost:
@@ -114,4 +116,6 @@ def _unknown(observed: Observed, line: Timeline, gpu: KindMetrics, expected: For
         said.append("no node offers a GPU")
     if expected is not None:
         said.extend(expected.notes)
+    elif simulated and line.capacities and line.holds:
+        said.append("no forecast: these times cannot be simulated natively, as of a run that EGS has split or ordered")
     return said

@@ -33,6 +33,7 @@ PREFERRED = (Reading.LIKELY, Reading.AS_SUBMITTED, Reading.AS_OBSERVED)
 RUN_TO_RUN = 0.05  # of a figure: two runs of the same are no closer, whatever one run's durations say
 T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383)
 """Quantile 0.9 of Student's t for 1, 2, 3 … degrees of freedom."""
+HOPELESS = 0.5  # of the makespan: by more the best reading must not miss it, or a forecast says nothing
 PLAUSIBLE = 0.1  # of the makespan: a reading whose native run misses the observed one by more is not believed
 
 
@@ -81,7 +82,8 @@ def forecast(
     pinned: bool = False,
     may_split: bool = True,
 ) -> Forecast | None:
-    """Simulate; None where there is nothing to simulate or nothing is known to run it on. Options: see `Observed`."""
+    """Simulate; None where there is nothing to simulate, nothing is known to run it on, or what was observed cannot be
+    simulated even natively (HOPELESS). Options: see `Observed`."""
     nodes, notes = _nodes(line, pinned), [STARTS]
     chosen = sample([item for item in items if _fits(item, nodes)], most_tasks)
     if not chosen:
@@ -91,6 +93,8 @@ def forecast(
     observed = figures_of_items(chosen)
     natively = {reading: _simulated(chosen, nodes, reading, edges_known, native=True) for reading in Reading}
     misses = {r: _missed(natively[r].makespan_s, observed.makespan_s) for r in Reading}
+    if min(misses.values()) > HOPELESS:
+        return None
     plausible = [r for r in PREFERRED if misses[r] <= max(PLAUSIBLE, 2 * min(misses.values()))]
     reading = plausible[0]
     runs = [(r, 0) for r in plausible] + [(reading, seed) for seed in range(1, seeds + 1)]

@@ -12,7 +12,7 @@ from egs_core.audit.forecast import Band, forecast, sample
 from egs_core.audit.items import Item, figures_of_items, items_of
 from egs_core.audit.observed import Observed, only_job
 from egs_core.audit.rebuild import Reading, rebuild
-from egs_core.runlog.records import Capacity, ColdStart, Header, Used
+from egs_core.runlog.records import Capacity, ColdStart, Ended, Header, Ready, Record, Started, TaskAdded, Used
 from egs_core.runlog.timeline import build_timeline
 from tests.unit.audit.contended import ran
 
@@ -131,6 +131,23 @@ def test_nothing_to_simulate() -> None:
     assert shown.wastage_by_volume is None
     assert "what the nodes offer is not known" in " ".join(shown.unknown)
     assert audit(Observed(Header(), ())).forecast is None
+
+
+def test_what_cannot_be_simulated_natively_is_not_forecast() -> None:
+    """Five tasks of 10 s are said to hold the one GPU at the same time: one after the other they would take 50 s where
+    10 were seen. That says nothing of a native run, and the audit says so instead of a table."""
+    records: list[Record] = [Capacity(0.0, "node", 4.0, 1)]
+    for number in range(5):
+        task = f"t{number}"
+        records += [
+            TaskAdded(0.0, "w", task, "t", (), (("gpu", 1.0, 1.0, 0),)),
+            Ready(0.0, "w", task),
+            Started(0.0, "w", task, node="node", cpus=0.5, gpus=1.0),
+            Ended(10.0, "w", task),
+        ]
+    shown = audit(Observed(Header(driver="ray", policy="egs", mode="on"), tuple(records), True))
+    assert shown.forecast is None
+    assert [note for note in shown.unknown if note.startswith("no forecast: these times cannot be simulated natively")]
 
 
 def test_large_histories_are_sampled_and_say_so() -> None:
