@@ -34,6 +34,9 @@ class Modules:
 
     names: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"egs.modules({', '.join(map(repr, self.names))})"
+
 
 @dataclass(frozen=True)
 class Files:
@@ -41,12 +44,18 @@ class Files:
 
     paths: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"egs.files({', '.join(map(repr, self.paths))})"
+
 
 @dataclass(frozen=True)
 class Call:
     """Call this function and keep its value for `loaded`."""
 
     function: Callable[[], Any]
+
+    def __str__(self) -> str:
+        return f"egs.call({getattr(self.function, '__qualname__', self.function)})"
 
 
 PreloadItem = Modules | Files | Call

@@ -102,7 +102,8 @@ class Hinted:
         lost = sorted(_stated(hints))
         if lost:
             warn_once(
-                f"{functions.name_of(target)}: Ray alone decides about it, so its hints {', '.join(lost)} are not kept"
+                f"{functions.name_of(target)}: its hints {', '.join(lost)} are not kept: it needs no GPU and preloads "
+                "nothing, gives no result, or says itself where it runs, so Ray alone decides about it"
             )
 
     def _warn_of_lost(self, name: str, hints: TaskHints) -> None:
