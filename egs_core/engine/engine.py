@@ -8,8 +8,8 @@ imports only those before it:
     state/     all that is known, as columns and records, and every change of it
     rules/     answers without effects: what fits, what quotas allow, who is in the way
     order/     who is next: the ready phases in the policy's order
-    passes/    one step each: readiness, aborts, pauses, restarts, grant, sightings, warm_pool, limits, look_ahead,
-               scaling
+    passes/    one step each: readiness, aborts, pauses, restarts, grant, sightings, warm_pool, preload, limits,
+               look_ahead, scaling, capacity, reordering
     engine     which pass runs after which event; explain says why a task waits
 """
 
@@ -155,7 +155,7 @@ class Engine:
             self._limits.enforce(now)
         self._reordering.after(event)
         if self._waits and self._waits[0][0] < now and queue.heed_waits(now):
-            self._processes.needs_planning = True
+            self._processes.want_plan()
         if state.retry_at:
             self._readiness.retry_held(now)
         if queue.ages.timers.heap:
@@ -170,7 +170,7 @@ class Engine:
             while self._processes.plan(now):
                 _, self._refused = self._granting.run()
             if queue.heed_waits(now):  # what waited for a process to come free, too long by now
-                self._processes.needs_planning = True
+                self._processes.want_plan()
                 _, self._refused = self._granting.run()
         if self._scaling is not None:
             self._scaling.after(now)

@@ -56,7 +56,7 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "Under the hook, in mode `on`. `hints`: tasks are split whose functions have `@egs.task`. `auto`: all whose "
         "code says `with egs.gpu():` or `egs.phases`.",
     ),
-    "EGS_CONTROL": ("Ray", "", "`off`: no control actor is started; `egs ps` and `egs abort` cannot reach the driver."),
+    "EGS_CONTROL": ("Ray, Kubeflow", "", "`off`: `egs ps` and `egs abort` cannot reach the driver, or the local run."),
     "EGS_SCALING": (
         "Ray",
         "found out",

@@ -6,7 +6,7 @@
 A gang's phases of one index are queued as one entry, under the lowest of them (the leader), once every member has
 arrived there. When a member is lost, the others are stopped (recalled) and all start again; when one fails for good,
 all end. A task that joins when the others have started runs on its own. Here is who is in the way; what arrives is
-kept by `queue.ReadyQueue`.
+kept by `order.gathering.Gathering`.
 """
 
 from __future__ import annotations

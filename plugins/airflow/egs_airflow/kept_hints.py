@@ -22,8 +22,9 @@ BY_AGENT = "by the agent of the task's host"
 STAGED = "files, by the agent of the task's host"
 ALONE = "no: the order is that of creation"
 AGENTLESS = "no: no agent runs in pods"
-UNTRIED = "no: tried with EgsLocalExecutor only"
 SLOTS = "no: pools count slots"
+GANGS = "all or nothing in one pass of the scheduler"
+NO_EXECUTOR = "no: needs an executor of EGS"
 
 HOLDS: dict[str, tuple[str, str, str, str]] = {
     "gpus": (POOLS,) * 4,
@@ -33,7 +34,7 @@ HOLDS: dict[str, tuple[str, str, str, str]] = {
     "expect": (LIVE, LIVE, MADE, MADE),
     "max_runtime": (BY_AGENT, BY_AGENT, BY_AGENT, "a deadline of the pod, from its node on"),
     "max_gpu_time": (BY_AGENT, BY_AGENT, BY_AGENT, AGENTLESS),
-    "gang": ("all or nothing in one pass of the scheduler", UNTRIED, "no: needs an executor of EGS", UNTRIED),
+    "gang": (GANGS, f"{GANGS}; never tried", NO_EXECUTOR, NO_EXECUTOR),
     "preload": (STAGED, STAGED, STAGED, AGENTLESS),
     "split": ("`split(…)` in the DAG file",) * 4,
     "name": ("in `egs graph`, `plan` and `why`",) * 4,

@@ -147,7 +147,8 @@ OPTIONS: dict[str, Option] = {
             "yes or no",
             "yes",
             "no",
-            "Whether executors of EGS keep a freed slot for the successor of the task before.",
+            "Whether executors of EGS keep a freed slot for the successor of the task before. "
+            "`no` also ends gangs and the engine's live order there.",
         ),
         Option(
             "preload_modules",

@@ -201,6 +201,11 @@ def step(**hints):
 def report(*after):
     return 0
 
+@ray.remote
+@egs.task(gpus=2, cpus=0.5, memory=1000, flavors=["nosuch"], priority=20, expect=0.5)
+def told(name):   # all that it needs is said by hints, and where it would rather run
+    return began(name)
+
 def held(number, *made, wait_s=0.0):
     # Both GPUs are busy until all of them wait for their turn.
     block = blocker.remote(number)
@@ -219,7 +224,7 @@ def chain(name):
 os.makedirs(folder)
 ray.init(log_to_driver=False)
 ray.get(step().remote("warm"))
-held(0, lambda: step().remote("low"), lambda: step(priority=10).remote("high"))
+held(0, *(lambda: step().remote("low"), lambda: step(priority=10).remote("high"), lambda: told.remote("first")))
 without, late, soon = (step(expect="1h", deadline=when) for when in (None, "3h", "2h"))  # "soon" is urgent for an hour
 held(1, lambda: without.remote("no deadline"), lambda: late.remote("late"), lambda: soon.remote("soon"))
 held(2, chain("trunk"), lambda: step(max_wait=0.5).remote("overdue"), wait_s=2.0)
@@ -235,7 +240,9 @@ def test_hints_on_the_order(run_script: Script, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     began = ast.literal_eval(done.stdout)
     place = {name: number for number, name in enumerate(began)}
-    assert place["high"] < place["low"], began
+    assert place["first"] < place["high"] < place["low"], began
+    tasks = [record for record in read_run(tmp_path / "log.jsonl").records if isinstance(record, TaskAdded)]
+    assert [task.phases for task in tasks if task.name == "told"] == [(("gpu", 0.5, 2.0, 1000),)]
     assert place["soon"] < place["no deadline"] < place["late"], began
     assert place["overdue"] < place["trunk"], began
     assert place["trunk2"] < place["leaf"], began

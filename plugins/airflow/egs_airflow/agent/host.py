@@ -1,6 +1,6 @@
 """The part of an agent that may host the engine: it holds the lease or watches it, and decides while it holds it.
 
-each 10 s   renew the lease, or look whether it is free
+each 10 s   renew the lease; each 5 s, where another has it, look whether it is free
 each 2 s    where it is held: tell its site what Airflow looks like, publish what has changed of the order
 """
 

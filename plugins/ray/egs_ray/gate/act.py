@@ -7,8 +7,8 @@ it then as it would without EGS. Gated are plain functions with `num_gpus` whose
 (see `ticketing`). All else passes as it is: actors, placement groups, generators, labels and custom resources (their
 placement is the user's word), and what no node can run.
 
-EGS_GATE=local (the default): the gate lives in this process and orders what the script itself submits.
-EGS_GATE=cluster: one gate orders the GPU tasks of all drivers, and those that their workers submit (`cluster_gate`).
+EGS_GATE=local (the default): this process's session orders what the script itself submits (`session.program`).
+EGS_GATE=cluster: one gate orders the GPU tasks of all drivers, and those that their workers submit (`client`, `actor`).
 """
 
 from __future__ import annotations
@@ -76,12 +76,15 @@ class Orderer(Observer):
         return super().submit(pass_on, remote_function, args, kwargs, options)
 
     def _note(self, seen: Submission) -> Submission:
-        described = self._ordering.phased.pop(seen.task_id, None)
-        if described is not None:
+        described = self._ordering.described.pop(seen.task_id, None)
+        if described is not None and described.is_shell:
             seen.phases = tuple(
                 (KIND_NAMES[kind], shape.cpu_milli / 1000, shape.gpu_milli / 1000, shape.memory_bytes)
                 for kind, shape, _ in described.phases
             )
+        elif described is not None:  # what Ray was told only by its hints
+            needs = described.payload
+            seen.cpus, seen.gpus, seen.memory_bytes = needs.cpus, needs.gpus, needs.memory_bytes
         return seen
 
     def session_ends(self) -> None:

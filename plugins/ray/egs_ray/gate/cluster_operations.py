@@ -2,7 +2,7 @@
 
     workload   the script's session, `train-1`      task   its name and Ray's id, `fit-92a781a6`, or all `fit`
 
-Like `operations` for the local gate, and also for the GPU tasks that the script's workers have submitted: the gate
+Like `session.operations` for a driver's own tasks, and for those that the script's workers have submitted: the gate
 knows them, and the worker that has submitted one cancels it when it hears of that, within a second or so. The script's
 own are cancelled at once. While its driver hangs, `at_gate` asks the gate directly.
 """

@@ -1,4 +1,4 @@
-"""How an operator sees a script's task that a gate has let go, and the answers to what nobody can do to one."""
+"""How an operator sees a task that the cluster's gate has let go, and the answers to what nobody can do to it."""
 
 from __future__ import annotations
 

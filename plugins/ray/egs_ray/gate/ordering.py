@@ -72,16 +72,17 @@ class Ordering:
         self._is_off = False
         self._twins = Twins(splits_all=hinted is not None and chosen_split()[0] == "auto")
         self._hinted = hinted
-        self.phased: dict[str, Any] = {}  # task -> what it is made of, until it is noted
+        self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """Make the submission, with a ticket if it is one for the gate."""
         args, kwargs = args or (), kwargs or {}
         hints = self._twins.hints_of(target)
+        is_free = is_free_to_order(options)  # where it would rather run keeps nothing from being ordered
         if hints is not None and hints.flavors:
             options = {**options, **preferred_options(hints, options)}
         if not self._is_off:
-            turn = self._turn(target, args, kwargs, options, hints)
+            turn = self._turn(target, args, kwargs, options, hints, is_free)
             if turn is not None:
                 return self._submit_with(turn, original, target, args, kwargs, options)
         result = original(target, args, kwargs, **options)
@@ -101,13 +102,15 @@ class Ordering:
         if gate is not None:
             gate.close()
 
-    def _turn(self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any) -> Turn | None:
-        """How the task goes to Ray, if it is one for the gate."""
+    def _turn(
+        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, is_free: bool
+    ) -> Turn | None:
+        """How the task goes to Ray, if it is one for the gate. is_free: nobody has said where it must run."""
         try:
             described = None
             if hints is not None and self._hinted is not None:
                 described = self._hinted.described(target, hints, options)
-            if not (options.get("num_gpus") or described is not None) or not is_free_to_order(options):
+            if not (options.get("num_gpus") or described is not None) or not is_free:
                 if hints is not None and self._hinted is not None:
                     self._hinted.warn_of_lost(target, hints, options)
                 return None
@@ -118,9 +121,9 @@ class Ordering:
                 if self.gate is None:
                     self.gate = self._make_gate()
                 gate = self.gate
-            needs = needs_of(target, options)
             if described is not None:
-                needs = msgspec.structs.replace(needs, gpus=described.payload.gpus)
+                options = {**options, **described.stated_needs(options)}
+            needs = needs_of(target, options)
             if not gate.admits(needs):
                 return None
             is_shell = described is not None and described.is_shell
@@ -130,8 +133,6 @@ class Ordering:
                 return None
             if is_shell:
                 twin, options = self._hinted.shell_of(target, described, options)
-            elif described is not None and needs.gpus and not options.get("num_gpus"):
-                options = {**options, "num_gpus": needs.gpus}
             key, ref = ticket
             return Turn(gate, needs, key, ref, twin, options, described, is_shell)
         except Exception as error:
@@ -163,8 +164,8 @@ class Ordering:
             if ref is None:
                 turn.gate.give_back(turn.key)
             else:
-                if turn.is_shell:
-                    self.phased[task_of(ref)] = turn.described
+                if turn.described is not None:
+                    self.described[task_of(ref)] = turn.described
                 self._add(turn.gate, *arrival_of(turn.key, ref, turn.needs, args, kwargs), turn.described)
         except Exception as error:
             turn.gate.give_back(turn.key)

@@ -1,1 +1,1 @@
-"""`egs_ray.run`: one engine for all runs of a driver process, and what carries its decisions out on Ray."""
+"""One site for all graphs of a driver (`egs_ray.run`) and for its script, and what performs its decisions on Ray."""

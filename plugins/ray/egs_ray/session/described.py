@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from egs_core.graph.columns import GPU, Shape, TaskOptions
-from egs_core.hints import TaskHints
+from egs_core.hints import HINTS, TaskHints
 from egs_core.notices import warn_once
 from egs_ray import functions
 from egs_ray.convert import phases_of, task_options
@@ -36,6 +36,11 @@ class Described(msgspec.Struct, frozen=True):
         its code begins, which only such a process tells."""
         return len(self.phases) > 1 or bool(self.options.warm_key) or not self.options.is_none
 
+    def stated_needs(self, options: dict[str, Any]) -> dict[str, float]:
+        """What it needs, as options for Ray, where Ray was not told."""
+        needs = {"num_cpus": self.payload.cpus, "num_gpus": self.payload.gpus, "memory": self.payload.memory_bytes}
+        return {name: needed for name, needed in needs.items() if needed and options.get(name) is None}
+
     @property
     def expected_s(self) -> float | None:
         """What its hints say that it takes, all phases; None: they do not."""
@@ -52,8 +57,8 @@ class Hinted:
         self._seen: set[str] = set()  # warm keys of tasks submitted so far
 
     def described(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
-        """What the site is told of a task; None for one that Ray alone decides about, as it needs no GPU and loads
-        nothing."""
+        """What the site is told of a task; None for one that Ray alone decides about, as it needs no GPU, loads nothing
+        and has no limit."""
         key = tuple(options.get(name) for name in ("num_cpus", "num_gpus", "memory"))
         known = self._described.setdefault(target, {})
         if key not in known:
@@ -102,8 +107,8 @@ class Hinted:
         lost = sorted(_stated(hints))
         if lost:
             warn_once(
-                f"{functions.name_of(target)}: its hints {', '.join(lost)} are not kept: it needs no GPU and preloads "
-                "nothing, gives no result, or says itself where it runs, so Ray alone decides about it"
+                f"{functions.name_of(target)}: its hints {', '.join(lost)} are not kept: it has no GPU, preload or "
+                "limit, gives no result, or says itself where it runs, so Ray alone decides about it"
             )
 
     def _warn_of_lost(self, name: str, hints: TaskHints) -> None:
@@ -121,8 +126,9 @@ def _keeps_processes(target: Any) -> bool:
 def _stated(hints: TaskHints) -> list[str]:
     """The hints on order and limits that a task states."""
     default = TaskHints()
-    names = ("priority", "max_wait_s", "deadline_s", "max_runtime_s", "max_gpu_s", "max_cost", "gang", "preload")
-    return [name.removesuffix("_s") for name in names if getattr(hints, name) != getattr(default, name)]
+    names = ("priority", "max_wait", "deadline", "max_runtime", "max_gpu_time", "max_cost", "gang", "preload")
+    fields = [HINTS[name].field for name in names]
+    return [name for name, field in zip(names, fields, strict=True) if getattr(hints, field) != getattr(default, field)]
 
 
 def _first(*values: float | None) -> float:

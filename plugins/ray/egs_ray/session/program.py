@@ -5,8 +5,8 @@
                                └───────── its reference has a value ◄────┘
 
 Ray has each task from its submission on, and the script its reference; the site decides when its ticket opens. Nothing
-is submitted again here: retries, cancelling, errors and the values are Ray's own. A task with phases or with something
-to preload is a shell whose ticket tells it so (`worker.hooked`); it is started for a preload as for its turn.
+is submitted again here: retries, cancelling, errors and the values are Ray's own. A task with phases, something to
+preload or a limit is a shell whose ticket tells it so (`worker.hooked`); it is started for a preload as for its turn.
 """
 
 from __future__ import annotations
