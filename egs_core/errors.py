@@ -15,6 +15,15 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more if names else "none"
 
 
+def labelled(name: str, framework_id: str) -> str:
+    """What a message calls a task whose id is only a number of its framework.
+
+    >>> labelled("fit", "92a781a6c0ffee00")
+    'fit-92a781a6'
+    """
+    return f"{name}-{framework_id[:8]}"
+
+
 class EgsError(Exception):
     """Something EGS cannot do for a reason that the user can mend; the command line ends with exit code 2."""
 

@@ -103,7 +103,7 @@ def forecast(
     if may_split and _can_say(chosen, nodes, pinned):
         hints = _simulated(chosen, nodes, reading, edges_known, hints=True)
         hinted = _applied(observed, natively[reading], hints)
-    bands = {name: _band(name, observed, pairs, [pairs[0], *pairs[len(plausible) :]]) for name in FIGURES}
+    bands = {name: _band(name, observed, pairs, len(plausible)) for name in FIGURES}
     if len(plausible) < len(Reading):
         left_out = ", ".join(r for r in Reading if r not in plausible)
         notes.append(f"edges read {left_out}: left out, the native run cannot be simulated with them")
@@ -175,16 +175,13 @@ def _applied(observed: Figures, native: Figures, egs: Figures) -> Figures:
     return Figures(*(max(0.0, getattr(observed, n) - getattr(native, n) + getattr(egs, n)) for n in FIGURES))
 
 
-Pairs = Sequence[tuple[Figures, Figures]]
-
-
-def _band(name: str, observed: Figures, pairs: Pairs, draws: Pairs) -> Band:
-    """Expected is what the first pair says; the range of all is widened by what its native run misses. draws: those
-    pairs that differ by their seed only."""
+def _band(name: str, observed: Figures, pairs: Sequence[tuple[Figures, Figures]], readings: int) -> Band:
+    """Expected is what the first pair says; the range of all is widened by what its native run misses. readings: so
+    many pairs differ by their reading, those behind them from the first one by their seed only."""
     seen = float(getattr(observed, name))
     missed = max(abs(getattr(pairs[0][0], name) - seen), RUN_TO_RUN * seen)
     reached = [float(getattr(_applied(observed, native, egs), name)) for native, egs in pairs]
-    next_ones = _prediction([float(getattr(_applied(observed, native, egs), name)) for native, egs in draws])
+    next_ones = _prediction([reached[0], *reached[readings:]])
     return Band(seen, reached[0], max(0.0, min(*reached, *next_ones) - missed), max(*reached, *next_ones) + missed)
 
 

@@ -16,7 +16,7 @@ from egs_core.cli.reading import Histories, read_believed
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
-from egs_core.errors import InputError, listed
+from egs_core.errors import InputError, labelled, listed
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
@@ -25,7 +25,6 @@ from egs_core.sim.simulator import Simulation
 
 SHOWN = 5
 OPAQUE = re.compile(r"\b[0-9a-f]{32,}\b")  # an id that says nothing to a reader
-ID_SHOWN = 8
 
 
 def why(
@@ -145,9 +144,7 @@ def labels_of(records: Iterable[r.Record]) -> dict[str, str]:
     """What a reader calls each task: its id; where that is only a number of the framework's, its name and how that
     begins."""
     names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
-    return {
-        task: f"{name}-{task[:ID_SHOWN]}" if name and OPAQUE.fullmatch(task) else task for task, name in names.items()
-    }
+    return {task: labelled(name, task) if name and OPAQUE.fullmatch(task) else task for task, name in names.items()}
 
 
 def relabelled(text: str, labels: dict[str, str]) -> str:

@@ -26,7 +26,7 @@ from egs_core.adapter import (
     unknown_workload,
     who,
 )
-from egs_core.errors import InputError
+from egs_core.errors import InputError, labelled
 from egs_core.units import parse_seconds
 from egs_ray.control import controller
 from egs_ray.events import processes_of
@@ -243,7 +243,7 @@ def _workload(driver: dict[str, Any], row: dict[str, Any], at_gate: list[Any] | 
 
 
 def _gate_task(task: Any) -> RunningTask:
-    name = f"{task.name}-{task.task_id[:8]}"
+    name = labelled(task.name, task.task_id)
     state = f"{task.state} (nested)" if task.is_nested else task.state
     gpus = task.gpus if task.state == PASSED else 0.0  # what waits at the gate holds none
     return RunningTask(task=name, name=task.name, state=state, since=task.since, gpus=gpus)

@@ -14,10 +14,11 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from egs_core.errors import labelled, listed
 from egs_ray.control.reporting import Told
 from egs_ray.gate.client import ClusterGate, ask_gate, tasks_at_gate
-from egs_ray.gate.messages import Asked, GateTask
-from egs_ray.gate.operations import label, reason_of, refused, row_of, unknown_task
+from egs_ray.gate.messages import PASSED, Asked, GateTask
+from egs_ray.submission import Needs
 
 Request = dict[str, Any]
 AWAY = (ValueError, RuntimeError, TimeoutError, RayError)
@@ -46,7 +47,7 @@ class ClusterOperations:
         return {
             "workloads": {self._workload: {**row, "tasks": gate.made, "open": len(waiting), "job": gate.workload}},
             "tasks": {
-                task_id: (row_of(self._workload, task_id, found[0], since), [found[1]])
+                task_id: (_row_of(self._workload, task_id, found[0], since), [found[1]])
                 for task_id, since, found in passed
                 if found
             },
@@ -60,8 +61,8 @@ class ClusterOperations:
         verb, is_all = request["verb"], not request["task"]
         if verb == "abort":
             if is_all:
-                self._aborted, self._gate.is_aborted = reason_of(request), True
-            self._cancel(task_ids, reason_of(request))
+                self._aborted, self._gate.is_aborted = _reason_of(request), True
+            self._cancel(task_ids, _reason_of(request))
         elif is_all:
             self._is_paused = verb == "pause"
         return answer
@@ -74,20 +75,56 @@ class ClusterOperations:
 
 def at_gate(job: str, request: Request) -> tuple[dict[str, Any], list[str]]:
     """Let the gate do what an operator asks of a Ray job; the answer as of `carry_out`, and the ids of the tasks."""
-    if found := refused(request):
+    if found := _refused(request):
         return found, []
     try:
         there = [task for task in tasks_at_gate() if task.workload == job]
         chosen = named(there, request["task"])
         if request["task"] and not chosen:
-            return unknown_task(request["task"], [label(task.name, task.task_id) for task in there]), []
+            return _unknown_task(request["task"], [labelled(task.name, task.task_id) for task in there]), []
         task_ids = [task.task_id for task in chosen]
         ask_gate(Asked(request["verb"], job, task_ids if request["task"] else [], request["actor"], request["reason"]))
     except AWAY as error:
         return {"problem": f"the cluster's gate does not answer: {type(error).__name__}", "known": "try again"}, []
-    return {"tasks": [label(task.name, task.task_id) for task in chosen]}, task_ids
+    return {"tasks": [labelled(task.name, task.task_id) for task in chosen]}, task_ids
 
 
 def named(tasks: Iterable[GateTask], wanted: str) -> list[GateTask]:
     """The task of that label, all of that name, or all."""
-    return [task for task in tasks if not wanted or wanted in (task.name, label(task.name, task.task_id))]
+    return [task for task in tasks if not wanted or wanted in (task.name, labelled(task.name, task.task_id))]
+
+
+def _row_of(workload: str, task_id: str, needs: Needs, since: float) -> dict[str, Any]:
+    """A script's task that a gate has let go, as the controller is told of it. since: Unix time."""
+    return {
+        "workload": workload,
+        "stage": "",
+        "task": labelled(needs.name, task_id),
+        "name": needs.name,
+        "state": PASSED,
+        "since": round(since, 3),
+        "gpus": needs.gpus,
+        "node": "",
+        "pid": 0,
+        "pids": [],
+        "framework_id": task_id,
+    }
+
+
+def _refused(request: Request) -> dict[str, Any]:
+    """The answer to what nobody can do to a script's tasks; empty for the rest."""
+    if request["stage"]:
+        return {"problem": "the tasks of a script have no stages", "known": "name a task, or the workload"}
+    if request["verb"] == "preempt":
+        return {"problem": "the tasks of a script cannot be started again for it", "known": "use egs_ray.run"}
+    return {}
+
+
+def _unknown_task(task: str, there: list[str]) -> dict[str, Any]:
+    """The answer that names what there is."""
+    return {"problem": f"has no task {task!r}", "known": f"its tasks: {listed(there)}"}
+
+
+def _reason_of(request: Request) -> str:
+    """Why a task was aborted, for the run log."""
+    return f"aborted by {request['actor']}" + (f": {request['reason']}" if request["reason"] else "")

@@ -112,7 +112,7 @@ class Ordering:
                 described = self._hinted.described(target, hints, options)
             if not (options.get("num_gpus") or described is not None) or not is_free:
                 if hints is not None and self._hinted is not None:
-                    self._hinted.warn_of_lost(target, hints, options)
+                    self._hinted.warn_of_lost(target, hints)
                 return None
             twin = self._twins.of(target, args, kwargs)
             if twin is None:

@@ -102,7 +102,7 @@ class Hinted:
             self._seen.add(warm)
         return known[key], {**chosen, "num_cpus": 0, "num_gpus": 0}
 
-    def warn_of_lost(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> None:  # noqa: ARG002
+    def warn_of_lost(self, target: Any, hints: TaskHints) -> None:
         """Of a task that passes as it is: none of its hints is kept."""
         lost = sorted(_stated(hints))
         if lost:

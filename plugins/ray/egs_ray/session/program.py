@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -326,7 +327,7 @@ class Program:
                 self.site.do(self.tickets.live)  # by the holder's thread: its life is what the tickets depend on
                 if self._awaited or self._demand:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
-                    self.site.do(lambda nodes=nodes, free=free: self._review(nodes, free))  # type: ignore[misc]  # mypy has no types for such a lambda
+                    self.site.do(partial(self._review, nodes, free))
                 self._tell_autoscaler()
             except Exception as error:
                 self.fail(error)

@@ -13,6 +13,7 @@ import msgspec
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from egs_core.errors import labelled
 from egs_core.graph.columns import CPU, Graph, Shape
 from egs_core.site import Grant
 from egs_ray.convert import Converted
@@ -115,7 +116,8 @@ class Job(msgspec.Struct, eq=False):
     def label(self) -> str:
         """What operators call it: its id in a graph; of a script's submissions the name and how Ray's id begins."""
         graph = self.run.converted.graph
-        return f"{graph.names[self.index]}-{graph.ids[self.index][:8]}" if self.run.grows else graph.ids[self.index]
+        name, task = graph.names[self.index], graph.ids[self.index]
+        return labelled(name, task) if self.run.grows else task
 
     @property
     def gang(self) -> str:
