@@ -27,7 +27,9 @@ def shared(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def session(shared: Session) -> Iterator[Session]:
-    """That session; afterwards nothing is held in Ray's books."""
+    """That session, which warns again of what it has warned of in another test; afterwards nothing is held in Ray's
+    books."""
+    shared._shared._warned.clear()
     yield shared
     t.until(t.is_idle, "all resources are free")
 
