@@ -11,7 +11,7 @@ line without its end was being written when the driver died: its decisions were 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ class Journal:
     def append(self, event: Event, now: float, transitions: list[Transition]) -> None:
         """Write one entry, right after `Engine.handle`. Raises OSError when the disk does not take it; the file is
         then as it was before."""
-        line = _encoder.encode({"j": "entry", "now": now, "event": event, "transitions": transitions}) + b"\n"
+        line = encode_entry(event, now, transitions) + b"\n"
         before = self._file.tell()
         try:
             _write_all(self._file, line)
@@ -163,6 +163,23 @@ class Journal:
         self._storage.replace(beside, self.path)
         self._storage.sync_folder(self.path.parent)
         self._entries = 0
+
+
+def encode_entry(event: Event, now: float, transitions: list[Transition]) -> bytes:
+    """One entry, as JSON without a line's end."""
+    return _encoder.encode({"j": "entry", "now": now, "event": event, "transitions": transitions})
+
+
+def folded(snapshot: bytes, entries: Iterable[bytes], place: str) -> State:
+    """The state that a snapshot (b"": none) and the entries after it lead to, for those who keep them elsewhere than in
+    a file. Raises InputError that names `place` and the entry."""
+    state = _snapshot_state(Snapshot(msgspec.Raw(snapshot)), place) if snapshot else State()
+    for number, line in enumerate(entries, start=1):
+        found = _decode(line, f"{place} entry {number}")
+        if not isinstance(found, Entry):
+            raise InputError(f"{place} entry {number}", "is a snapshot", "the journal is damaged")
+        _fold(state, found, f"{place} entry {number}")
+    return state
 
 
 def recover(path: str | os.PathLike[str], storage: Storage = FILE_SYSTEM) -> Recovered:

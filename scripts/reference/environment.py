@@ -75,6 +75,7 @@ INTERNAL = {
     "EGS_DEMO_FACTOR": "set by the demo for its own processes",
     "EGS_DEVICE_FOLDER": "set for workers, where GPUs are emulated",
     "EGS_DURATIONS": "the Airflow option `durations`",
+    "EGS_LEASE": "set for a command that has a lease of the site server: its processes are found by it",
     "EGS_POOLS": "the Airflow option `pools`",
     "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",
     "EGS_REPLAY_NOTES": "set by a replay for its own processes",

@@ -1,0 +1,160 @@
+"""What the client and the server of a site tell each other: version 1 of the protocol over HTTP.
+
+    POST /v1/runs                 RunRequest ─► RunView    repeated with the same key: the same run
+    POST /v1/runs/ID/beat         Beat       ─► RunView    a sign of life; answered when `version` is no longer `seen`
+    POST /v1/runs/ID/claim        Claim      ─► RunView    before the command starts; 409: the lease is given up
+    POST /v1/runs/ID/end          End        ─► RunView    when no process of the lease is left; 409 while there is one
+    POST /v1/runs/ID/abort        Control    ─► RunView    also /pause and /resume
+    GET  /v1/runs                            ─► Runs       GET /v1/runs/ID: one of them, with why it waits
+    GET  /v1/queue                           ─► Runs       those that wait, first first
+    GET  /healthz                            ─► Health
+
+Neither the command's arguments nor its environment are ever told. Times are seconds since 1970 where they are moments.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL = 1
+PROTOCOL_HEADER = "EGS-Protocol"
+MOST_WAIT_S = 30.0
+MOST_PROCESSES = 1000
+
+Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+
+
+class Ask(BaseModel):
+    """Base of what a client sends: a field that the server does not know is an error, not ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Told(BaseModel):
+    """Base of what the server answers: a newer server may say more."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Process(Ask):
+    """A process of the server's host. started: in clock ticks since the host's start, so that a number that is given
+    again is not taken for it."""
+
+    pid: Annotated[int, Field(gt=0, le=2**31)]
+    started: Annotated[int, Field(ge=0, le=2**62)]
+
+
+class RunRequest(Ask):
+    """One command that wants to run. key: chosen by the client, so that a repeated request is known; supervisor: the
+    client itself, which is there as long as the request is meant. expected_s: how long it is believed to take; for_s:
+    after so long it is ended, and has had what it asked for."""
+
+    key: Annotated[str, Field(min_length=8, max_length=64)]
+    supervisor: Process
+    name: Name = ""
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    cpus: Annotated[float, Field(ge=0, le=4096, allow_inf_nan=False)] = 0.0
+    memory_bytes: Annotated[int, Field(ge=0, le=2**62)] = 0
+    queue: Name = ""
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+    expected_s: Seconds | None = None
+    for_s: Seconds | None = None
+
+
+class Beat(Ask):
+    """seen: the version that the client knows; wait_s: how long the answer may take if nothing changes. token: of its
+    lease; processes: those that it has started, as far as it knows them."""
+
+    seen: int = -1
+    wait_s: Annotated[float, Field(ge=0, le=MOST_WAIT_S, allow_inf_nan=False)] = 0.0
+    token: int = 0
+    processes: Annotated[tuple[Process, ...], Field(max_length=MOST_PROCESSES)] = ()
+
+
+class Claim(Ask):
+    """The lease with this token is about to be used."""
+
+    token: int
+
+
+class End(Ask):
+    """What came of it. exit_code: of the command; 128 and the signal's number where a signal ended it."""
+
+    token: int
+    outcome: Literal["succeeded", "failed", "aborted"]
+    exit_code: Annotated[int, Field(ge=0, le=255)]
+
+
+class Control(Ask):
+    """What an operator wants. grace_s: for a checkpoint, before what is left is killed."""
+
+    reason: Name = ""
+    grace_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 10.0
+
+
+class Lease(Told):
+    """devices: their ids as `CUDA_VISIBLE_DEVICES` has them. token: the fencing token, higher for each later lease;
+    mark: value of `EGS_LEASE` for its processes, by which they are found."""
+
+    token: int
+    devices: tuple[str, ...]
+    claimed: bool = False
+    mark: str = ""
+
+
+class RunView(Told):
+    """A run as the server sees it. state: waiting, paused, granted, running, stopping or ended. kind, reason: why it is
+    there. starts_in_s: when it should start, in seconds from now; None where that is not known. lost: nothing is heard
+    of its supervisor, and processes (some are named) may still use the devices, which are therefore given to nobody.
+    stop: why it has to end; beat_s: how often the server wants to hear of it."""
+
+    id: str
+    name: str
+    user: str
+    state: str
+    version: int
+    gpus: int
+    cpus: float
+    memory_bytes: int
+    queue: str
+    priority: int
+    submitted_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    outcome: str = ""
+    exit_code: int | None = None
+    lease: Lease | None = None
+    kind: str = ""
+    reason: str = ""
+    starts_in_s: float | None = None
+    lost: bool = False
+    processes: tuple[int, ...] = ()
+    stop: str = ""
+    grace_s: float = 0.0
+    beat_s: float = 5.0
+
+
+class Device(Told):
+    """id: as `CUDA_VISIBLE_DEVICES` has it; run: which holds it, "" for none."""
+
+    id: str
+    label: str = ""
+    run: str = ""
+
+
+class Runs(Told):
+    """Some runs, and the devices of the site."""
+
+    runs: tuple[RunView, ...]
+    devices: tuple[Device, ...] = ()
+
+
+class Health(Told):
+    """version: of the server's EGS."""
+
+    ok: bool
+    version: str
+    protocol: int = PROTOCOL

@@ -1,0 +1,150 @@
+"""The one thread that owns a site's logic: takes what waits as one batch, commits it, then answers (group commit).
+
+    any thread ── ask(question) ──► queue ─► logic ─► one commit ─► the answers, and `changed(runs)`
+
+A batch that the store does not take is answered with `Unavailable`; the logic, which is ahead of the store then, is
+thrown away and made anew from it before anything else is asked.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from egs_core.engine.specs import QueueSpec
+from egs_core.server.logic import Offer, SiteLogic
+from egs_core.server.runs import Refusal
+from egs_core.server.store import Store
+
+T = TypeVar("T")
+Question = Callable[[SiteLogic], T]
+MOST_AT_ONCE = 512
+IDLE_S = 60.0
+AGAIN_S = 1.0
+
+
+class Unavailable(Exception):
+    """The site cannot answer now: its store does not take what it decides."""
+
+
+class Turns:
+    """The logic and its store: a batch at a time, by whoever calls it. The fault simulation does so too.
+
+    offer, queues: what the host has, told to each logic that is made. clock: seconds since 1970; within the life of
+    one `Turns` it must not go back.
+    """
+
+    def __init__(
+        self, store: Store, offer: Offer, queues: tuple[QueueSpec, ...] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store, self._offer, self._queues, self._clock = store, offer, queues, clock
+        self.recover()
+
+    def take(self, questions: Iterable[Question[Any]]) -> tuple[list[Any], list[str]]:
+        """The answer of each, an exception where it raises one, after one commit of all; and the runs that changed.
+        Raises StoreError when the commit fails, and what is no refusal: none may be told then, `recover` is due."""
+        self.logic.at(self._clock() - self._zero)
+        answers = [_answer(question, self.logic) for question in questions]
+        batch = self.logic.take()
+        if batch.entries or batch.runs:
+            self._store.commit(batch)
+        return answers, [run.id for run in batch.runs]
+
+    def recover(self) -> None:
+        """Go on from what is durable. Raises StoreError while the store cannot be used."""
+        self.logic = self._store.load().logic("the site's store")
+        self._zero = min(self.logic.facts.epoch, self._clock() - self.logic.now)  # clocks may have been set back
+        self.logic.at(self._clock() - self._zero)
+        self.logic.offer(self._offer, self._queues)
+        self._store.commit(self.logic.take())
+
+    def compact(self) -> None:
+        """Replace the journal by a snapshot when it has become long. Raises StoreError."""
+        if self._store.wants_snapshot:
+            self._store.compact(self.logic.snapshot())
+
+    def wait_s(self) -> float:
+        """How long nothing is due."""
+        due = self.logic.next_wakeup()
+        return IDLE_S if due is None else min(IDLE_S, max(0.0, due - (self._clock() - self._zero)))
+
+
+def _answer(question: Question[Any], logic: SiteLogic) -> Any:
+    try:
+        return question(logic)
+    except Refusal as refusal:  # it is the asker's: the others of the batch go on
+        return refusal
+
+
+class Writer:
+    """See the module. changed: called on the writer's thread with the runs of which something new is to be told."""
+
+    def __init__(self, turns: Turns, changed: Callable[[list[str]], None]) -> None:
+        self._turns = turns
+        self._changed = changed
+        self._queue: queue.SimpleQueue[tuple[Question[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._needs_recovery = False
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="egs-writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask(self, question: Question[T]) -> Future[T]:
+        """The answer, once what led to it is durable; from any thread, never blocks. What the question raises, and
+        Unavailable, is the future's exception."""
+        future: Future[T] = Future()
+        self._queue.put((question, future))
+        return future
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Answer what was asked, then end."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            batch = self._next()
+            try:
+                if self._needs_recovery:
+                    self._turns.recover()
+                    self._needs_recovery = False
+                answers, changed = self._turns.take([question for question, _ in batch])
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    _settle(future, answer)
+                if changed:
+                    self._changed(changed)
+                self._turns.compact()
+            except Exception as error:  # the store's, or a bug: what is durable is right in both cases
+                self._needs_recovery = True
+                for _, future in batch:
+                    if not future.done():
+                        _settle(future, Unavailable(f"{type(error).__name__}: {error}"))
+
+    def _next(self) -> list[tuple[Question[Any], Future[Any]]]:
+        """All that waits; nothing when a timer is due first."""
+        try:
+            first = self._queue.get(timeout=AGAIN_S if self._needs_recovery else self._turns.wait_s())
+        except queue.Empty:
+            return []
+        batch = []
+        while first is not None:
+            batch.append(first)
+            if len(batch) >= MOST_AT_ONCE or self._queue.empty():
+                return batch
+            first = self._queue.get()
+        self._is_closing = True
+        return batch
+
+
+def _settle(future: Future[Any], answer: Any) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

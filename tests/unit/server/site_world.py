@@ -1,0 +1,217 @@
+"""A simulated host for the server's own logic: store, clock, network, supervisors and processes, all of which may fail.
+
+The logic, its turns and what a recovery folds are the shipped code. What is simulated says at every moment which
+processes use which devices, and that is what the invariants are about.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from egs_core.client import messages as c
+from egs_core.server.logic import Batch, Device, Offer, Seen, SiteFacts, SiteLogic
+from egs_core.server.runs import Principal, Refusal, Run
+from egs_core.server.store import Kept, StoreError
+from egs_core.server.writer import Turns
+
+OFFER = Offer("host", (Device("0"), Device("1"), Device("2")), cpus=8.0, memory_bytes=1 << 40)
+ANN = Principal("ann")
+
+
+class MemoryStore:
+    """A store that keeps bytes, as a database does. fails: "before" loses the next commit, "after" takes it and says
+    that it did not, as when a server dies in between."""
+
+    def __init__(self) -> None:
+        self.facts = SiteFacts("site", 0.0)
+        self.snapshot, self.entries, self.runs = b"", list[bytes](), dict[str, bytes]()
+        self.fails = ""
+        self.most_entries = 25
+
+    def load(self) -> Kept:
+        runs = [msgspec.json.decode(run, type=Run) for run in self.runs.values()]
+        return Kept(self.facts, self.snapshot, list(self.entries), runs)
+
+    def commit(self, batch: Batch) -> None:
+        fails, self.fails = self.fails, ""
+        if fails != "before":
+            self.entries += batch.entries
+            self.runs |= {run.id: msgspec.json.encode(run) for run in batch.runs}
+        if fails:
+            raise StoreError(f"the disk failed {fails} the commit")
+
+    def compact(self, snapshot: bytes) -> None:
+        self.snapshot, self.entries = snapshot, []
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return len(self.entries) > self.most_entries
+
+
+class Supervisor:
+    """An `egs run`, as a state machine: it asks, claims, starts one process, and tells its end."""
+
+    def __init__(self, pid: int, gpus: int, length_s: float) -> None:
+        self.process = c.Process(pid=pid, started=pid)
+        self.request = c.RunRequest(key=f"key-{pid:05}", supervisor=self.process, name=f"job{pid}", gpus=gpus)
+        self.length_s = length_s
+        self.is_alive, self.is_suspended = True, False
+        self.run_id = ""
+        self.view: c.RunView | None = None
+        self.started: list[int] = []  # tokens with which a process was started
+        self.devices: tuple[str, ...] = ()  # that its process uses now; it may outlive the supervisor
+        self.ends_at: float | None = None
+        self.exit_code: int | None = None
+        self.is_done = False
+
+    def next_ask(self) -> Callable[[SiteLogic], c.RunView]:
+        """What it would send now."""
+        run_id, view = self.run_id, self.view
+        if not run_id:
+            return lambda logic: logic.submit(ANN, self.request)
+        lease = view.lease if view is not None else None
+        if lease is not None and self.exit_code is not None:
+            end = c.End(token=lease.token, outcome="succeeded", exit_code=self.exit_code)
+            return lambda logic: logic.end(ANN, run_id, end)
+        if lease is not None and not self.started and not (view and view.stop):
+            return lambda logic: logic.claim(ANN, run_id, c.Claim(token=lease.token))
+        beat = c.Beat(token=lease.token if lease else 0)
+        return lambda logic: logic.beat(ANN, run_id, beat)
+
+    def hear(self, asked_for: c.Lease | None, answer: c.RunView, now: float) -> None:
+        """asked_for: the lease that it had when it asked. A claimed lease is started with once."""
+        if self.view is not None and answer.version < self.view.version:
+            return  # late
+        self.run_id, self.view = answer.id, answer
+        if answer.state == "ended":
+            self.is_done = True
+        lease = answer.lease
+        is_asked = lease is not None and asked_for is not None and lease.token == asked_for.token
+        if lease is not None and is_asked and lease.claimed and not self.started:
+            self.started.append(lease.token)
+            self.devices, self.ends_at = lease.devices, now + self.length_s
+        if answer.stop and self.ends_at is not None:
+            self.ends_at = min(self.ends_at, now + 1.0)
+
+
+class World:
+    """See the module. faults: how likely each kind is at a step, 0 to 1; 0 lets everything end."""
+
+    def __init__(self, seed: int, supervisors: int = 12) -> None:
+        self.random = random.Random(seed)
+        self.now, self.offset = 0.0, 0.0  # the host's clock is off by so much
+        self.store = MemoryStore()
+        self.turns = self._server()
+        self.all = [
+            Supervisor(pid, self.random.choice((0, 1, 1, 1, 2, 3)), self.random.uniform(1, 40))
+            for pid in range(1, supervisors + 1)
+        ]
+        self.delayed: list[Callable[[SiteLogic], Any]] = []
+        self.faults = 0.25
+        self.crashes = 0
+
+    def _server(self) -> Turns:
+        return Turns(self.store, OFFER, clock=lambda: self.now + self.offset)
+
+    def maybe(self) -> bool:
+        return self.random.random() < self.faults
+
+    # --- one step ---
+
+    def step(self) -> None:
+        self.now += self.random.uniform(0.05, 2.0)
+        for one in self.all:
+            if one.ends_at is not None and one.ends_at <= self.now:
+                one.devices, one.ends_at, one.exit_code = (), None, 0
+        self._faults()
+        asks: list[tuple[Supervisor | None, c.Lease | None, Callable[[SiteLogic], Any]]] = []
+        for one in self.random.sample(self.all, len(self.all)):
+            if one.is_alive and not one.is_suspended and not one.is_done and not self.maybe():
+                ask = one.next_ask()
+                asks.append((one, one.view.lease if one.view else None, ask))
+                if self.maybe():
+                    self.delayed.append(ask)  # it arrives a second time, later
+        if self.delayed and self.random.random() < 0.5:
+            asks.append((None, None, self.delayed.pop(self.random.randrange(len(self.delayed)))))
+        asks.append((None, None, lambda logic: logic.seen(self.look(logic))))
+        self._serve(asks)
+        self.check()
+
+    def _serve(self, asks: list[tuple[Supervisor | None, c.Lease | None, Callable[[SiteLogic], Any]]]) -> None:
+        try:
+            answers, _ = self.turns.take([ask for _, _, ask in asks])
+        except StoreError:
+            self._restart()
+            return
+        for (one, lease, _), answer in zip(asks, answers, strict=True):
+            if one is None or self.maybe():
+                continue  # the answer is lost
+            if isinstance(answer, Refusal):
+                assert answer.status in (403, 404, 409), answer
+                one.view = None if answer.status == 409 else one.view  # it asks again
+            else:
+                one.hear(lease, answer, self.now)
+        self.turns.compact()
+
+    def _restart(self) -> None:
+        self.crashes += 1
+        self.offset += self.random.uniform(-100, 100) if self.maybe() else 0.0
+        while True:
+            try:
+                self.turns = self._server()
+                return
+            except StoreError:
+                self.crashes += 1
+
+    def _faults(self) -> None:
+        if self.maybe() and self.maybe():
+            self.store.fails = self.random.choice(("before", "after"))
+        if self.maybe() and self.maybe():
+            self._restart()
+        for one in self.all:
+            if self.maybe() and self.random.random() < 0.03:
+                one.is_alive = False  # killed; its process goes on
+            if self.random.random() < 0.05:
+                one.is_suspended = self.maybe()
+        if self.maybe() and self.maybe() and self.all:
+            target = self.random.choice(self.all)
+            if target.run_id:
+                self.delayed.append(
+                    lambda logic: logic.control(Principal("root", True), target.run_id, "abort", c.Control())
+                )
+
+    def look(self, logic: SiteLogic) -> list[Seen]:
+        """What the kernel would say of the watched processes."""
+        by_pid = {one.process.pid: one for one in self.all}
+        found = []
+        for watch in logic.watched():
+            one = by_pid[watch.supervisor.pid]
+            living = (10_000 + one.process.pid,) if one.devices and one.started == [watch.token] else ()
+            found.append(Seen(watch.run, watch.token, one.is_alive, living))
+        return found
+
+    # --- invariants ---
+
+    def check(self) -> None:
+        """No device is used by two processes, none without a lease of its own, and nothing is started twice."""
+        used = [device for one in self.all for device in one.devices]
+        assert len(used) == len(set(used)), f"a device is used twice: {used}"
+        held = {device.id: device.run for device in self.turns.logic.listed().devices}
+        for one in self.all:
+            assert len(one.started) <= 1, f"started {len(one.started)} times"
+            assert all(held[device] == one.run_id for device in one.devices), (one.run_id, one.devices, held)
+
+    def settle(self) -> None:
+        """Without faults everything ends."""
+        self.faults, self.store.fails = 0.0, ""
+        for one in self.all:
+            one.is_suspended = False
+        for _ in range(600):
+            self.step()
+            if not self.turns.logic.open_runs() and all(one.is_done or not one.is_alive for one in self.all):
+                return
+        raise AssertionError(f"open: {[run.id for run in self.turns.logic.open_runs()]}")

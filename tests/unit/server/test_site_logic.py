@@ -1,0 +1,355 @@
+"""What requests, time and processes mean to a site: no clock, no network, no process."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from egs_core.client import messages as c
+from egs_core.engine import Engine
+from egs_core.engine.specs import UNLIMITED, QueueSpec
+from egs_core.errors import InputError
+from egs_core.server.logic import CLAIM_S, CONFIG, SILENT_S, Batch, Seen, SiteFacts, SiteLogic
+from egs_core.server.runs import Principal, Refusal
+from egs_core.server.store import SqlStore, StoreError
+from egs_core.server.writer import Turns, Unavailable, Writer
+from tests.unit.server.site_world import OFFER, MemoryStore
+
+ANN, BOB, ROOT = Principal("ann"), Principal("bob"), Principal("root", is_operator=True)
+
+
+def request(number: int, gpus: int = 1, **more: object) -> c.RunRequest:
+    supervisor = c.Process(pid=number, started=number)
+    fields = {"key": f"key-{number:04}", "supervisor": supervisor, "name": f"job{number}", "gpus": gpus, **more}
+    return c.RunRequest.model_validate(fields)
+
+
+@pytest.fixture
+def site() -> SiteLogic:
+    """Three devices, nothing on them."""
+    logic = SiteLogic(SiteFacts("site", 1000.0), Engine(CONFIG))
+    logic.offer(OFFER)
+    return logic
+
+
+def start(site: SiteLogic, number: int, gpus: int = 1, who: Principal = ANN, **more: object) -> c.RunView:
+    """A run that has claimed its lease."""
+    view = site.submit(who, request(number, gpus, **more))
+    assert view.lease is not None
+    return site.claim(who, view.id, c.Claim(token=view.lease.token))
+
+
+def end(site: SiteLogic, view: c.RunView, who: Principal = ANN, code: int = 0) -> c.RunView:
+    assert view.lease is not None
+    outcome = "failed" if code else "succeeded"
+    return site.end(who, view.id, c.End(token=view.lease.token, outcome=outcome, exit_code=code))
+
+
+def test_what_has_room_is_granted_and_what_has_none_waits_and_says_why(site: SiteLogic) -> None:
+    """The first gets its devices at once; the second is told who holds what it needs, and when it should start."""
+    first = start(site, 1, gpus=2, expected_s=60.0)
+    assert first.lease is not None
+    assert (first.state, first.lease.devices) == ("running", ("0", "1"))
+    site.at(site.now + 20)
+    second = site.submit(BOB, request(2, gpus=2))
+    assert (second.state, second.kind, second.lease) == ("waiting", "capacity", None)
+    assert "host has 1 of 3 GPUs wholly free" in second.reason
+    assert "GPUs are held by 1 (job1, ann)" in second.reason
+    assert second.starts_in_s == pytest.approx(40.0)
+    assert end(site, first).outcome == "succeeded"
+    assert site.view("2").state == "granted"
+
+
+def test_no_time_is_promised_where_a_length_is_unknown(site: SiteLogic) -> None:
+    start(site, 1, gpus=3)
+    assert site.submit(ANN, request(2)).starts_in_s is None
+
+
+def test_what_never_fits_is_refused_with_the_numbers(site: SiteLogic) -> None:
+    """Also what only a quota forbids; nothing of it is left open."""
+    with pytest.raises(Refusal, match="needs 4 GPUs; no node has more than 3 GPUs: it fits nowhere") as refused:
+        site.submit(ANN, request(1, gpus=4))
+    assert refused.value.status == 422
+    spec = QueueSpec("small", nominal=(UNLIMITED, 1000, UNLIMITED))
+    site.offer(OFFER, (spec,))
+    with pytest.raises(Refusal, match="its nominal quota is 1 GPUs"):
+        site.submit(ANN, request(2, gpus=2, queue="small"))
+    with pytest.raises(Refusal, match="there is no queue 'smal'; there are small"):
+        site.submit(ANN, request(3, queue="smal"))
+    assert site.open_runs() == []
+    site.validate()
+
+
+def test_a_quota_holds_for_a_queue(site: SiteLogic) -> None:
+    """The second run of a queue with one GPU waits for the first, though devices are free."""
+    site.offer(OFFER, (QueueSpec("small", nominal=(UNLIMITED, 1000, UNLIMITED)),))
+    first = start(site, 1, queue="small")
+    second = site.submit(BOB, request(2, queue="small"))
+    assert (second.state, second.kind) == ("waiting", "quota")
+    end(site, first)
+    assert site.view(second.id).state == "granted"
+
+
+def test_a_repeated_request_is_the_same_run(site: SiteLogic) -> None:
+    assert site.submit(ANN, request(1)).id == site.submit(ANN, request(1)).id
+    assert site.submit(BOB, request(1)).id == "2"  # another user's key
+
+
+def test_a_higher_priority_goes_first(site: SiteLogic) -> None:
+    first = start(site, 1, gpus=3)
+    site.submit(ANN, request(2))
+    site.submit(ANN, request(3, gpus=3, priority=5))
+    assert [run.id for run in site.queue().runs] == ["3", "2"]
+    end(site, first)
+    assert (site.view("3").state, site.view("2").state) == ("granted", "waiting")
+
+
+def test_an_old_token_is_refused(site: SiteLogic) -> None:
+    """A grant that was not claimed in time is taken back and given out anew with a higher token; who comes with the old
+    one starts nothing."""
+    view = site.submit(ANN, request(1))
+    assert view.lease is not None
+    site.at(site.now + SILENT_S + CLAIM_S)
+    site.seen([Seen(view.id, view.lease.token, has_supervisor=True)])
+    assert site.view(view.id).lease is None
+    with pytest.raises(Refusal) as refused:
+        site.claim(ANN, view.id, c.Claim(token=view.lease.token))
+    assert refused.value.status == 409
+    site.at(site.now + 60)
+    again = site.view(view.id).lease
+    assert again is not None
+    assert again.token > view.lease.token
+    with pytest.raises(Refusal):
+        site.claim(ANN, view.id, c.Claim(token=view.lease.token))
+    assert site.claim(ANN, view.id, c.Claim(token=again.token)).state == "running"
+    with pytest.raises(Refusal):
+        site.end(ANN, view.id, c.End(token=view.lease.token, outcome="succeeded", exit_code=0))
+
+
+def test_a_claimed_lease_never_ends_because_time_has_passed(site: SiteLogic) -> None:
+    """A supervisor that is silent for days but there (suspended) keeps its devices, and is shown as lost until it is
+    heard of again."""
+    run = start(site, 1, gpus=3)
+    assert run.lease is not None
+    site.at(site.now + 1e6)
+    site.seen([Seen(run.id, run.lease.token, has_supervisor=True)])
+    assert (site.view(run.id).state, site.view(run.id).lost) == ("running", True)
+    assert site.submit(BOB, request(2)).state == "waiting"
+    assert not site.beat(ANN, run.id, c.Beat(token=run.lease.token)).lost
+
+
+def test_devices_are_kept_while_a_process_of_a_dead_supervisor_lives(site: SiteLogic) -> None:
+    """They are given on when the last one is gone, and that was seen twice."""
+    run = start(site, 1, gpus=3)
+    assert run.lease is not None
+    next_one = site.submit(BOB, request(2))
+    for _ in range(3):
+        site.seen([Seen(run.id, run.lease.token, has_supervisor=False, living=(4711,))])
+    view = site.view(run.id)
+    assert (view.lost, view.processes, site.view(next_one.id).state) == (True, (4711,), "waiting")
+    site.seen([Seen(run.id, run.lease.token, has_supervisor=False)])
+    assert site.view(run.id).state == "running"
+    site.seen([Seen(run.id, run.lease.token, has_supervisor=False)])
+    assert (site.view(run.id).outcome, site.view(next_one.id).state) == ("lost", "granted")
+
+
+def test_what_waits_ends_with_its_supervisor(site: SiteLogic) -> None:
+    run = start(site, 1, gpus=3)
+    waiting = site.submit(ANN, request(2))
+    for _ in range(2):
+        site.seen([Seen(waiting.id, 0, has_supervisor=False)])
+    assert (site.view(waiting.id).outcome, site.view(run.id).state) == ("lost", "running")
+    assert site.queue().runs == ()
+
+
+@pytest.mark.parametrize("state", ["waiting", "granted", "running"])
+def test_an_abort_ends_a_run_wherever_it_is(site: SiteLogic, state: str) -> None:
+    """What does not run ends at once; what runs is told to stop, and keeps its devices until it has."""
+    if state == "waiting":
+        start(site, 8, gpus=3)
+    view = start(site, 1) if state == "running" else site.submit(ANN, request(1))
+    assert view.state == state
+    after = site.control(ROOT, view.id, "abort", c.Control(reason="not now", grace_s=3.0))
+    if state == "running":
+        assert (after.state, after.stop, after.grace_s) == ("stopping", "aborted by root: not now", 3.0)
+        after = end(site, view, code=143)
+        assert after.exit_code == 143
+    assert (after.outcome, after.reason) == ("aborted", "aborted by root: not now")
+    site.validate()
+    with pytest.raises(Refusal, match="has ended: aborted"):
+        site.control(ROOT, view.id, "abort", c.Control())
+
+
+def test_a_paused_run_does_not_start_until_it_is_resumed(site: SiteLogic) -> None:
+    first = start(site, 1, gpus=3)
+    second = site.submit(ANN, request(2))
+    paused = site.control(ANN, second.id, "pause", c.Control(reason="later"))
+    assert (paused.state, "paused by ann" in paused.reason) == ("paused", True)
+    end(site, first)
+    assert site.view(second.id).state == "paused"
+    assert site.control(ANN, second.id, "resume", c.Control()).state == "granted"
+
+
+def test_only_its_user_and_operators_change_a_run(site: SiteLogic) -> None:
+    """Not even its token helps another user."""
+    run = start(site, 1)
+    assert run.lease is not None
+    token = run.lease.token
+    asks: list[Callable[[], c.RunView]] = [
+        lambda: site.control(BOB, run.id, "abort", c.Control()),
+        lambda: site.beat(BOB, run.id, c.Beat()),
+        lambda: site.claim(BOB, run.id, c.Claim(token=token)),
+        lambda: site.end(BOB, run.id, c.End(token=token, outcome="failed", exit_code=1)),
+    ]
+    for ask in asks:
+        with pytest.raises(Refusal) as refused:
+            ask()
+        assert refused.value.status == 403
+    assert site.control(ROOT, run.id, "pause", c.Control()).state == "running"
+
+
+def test_a_time_box_is_ended_and_has_had_what_it_asked_for(site: SiteLogic) -> None:
+    """`--for`: after that time it is told to stop; however the command ends then, it has succeeded."""
+    run = start(site, 1, for_s=100.0)
+    site.at(site.now + 99)
+    assert site.view(run.id).stop == ""
+    site.at(site.now + 2)
+    assert site.view(run.id).stop == "over its limit of 100 s"
+    assert (end(site, run, code=143).outcome, site.view(run.id).exit_code) == ("succeeded", 143)
+    site.validate()
+
+
+def test_an_end_that_is_told_again_changes_nothing(site: SiteLogic) -> None:
+    run = start(site, 1)
+    assert end(site, run, code=3) == end(site, run, code=4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpus": -1},
+        {"gpus": 10**9},
+        {"cpus": float("nan")},
+        {"cpus": float("inf")},
+        {"memory_bytes": 2**63},
+        {"name": "x" * 1000},
+        {"name": "line\nbreak"},
+        {"for_s": 0},
+        {"priority": 10**9},
+        {"key": ""},
+        {"argv": ["python", "train.py"]},
+    ],
+)
+def test_a_request_out_of_bounds_is_none(change: dict[str, object]) -> None:
+    """Amounts, names and unknown fields: also nobody can send the command's arguments by mistake."""
+    fields = {"key": "key-0001", "supervisor": {"pid": 1, "started": 1}, **change}
+    with pytest.raises(ValidationError):
+        c.RunRequest.model_validate(fields)
+
+
+# --- the store and the writer ---
+
+
+def submitted(number: int, gpus: int, site: SiteLogic) -> c.RunView:
+    return site.submit(ANN, request(number, gpus))
+
+
+def run_with(store: SqlStore | MemoryStore) -> Turns:
+    return Turns(store, OFFER, clock=lambda: 1000.0)
+
+
+def test_a_site_goes_on_from_its_database(tmp_path: Path) -> None:
+    """Leases, what waits, their order and tokens are there again, also after the journal was compacted."""
+    store = SqlStore(tmp_path, 1000.0)
+    turns = run_with(store)
+    (first, _), _ = turns.take([lambda site: start(site, 1, gpus=3), lambda site: site.submit(BOB, request(2))])
+    before = turns.logic.listed()
+    store.close()
+    again = run_with(SqlStore(tmp_path, 5000.0))
+    assert again.logic.listed() == before
+    again.logic.validate()
+    SqlStore(tmp_path, 0.0).compact(again.logic.snapshot())
+    last = run_with(SqlStore(tmp_path, 5000.0))
+    assert last.logic.listed() == before
+    assert last.logic.submit(ANN, request(1)).id == first.id
+    end(last.logic, first)
+    assert last.logic.view("2").state == "granted"
+
+
+def test_the_database_is_durable_and_of_a_known_format(tmp_path: Path) -> None:
+    """WAL and a sync at each commit; a newer format is refused with its number."""
+    store = SqlStore(tmp_path, 0.0)
+    with store._begin() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+    store.close()
+    with sqlite3.connect(store.path) as database:
+        database.execute("UPDATE meta SET value = CAST('9' AS BLOB) WHERE name = 'version'")
+    database.close()
+    with pytest.raises(InputError, match="is of format 9"):
+        SqlStore(tmp_path, 0.0)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "site.db").write_text("hello " * 1000)
+    with pytest.raises(StoreError, match=r"site\.db: file is not a database"):
+        SqlStore(tmp_path, 0.0)
+
+
+def test_tokens_are_kept_as_hashes_and_expire(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path, 0.0)
+    store.add_token("digest", "ann", expires_at=100.0)
+    assert store.token_name("digest", 99.0) == "ann"
+    assert store.token_name("digest", 100.0) is None
+    assert store.token_name("other", 0.0) is None
+
+
+def test_nothing_is_told_before_it_is_durable() -> None:
+    """A batch that the disk does not take is answered with Unavailable, and undone; the same request then succeeds, and
+    a device that was granted in it is free."""
+    store, told = MemoryStore(), list[list[str]]()
+    writer = Writer(run_with(store), told.append)
+    store.fails = "before"
+    asked = [writer.ask(partial(submitted, n, 3)) for n in (1, 2)]
+    writer.start()
+    for one in asked:
+        with pytest.raises(Unavailable, match="the disk failed before the commit"):
+            one.result(30)
+    assert told == []
+    view = writer.ask(lambda site: site.submit(ANN, request(2, gpus=3))).result(30)
+    assert (view.id, view.state) == ("1", "granted")
+    writer.close()
+    assert told[-1] == ["1"]
+
+
+def test_requests_that_wait_share_a_commit() -> None:
+    """Group commit: what came in while nothing was taken is one transaction."""
+    commits: list[int] = []
+
+    class Counting(MemoryStore):
+        def commit(self, batch: Batch) -> None:
+            commits.append(len(batch.runs))
+            super().commit(batch)
+
+    writer = Writer(run_with(Counting()), lambda _: None)
+    asked = [writer.ask(partial(submitted, n, 1)) for n in range(1, 41)]
+    writer.start()
+    assert {one.result(30).state for one in asked} == {"granted", "waiting"}
+    writer.close()
+    assert commits == [0, 40]
+
+
+def test_a_refusal_is_its_askers_alone() -> None:
+    """The others of its batch are answered."""
+    writer = Writer(run_with(MemoryStore()), lambda _: None)
+    bad, good = writer.ask(lambda site: site.view("7")), writer.ask(lambda site: site.submit(ANN, request(1)))
+    writer.start()
+    assert good.result(30).state == "granted"
+    with pytest.raises(Refusal, match="there is no run '7'"):
+        bad.result(30)
+    writer.close()
