@@ -9,11 +9,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from egs_core.hints import HINTS
 
 CAPABILITIES = ("observe", "order", "split", "preload", "gang", "preempt", "limits", "abort", "audit")
 """What every surface answers for."""
+
+HINT_ROWS = (*(name for name in HINTS if name not in CAPABILITIES), "checkpoint")
+"""What a surface on which functions may have hints answers for besides: the hints, and `egs.checkpoint`. `split`,
+`preload` and `gang` are capabilities by themselves."""
 
 ANSWER = re.compile(r"yes(: .+)?|no: .+")
 
@@ -22,25 +28,44 @@ ANSWER = re.compile(r"yes(: .+)?|no: .+")
 class Surface:
     """One way of using EGS. name: script, hook, run, dag, component, cluster or the like; use: how a user gets there.
 
-    can: each of CAPABILITIES with `yes`, `yes: with which limit` or `no: why`. Raises ValueError for anything else.
+    can: each of CAPABILITIES with `yes`, `yes: with which limit` or `no: why`. hints: the same for each of
+    HINT_ROWS, or nothing where functions have no hints. Raises ValueError for anything else.
     """
 
     name: str
     use: str
     can: Mapping[str, str]
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if missing := [name for name in CAPABILITIES if name not in self.can]:
+        self._check("capability", CAPABILITIES, self.can)
+        self._check("hint", HINT_ROWS if self.hints else (), self.hints)
+
+    def _check(self, kind: str, asked: Iterable[str], answers: Mapping[str, str]) -> None:
+        if missing := [name for name in asked if name not in answers]:
             raise ValueError(f"surface {self.name}: no answer for {', '.join(missing)}")
-        if unknown := sorted(self.can.keys() - set(CAPABILITIES)):
-            raise ValueError(f"surface {self.name}: unknown capability {', '.join(unknown)}")
-        for name, answer in self.can.items():
+        if unknown := sorted(answers.keys() - set(asked)):
+            raise ValueError(f"surface {self.name}: unknown {kind} {', '.join(unknown)}")
+        for name, answer in answers.items():
             if not ANSWER.fullmatch(answer):
                 raise ValueError(f"surface {self.name}: {name}: {answer!r} is neither `yes` nor `no: why`")
 
-    def has(self, capability: str) -> bool:
-        """Whether it can, in full or within a limit."""
-        return self.can[capability].startswith("yes")
+    @property
+    def answers(self) -> dict[str, str]:
+        """To all that it answers for."""
+        return {**self.can, **self.hints}
+
+    def has(self, name: str) -> bool:
+        """Whether it can, or keeps that hint, in full or within a limit."""
+        return self.answers[name].startswith("yes")
+
+
+def hint_answers(kept: Mapping[str, str], lost: Mapping[str, str], otherwise: str = "") -> dict[str, str]:
+    """The answers of a surface to HINT_ROWS. kept: hint -> within which limit, "" for none; lost: hint -> why not;
+    otherwise: why not, for all others."""
+    found = {name: "yes" + (f": {limit}" if limit else "") for name, limit in kept.items()}
+    found |= {name: f"no: {why}" for name, why in lost.items()}
+    return {name: found.get(name, f"no: {otherwise}") for name in HINT_ROWS} | found
 
 
 def combined(surfaces: Sequence[Surface]) -> dict[str, str]:

@@ -168,6 +168,9 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
             table.add_row("", f"{adapter.name}: {surface.name} is", escape(surface.use))
         for name in adapter.capabilities:
             table.add_row("", f"{adapter.name}: can {name}", escape(_answers(adapter.surfaces, name)))
+        for surface in adapter.surfaces:
+            if surface.hints:
+                table.add_row("", f"{adapter.name}: hints, {surface.name}", escape(_kept(surface)))
     console.print(table)
     console.print("packages: " + ", ".join(f"{name} {found}" for name, found in diagnosis.packages.items()))
 
@@ -178,6 +181,16 @@ def _answers(surfaces: list[Surface], capability: str) -> str:
     if len(set(answers)) == 1:
         return answers[0]
     return "\n".join(f"{surface.name}: {answer}" for surface, answer in zip(surfaces, answers, strict=True))
+
+
+def _kept(surface: Surface) -> str:
+    """The hints that a surface keeps, then those that it does not, each with the reason."""
+    kept = [name for name in surface.hints if surface.has(name)]
+    lost: dict[str, list[str]] = {}
+    for name, answer in surface.hints.items():
+        if name not in kept:
+            lost.setdefault(answer.removeprefix("no: "), []).append(name)
+    return "\n".join([", ".join(kept) or "none", *(f"not {', '.join(names)}: {why}" for why, names in lost.items())])
 
 
 def _add(table: Table, prefix: str, check: Check) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scripts.reference.airflow_options import airflow_options_page
-from scripts.reference.capabilities import capabilities_page
 from scripts.reference.commands import commands_page
 from scripts.reference.environment import environment_page
 from scripts.reference.files import cluster_file_page, profile_page, queues_file_page
@@ -18,7 +17,6 @@ from scripts.reference.ray_options import ray_options_page
 
 PAGES: dict[str, Callable[[], str]] = {
     "reference/hints.md": hints_page,
-    "reference/capabilities.md": capabilities_page,
     "reference/commands.md": commands_page,
     "reference/queues-file.md": queues_file_page,
     "reference/cluster-file.md": cluster_file_page,

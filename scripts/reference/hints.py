@@ -38,7 +38,7 @@ What a pipeline may say about a task, with `@egs.task(…)` directly above `def`
 ```
 
 All hints are optional. A hint that is wrong is an error at its line, with the function's and the hint's name. Which
-hints an adapter applies differs: [what works where](capabilities.md).
+hints an adapter applies differs: [what works where](../what-works-where.md).
 """
 
 FUNCTIONS = (

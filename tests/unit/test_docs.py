@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 from egs_airflow.options import OPTIONS
 from egs_core import hints
-from egs_core.adapter import CAPABILITIES
 from egs_core.cli.app import COMMANDS
 from egs_core.cluster_file import Flavor, Nodes
 from egs_core.queues import Queue, Quota, TaskLimits
@@ -68,7 +67,6 @@ def test_broken_links_end_the_build(tmp_path: Path) -> None:
         ("hints", list(hints.HINTS)),
         ("commands", [f"## egs {name}\n" for name in COMMANDS]),
         ("commands", ["## egs kubeflow compile\n", "## airflow egs agent\n", "`--emulate-gpus`", "`-o, --output`"]),
-        ("capabilities", ["## ray\n", "## airflow\n", "## kubeflow\n", *(f"\n| {name} |" for name in CAPABILITIES)]),
         ("airflow-options", list(OPTIONS)),
         ("ray-options", list(Options.__struct_fields__)),
         ("environment", list(VARIABLES)),

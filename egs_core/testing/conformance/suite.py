@@ -11,12 +11,14 @@ from egs_core.testing.conformance.bench import BREAKAGES, Bench
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """needs: capabilities without which it does not apply. breakage: what it breaks, for the scenarios of `faults`."""
+    """needs: capabilities without which it does not apply, and which it proves. breakage: what it breaks, for the
+    scenarios of `faults`, which prove none. hints: what it proves besides."""
 
     name: str
     check: Callable[[Bench], None]
     needs: tuple[str, ...] = ()
     breakage: str = ""
+    hints: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -34,7 +36,7 @@ SCENARIOS = (
     Scenario("preload", phases.preload, ("preload",)),
     Scenario("gang-starts-whole", ordering.gang_starts_whole, ("gang",)),
     Scenario("gang-is-not-starved", ordering.gang_is_not_starved, ("gang",)),
-    Scenario("limits", control.limits, ("limits",)),
+    Scenario("limits", control.limits, ("limits",), hints=("max_runtime",)),
     Scenario("abort-all", control.abort_all, ("abort",)),
     Scenario("abort-one", control.abort_one, ("abort",)),
     *(Scenario(f"fail-open-{how}", faults.fail_open(how), ("order",), how) for how in BREAKAGES),
@@ -48,4 +50,4 @@ def reason_to_skip(scenario: Scenario, bench: Bench) -> str:
     answers = [(name, bench.capabilities()[name]) for name in scenario.needs]
     if scenario.breakage:
         answers.append((BREAKAGES[scenario.breakage], bench.breakages()[scenario.breakage]))
-    return "; ".join(f"{name}: {answer}" for name, answer in answers if answer != "yes")
+    return "; ".join(f"{name}: {answer}" for name, answer in answers if not answer.startswith("yes"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from egs_airflow import compat, config
+from egs_airflow.kept_hints import hints_at
 from egs_core.adapter import (
     AuditSource,
     Check,
@@ -20,13 +21,13 @@ from egs_core.adapter import (
     ReplayRequest,
     RunningWorkload,
     RunOutcome,
-    Surface,
     private_api_checks,
     version_check,
 )
 from egs_core.audit.observed import AuditRequest
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.past import Past
+from egs_core.surfaces import Surface
 
 _BY_MODE = {
     "observe": "yes",
@@ -46,12 +47,30 @@ _WITH_EXECUTOR = {
     "preload": "yes: modules, with EgsLocalExecutor",
 }
 _WITH_AGENT = {**_WITH_EXECUTOR, "limits": "yes", "abort": "yes", "order": "yes", "preload": "yes: modules and files"}
+_WITH_CELERY = {
+    **_BY_MODE,
+    "order": "yes: by weights; freed slots are kept for successors",
+    **dict.fromkeys(("split", "preload", "gang", "limits", "audit"), "no: never tried with Celery"),
+}
+_TRIED_HERE = ("gpus", "priority", "expect")
+_IN_PODS = {
+    **dict.fromkeys(_BY_MODE, "no: never tried, no cluster was there"),
+    "order": "yes: pods get the class of their priority; weights as in `mode`",
+    "preload": "no: no agent runs in pods",
+    "gang": "no: needs an executor of EGS",
+    "preempt": "no: running tasks are left alone",
+    "limits": "yes: of time, as a deadline of the pod",
+}
+_TRIED_AS_PODS = ("priority", "max_runtime")
 SURFACES = (
-    Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE),
-    Surface("executor", "the same with an executor of egs_airflow.executors", _WITH_EXECUTOR),
-    Surface("agent", "the same with `airflow egs agent` on each host", _WITH_AGENT),
+    Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE, hints_at(2, has_agent=False)),
+    Surface("executor", "the same with EgsLocalExecutor", _WITH_EXECUTOR, hints_at(0, has_agent=False)),
+    Surface("agent", "the same with `airflow egs agent` on each host", _WITH_AGENT, hints_at(0)),
+    Surface("celery", "mode on with EgsCeleryExecutor", _WITH_CELERY, hints_at(1, has_agent=False, tried=_TRIED_HERE)),
+    Surface("kubernetes", "mode on with Airflow's own KubernetesExecutor", _IN_PODS, hints_at(3, tried=_TRIED_AS_PODS)),
 )
-"""What EGS can do on Airflow, each way with all that the one before it has."""
+"""What EGS can do on Airflow: the first three each with all that the one before has, then by executor. What was `never
+tried` is made for that executor, too, and was not run with it."""
 
 ENTRY_POINTS = {
     "airflow.plugins": "egs",

@@ -6,11 +6,13 @@ A hint that nothing there can keep is named once by each process that reads DAG 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from egs_airflow import config
 from egs_airflow.convert.needs import callable_of
 from egs_core.hints import HINTS, Files, TaskHints, hints_of
+from egs_core.surfaces import HINT_ROWS
 
 EXECUTORS = "EgsLocalExecutor", "EgsCeleryExecutor", "LocalExecutor, CeleryExecutor", "KubernetesExecutor"
 """The columns."""
@@ -52,6 +54,20 @@ HOLDS: dict[str, tuple[str, str, str, str]] = {
 """Hint -> how it is kept, by executor; `no: …` where it is not."""
 
 PRELOADS = "no: only files are read ahead; for modules there is [egs] preload_modules"
+
+
+def hints_at(executor: int, *, has_agent: bool = True, tried: Collection[str] = ()) -> dict[str, str]:
+    """What a surface answers about hints. executor: a column; has_agent: one runs on each host. tried: of the hints
+    that hold there those that were tried, where not all were."""
+    found = {}
+    for name in HINT_ROWS:
+        how = HOLDS["grace" if name == "checkpoint" else name][executor]
+        if not has_agent and how in (LIVE, BY_AGENT):
+            how = MADE if name in ("priority", "expect") else "no: needs the agent"
+        if tried and name not in tried and not how.startswith(NO):
+            how = "no: never tried with it"
+        found[name] = how if how.startswith(NO) else f"yes: {how}"
+    return found
 
 
 def kept_table() -> str:

@@ -18,7 +18,6 @@ from egs_core.adapter import (
     ReplayRequest,
     RunningWorkload,
     RunOutcome,
-    Surface,
     private_api_checks,
     version_check,
 )
@@ -26,8 +25,14 @@ from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.past import Past
+from egs_core.surfaces import Surface, hint_answers
 from egs_kubeflow import compat
 
+_NEVER = {
+    "idle_timeout": "nothing measures whether a task is idle",
+    "max_cost": "there are no prices",
+    **dict.fromkeys(("grace", "checkpoint"), "a task that was stopped starts from its beginning"),
+}
 SURFACES = (
     Surface(
         "run",
@@ -43,6 +48,21 @@ SURFACES = (
             "abort": "yes: a run, a stage or a task, also from another process of the same user",
             "audit": "no: it is of what kubectl exports; a local run has a run log",
         },
+        hint_answers(
+            {
+                **dict.fromkeys(("gpus", "cpus"), "as slots; kfp's own limits count first"),
+                "gpu_cpus": "as slots",
+                **dict.fromkeys(("priority", "max_wait", "deadline", "expect", "max_runtime", "max_gpu_time"), ""),
+                "stage": "for `egs pause --stage` and the like",
+            },
+            {
+                **_NEVER,
+                "memory": "memory is not counted on this machine",
+                "gpu_memory": "memory of GPUs is not counted on this machine",
+                **dict.fromkeys(("flavors", "gang_same"), "there is one machine, of one kind"),
+                "name": "a task has the name that kfp gives it",
+            },
+        ),
     ),
     Surface(
         "cluster",
@@ -58,6 +78,17 @@ SURFACES = (
             "abort": "no: kfp ends whole runs only",
             "audit": "yes: from what kubectl exports",
         },
+        hint_answers(
+            {
+                **dict.fromkeys(("gpus", "cpus", "memory"), "as the pod's limits"),
+                "gpu_cpus": "as the limit of the GPU step",
+                **dict.fromkeys(("gpu_memory", "flavors"), "the profile's pool that has it is chosen"),
+                "max_runtime": "as a time limit of the pod",
+                "priority": "as Kueue's priority class, where the profile names some",
+            },
+            _NEVER,
+            "a controller must act on it",
+        ),
     ),
 )
 """What EGS can do on Kubeflow Pipelines, for each way of using it."""

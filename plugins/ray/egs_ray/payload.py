@@ -22,6 +22,10 @@ class Given(msgspec.Struct, frozen=True):
     key: int | str = ""
 
 
+RAYS_CPUS = 1.0
+"""Of a task that states none."""
+
+
 class Payload(msgspec.Struct):
     """What one task of the graph runs: `remote_function.options(**options).remote(*args, **kwargs)` after `fill`.
 
@@ -35,9 +39,17 @@ class Payload(msgspec.Struct):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: dict[str, Any]
-    cpus: float = 1.0
+    cpus: float = RAYS_CPUS
     gpus: float = 0.0
     memory_bytes: int = 0
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The options, and with them what only the hints declare (`egs.task(gpus=1)`), for the whole task."""
+        told = {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes}
+        natively = {"num_cpus": RAYS_CPUS, "num_gpus": 0, "memory": 0}
+        needs = {name: told[name] for name, usual in natively.items() if told[name] != usual}
+        return {**self.options, **{name: one for name, one in needs.items() if self.options.get(name) is None}}
 
 
 def fill(value: Any, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
@@ -55,13 +67,9 @@ def graph_input(*args: Any, **kwargs: Any) -> Any:
 
 
 def submit(payload: Payload, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
-    """Submit one payload to Ray as it was bound; `results` has what its parents' submissions returned.
-
-    A need that only the hints declare (`egs.task(gpus=1)`) is reserved too, for the whole task.
-    """
-    remote_function, options = payload.remote_function, dict(payload.options)
-    if payload.gpus:
-        options.setdefault("num_gpus", payload.gpus)
+    """Submit one payload to Ray as it was bound, with needs that only hints declare; `results` has what its parents'
+    submissions returned."""
+    remote_function, options = payload.remote_function, payload.all_options
     if options:
         remote_function = remote_function.options(**options)
     kwargs = {key: fill(value, results, given) for key, value in payload.kwargs.items()}

@@ -6,7 +6,40 @@ A script's own placement groups are left alone everywhere, and tasks of drivers 
 
 from __future__ import annotations
 
-from egs_core.surfaces import Surface
+from egs_core.surfaces import Surface, hint_answers
+
+_NEVER = {
+    "gpu_memory": "Ray's nodes do not say how much there is",
+    "max_cost": "there are no prices",
+    "idle_timeout": "nothing measures whether a task is idle",
+}
+_BY_HOOK_HINTS = hint_answers(
+    {
+        **dict.fromkeys(("gpus", "cpus", "memory"), "where Ray was not told"),
+        "gpu_cpus": "",
+        "flavors": "as a preference, by node labels",
+        **dict.fromkeys(("priority", "max_wait", "deadline", "expect"), "of tasks with a GPU, preload or limit"),
+        **dict.fromkeys(("max_runtime", "max_gpu_time"), ""),
+    },
+    {
+        **_NEVER,
+        "gang_same": "there are no gangs",
+        **dict.fromkeys(("grace", "checkpoint"), "nothing is preempted, and what is past a limit does not go on"),
+        "stage": "never tried in a script",
+        "name": "a script's tasks have their functions' names",
+    },
+)
+_BY_RUN_HINTS = hint_answers(
+    {
+        **dict.fromkeys(("gpus", "cpus", "memory"), "where Ray was not told"),
+        "gpu_cpus": "",
+        "flavors": "",
+        "gang_same": "",
+        **dict.fromkeys(("priority", "max_wait", "deadline", "expect", "max_runtime", "max_gpu_time"), ""),
+        **dict.fromkeys(("grace", "checkpoint", "stage", "name"), ""),
+    },
+    _NEVER,
+)
 
 _WHOLE = "no: tasks without hints are ordered only"
 _BY_HOOK = {
@@ -31,15 +64,18 @@ SURFACES = (
             **dict.fromkeys(("split", "preload", "limits", "abort"), "yes"),
             "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
         },
+        _BY_HOOK_HINTS,
     ),
     Surface(
         "cluster",
         "the same with EGS_GATE=cluster",
         {
             **_BY_HOOK,
+            "observe": "no: in mode observe nothing is gated, so it is the same as without it",
             **dict.fromkeys(("split", "preload", "gang", "limits"), "no: this gate reads no hints"),
             "abort": "yes: GPU tasks at the gate, also those that workers submitted (`egs abort`)",
         },
+        hint_answers({}, {}, "this gate reads no hints"),
     ),
     Surface(
         "run",
@@ -49,6 +85,7 @@ SURFACES = (
             "observe": "no: what calls egs_ray.run is in mode on",
             "audit": "yes: of its run log",
         },
+        _BY_RUN_HINTS,
     ),
 )
 

@@ -31,6 +31,7 @@ from egs_core.adapter import ControlRequest
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.runlog.records import Ended, Record, Started, TaskAdded
+from egs_core.surfaces import Surface
 from egs_core.testing.conformance import body
 from egs_core.testing.conformance.bench import BREAKAGES, Mark, Mode, Outcome, give_signal, wait_until
 from egs_core.testing.conformance.pipeline import Pipeline
@@ -166,7 +167,7 @@ class AirflowRuns:
 
     def capabilities(self) -> Mapping[str, str]:
         """As the adapter declares them of the surface with all parts; the suite's preload is of a process."""
-        return {**ADAPTER.surfaces()[-1].can, "preload": NO_PROCESS}
+        return {**_surface().can, "preload": NO_PROCESS}
 
     def breakages(self) -> Mapping[str, str]:
         """All but one."""
@@ -322,3 +323,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(found, dict):
             yield found
+
+
+def _surface() -> Surface:
+    return next(one for one in ADAPTER.surfaces() if one.name == "agent")

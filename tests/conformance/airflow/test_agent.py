@@ -80,6 +80,7 @@ limits:
 """
 
 
+@pytest.mark.proves("airflow mode, executor, agent", "abort")
 def test_abort_of_tasks_a_group_and_a_run(airflow: LiveAirflow) -> None:
     """In a DAG that is only observed: processes are ended with their children, at once and by EGS; states and notes say
     why, nothing is tried again, the rest runs on; what is not there is an error that names what is."""
@@ -106,6 +107,7 @@ def test_abort_of_tasks_a_group_and_a_run(airflow: LiveAirflow) -> None:
         abort(rest, ControlRequest("abort", "agent_abort/typo"))
 
 
+@pytest.mark.proves("airflow agent", "limits", "max_runtime", "max_gpu_time")
 def test_the_agent(airflow: LiveAirflow, tmp_path: Path) -> None:
     """It waits for Airflow and learns; is the only one; ends what was marked; keeps limits; survives that Airflow is
     not reached and its own death, during which runs go on; ends on SIGTERM."""

@@ -12,11 +12,12 @@ import pytest
 
 from egs_core.testing.conformance import ordering, phases
 from egs_core.testing.conformance.bench import give_signal
-from egs_core.testing.conformance.suite import SCENARIOS, Scenario, reason_to_skip
+from egs_core.testing.conformance.suite import Scenario, reason_to_skip
 from tests.conformance.airflow.bench_runs import AirflowRuns, DagRun, airflow_runs
 from tests.conformance.airflow.broken import broken_airflow
 from tests.conformance.airflow.live import LiveAirflow
 from tests.conformance.airflow.test_order import held_pass
+from tests.proofs import scenarios
 
 AIRFLOW_ENVIRONMENT = {
     "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor",
@@ -30,13 +31,9 @@ OWN_BREAKAGES = ("api", "engine", "worker", "uninstalled")
 """What is broken when Airflow's processes start, or leaves them broken."""
 
 
-def marked() -> list[Any]:
-    """The scenarios as parameters; those that start an Airflow are long."""
-    found = []
-    for one in SCENARIOS:
-        is_long = one.name in OWN_AIRFLOW or one.breakage in OWN_BREAKAGES
-        found.append(pytest.param(one, marks=[pytest.mark.long] * is_long, id=one.name))
-    return found
+def long(one: Scenario) -> list[Any]:
+    """The marks of a scenario: those that start an Airflow are long."""
+    return [pytest.mark.long] * (one.name in OWN_AIRFLOW or one.breakage in OWN_BREAKAGES)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def bench(airflow: LiveAirflow, tmp_path: Path, native: Callable[[], LiveAirflow
         yield found
 
 
-@pytest.mark.parametrize("scenario", marked())
+@scenarios("airflow agent", besides=("preload",), marks=long)
 def test_airflow(scenario: Scenario, bench: AirflowRuns) -> None:
     """Airflow passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, bench):

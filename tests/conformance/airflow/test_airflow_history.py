@@ -152,6 +152,7 @@ def what_is_there(airflow: LiveAirflow) -> list[Any]:
     return [airflow.rest("GET", f"/{part}") for part in ("pools", "variables", "connections", "dags")] + versions
 
 
+@pytest.mark.proves("airflow mode, executor, agent", "audit")
 def test_audit(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     """Its GPU time is slots x time by REST's own times, the wait has its reason, the edges are the DAG's, the page's
     figures are the same, and nothing in Airflow has changed."""

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conformance.airflow.live import LiveAirflow
 
 DAG = """
@@ -81,6 +83,7 @@ def run_facts(airflow: LiveAirflow, dag_id: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(instance[name] for name in kept) for instance in airflow.task_instances(dag_id, run_id))
 
 
+@pytest.mark.proves("airflow mode, executor, agent", "observe")
 def test_observe_changes_nothing(airflow: LiveAirflow) -> None:
     """The same file parsed by Airflow with EGS observing and with EGS off: equal stored DAG, one version, no pool; and
     a run of it has the weights, pools and queues that Airflow gives by itself."""

@@ -68,6 +68,7 @@ def celery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveAirflow]:
             yield airflow
 
 
+@pytest.mark.proves("airflow celery", "observe", "gpus")
 def test_a_worker_that_lacks_the_provider_runs_its_tasks(
     celery: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_worker_that_lacks_the_provider_runs_its_tasks(
     assert "Traceback" not in bare.read_text()
 
 
+@pytest.mark.proves("airflow celery", "order", "gpus", "priority", "expect")
 def test_order_with_celery(celery: LiveAirflow) -> None:
     """Weights, GPU pools, slots kept for a successor and for a large task, and what is learned of it: as with
     LocalExecutor on SQLite."""
@@ -108,6 +110,7 @@ def test_order_with_celery(celery: LiveAirflow) -> None:
     assert (celery.home / "airflow.db").exists() is not postgres.is_installed()
 
 
+@pytest.mark.proves("airflow celery", "abort")
 def test_abort_with_celery(celery: LiveAirflow) -> None:
     """Tasks, a group and a run: the workers' processes are dead within two seconds; the workers go on."""
     test_agent.test_abort_of_tasks_a_group_and_a_run(celery)

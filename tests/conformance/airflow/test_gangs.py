@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.conformance.airflow import test_order
 from tests.conformance.airflow.holding import held_runs, released
 from tests.conformance.airflow.live import LiveAirflow, wait_until
@@ -57,6 +59,7 @@ LEARNED = {"holder": 900.0, "other": 900.0, "shard": 600.0, "named0": 300.0, "na
 LEARNED |= {"steady": 60.0, "shaky": 60.0, "crowd": 1.0}
 
 
+@pytest.mark.proves("airflow executor, agent", "gang")
 def test_gangs_begin_whole_or_not_at_all(airflow: LiveAirflow) -> None:
     """One slot of three is open: a gang of two waits, and the slot is kept for it; of the copy that is not chosen one
     member runs. Then two gangs of two, named and mapped, get their slots each in one pass, in that order. A retry waits

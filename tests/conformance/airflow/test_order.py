@@ -104,24 +104,25 @@ for dag_id, tags in (("order_gpus_egs", ["egs-on"]), ("order_gpus_native", [])):
         plain()
 """
 
-MAX_WAIT = """
+HINTED = """
     import egs_core as egs
 
-    @task(pool={name!r})
-    def path():
+    def nothing():
         pass
 
-    @task(pool={name!r})
-    @egs.task(max_wait="1ms")
-    def leaf():
-        pass
+    hinted = dict(
+        leaf={{}}, middle={{}}, long=dict(expect="30m"), path={{}}, due=dict(deadline="90m"),
+        overdue=dict(max_wait="1ms"), urgent=dict(priority=1),
+    )
+    for task_id, hints in hinted.items():
+        @task(pool={name!r}, task_id=task_id)
+        @egs.task(**hints)
+        def made():
+            pass
 
-    @task
-    def after():
-        pass
-
-    begun >> path() >> after()
-    begun >> leaf()
+        begun >> (one := made())
+        if task_id == "path":
+            one >> task(nothing, task_id="after")()
 """
 
 FAULT = """
@@ -169,6 +170,7 @@ for dag_id, tags in (("order_defers_egs", ["egs-on"]), ("order_defers_native", [
 """
 
 
+@pytest.mark.proves("airflow executor", "order")
 def test_a_successor_gets_the_slot_that_its_predecessor_freed(airflow: LiveAirflow) -> None:
     """apache/airflow#26933: a task ends between the scheduler's look and its handing out of slots. Natively a leaf
     takes the slot before the heavier successor; in a chosen DAG it is kept for that."""
@@ -202,30 +204,40 @@ def test_a_task_that_needs_several_slots_does_not_starve(airflow: LiveAirflow) -
     assert f"slots of pool {egs} were kept for {egs}.large (reservation)" in {one.reason for one in held}
 
 
+@pytest.mark.proves("airflow agent", "order", "priority", "max_wait", "deadline", "expect")
 @pytest.mark.slow  # an agent of its own
-def test_a_hinted_max_wait_is_kept_in_a_running_airflow(
+def test_hints_on_the_order_are_kept_in_a_running_airflow(
     airflow: LiveAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leaf waits for the same slot as a path of 20 minutes, which weighs more. It says how long it may be passed
-    over: the agent reads that, the engine puts it first, the scheduler follows, and it starts first."""
+    """Tasks wait for one slot: the agent reads their hints, the engine orders them, and the scheduler follows. The
+    hinted priority is first, then what has waited for longer than it may, what its deadline presses, the longest path;
+    `long` is before `middle` by its hint alone. Without hints the overdue and the due task would be behind the path, as
+    by weight the overdue one is."""
     monkeypatch.setenv("XDG_DATA_HOME", airflow.environment["XDG_DATA_HOME"])
     name, rest = "order_max_wait", Rest(airflow.url, airflow.token)
-    airflow.tell_durations({name: {"path": 600.0, "after": 600.0, "leaf": 1.0}})
+    learned = {"path": 3600.0, "after": 3600.0, "due": 3600.0, "middle": 600.0}
+    airflow.tell_durations({name: {"leaf": 1.0, "overdue": 1.0, "urgent": 1.0, **learned}})
+    order = ["urgent", "overdue", "due", "path", "long", "middle", "leaf"]
     with (
-        held_runs(airflow, {name: MAX_WAIT.format(name=name)}, slots=1) as runs,
+        held_runs(airflow, {name: HINTED.format(name=name)}, slots=1) as runs,
         an_agent(airflow, tmp_path / "agent.log", airflow.url, EGS_LEARN_EVERY="never") as agent,
     ):
-        wait_until(lambda: sorted(_waiting(airflow, name, runs[name])) == ["leaf", "path"], "two that wait")
+        wait_until(lambda: sorted(_waiting(airflow, name, runs[name])) == sorted(order), "those that wait")
         by_name = {ti["task_id"]: ti["priority_weight"] for ti in airflow.task_instances(name, runs[name])}
-        assert by_name["path"] > by_name["leaf"]
-        wanted = f"  {name}/{runs[name]} leaf "
-        wait_until(lambda: "".join(order_lines(rest)[1:]).startswith(wanted), f"the leaf to be first: {agent.said()}")
+        assert by_name["path"] > by_name["overdue"]
+
+        def decided() -> list[str]:
+            lines = [line.split() for line in order_lines(rest) if f"{name}/{runs[name]} " in line]
+            return [words[1] for words in lines]
+
+        wait_until(lambda: decided() == order, f"the hinted order, not {decided()}: {agent.said()}")
         wait_until(lambda: any(state.follows for state in read_states(time.time())), "the scheduler to follow")
         released(name, airflow.home).touch()
         started = _started(airflow, name, runs[name])
-    assert started.index("leaf") < started.index("path"), started
+    assert [task for task in started if task in order] == order, started
 
 
+@pytest.mark.proves("airflow mode, executor", "order", "priority", "expect")
 def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airflow: LiveAirflow) -> None:
     """Weights of a chosen DAG follow the longest remaining path, with hinted priority and duration; others keep
     Airflow's, also one with a priority set by hand; new durations make no DAG version, in 20 readings of the file."""
@@ -244,6 +256,7 @@ def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airfl
     assert airflow.rest("GET", "/dags/order_egs/dagVersions")["total_entries"] == 1
 
 
+@pytest.mark.proves("airflow mode, executor, agent", "gpus")
 def test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(airflow: LiveAirflow) -> None:
     """The pool is there from the scheduler's start, with size and deferred tasks as told; what the user set stays."""
     pool = airflow.rest("GET", "/pools/order_gpu")

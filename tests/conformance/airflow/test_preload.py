@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conformance.airflow.live import LiveAirflow
 
 MODULE = "wave"  # of the standard library, and nothing in Airflow imports it
@@ -22,6 +24,7 @@ with DAG("preload_looks", schedule=None):
 """
 
 
+@pytest.mark.proves("airflow executor, agent", "preload")
 def test_preloaded_modules_are_there_in_tasks(airflow: LiveAirflow) -> None:
     """Before the user's code has imported anything, in each process of the executor; what fails is one warning."""
     airflow.add_dags(preload_looks=LOOKS)

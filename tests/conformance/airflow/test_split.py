@@ -94,6 +94,7 @@ def test_the_example_prints_what_is_recorded(
     assert "".join(lines) == (EXAMPLES / f"{name}.out").read_text()
 
 
+@pytest.mark.proves("airflow mode, executor, agent", "split")
 def test_a_split_task_is_used_as_one_task(airflow: LiveAirflow) -> None:
     """Retries of the GPU half alone, trigger rules after a phase that failed, mapping, the group in the grid, the same
     tasks in a DAG that is not chosen, one version in two readings; then the GPU half is cleared alone."""

@@ -57,6 +57,7 @@ for dag_id, tags in (("stage_on", ["egs-on"]), ("stage_observed", [])):
 """
 
 
+@pytest.mark.proves("airflow agent", "preload")
 def test_files_are_in_memory_when_the_task_starts(airflow: LiveAirflow, tmp_path: Path) -> None:
     """In a chosen DAG the file was read from disk before its task began, once for two tasks; in an observed one it was
     not. Lines say what it took; what was read in vain, and why a file could not be, is said too."""

@@ -158,7 +158,7 @@ class LocalRuns:
     def capabilities(self) -> Mapping[str, str]:
         """What the adapter declares of this machine; the suite's pipelines are within the limits that it names."""
         (surface,) = (one for one in ADAPTER.surfaces() if one.name == "run")
-        return {name: "yes" if surface.has(name) else answer for name, answer in surface.can.items()}
+        return surface.can
 
     def breakages(self) -> Mapping[str, str]:
         """What can happen to a runner in the user's own process, and to the process it forks tasks from."""

@@ -99,6 +99,7 @@ def test_a_caller_is_told_what_the_author_prints(tmp_path: Path) -> None:
     assert PREFIX in text
 
 
+@pytest.mark.proves("kubeflow run", "split")
 def test_phases_hold_the_gpu_only_in_theirs(runner: Run) -> None:
     """Any value that pickle takes goes from phase to phase; the GPU is held in the middle one."""
     result = runner(made.of_phases)
@@ -120,6 +121,7 @@ def test_phases_that_are_not_to_be_split_are_one_task(runner: Run) -> None:
     assert gpus_held(result) == {"whole": 1.0}
 
 
+@pytest.mark.proves("kubeflow run, cluster", "split")
 def test_a_gpu_block_becomes_a_task_of_its_own(runner: Run) -> None:
     """Inputs, imports, functions, values and the output artifact are where they are used; only the block has a GPU."""
     result = runner(made.all_kinds)

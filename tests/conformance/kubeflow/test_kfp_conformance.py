@@ -10,6 +10,7 @@ import pytest
 
 from egs_core.testing.conformance.suite import SCENARIOS, Scenario, reason_to_skip
 from tests.conformance.kubeflow.bench_local import LocalRuns, local_runs
+from tests.proofs import scenarios
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def bench(tmp_path: Path) -> Iterator[LocalRuns]:
         yield found
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+@scenarios("kubeflow run")
 def test_local_runner(scenario: Scenario, bench: LocalRuns) -> None:
     """The runner passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, bench):

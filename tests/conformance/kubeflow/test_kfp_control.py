@@ -196,6 +196,7 @@ def states_of(run: Run, outcome: str = "") -> list[str]:
     return [x.task for x in records if isinstance(x, r.Started)]
 
 
+@pytest.mark.proves("kubeflow run", "abort")
 def test_a_run_is_seen_and_steered_by_commands(begun: Callable[..., Run], capsys: pytest.CaptureFixture[str]) -> None:
     """`egs ps`, `pause`, `preempt`, `resume`, `abort --task`, then `abort` in a process of its own: nothing starts in a
     paused run, what was preempted starts again, what waits after a failure is skipped, and it is known who asked."""
@@ -245,6 +246,7 @@ def test_what_waits_can_be_aborted(begun: Callable[..., Run]) -> None:
     assert {task.error for task in result.failed} == {"was aborted"}
 
 
+@pytest.mark.proves("kubeflow run", "limits", "max_gpu_time")
 def test_a_limit_of_gpu_time_ends_a_task_for_good(begun: Callable[..., Run]) -> None:
     """It is of all attempts together, so none follows; one within its limit is not touched."""
     result = begun(limited, gpus=2).wait()

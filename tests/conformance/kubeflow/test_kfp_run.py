@@ -178,6 +178,7 @@ def test_packages_that_cannot_be_had_fail_their_task(runner: Run, monkeypatch: p
         runner(pipelines.packaged("no-such-egs-package==1.0"))
 
 
+@pytest.mark.proves("kubeflow run", "gpus")
 def test_gpu_slots_are_not_shared(runner: Run) -> None:
     """Four tasks on two emulated GPUs: each sees one device, never two tasks the same one at once; others see none."""
     result = runner(pipelines.devices, gpus=2, emulate_gpus=True, cpus=8)

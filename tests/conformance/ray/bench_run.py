@@ -92,7 +92,7 @@ class RayRuns:
         self._redirected = contextlib.ExitStack()
 
     def capabilities(self) -> Mapping[str, str]:
-        return surface("run").can
+        return {**surface("run").can, "audit": "no: its scenario is of a cluster's history, not of a run log"}
 
     def breakages(self) -> Mapping[str, str]:
         return {**dict.fromkeys(BREAKAGES, "yes"), "graph": "no: egs_ray.run refuses such a graph before it starts"}

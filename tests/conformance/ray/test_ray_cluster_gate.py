@@ -201,6 +201,7 @@ def end(process: subprocess.Popen[str]) -> list[str]:
     return [text for text in stderr.splitlines() if text.startswith("egs:")]
 
 
+@pytest.mark.proves("ray cluster", "order")
 def test_order_across_drivers(start: Start, tmp_path: Path) -> None:
     """One task at a time: a chain of three of one driver goes before six leaves that another had submitted earlier."""
     first = start(

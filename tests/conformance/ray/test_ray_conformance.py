@@ -12,6 +12,7 @@ from egs_core.testing.conformance.suite import SCENARIOS, Scenario, reason_to_sk
 from tests.conformance.ray.bench_run import RayRuns, ray_runs
 from tests.conformance.ray.bench_script import RayScripts, ray_scripts
 from tests.conformance.ray.own_cluster import own_cluster
+from tests.proofs import scenarios
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def hinted_bench(ray_address: str, tmp_path: Path) -> Iterator[RayScripts]:
         yield bench
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+@scenarios("ray run", besides=("audit",))
 def test_egs_ray_run(scenario: Scenario, run_bench: RayRuns) -> None:
     """`egs_ray.run` passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, run_bench):
@@ -63,7 +64,7 @@ def test_without_egs_the_scenario_fails(
         scenario.check(bench)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+@scenarios("ray script", besides=("audit",))
 def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     """The hook passes the scenario, or declares why it does not apply."""
     if reason := reason_to_skip(scenario, hook_bench):
@@ -71,17 +72,25 @@ def test_hook(scenario: Scenario, hook_bench: RayScripts) -> None:
     scenario.check(hook_bench)
 
 
-HINTS = ("split", "preload", "limits", "abort-all", "abort-one")
-HINTS_BROKEN = ("fail-open-engine", "fail-open-process")
-
-
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.name in HINTS + HINTS_BROKEN], ids=str)
+@scenarios(
+    "ray hinted script",
+    "split",
+    "preload",
+    "limits",
+    "abort-all",
+    "abort-one",
+    "fail-open-engine",
+    "fail-open-process",
+)
 def test_hook_with_hints(scenario: Scenario, hinted_bench: RayScripts) -> None:
     """`.remote()` on functions with hints passes what hints are about, and what must hold when EGS breaks meanwhile."""
     assert not reason_to_skip(scenario, hinted_bench)
     scenario.check(hinted_bench)
 
 
+@pytest.mark.proves("ray script", "audit")
+@pytest.mark.proves("ray hinted script", "audit")
+@pytest.mark.proves("ray cluster", "audit")
 def test_audit(tmp_path: Path) -> None:
     """`egs audit --ray` passes its scenario, on a cluster with a dashboard that never heard of EGS."""
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == "audit"]

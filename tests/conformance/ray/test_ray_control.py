@@ -137,6 +137,7 @@ def test_abort_workload(runner: Runner, capsys: pytest.CaptureFixture[str]) -> N
     assert {(r.outcome, r.reason) for r in ended} == {("aborted", "aborted by ann: wrong data")}
 
 
+@pytest.mark.proves("ray run", "abort", "stage")
 def test_abort_stage_and_task(runner: Runner) -> None:
     """A task alone, then a stage: what else runs goes on, what waits for them never starts."""
     workload, folder = runner.begin()
@@ -219,6 +220,7 @@ def script_runs(folder: Path) -> tuple[str, list[int]]:
     return workload, [pid for n in range(3) for pid in c.starts(folder, f"plain{n}")]
 
 
+@pytest.mark.proves("ray script", "abort")
 def test_abort_tasks_of_a_script(script: Any, tmp_path: Path) -> None:
     """Unmodified, in mode on: one task by its id, then all of a name; those that wait at the gate never start."""
     workload, pids = script_runs(tmp_path)

@@ -68,6 +68,7 @@ def state_of(label: str) -> str:
     return next((task.state for task in listed() if task.task == label), "")
 
 
+@pytest.mark.proves("ray cluster", "abort")
 def test_each_task_at_the_gate(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of workers, too, are listed while they wait and run, paused, resumed and aborted, each for itself; what
     cannot be done is said in one line; nothing is tried again, and the run log has who and why."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended, Started, TaskAdded
 
@@ -233,6 +235,9 @@ print([line.strip() for line in open(folder + "/began")])
 """
 
 
+@pytest.mark.proves(
+    "ray hinted script", "order", "priority", "max_wait", "deadline", "expect", "gpus", "cpus", "memory"
+)
 def test_hints_on_the_order(run_script: Script, tmp_path: Path) -> None:
     """`priority`, `deadline` and `max_wait` of tasks that a script submits order them, on two GPUs that are busy until
     all wait: the later submission goes first. Without the hint the leaf goes after a chain, as rule 2 has it."""
@@ -254,7 +259,7 @@ import ray
 import egs_core as egs
 
 @ray.remote(num_gpus=1, max_calls=0, max_retries=0)
-@egs.task(max_gpu_time=1.0, gang="pair", idle_timeout=5)
+@egs.task(max_gpu_time=1.0, gang="pair", idle_timeout=5, cpus=1, gpu_cpus=0.5)
 def holds(path):
     with egs.gpu():
         while not os.path.exists(path):
@@ -275,6 +280,7 @@ except ray.exceptions.RayError as error:
 """
 
 
+@pytest.mark.proves("ray hinted script", "limits", "max_gpu_time", "gpu_cpus")
 def test_limits_and_what_is_not_kept(run_script: Script, tmp_path: Path) -> None:
     """A task that holds a GPU for longer than `max_gpu_time` ends and says why, in the run log too. Hints that nothing
     keeps here are named, once each: `gang`, `idle_timeout`, and `priority` of a task that needs no GPU."""
@@ -285,8 +291,11 @@ def test_limits_and_what_is_not_kept(run_script: Script, tmp_path: Path) -> None
     for hint in ("gang", "idle_timeout", "priority"):
         assert len([line for line in said if hint in line]) == 1, said
     assert [line for line in said if "over its limit of 1 s of GPU time" in line and "holds" in line], said
-    ended = [record for record in read_run(tmp_path / "log.jsonl").records if isinstance(record, Ended)]
+    records = read_run(tmp_path / "log.jsonl").records
+    ended = [record for record in records if isinstance(record, Ended)]
     assert "over its limit of 1 s of GPU time" in {record.reason for record in ended}, ended
+    held = {(record.gpus, record.cpus) for record in records if isinstance(record, Started)}
+    assert held == {(0.0, 1.0), (1.0, 0.5)}, held
 
 
 FIRST_RUN = """
@@ -321,6 +330,7 @@ print(ray.get(train.remote(then.remote(slow.remote())), timeout=150))
 """
 
 
+@pytest.mark.proves("ray hinted script", "preload")
 def test_a_first_run_preloads_as_soon_as_there_is_room(run_script: Script, tmp_path: Path) -> None:
     """Modules, files and calls are loaded before the argument is there, though nothing is known of any duration: the
     task two steps before it ends only once the load function has been called. The task runs in that process."""

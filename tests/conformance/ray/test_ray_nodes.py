@@ -161,6 +161,7 @@ def outcome_of(source: str, folder: Path, **environment: str) -> tuple[dict[str,
     return found, done.stderr
 
 
+@pytest.mark.proves("ray run", "flavors", "gang", "gang_same")
 def test_runs_on_unlike_nodes(tmp_path: Path) -> None:
     """`egs_ray.run`: each task on its flavor; a gang over two nodes in one group, another within one node, and what is
     larger than a node or a rack is refused with the numbers."""

@@ -105,6 +105,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.proves("ray hinted script", "flavors", "observe")
 def test_hints_in_mode_on(run_script: Script) -> None:
     """A flavor that no node has does not hold up a task; of needs stated twice Ray's counts, with one warning, and none
     in mode observe."""

@@ -40,6 +40,7 @@ def ends(folder: Path, task: str) -> list[tuple[str, str]]:
     return [(r.outcome, r.reason) for r in records if isinstance(r, Ended) and r.task == task]
 
 
+@pytest.mark.proves("ray run", "preempt", "checkpoint", "grace")
 def test_a_preempted_task_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Steps done are not done again; what waits for the task, submitted early with its old reference, gets the value of
     the new try; Ray tries nothing by itself."""

@@ -162,6 +162,7 @@ def test_killed_while_it_waits_for_its_gpu(shared: Session, tmp_path: Path) -> N
     others.get(t.LIMIT_S)
 
 
+@pytest.mark.proves("ray run", "gpus")
 def test_shares_and_several_gpus(shared: Session, tmp_path: Path) -> None:
     """Half a GPU twice fits on one device; a hint of two GPUs holds two."""
     folder = str(tmp_path)

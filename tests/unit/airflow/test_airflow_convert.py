@@ -174,6 +174,7 @@ def test_sensors_and_deferrable_operators_are_told_apart() -> None:
     assert kept["defers"].sensor
 
 
+@pytest.mark.proves("airflow mode, executor, agent", "name", "stage")
 def test_hints_give_phases_and_options() -> None:
     """`@egs.task` below `@task`: phases from the code, durations, resources, options; of mapped tasks too."""
 

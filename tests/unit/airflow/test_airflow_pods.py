@@ -59,6 +59,7 @@ def test_a_pod_says_its_task(monkeypatch: pytest.MonkeyPatch, learned: Path) -> 
     assert pod.metadata.annotations == IDS | SAID | {"egs.io/expected-s": "41.25", "egs.io/task": "mine"}
 
 
+@pytest.mark.proves("airflow kubernetes", "order", "limits", "priority", "max_runtime")
 def test_a_pod_keeps_hints(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Kueue's queue, where one is configured, the class of the hinted priority, and a deadline for `max_runtime`; what
     the pod has of these stays. Where the hints cannot be read the rest is said all the same."""

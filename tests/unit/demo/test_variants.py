@@ -57,7 +57,7 @@ def test_results_are_identical(runs: tuple[list[Any], Path]) -> None:
 
 @pytest.mark.ray
 def test_gpus_are_used_equally_and_held_differently(runs: tuple[list[Any], Path]) -> None:
-    """Both compute for at least 4 x 1.5 + 0.7 s on a GPU; native holds it for CPU phases and the loading of each task too."""
+    """Both compute for at least 4 x 1.5 + 0.7 s on a GPU; native holds it for CPU phases and each task's loading."""
     _, folder = runs
     native, tuned = (figures_of(read_run(folder / f"{name}.jsonl").records) for name in ("native", "tuned"))
     for figures in (native, tuned):

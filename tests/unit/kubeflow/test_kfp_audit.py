@@ -42,6 +42,7 @@ def parents_of(observed: Observed) -> dict[str, tuple[str, ...]]:
     return {r.task: r.parents for r in observed.records if isinstance(r, TaskAdded) and r.workload == FIRST}
 
 
+@pytest.mark.proves("kubeflow cluster", "audit")
 def test_gpu_time_of_a_full_export(tmp_path: Path) -> None:
     """With workflows, pods and nodes: a GPU is held from scheduled to ended, cold until the main container runs."""
     observed = seen(two_runs().write(tmp_path / "export.json"))

@@ -267,6 +267,7 @@ def test_resources_follow_the_pipelines_arguments() -> None:
         convert(sized, {"cpus": "8"})
 
 
+@pytest.mark.proves("kubeflow run", "stage")
 def test_hints_travel_as_an_annotation() -> None:
     """Hints say what the executor does not: GPUs, seconds, stage, gang, limits."""
     hints = TaskHints(gpus=2.0, expect_s=(30.0,), stage="train", priority=5, max_runtime_s=60.0)

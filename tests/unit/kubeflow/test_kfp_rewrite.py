@@ -66,6 +66,7 @@ def selectors(result: Rewritten) -> dict[str, Any]:
     return {name: config.get("nodeSelector", {}).get("labels") for name, config in configs(result).items()}
 
 
+@pytest.mark.proves("kubeflow cluster", "gpu_memory", "flavors")
 def test_gpu_steps_go_to_the_first_pool_that_fits_and_cpu_steps_off_gpu_nodes() -> None:
     """By number of devices, their memory and kind; tolerations come with the pool."""
 
@@ -219,6 +220,7 @@ def test_what_the_author_set_wins() -> None:
     assert stated["resourceMemoryRequest"] == "1G"
 
 
+@pytest.mark.proves("kubeflow cluster", "gpus", "cpus", "memory", "max_runtime", "priority", "limits")
 def test_hints_become_resources_limits_and_labels() -> None:
     """GPUs, CPUs, memory, the time limit, and the class of the author's priority."""
 

@@ -26,7 +26,7 @@ def test_each_surface_says_what_is_true_of_it() -> None:
     assert can == {
         "script": by_hook,
         "hinted script": by_hook | {"split", "preload", "limits"},
-        "cluster": by_hook,
+        "cluster": by_hook - {"observe"},
         "run": set(CAPABILITIES) - {"observe"},
     }
 

@@ -169,7 +169,7 @@ class Submissions:
     def submit_observed(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]
         remote = self._remotes.get(make_observed, payload.function)
-        self._submit(job, remote.options(**payload.options), self._spec(job, 0.0, (False,)))
+        self._submit(job, remote.options(**payload.all_options), self._spec(job, 0.0, (False,)))
 
     def submit_native(self, job: Job) -> None:
         payload = job.run.converted.nodes[job.index]

@@ -273,14 +273,10 @@ def references_in(value: Any) -> list[Any]:
 def reserving(payload: Payload, graph: Graph, index: int) -> Payload:
     """The payload with what its hints say reserved from Ray for the whole task: nobody else does it then."""
     shapes = [graph.shapes[graph.phase_shape[p]] for p in graph.phases_of(index)]
-    options = dict(payload.options)
+    options = payload.all_options
     gpus = max(shape.gpu_milli for shape in shapes) / 1000
     if options.get("num_gpus") is None and gpus:
         options["num_gpus"] = gpus
-    if options.get("num_cpus") is None and payload.cpus != 1:
-        options["num_cpus"] = payload.cpus
-    if options.get("memory") is None and payload.memory_bytes:
-        options["memory"] = payload.memory_bytes
     return msgspec.structs.replace(payload, options=options)
 
 
