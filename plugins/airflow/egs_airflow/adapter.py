@@ -52,7 +52,12 @@ _WITH_CELERY = {
     "order": "yes: by weights; freed slots are kept for successors",
     **dict.fromkeys(("split", "preload", "gang", "limits", "audit"), "no: never tried with Celery"),
 }
+_WITH_EDGE = {
+    **_WITH_CELERY,
+    **dict.fromkeys(("split", "preload", "gang", "limits", "audit"), "no: never tried with edge workers"),
+}
 _TRIED_HERE = ("gpus", "priority", "expect")
+_TRIED_THERE = ("priority", "expect")
 _IN_PODS = {
     **dict.fromkeys(_BY_MODE, "no: never tried, no cluster was there"),
     "order": "yes: pods get the class of their priority; weights as in `mode`",
@@ -67,6 +72,7 @@ SURFACES = (
     Surface("executor", "the same with EgsLocalExecutor", _WITH_EXECUTOR, hints_at(0, has_agent=False)),
     Surface("agent", "the same with `airflow egs agent` on each host", _WITH_AGENT, hints_at(0)),
     Surface("celery", "mode on with EgsCeleryExecutor", _WITH_CELERY, hints_at(1, has_agent=False, tried=_TRIED_HERE)),
+    Surface("edge", "mode on with EgsEdgeExecutor", _WITH_EDGE, hints_at(1, has_agent=False, tried=_TRIED_THERE)),
     Surface("kubernetes", "mode on with Airflow's own KubernetesExecutor", _IN_PODS, hints_at(3, tried=_TRIED_AS_PODS)),
 )
 """What EGS can do on Airflow: the first three each with all that the one before has, then by executor. What was `never

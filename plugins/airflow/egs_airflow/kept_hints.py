@@ -14,7 +14,12 @@ from egs_airflow.convert.needs import callable_of
 from egs_core.hints import HINTS, Files, TaskHints, hints_of
 from egs_core.surfaces import HINT_ROWS
 
-EXECUTORS = "EgsLocalExecutor", "EgsCeleryExecutor", "LocalExecutor, CeleryExecutor", "KubernetesExecutor"
+EXECUTORS = (
+    "EgsLocalExecutor",
+    "EgsCeleryExecutor, EgsEdgeExecutor",
+    "LocalExecutor, CeleryExecutor, EdgeExecutor",
+    "KubernetesExecutor",
+)
 """The columns."""
 
 NO = "no: "

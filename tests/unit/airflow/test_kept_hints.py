@@ -44,6 +44,7 @@ def test_the_table_names_every_hint_and_is_in_the_documentation() -> None:
     [
         (LOCAL, {"memory", "max_cost"}),
         ("egs_airflow.executors.celery.EgsCeleryExecutor", {"memory", "max_cost"}),
+        ("egs_airflow.executors.edge.EgsEdgeExecutor", {"memory", "max_cost"}),
         ("LocalExecutor,CeleryExecutor", {"memory", "max_cost", "gang", "max_wait", "deadline"}),
         ("KubernetesExecutor", {"memory", "max_cost", "gang", "max_wait", "deadline", "max_gpu_time", "preload"}),
         ("our.own.Executor", set()),
