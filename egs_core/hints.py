@@ -195,7 +195,8 @@ def task(
 
 
 def task(function: object = None, /, **hints: Any) -> Any:
-    """Attach hints to a function, which stays the same object; the hints are its attribute `__egs__`.
+    """Attach hints to a function, which stays the same object; the hints are its attribute `__egs__`. A class, for a
+    framework whose classes become processes, is one phase from its start to its end.
 
     Works below the framework's own decorator, also one that copies the function's source. gpus, cpus, gpu_cpus:
     numbers, a GPU share below 1 allowed. memory, gpu_memory: bytes or "20GiB". max_runtime, max_gpu_time, deadline,
@@ -288,6 +289,8 @@ def phase_kinds(function: object, gpus: float | None = None) -> tuple[PhaseKind,
 
 def _kinds(function: object, hints: TaskHints, gpus: float | None) -> tuple[PhaseKind, ...]:
     gpus = hints.gpus if gpus is None else gpus
+    if isinstance(function, type):
+        return ("gpu",) if gpus else ("cpu",)
     explicit: tuple[PhaseKind, ...] = getattr(function, "__egs_phases__", ())
     if explicit and hints.split is not False:
         return explicit
@@ -298,16 +301,17 @@ def _kinds(function: object, hints: TaskHints, gpus: float | None) -> tuple[Phas
 
 
 def _attach(function: Any, hints: dict[str, Any]) -> Any:
-    if not isinstance(function, FunctionType):
-        problem = f"{type(function).__name__} is not a plain function"
+    if not isinstance(function, FunctionType | type):
+        problem = f"{type(function).__name__} is not a plain function or class"
         raise InputError("@egs.task", problem, "put @egs.task directly above 'def', below the framework's decorator")
     checked = _checked_hints(f"@egs.task on {function.__qualname__}", hints)
     kinds = _kinds(function, checked, None)
     if checked.expect_s and len(checked.expect_s) != len(kinds):
         problem = f"{len(checked.expect_s)} durations for {len(kinds)} phases ({', '.join(kinds)})"
         raise InputError(f"@egs.task on {function.__qualname__}: expect", problem, "give one a phase")
-    function.__dict__["__egs__"] = checked
-    begin_at_def(function)
+    function.__egs__ = checked  # type: ignore[union-attr]  # functions and classes may have attributes
+    if isinstance(function, FunctionType):
+        begin_at_def(function)
     return function
 
 

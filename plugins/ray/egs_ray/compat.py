@@ -1,7 +1,8 @@
 """Which private or version-dependent Ray API is there: `FEATURES` has each with probe, fallback and what is lost.
 
 The uses are in files of their own: `functions`, `submitting` (submit, auto_init, auto_start), `waiting` (ready,
-disconnect), `events` (task_events, actors), `gcs` (kv), `launch` (job_config, uv) and `autoscaler`.
+disconnect), `events` (task_events, actors), `actors` (actor_handles), `gcs` (kv), `launch` (job_config, uv) and
+`autoscaler`.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -75,6 +76,11 @@ def _probe_actors() -> bool:
     from ray._private import state
 
     return callable(state.actors)
+
+
+def _probe_actor_handles() -> bool:
+    known = all(hasattr(ray._raylet.CoreWorker, name) for name in ("get_local_actor_state", "kill_actor"))
+    return known and callable(ray.actor.ActorHandle._serialization_helper)
 
 
 def _probe_disconnect() -> bool:
@@ -171,6 +177,13 @@ FEATURES = Features(
         _probe_actors,
         "none",
         "an actor counts as alive until its session ends",
+    ),
+    Feature(
+        "actor_handles",
+        "ActorHandle._serialization_helper, CoreWorker.get_local_actor_state",
+        _probe_actor_handles,
+        "none: actors go to Ray as they are submitted",
+        "GPU actors are neither ordered nor limited, and operators do not see them",
     ),
     Feature(
         "disconnect",

@@ -38,7 +38,8 @@ def function_behind(target: Any) -> Callable[..., Any] | None:
 
 
 def rewrapped(remote_function: Any, function: Callable[..., Any]) -> Any:
-    """A RemoteFunction of another function with the same defaults; what `.options()` set comes with each call."""
+    """A RemoteFunction of another function, or an ActorClass of another class, with the same defaults; what `.options`
+    has set comes with each call."""
     defaults = dict(remote_function._default_options)
     return ray.remote(**defaults)(function) if defaults else ray.remote(function)
 

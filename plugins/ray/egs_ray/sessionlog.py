@@ -317,7 +317,9 @@ class SessionLog:
             for begin_s, end_s in _merged(life.calls) or [(life.started_s, life.started_s)]:
                 begin_s, end_s = max(begin_s, life.started_s), min(end_s, at_s)
                 self._write(Used(self._t(begin_s), self._t(max(begin_s, end_s)), self._workload, actor_id))
-        self._write(Ended(self._t(at_s), self._workload, actor_id))
+        reason = self.reasons.pop(life.task.task_id, "")
+        outcome = "aborted" if reason else "succeeded"
+        self._write(Ended(self._t(at_s), self._workload, actor_id, outcome=outcome, reason=reason))
 
     def _t(self, at_s: float) -> float:
         return round(max(0.0, at_s - self._header.started_at), 6)

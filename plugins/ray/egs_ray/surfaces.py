@@ -44,13 +44,13 @@ _BY_RUN_HINTS = hint_answers(
 _WHOLE = "no: tasks without hints are ordered only"
 _BY_HOOK = {
     "observe": "yes",
-    "order": "yes",
+    "order": "yes: GPU tasks and actors",
     "split": _WHOLE,
     "preload": _WHOLE,
     "gang": _WHOLE,
     "preempt": "no: the references to its tasks are the script's, so nothing can take their place",
     "limits": _WHOLE,
-    "abort": "yes: GPU tasks, by name and task (`egs abort`), and `pause` of those",
+    "abort": "yes: GPU tasks and actors, by name and task (`egs abort`), and `pause` of those",
     "audit": "yes",
 }
 
@@ -71,6 +71,7 @@ SURFACES = (
         "the same with EGS_GATE=cluster",
         {
             **_BY_HOOK,
+            "order": "yes: GPU tasks",
             "observe": "no: in mode observe nothing is gated, so it is the same as without it",
             **dict.fromkeys(("split", "preload", "gang", "limits"), "no: this gate reads no hints"),
             "abort": "yes: GPU tasks at the gate, also those that workers submitted (`egs abort`)",

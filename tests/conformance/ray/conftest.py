@@ -38,6 +38,7 @@ SLOW = {
     "test_ray_control_gate",
     "test_ray_control_life",
     "test_ray_faults",
+    "test_ray_hook_actors",
     "test_ray_hook_elsewhere",
     "test_ray_hook_workers",
     "test_ray_residue",

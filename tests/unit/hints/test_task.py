@@ -172,9 +172,27 @@ def test_a_function_that_was_refused_has_no_hints() -> None:
     assert hints_of(train) is None
 
 
-@pytest.mark.parametrize("target", [5, "x", len, TaskHints])
-def test_only_functions_are_decorated(target: Any) -> None:
-    """A framework's object, a class or a number below the decorator is an error that tells the right order."""
+def test_a_class_is_one_phase() -> None:
+    """A class takes hints and stays as it is, its subclasses have them, and it is one phase; durations are checked."""
+
+    class Server:
+        def serve(self) -> None:
+            with egs.gpu():
+                pass
+
+    assert egs.task(gpus=2, expect="1h", priority=3)(Server) is Server
+    hints = hints_of(type("Derived", (Server,), {}))
+    assert hints is not None
+    assert (hints.gpus, hints.expect_s, hints.priority) == (2, (3600.0,), 3)
+    assert phase_kinds(Server) == ("gpu",)
+    assert phase_kinds(Server, 0) == ("cpu",)
+    with pytest.raises(InputError, match="2 durations for 1 phases"):
+        egs.task(gpus=1, expect=[1, 2])(Server)
+
+
+@pytest.mark.parametrize("target", [5, "x", len])
+def test_only_functions_and_classes_are_decorated(target: Any) -> None:
+    """A framework's object or a number below the decorator is an error that tells the right order."""
     with pytest.raises(InputError, match="below the framework's decorator"):
         egs.task(gpus=1)(target)
 

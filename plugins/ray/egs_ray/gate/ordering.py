@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
+from egs_ray import actors
+from egs_ray.compat import available
 from egs_ray.gate.preferences import preferred_options
 from egs_ray.gate.ticketing import (
     Twins,
@@ -79,10 +82,12 @@ class Ordering:
         args, kwargs = args or (), kwargs or {}
         hints = self._twins.hints_of(target)
         is_free = is_free_to_order(options)  # where it would rather run keeps nothing from being ordered
-        if hints is not None and hints.flavors:
+        made = actors.class_behind(target)
+        if hints is not None and hints.flavors and (made is None or self._hinted is not None):
             options = {**options, **preferred_options(hints, options)}
         if not self._is_off:
-            turn = self._turn(target, args, kwargs, options, hints, is_free)
+            turn_of: Callable[..., Turn | None] = self._turn if made is None else self._turn_of_actor
+            turn = turn_of(target, args, kwargs, options, hints, is_free)
             if turn is not None:
                 return self._submit_with(turn, original, target, args, kwargs, options)
         result = original(target, args, kwargs, **options)
@@ -117,10 +122,7 @@ class Ordering:
             twin = self._twins.of(target, args, kwargs)
             if twin is None:
                 return None
-            with self._lock:
-                if self.gate is None:
-                    self.gate = self._make_gate()
-                gate = self.gate
+            gate = self._made_gate()
             if described is not None:
                 options = {**options, **described.stated_needs(options)}
             needs = needs_of(target, options)
@@ -138,6 +140,42 @@ class Ordering:
         except Exception as error:
             self._on_failure(error)
             return None
+
+    def _turn_of_actor(
+        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, is_free: bool
+    ) -> Turn | None:
+        """The same for an actor's creation. One that others may find by its name, or that Ray shall start again (with
+        arguments that are there then), never waits; one that may not be this driver's passes as it is."""
+        try:
+            if self._hinted is None or not available("actor_handles"):
+                return None
+            described = self._hinted.described_actor(target, actors.class_behind(target), hints, options)
+            is_own = not options.get("get_if_exists") and options.get("lifetime") != "detached"
+            if not (described.payload.gpus and is_free and is_own):
+                if hints is not None:
+                    self._hinted.warn_of_lost(target, hints)
+                return None
+            may_wait = not (options.get("name") or options.get("max_restarts"))
+            twin = self._twins.of_class(target, args, kwargs)
+            if twin is None:
+                return None
+            gate: Any = self._made_gate()
+            options = {**options, **described.stated_needs(options)}
+            needs = needs_of(target, options)
+            ticket = gate.actor_ticket(needs, is_bare(args, kwargs), may_wait) if gate.admits(needs) else None
+            if ticket is None:
+                return None
+            key, ref = ticket
+            return Turn(gate, needs, key, ref, twin, options, described)
+        except Exception as error:
+            self._on_failure(error)
+            return None
+
+    def _made_gate(self) -> AnyGate:
+        with self._lock:
+            if self.gate is None:
+                self.gate = self._make_gate()
+            return self.gate
 
     def _submit_with(
         self,
@@ -160,7 +198,10 @@ class Ordering:
             return original(target, args, kwargs, **options)  # what is wrong with it is for the user to see
         self.ordered += 1
         try:
-            ref = result_of(result)
+            is_actor = turn.described is not None and turn.described.is_actor
+            ref = actors.ActorRef(result) if is_actor else result_of(result)
+            if is_actor and turn.ref is not None:
+                actors.before_handed_on(ref, partial(turn.gate.hand_on, turn.key))
             if ref is None:
                 turn.gate.give_back(turn.key)
             else:

@@ -17,7 +17,7 @@ import msgspec
 import ray
 
 from egs_core.hints import TaskHints, hints_of, phase_kinds
-from egs_ray import functions
+from egs_ray import actors, functions
 from egs_ray.conflicts import warn_of_disagreement
 from egs_ray.submission import Arrival, Needs, Submission, is_driver
 
@@ -48,7 +48,7 @@ class Twins:
         try:
             if target in self._hints:
                 return self._hints[target]
-            function = functions.function_behind(target)
+            function = functions.function_behind(target) or actors.class_behind(target)
             hints = hints_of(function)
             if hints is None and self._splits_all and len(phase_kinds(function)) > 1:
                 hints = TaskHints()
@@ -70,11 +70,26 @@ class Twins:
                 return None
             remote = functions.rewrapped(target, with_ticket(function))
             ticketed = self._ticketed[target] = Ticketed(remote, inspect.signature(function))
-        try:
-            ticketed.signature.bind(*args, **kwargs)
-        except TypeError:
-            return None
-        return ticketed.remote
+        return ticketed.remote if _takes(ticketed, args, kwargs) else None
+
+    def of_class(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The same for an actor's class."""
+        ticketed = self._ticketed.get(target)
+        if ticketed is None:
+            made = actors.class_behind(target)
+            if made is None:
+                return None
+            remote = functions.rewrapped(target, actors.with_ticket(made))
+            ticketed = self._ticketed[target] = Ticketed(remote, actors.signature_of(target))
+        return ticketed.remote if _takes(ticketed, args, kwargs) else None
+
+
+def _takes(ticketed: Ticketed, args: Any, kwargs: Any) -> bool:
+    try:
+        ticketed.signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def with_ticket(function: Callable[..., Any]) -> Callable[..., Any]:

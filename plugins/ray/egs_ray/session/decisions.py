@@ -67,7 +67,7 @@ class Decisions:
             self._shared.site.report(m.PreloadReady(job.number))
 
     def _grant(self, job: Job, grant: s.Grant) -> None:
-        if job.way in (Way.TICKET, Way.OUTSIDE):
+        if job.way in (Way.TICKET, Way.OUTSIDE, Way.ACTOR):
             self._shared.tickets.granted(job, grant)
             return
         if job.requeues and grant.attempt > job.attempt:  # the try that was stopped to start again is still ending

@@ -19,6 +19,8 @@ from egs_ray.worker import device_memory
 from egs_ray.worker.hooked import with_phases
 from egs_ray.worker.shell import preload_items
 
+NOT_OF_ACTORS = ("preload", "gang", "grace", "split")
+NOTHING = (None, "", 0, (), False)
 TAKEN = ("num_cpus", "num_gpus", "memory", "max_calls")  # by leases
 Phases = tuple[tuple[int, Shape, float | None], ...]
 
@@ -29,11 +31,14 @@ class Described(msgspec.Struct, frozen=True):
     payload: Payload
     phases: Phases
     options: TaskOptions
+    is_actor: bool = False
 
     @property
     def is_shell(self) -> bool:
         """Whether it runs phase by phase, in a process that may be started before its turn. A limit counts from when
-        its code begins, which only such a process tells."""
+        its code begins, which only such a process tells, or Ray of an actor."""
+        if self.is_actor:
+            return False
         return len(self.phases) > 1 or bool(self.options.warm_key) or not self.options.is_none
 
     def stated_needs(self, options: dict[str, Any]) -> dict[str, float]:
@@ -81,6 +86,21 @@ class Hinted:
             payload.gpus = max(shape.gpu_milli for _, shape, _ in phases) / 1000
         self._warn_of_lost(functions.name_of(target), hints)
         return found if has_gpu or found.is_shell else None
+
+    def described_actor(self, target: Any, made: type, hints: TaskHints | None, options: dict[str, Any]) -> Described:
+        """What the site is told of an actor, from its creation to its death. Nobody knows how long it lives: without
+        the hint `expect` it counts as nothing, so it goes behind all that was submitted before it and is ready."""
+        stated = hints or TaskHints()
+        payload = Payload("", made, target, (), {}, options)
+        payload.cpus = _first(options.get("num_cpus"), stated.cpus, 1.0)
+        payload.gpus = _first(options.get("num_gpus"), stated.gpus, 0.0)
+        payload.memory_bytes = int(_first(options.get("memory"), stated.memory_bytes, 0))
+        if lost := [name for name in NOT_OF_ACTORS if getattr(stated, HINTS[name].field) not in NOTHING]:
+            warn_once(f"{functions.name_of(target)}: of an actor the hints {', '.join(lost)} are not kept")
+        seconds = stated.expect_s[0] if stated.expect_s else 0.0
+        phases: Phases = ((GPU, Shape(0, max(1, round(payload.gpus * 1000))), seconds),)
+        plain = {"gang": "", "gang_same": "", "flavors": (), "on_limit": "", "warm_key": "", "warmup_s": 0.0}
+        return Described(payload, phases, msgspec.structs.replace(task_options(stated), **plain), is_actor=True)
 
     def shell_of(self, target: Any, described: Described, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The function as Ray gets it, and the options to submit it with: its phases hold what it needs."""

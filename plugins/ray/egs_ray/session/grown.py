@@ -26,7 +26,8 @@ class Grown(RunBooks):
     """The books of a program.
 
     numbers: a task's id, or an outside reference's, until it has ended -> its index. also: index -> a job that ends
-    with it. keeps_process: whether the process of a task with this warm key can serve another one.
+    with it. markers: index of an actor that waits for its turn -> a job that ends with that wait. keeps_process:
+    whether the process of a task with this warm key can serve another one.
     """
 
     def __init__(self, workload: str, name: str, keeps_process: Callable[[Job], bool]) -> None:
@@ -34,6 +35,7 @@ class Grown(RunBooks):
         self.block = self.converted.graph
         self.numbers: dict[str, int] = {}
         self.also: dict[int, Job] = {}
+        self.markers: dict[int, Job] = {}
         self.open: dict[int, Job] = {}  # by index
         self._keys: set[str] = set()
         self._keeps_process = keeps_process
@@ -46,9 +48,12 @@ class Grown(RunBooks):
     def unfinished(self) -> Iterable[Job]:
         return list(self.open.values())
 
-    def take_in(self, arrival: Arrival, described: Described | None, block: Graph) -> list[tuple[Job, str]]:
+    def take_in(
+        self, arrival: Arrival, described: Described | None, block: Graph, after: Iterable[int] = ()
+    ) -> list[tuple[Job, str]]:
         """Append what was submitted to the block for the site. The tasks whose ends are to be heard of, each with the
         id of its reference; none where it has no ticket and waits for nothing that is known: it is nobody's concern.
+        after: what it must not overtake, besides what it waits for.
         """
         new: list[tuple[Job, str]] = []
         known = [self.numbers.get(task) for task in arrival.nested]
@@ -62,15 +67,23 @@ class Grown(RunBooks):
             kind, shape, nested = Way.OUTSIDE, NOTHING, ()
             if not parents:
                 return new
+        parents += after
         name = arrival.needs.name
         said_s = described.expected_s if arrival.seconds is None and described is not None else arrival.seconds
         phases: Phases = ((GPU if shape.gpu_milli else CPU, shape, said_s),)
         if described is not None and described.is_shell:
             kind, phases = Way.SHELL, described.phases
+        elif described is not None and described.is_actor:
+            kind, phases, nested = Way.ACTOR, described.phases, ()
+            name = name.removesuffix(".__init__").rpartition(".")[2]
         job = self._append(block, kind, arrival.task_id, parents, phases, name, described)
         job.ticket, job.framework_id = arrival.key, arrival.task_id
         self.numbers[arrival.task_id] = job.index
         new.append((job, arrival.task_id))
+        if kind is Way.ACTOR:
+            self.markers[job.index] = self._append(
+                block, Way.OUTSIDE, f"{arrival.task_id}+", (), ((CPU, NOTHING, 0.0),), name
+            )
         if nested:
             # Ray does not wait for these, so nothing here must; but they are worth as much as the path through here.
             phases = ((CPU, NOTHING, arrival.seconds),)

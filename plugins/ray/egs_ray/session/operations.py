@@ -21,6 +21,7 @@ Request = dict[str, Any]
 SHOWN = 12
 ANSWER_S = 10.0
 LET_GO = ("granted", "running")
+PASSED_ON = (Way.TICKET, Way.ACTOR)
 
 
 class Operations:
@@ -141,8 +142,8 @@ class Operations:
     def _row(self, job: Job, status: TaskStatus) -> dict[str, Any]:
         graph = job.run.converted.graph
         is_let_go = status.status in LET_GO
-        holds = (is_let_go or job.way is Way.TICKET) and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
-        let_go_at = self._shared.tickets.let_go_at(job) if job.way is Way.TICKET else None
+        holds = (is_let_go or job.way in PASSED_ON) and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
+        let_go_at = self._shared.tickets.let_go_at(job) if job.way in PASSED_ON else None
         shape = job.run.block.shapes[job.run.block.phase_shape[job.run.block.phase_offsets[job.index] + status.index]]
         pids = [(job.node, job.pid)] if job.pid and job.node else []
         if job.lease is not None and job.lease.pid:
@@ -166,7 +167,7 @@ class Operations:
 def _state_of(job: Job, status: TaskStatus) -> str:
     if job.stopped:
         return "stopping"
-    if job.way is Way.TICKET:
+    if job.way in PASSED_ON:
         return PASSED
     return f"waits in Ray: {job.lack}" if job.lack else status.status
 
@@ -189,7 +190,10 @@ def _has_lease(job: Job) -> bool:
 
 
 def _references(job: Job) -> list[Any]:
-    """What has to be cancelled to end the job: itself, and what holds its resources."""
+    """What has to be cancelled to end the job: itself, and what holds its resources. A handle of an actor, lent to the
+    controller, would keep it alive."""
+    if job.way is Way.ACTOR:
+        return []
     return [first_of(job.ref), *([job.lease.ref] if job.lease is not None and job.lease.ref is not None else [])]
 
 

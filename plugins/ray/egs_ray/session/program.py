@@ -26,11 +26,13 @@ from egs_core.graph.columns import Graph
 from egs_core.notices import warn
 from egs_core.runlog import records as r
 from egs_core.site import Grant, Granted
-from egs_ray import submitting, waiting
+from egs_ray import actors, submitting, waiting
+from egs_ray.actors import ActorRef
 from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
 from egs_ray.gate.room import Room
 from egs_ray.session.described import Described
 from egs_ray.session.grown import Grown
+from egs_ray.session.lives import Lives
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import Job, Way
 from egs_ray.session.tickets import Tickets
@@ -42,6 +44,8 @@ REST_S = 0.01  # between two turns while Ray has enough to do: one for all that 
 LEAST_S = 0.3  # each task told of costs Ray two messages
 STARTING_S = 3.0  # for a worker's process and Ray's own news
 WAITS = ("ready", "held")
+WITH_TICKET = (Way.TICKET, Way.ACTOR)
+PASSED_OVER_S = 10.0  # that an actor may wait while what is submitted after it, and has no priority, overtakes it
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -83,6 +87,8 @@ class Program:
         self._awaited: set[str] = set()  # ids of tasks that the site knows, from their submission on
         self._arrivals: deque[tuple[Arrival, dict[str, Any], Described | None]] = deque()
         self._ends: deque[int] = deque()
+        self._waiting_actors: dict[int, float] = {}  # index -> since when
+        self._lives = Lives(self._lives_at, self._ended, self.fail)
         self._demand: list[dict[str, float]] = []  # what the autoscaler is told
         self._is_woken = False
         self._closing = threading.Event()
@@ -103,6 +109,14 @@ class Program:
     def shell_ticket(self, needs: Needs) -> tuple[str, Any] | None:
         """See `Tickets.take`."""
         return self.tickets.take(needs, is_bare=False, is_shell=True)
+
+    def actor_ticket(self, needs: Needs, is_bare: bool, may_wait: bool) -> tuple[str, Any] | None:
+        """See `Tickets.take_for_actor`."""
+        return self.tickets.take_for_actor(needs, is_bare, may_wait)
+
+    def hand_on(self, key: str) -> None:
+        """Others may know of the actor with this ticket, and wait for it with a GPU: it waits no longer."""
+        self.site.do(lambda: self._went(self.tickets.open(key)))
 
     def give_back(self, key: str) -> None:
         """The ticket was not used, or nobody will hear of the end of what did."""
@@ -132,6 +146,7 @@ class Program:
     def close(self) -> None:
         """Ray is about to disconnect; what still waits ends with it."""
         self._closing.set()
+        self._lives.close()
         DEMAND.withdraw("gate")
 
     # --- arrivals ---
@@ -157,12 +172,16 @@ class Program:
         """Take in what was submitted. What waits for nothing that is known, and has no ticket, is nobody's concern."""
         block, first, refs = Graph(), len(self.books.jobs), dict[str, Any]()
         new: list[tuple[Job, str]] = []  # those whose ends are heard of, and the names of their references
+        late = self.site.now() - PASSED_OVER_S
+        passed_over = [index for index, since_s in self._waiting_actors.items() if since_s < late]
+        after = [self.books.markers[index].index for index in passed_over]
         while self._arrivals:
             arrival, named, described = self._arrivals.popleft()
             refs.update(named)
             if arrival.task_id in self.books.numbers:
                 continue
-            taken = self.books.take_in(arrival, described, block)
+            goes_first = not arrival.key or (described is not None and described.options.priority > 0)
+            taken = self.books.take_in(arrival, described, block, () if goes_first else after)
             new += taken
             if not taken:
                 self._awaited.discard(arrival.task_id)
@@ -173,20 +192,36 @@ class Program:
             local = job.index - first
             job.number, job.first_phase = grown.task + local, grown.phase + block.phase_offsets[local]
             self._session.know(job)
-        if values := self._outlook.believe(block):
+        lives = {job.first_phase - grown.phase for job in self.books.jobs[first:] if job.way is Way.ACTOR}
+        if values := [value for value in self._outlook.believe(block) if value[0] not in lives]:
             self.site.report(m.Estimates(tuple([(grown.phase + phase, p50, p95) for phase, p50, p95 in values])))
         for job, name in new:
             job.ref = self._refs[job.index] = refs[name]
             self._await_end(job.index, refs[name])
             if job.ticket and (opened := self.tickets.wait(job.ticket, job.index)) is not None:
                 self._let_go(job, *opened)
+            elif job.way is Way.ACTOR:
+                self._waiting_actors[job.index] = self.site.now()
 
     def _await_end(self, index: int, ref: Any) -> None:
-        def ended() -> None:
-            self._ends.append(index)
-            self._wake()
+        if isinstance(ref, ActorRef):
+            self._lives.watch(index, ref)
+        else:
+            waiting.on_ready(ref, partial(self._ended, index))
 
-        waiting.on_ready(ref, ended)
+    def _ended(self, index: int) -> None:
+        """From any thread."""
+        self._ends.append(index)
+        self._wake()
+
+    def _lives_at(self, index: int, node: str, pid: int) -> None:
+        """From any thread: the `__init__` of an actor has returned."""
+        self.site.do(partial(self._began, self.books.jobs[index], node, pid))
+
+    def _began(self, job: Job, node: str, pid: int) -> None:
+        job.began, job.node, job.pid = True, node, pid
+        if job.grant is not None:
+            self.site.report(m.PhaseStarted(job.grant.phase, job.grant.attempt))
 
     # --- decisions ---
 
@@ -195,12 +230,13 @@ class Program:
         job.grant, job.attempt = grant, grant.attempt
         if job.is_over:  # it has ended meanwhile
             self.site.report(m.PhaseEnded(grant.phase, grant.attempt))
-        elif job.way is Way.TICKET:
+        elif job.way in WITH_TICKET:
             if job.index not in self._line:  # else it went with another, and that was told
                 self.site.note(Granted(grant))
             self._went(self.tickets.open(job.ticket, grant.id, grant.reason), but=job)
             self._count(job, self.site.now())
-            self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
+            if job.way is Way.TICKET or job.began:
+                self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
 
     def start(self, job: Job, told: Any) -> None:
         """Let Ray start a shell. told: what its process shall know, see `worker.hooked`."""
@@ -210,7 +246,7 @@ class Program:
         """The site has ended these while they waited: past a limit of their workload."""
         for job in jobs:
             if job.ref is not None:
-                ray.cancel(job.ref, force=True)
+                actors.end(job.ref)
 
     # --- for operators ---
 
@@ -218,7 +254,7 @@ class Program:
         """Tasks without phases that were let go a while ago; shorter ones end before anybody could stop them."""
         before = self.site.now() - LEAST_S
         jobs = [self.books.jobs[index] for index, (at_s, _) in self._line.items() if at_s < before]
-        return [job for job in jobs if job.way is Way.TICKET and not job.is_over]
+        return [job for job in jobs if job.way in WITH_TICKET and not job.is_over]
 
     def let_go_at(self, job: Job) -> float | None:
         """When a task was let go, on the site's clock."""
@@ -228,7 +264,7 @@ class Program:
         """It is about to be ended; the first reason stays, as it is listed until its end. Of a limit the script reads
         here, because the error is Ray's own."""
         self._outlook.reasons.setdefault(job.framework_id, reason)
-        job.aborted, job.stopped = job.way is Way.SHELL, reason
+        job.aborted, job.stopped = job.way is not Way.TICKET, reason
         if job.over_limit:
             warn(f"{job.label} is ended: {reason}")
 
@@ -237,7 +273,7 @@ class Program:
         for job in jobs:
             if job.ref is not None and not job.is_over:
                 self.stopping(job, job.stopped or reason)
-                ray.cancel(job.ref, force=True)
+                actors.end(job.ref)
 
     def _went(self, indices: Iterable[int], but: Job | None = None) -> None:
         """Tasks went to Ray without a turn of their own: with others, or since nothing waited."""
@@ -259,6 +295,14 @@ class Program:
         if job.index not in self._line:
             self._line_gpus += self._gpus(job)
             self._line[job.index] = (at_s, self._line_gpus)
+            self._no_longer_waits(job)
+
+    def _no_longer_waits(self, job: Job) -> None:
+        """An actor has gone to Ray, or has ended before: what came after it may go."""
+        self._waiting_actors.pop(job.index, None)
+        if (marker := self.books.markers.pop(job.index, None)) is not None:
+            self._finish(marker)
+            actors.no_longer_watched(job.ref)
 
     def _gpus(self, job: Job) -> float:
         return max(shape.gpu_milli for shape in job.shapes) / 1000
@@ -272,6 +316,7 @@ class Program:
         task_id = self.books.converted.graph.ids[index]
         self._awaited.discard(task_id)
         self._unline(job)
+        self._no_longer_waits(job)
         waiting_too = self.tickets.forget(job.ticket) if job.ticket else []
         # The task itself last: what follows it must be ready when its turn is free, or a lower one slips in.
         if (also := self.books.also.pop(index, None)) is not None:
@@ -293,7 +338,7 @@ class Program:
         if grant is None:
             self.site.report(m.BranchSkipped(job.number))  # means nothing for what has ended
         else:
-            self.site.report(m.PhaseEnded(grant.phase, grant.attempt))
+            self.site.report(m.PhaseEnded(grant.phase, grant.attempt, "aborted" if job.aborted else "succeeded"))
 
     def _unline(self, job: Job) -> None:
         if (let_go := self._line.pop(job.index, None)) is not None:
@@ -306,7 +351,7 @@ class Program:
     # --- beliefs, room and the autoscaler ---
 
     def _believe_again(self) -> None:
-        open_ = list(self.books.unfinished)
+        open_ = [job for job in self.books.unfinished if job.way is not Way.ACTOR]
         graph, block = self.books.converted.graph, Graph()
         for job in open_:
             phases = [
@@ -336,7 +381,7 @@ class Program:
     def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
         """What Ray's books say now. What a ticket was given for a moment ago is not idle but starting."""
         now, jobs = self.site.now(), [job for job in self.books.unfinished if job.ticket]
-        waits = [job for job in jobs if job.index not in self._line and job.way is Way.TICKET]
+        waits = [job for job in jobs if job.index not in self._line and job.way in WITH_TICKET]
         statuses = dict(zip(waits, self.site.tasks([job.number for job in waits]), strict=True))
         ready = [job for job in waits if statuses[job].status in WAITS]
         starting = sum(

@@ -12,15 +12,14 @@ from __future__ import annotations
 import base64
 import threading
 
-import ray
-
 from egs_core.engine import messages as m
 from egs_core.hints import hints_of
 from egs_core.site import Stop
+from egs_ray import actors
 from egs_ray.link import Message, Peer
 from egs_ray.session.endings import Endings
 from egs_ray.session.shared import Shared, tell
-from egs_ray.session.tasks import Job, first_of
+from egs_ray.session.tasks import Job
 
 
 class Stops:
@@ -95,12 +94,13 @@ class Stops:
                 self._cancel(job)
 
     def _cancel(self, job: Job) -> None:
-        ray.cancel(first_of(job.ref), force=True)
+        actors.end(job.ref)
 
 
 def _grace_s(job: Job) -> float:
     """What the task's own hint says."""
-    hints = hints_of(job.run.converted.nodes[job.index].function)
+    payload = job.run.converted.nodes[job.index]
+    hints = hints_of(payload.function) if payload is not None else None
     return hints.grace_s if hints is not None else 0.0
 
 

@@ -24,18 +24,24 @@ UNGATED_S = 0.1
 """A CPU task known to be at most this long is not worth a decision: it goes to Ray at once."""
 
 
+CREATIONS = 16
+"""So many digits are the same in the ids of all tasks that create an actor; the actor's own id follows."""
+
+
 class Way(Enum):
     """How a task reaches Ray. SHELL: early, in a process of its own that takes its resources phase by phase. OBSERVED:
     when granted, as the user wrote it, but telling its start and end. NATIVE: untouched, when EGS cannot do better.
 
     Of a script's own submissions, which Ray has already: TICKET: it waits there for a ticket. OUTSIDE: nothing but Ray
-    decides about it; it is known because others wait for it, or it for others."""
+    decides about it; it is known because others wait for it, or it for others. ACTOR: as TICKET, from an actor's
+    creation to its death."""
 
     SHELL = "shell"
     OBSERVED = "observed"
     NATIVE = "native"
     TICKET = "ticket"
     OUTSIDE = "outside"
+    ACTOR = "actor"
 
 
 class Lease(msgspec.Struct, eq=False):
@@ -117,6 +123,8 @@ class Job(msgspec.Struct, eq=False):
         """What operators call it: its id in a graph; of a script's submissions the name and how Ray's id begins."""
         graph = self.run.converted.graph
         name, task = graph.names[self.index], graph.ids[self.index]
+        if self.way is Way.ACTOR:
+            task = task[CREATIONS:]
         return labelled(name, task) if self.run.grows else task
 
     @property

@@ -74,6 +74,17 @@ class Tickets:
 
         is_bare: the task takes no other's result. is_shell: it needs a ticket of its own, for what it is told with it.
         """
+        may_share = is_bare and not is_shell
+        return self._take(needs, may_pass=may_share, may_share=may_share)
+
+    def take_for_actor(self, needs: Needs, is_bare: bool, may_wait: bool) -> tuple[str, Any] | None:
+        """The same for an actor. It shares none: how long it lives says nothing about the next one. may_wait: where it
+        may not, it gets a key and no reference."""
+        return self._take(needs, may_pass=is_bare, may_share=False, must_pass=not may_wait)
+
+    def _take(
+        self, needs: Needs, *, may_pass: bool, may_share: bool, must_pass: bool = False
+    ) -> tuple[str, Any] | None:
         with self._lock:
             if self._all_open:
                 return None
@@ -81,8 +92,8 @@ class Tickets:
             key = str(self.made)
             has_room = self._held_gpus + needs.gpus <= self._room.tickets
             self._held_gpus += needs.gpus
-            last, may_share = self._last, is_bare and not is_shell
-            if may_share and has_room and self._lets_pass:
+            last = self._last
+            if must_pass or (may_pass and has_room and self._lets_pass):
                 self._held[key] = Ticket("", needs, is_open=True, opened=(self._now(), 0, NO_TURN))
                 return key, None
             if may_share and last.refs and not last.is_open and last.needs == needs:
