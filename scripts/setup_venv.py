@@ -21,7 +21,12 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
-PROJECTS = [".[dev,docs,demo,bench,gpu]", "./plugins/ray[dev]", "./plugins/airflow[celery,edge]", "./plugins/kubeflow"]
+PROJECTS = [
+    ".[dev,docs,demo,bench,gpu,server]",
+    "./plugins/ray[dev]",
+    "./plugins/airflow[celery,edge]",
+    "./plugins/kubeflow",
+]
 PROJECT_FILES = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
 

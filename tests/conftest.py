@@ -112,11 +112,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each test starts without EGS's variables and with user folders of its own."""
-    for name in ("EGS_MODE", "EGS_DEBUG", "RAY_RUNTIME_ENV_HOOK"):
+    for name in ("EGS_MODE", "EGS_DEBUG", "EGS_URL", "EGS_TOKEN", "EGS_LEASE", "RAY_RUNTIME_ENV_HOOK"):
         monkeypatch.delenv(name, raising=False)
     home: Path = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES))  # made by what needs it
     for name, folder in (("XDG_DATA_HOME", "data"), ("XDG_CACHE_HOME", "cache"), ("XDG_STATE_HOME", "state")):
         monkeypatch.setenv(name, str(home / folder))
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(home / "runtime"))  # no site server is there
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else the first start writes a token into the home folder
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 by default: what runs beside would take its processor

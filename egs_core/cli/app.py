@@ -31,8 +31,11 @@ COMMANDS: dict[str, str] = {
     "audit": "Report what a cluster wasted and what EGS would have saved, from its history.",
     "collect": "Receive the events that a framework pushes and keep them after the cluster has ended.",
     "report": "Write run logs as one self-contained HTML page.",
-    "why": "Explain why a task of a run waited.",
-    "ps": "List the workloads and tasks that run with EGS on a framework.",
+    "serve": "Share the GPUs of this host among users.",
+    "run": "Run a command when the site server gives it the GPUs that it needs.",
+    "queue": "List what waits for the site server, and why.",
+    "why": "Explain why a task of a run waited, or a run of the site server waits.",
+    "ps": "List the workloads and tasks that run with EGS on a framework, or with the site server.",
     "abort": "Stop a workload, a stage or a task for good.",
     "pause": "Start no more tasks of a workload or a stage; running ones continue.",
     "resume": "End a pause.",
@@ -43,7 +46,7 @@ COMMANDS: dict[str, str] = {
 ADAPTERS, WITH_COMMANDS = "egs.adapters", "egs.commands"
 """Entry-point groups: all adapters, and those that have commands of their own (`egs NAME --help` lists them)."""
 
-MODULES = dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control")
+MODULES = {**dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control"), "queue": "site"}
 """Where the command is not in a module of its own name."""
 
 EXIT_BUG, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130

@@ -22,10 +22,12 @@ from egs_core.adapter import (
     default_adapter,
     load_able,
 )
+from egs_core.cli.site import control_run, show_runs
+from egs_core.client import places
 from egs_core.units import parse_seconds
 
 On = Annotated[str, typer.Option("--on", help="Framework on which it runs, by its adapter's name.")]
-Workload = Annotated[str, typer.Argument(help="Name of the workload, as `egs ps` lists it.")]
+Workload = Annotated[str, typer.Argument(help="Name of the workload, or number of the run, as `egs ps` lists it.")]
 Stage = Annotated[str, typer.Option(help="Only this stage of it.")]
 Task = Annotated[str, typer.Option(help="Only this task of it.")]
 Address = Annotated[str, typer.Option(help="Address of the cluster; default: the one that the framework finds.")]
@@ -47,11 +49,13 @@ def abort(
     driver: Driver = "",
     reason: Reason = "",
     actor: Actor = "",
-    grace: Annotated[str, typer.Option(help="Time that tasks get to save a checkpoint.")] = "0s",
+    grace: Annotated[
+        str, typer.Option(help="Time that tasks get to save a checkpoint; default: 0s, for a site server's runs 10s.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Stop a workload, a stage or a task for good, with the tasks that depend on it. Nothing is retried."""
-    grace_s = parse_seconds(grace, "--grace")
+    grace_s = parse_seconds(grace or ("10s" if _site(on, address) else "0s"), "--grace")
     _carry_out(on, ControlRequest("abort", workload, stage, task, address, driver, actor, reason, grace_s), as_json)
 
 
@@ -83,7 +87,11 @@ preempt = _command(
 
 
 def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
-    """List the workloads that run with EGS on a framework, and their running tasks: since when, on how many GPUs."""
+    """List the workloads that run with EGS on a framework, and their running tasks: since when, on how many GPUs; where
+    there is a site server, its runs and devices."""
+    if (site := _site(on, address)) is not None:
+        show_runs(site, as_json)
+        return
     found = _controlling(on).running(address)
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
@@ -93,11 +101,19 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
         typer.echo("nothing runs")
 
 
+def _site(on: str, address: str) -> places.Address | None:
+    """The site server, where no framework is named and there is one."""
+    return None if on or address else places.find_address()
+
+
 def _controlling(on: str) -> Controlling:
     return load_able(on or default_adapter(), Controlling, "be controlled from here")
 
 
 def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:
+    if (site := _site(on, request.address)) is not None:
+        control_run(site, request, as_json)
+        return
     outcome = _controlling(on).control(request)
     if as_json:
         typer.echo(json.dumps({"verb": request.verb, **msgspec.to_builtins(outcome)}))

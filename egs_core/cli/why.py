@@ -1,4 +1,7 @@
-"""`egs why FILE TASK…`: why a task waited. FILE is a run log (what happened) or a workload (what would happen)."""
+"""`egs why FILE TASK…`: why a task waited. FILE is a run log (what happened) or a workload (what would happen).
+
+`egs why RUN`: why a run of the site server waits.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import typer
 
 from egs_core.cli import simulated as shared
 from egs_core.cli.reading import Histories, read_believed
+from egs_core.cli.site import show_why
+from egs_core.client.places import find_address
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
@@ -28,8 +33,12 @@ OPAQUE = re.compile(r"\b[0-9a-f]{32,}\b")  # an id that says nothing to a reader
 
 
 def why(
-    file: Annotated[Path, typer.Argument(help="A run log, or a workload file to simulate.")],
-    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Task ids; of a run log also names.")],
+    file: Annotated[
+        Path, typer.Argument(help="A run log, or a workload file to simulate; alone: a run of the site server.")
+    ],
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="TASK...", help="Task ids; of a run log also names.")
+    ] = None,
     slots: Annotated[int | None, typer.Option(help=shared.SLOTS_HELP)] = None,
     cpus: Annotated[float | None, typer.Option(help=shared.CPUS_HELP)] = None,
     gpus: Annotated[int | None, typer.Option(help=shared.GPUS_HELP)] = None,
@@ -40,6 +49,12 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
+    if not tasks:
+        address = find_address()
+        if address is None:
+            raise InputError(str(file), "name a task of it", "or a run of a site server: none is here, set EGS_URL")
+        show_why(address, str(file), as_json)
+        return
     labels: dict[str, str] = {}
     if is_runlog(file):
         if slots is not None or cpus is not None or at is not None:

@@ -1,7 +1,10 @@
-"""The client of a site server: what speaks to it, without any extra (decision 57).
+"""The client of a site server: what `egs run`, `ps`, `queue`, `why`, `abort`, `pause`, `resume` use (decision 57).
 
 messages    what client and server tell each other: protocol v1
+places      where the server of this user is, and the token for it
+http        one connection that is kept, over TCP or a Unix socket
 processes   which processes belong to a lease, as the kernel tells it
+supervise   a command under a lease: from the request to its exit code
 
-It never imports the server.
+Needs no extra. It never imports the server.
 """

@@ -39,6 +39,21 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "The oldest of them are removed where all together are larger; `0`: never for their size. Never one of the "
         "last day, or of a process that runs.",
     ),
+    "EGS_URL": (
+        "clients of the site server",
+        "",
+        "`http://HOST:PORT` or `unix:///PATH` of the server; left out: a socket of this host, if one is there.",
+    ),
+    "EGS_TOKEN": (
+        "clients of the site server",
+        "",
+        "The token for it over TCP; left out: the one that `egs serve` has written for this user. No command gets it.",
+    ),
+    "EGS_RUNTIME_DIR": (
+        "the site server and its clients",
+        "`/run/egs`, or below `XDG_RUNTIME_DIR`",
+        "Folder of the server's Unix socket, and of its locks on GPUs.",
+    ),
     "EGS_DEBUG": ("all", "", "`1`: commands print a traceback for an error, and warnings that hide one show it."),
     "EGS_HOOK": (
         "Ray",

@@ -1,0 +1,238 @@
+"""One kept connection to a site server, over TCP or a Unix socket, and what its answers mean."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import requests
+from pydantic import BaseModel, ValidationError
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool
+
+from egs_core.client import messages as c
+from egs_core.client.places import TOKEN, Address, read_token
+from egs_core.errors import EgsError
+
+M = TypeVar("M", bound=BaseModel)
+CONNECT_S, ANSWER_S = 5.0, 30.0
+SITE_FILE = Path("/etc/egs/server-uid")
+"""A file of root's with the user id, a number, that the host's server runs as."""
+
+
+class Unreachable(EgsError):
+    """Nobody answers, or the server says that it cannot now: it may at another moment."""
+
+
+class Refused(EgsError):
+    """The server answers that the request cannot be met. status: of HTTP."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class SiteClient:
+    """Speaks to the server at an address; one thread at a time. owners: user ids that a socket's server may have."""
+
+    def __init__(self, address: Address, owners: frozenset[int]) -> None:
+        self.address = address
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxy and no .netrc: the token goes to the server alone
+        self._base = address.url
+        if address.socket is not None:
+            self._base = "http://site"
+            self._session.mount("http://site", _SocketAdapter(address.socket, owners))
+        self._session.headers[c.PROTOCOL_HEADER] = str(c.PROTOCOL)
+        if address.token:
+            self._session.headers["Authorization"] = f"Bearer {address.token}"
+
+    def close(self) -> None:
+        self._session.close()
+
+    # --- the protocol ---
+
+    def submit(self, ask: c.RunRequest) -> c.RunView:
+        return self._post("/v1/runs", ask, c.RunView)
+
+    def beat(self, run: str, ask: c.Beat) -> c.RunView:
+        return self._post(f"/v1/runs/{run}/beat", ask, c.RunView, ANSWER_S + ask.wait_s)
+
+    def claim(self, run: str, ask: c.Claim) -> c.RunView:
+        return self._post(f"/v1/runs/{run}/claim", ask, c.RunView)
+
+    def end(self, run: str, ask: c.End) -> c.RunView:
+        return self._post(f"/v1/runs/{run}/end", ask, c.RunView)
+
+    def control(self, run: str, verb: str, ask: c.Control) -> c.RunView:
+        return self._post(f"/v1/runs/{_segment(run)}/{verb}", ask, c.RunView)
+
+    def view(self, run: str) -> c.RunView:
+        return self._ask("GET", f"/v1/runs/{_segment(run)}", None, c.RunView)
+
+    def runs(self, *, with_ended: bool = False) -> c.Runs:
+        return self._ask("GET", f"/v1/runs?ended={str(with_ended).lower()}", None, c.Runs)
+
+    def queue(self) -> c.Runs:
+        return self._ask("GET", "/v1/queue", None, c.Runs)
+
+    # --- one request ---
+
+    def _post(self, path: str, ask: c.Ask, kind: type[M], patience_s: float = ANSWER_S) -> M:
+        return self._ask("POST", path, ask, kind, patience_s)
+
+    def _ask(self, method: str, path: str, ask: c.Ask | None, kind: type[M], patience_s: float = ANSWER_S) -> M:
+        """Raises Unreachable, and Refused for what the server does not do."""
+        body = None if ask is None else ask.model_dump_json().encode()
+        headers = {"Content-Type": "application/json"} if body else None
+        try:
+            answer = self._session.request(
+                method, self._base + path, data=body, headers=headers, timeout=(CONNECT_S, patience_s)
+            )
+            if answer.status_code == 401 and self._take_new_token():
+                return self._ask(method, path, ask, kind, patience_s)
+            if answer.status_code >= 500:
+                raise Unreachable(f"{self.address.url}: {answer.status_code}: {_detail(answer)}")
+            if answer.status_code >= 400:
+                raise Refused(answer.status_code, self._refusal(answer))
+            return kind.model_validate_json(answer.content)
+        except (requests.RequestException, ValidationError) as error:
+            if isinstance(error, requests.ConnectionError) and (own := _own_error(error)):
+                raise own from None
+            raise Unreachable(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
+
+    def _take_new_token(self) -> bool:
+        """A server that has been started after this client has written another token."""
+        if self.address.socket is not None or os.environ.get(TOKEN):
+            return False
+        wanted = f"Bearer {read_token(self.address.url)}"
+        is_new = wanted not in ("Bearer ", self._session.headers.get("Authorization"))
+        if is_new:
+            self._session.headers["Authorization"] = wanted
+        return is_new
+
+    def _refusal(self, answer: requests.Response) -> str:
+        if answer.status_code == 401:
+            return f"{self.address.url}: the server does not know who asks: set {TOKEN} (`egs serve` writes a token)"
+        return _detail(answer)
+
+
+class _SocketAdapter(HTTPAdapter):
+    """HTTP over a Unix socket whose server is trusted: root's, one's own, or the one that root has named."""
+
+    def __init__(self, path: Path, owners: frozenset[int]) -> None:
+        super().__init__()
+        self._pool = _Pool(path, owners)
+
+    def get_connection_with_tls_context(self, *_args: Any, **_more: Any) -> HTTPConnectionPool:
+        return self._pool
+
+    def request_url(self, request: requests.PreparedRequest, _proxies: Any) -> str:
+        return request.path_url
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Pool(HTTPConnectionPool):
+    def __init__(self, path: Path, owners: frozenset[int]) -> None:
+        super().__init__("site")
+        self._path, self._owners = path, owners
+
+    def _new_conn(self) -> HTTPConnection:
+        return _Connection(self._path, self._owners)
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, path: Path, owners: frozenset[int]) -> None:
+        super().__init__("site", timeout=ANSWER_S)
+        self._path, self._owners = path, owners
+
+    def connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(CONNECT_S)
+        try:
+            connection.connect(str(self._path))
+            peer = peer_uid(connection)
+            if peer not in self._owners:
+                problem = f"unix://{self._path}: its server is of user {peer}, whom nobody trusts"
+                raise EgsError(f"{problem} (root may write that number into {SITE_FILE})")
+        except BaseException:
+            connection.close()
+            raise
+        connection.settimeout(self.timeout if isinstance(self.timeout, float) else ANSWER_S)
+        self.sock = connection
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user id of the process at the other end of a Unix socket, as the kernel has it."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", found)[1]
+    return uid
+
+
+def _segment(run: str) -> str:
+    """A run's id in a path; what is none is looked up as it stands, and not found."""
+    return urllib.parse.quote(run, safe="") or "-"
+
+
+def _detail(answer: requests.Response) -> str:
+    try:
+        found = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200] or str(answer.reason)
+    if isinstance(found, list):  # one entry a field that is wrong
+        found = "; ".join(f"{'.'.join(map(str, one.get('loc', ())[1:]))}: {one.get('msg', '')}" for one in found[:3])
+    return str(found)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        inner = getattr(seen, "reason", None) or (seen.args[0] if seen.args else None)
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__ or seen.__context__
+
+
+def _own_error(error: BaseException) -> EgsError | None:
+    return next((one for one in _causes(error) if isinstance(one, EgsError)), None)
+
+
+def _cause(error: BaseException) -> str:
+    *_, last = _causes(error)
+    return " ".join(str(last).split())[:200]
+
+
+def trusted_owners(file: Path = SITE_FILE) -> frozenset[int]:
+    """User ids that the server behind a Unix socket may have: root's, one's own, and the one that a file of root's has.
+    Raises EgsError for a file that is not root's alone to write."""
+    found = {0, os.getuid()}
+    try:
+        with file.open() as named:
+            status = os.fstat(named.fileno())
+            if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise EgsError(f"{file}: must be root's, and writable for root alone")
+            found.add(int(named.read()))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise EgsError(f"{file}: needs one user id, a number ({error})") from None
+    return frozenset(found)
+
+
+@contextmanager
+def connected(address: Address) -> Iterator[SiteClient]:
+    """A client for one command."""
+    client = SiteClient(address, trusted_owners())
+    try:
+        yield client
+    finally:
+        client.close()

@@ -1,0 +1,107 @@
+"""Where the server of this user is: `EGS_URL`, else a Unix socket of this host; and the token for it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+
+from egs_core.errors import EgsError, InputError
+from egs_core.places import data_folder
+
+URL, TOKEN, RUNTIME = "EGS_URL", "EGS_TOKEN", "EGS_RUNTIME_DIR"
+SOCKET_NAME = "egs.sock"
+SHARED_FOLDER = Path("/run/egs")
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Address:
+    """url: http://HOST:PORT, or unix://PATH; socket: that path; token: sent with each request over TCP."""
+
+    url: str
+    socket: Path | None = None
+    token: str = ""
+
+
+def find_address() -> Address | None:
+    """The server that the environment names, else one whose socket is there; None for neither. Raises InputError."""
+    named = os.environ.get(URL, "").strip()
+    if named:
+        return parse_url(named)
+    return next((Address(f"unix://{path}", path) for path in socket_places() if _is_socket(path)), None)
+
+
+def socket_places() -> list[Path]:
+    """Where a server of this host may have its socket, the one for all users first."""
+    own = os.environ.get(RUNTIME)
+    if own:
+        return [Path(own) / SOCKET_NAME]
+    places = [SHARED_FOLDER]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        places.append(Path(runtime) / "egs")
+    return [folder / SOCKET_NAME for folder in places]
+
+
+def parse_url(text: str) -> Address:
+    """The address that `EGS_URL` has. Raises InputError."""
+    hint = "for example http://127.0.0.1:8470 or unix:///run/egs/egs.sock"
+    try:
+        parts = urllib.parse.urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InputError(URL, f"{text!r} is no address: {error}", hint) from None
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        return Address(text, Path(parts.path))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.username:
+        raise InputError(URL, f"{text!r} is not the address of a server", hint)
+    port = port or (443 if parts.scheme == "https" else 80)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    url = f"{parts.scheme}://{host}:{port}"
+    return Address(url, None, os.environ.get(TOKEN) or read_token(url))
+
+
+def token_file(url: str) -> Path:
+    """Where the token of this user for a server is kept: its name is made of the address."""
+    parts = urllib.parse.urlsplit(url)
+    host = "localhost" if parts.hostname in LOCAL else str(parts.hostname)
+    return data_folder() / "tokens" / f"{host.replace(':', '-')}-{parts.port}"
+
+
+def read_token(url: str) -> str:
+    """ "" where there is none. Raises EgsError for a file that others may read: its token is no secret."""
+    path = token_file(url)
+    try:
+        with path.open() as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.getuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise EgsError(f"{path}: must be yours alone: chmod 600 {path}, or start `egs serve` again")
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise EgsError(f"{path}: {error.strerror}") from None
+
+
+def write_token(url: str, token: str) -> Path:
+    """Keep a token where this user's clients find it, for nobody else to read. Raises OSError."""
+    path = token_file(url)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(token + "\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

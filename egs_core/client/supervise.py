@@ -1,0 +1,310 @@
+"""A command under a lease: `egs run`. The server starts nothing; this process does, as its user, and stays until no
+process of the command is left.
+
+    submit ─► wait ─► claim ─► start ─► beat, forward signals, reap ─► the tree is gone ─► end ─► exit code
+
+Signals are blocked and taken one by one (`sigtimedwait`), so none is lost between two steps. One thread beside speaks
+to the server. A command is never started without a lease that was claimed; without its server this waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from egs_core.client import messages as c
+from egs_core.client.http import Refused, SiteClient, Unreachable
+from egs_core.client.places import TOKEN
+from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
+from egs_core.errors import EgsError
+
+Say = Callable[[str], None]
+CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+WAKE = signal.SIGURG  # from the other thread: there is news
+SI_KERNEL = 0x80  # of a signal that a terminal sent: the command, of the same group, has had it too
+LOOK_S, WAIT_S, AGAIN_S, TELL_END_S = 1.0, 20.0, 0.5, 30.0
+NOT_FOUND, NOT_EXECUTABLE, ABORTED = 127, 126, 128 + signal.SIGTERM
+
+
+class Ended(Exception):
+    """The run is over before its command was started. code: of this process."""
+
+    def __init__(self, code: int, text: str = "") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Link:
+    """The thread that speaks to the server: heartbeats, and news for the main thread, which `WAKE` tells of."""
+
+    def __init__(self, client: SiteClient, view: c.RunView, say: Say) -> None:
+        self.news: queue.SimpleQueue[c.RunView | Ended] = queue.SimpleQueue()
+        self.processes: tuple[c.Process, ...] = ()
+        self.token = 0
+        self._client, self._say = client, say
+        self._run, self._seen = view.id, view.version
+        self._is_over = threading.Event()
+        self._has_told = False
+        self._thread = threading.Thread(target=self._beat, name="egs-beat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more heartbeats; does not wait for one that is under way."""
+        self._is_over.set()
+
+    def _beat(self) -> None:
+        while not self._is_over.is_set():
+            told = self.processes
+            beat = c.Beat(seen=self._seen, wait_s=WAIT_S if not told else 2.0, token=self.token, processes=told)
+            try:
+                view = self._client.beat(self._run, beat)
+            except Unreachable as error:
+                self._unreachable(error)
+                self._is_over.wait(AGAIN_S)
+                continue
+            except EgsError as error:
+                self._put(Ended(1, str(error)))
+                return
+            self._has_told = False
+            if view.version != self._seen:
+                self._seen = view.version
+                self._put(view)
+            if view.state == "ended":
+                return
+
+    def _unreachable(self, error: Unreachable) -> None:
+        if not self._has_told and not self._is_over.is_set():
+            what = "the command goes on" if self.processes else "waiting for it"
+            self._say(f"the server does not answer; {what} ({error})")
+            self._has_told = True
+
+    def _put(self, news: c.RunView | Ended) -> None:
+        self.news.put(news)
+        os.kill(os.getpid(), WAKE)
+
+
+class Supervisor:
+    """One run. say: tells the user one line on stderr."""
+
+    def __init__(self, client: Callable[[], SiteClient], command: Sequence[str], say: Say) -> None:
+        self._new_client, self._command, self._say = client, list(command), say
+        self._client = client()
+        self._mask: set[int] = set()
+        self._taken: set[signal.Signals] = set()
+        self._is_from_terminal = False  # the last signal
+
+    def run(self, fields: dict[str, object]) -> int:
+        """From the request to the exit code. fields: of `RunRequest`, but key and supervisor. Raises EgsError for a
+        request that is refused."""
+        own = process(os.getpid())
+        assert own is not None, "this process is there"
+        request = c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own})
+        adopt_orphans()
+        ignored = {one for one in FORWARDED if signal.getsignal(one) is signal.SIG_IGN}
+        self._taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._taken))
+        try:
+            view = self._submit(request)
+            link = Link(self._new_client(), view, self._say)
+            link.start()
+            try:
+                return self._follow(view, link)
+            finally:
+                link.stop()
+        except Ended as ended:
+            if str(ended):
+                self._say(str(ended))
+            return ended.code
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    # --- before the command ---
+
+    def _submit(self, request: c.RunRequest) -> c.RunView:
+        has_told = False
+        while True:
+            try:
+                return self._client.submit(request)
+            except Unreachable as error:
+                if not has_told:
+                    self._say(f"the server does not answer; waiting for it ({error})")
+                    has_told = True
+            self._end_on_signal(self._signal(AGAIN_S), None)
+
+    def _follow(self, view: c.RunView, link: Link) -> int:
+        has_told = False
+        while True:
+            self._end_if_over(view)
+            if view.lease is not None and not view.stop and (claimed := self._claimed(view, view.lease)) is not None:
+                return self._supervise(claimed, link)
+            if not has_told and view.state in ("waiting", "paused"):
+                self._say(waiting_line(view))
+                has_told = True
+            view = self._next_news(view, link)
+
+    def _next_news(self, view: c.RunView, link: Link) -> c.RunView:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                news = link.news.get_nowait()
+                if isinstance(news, Ended):
+                    raise news
+                return news
+            self._end_on_signal(self._signal(60.0), view)
+
+    def _claimed(self, view: c.RunView, lease: c.Lease) -> c.RunView | None:
+        """The run with its lease, which nobody takes back now; None where it was given up meanwhile."""
+        while True:
+            try:
+                return self._client.claim(view.id, c.Claim(token=lease.token))
+            except Refused as error:
+                if error.status == 409:
+                    return None
+                raise
+            except Unreachable:
+                self._end_on_signal(self._signal(AGAIN_S), view)
+
+    def _end_on_signal(self, taken: signal.Signals | None, view: c.RunView | None) -> None:
+        if taken in ENDING:
+            if view is not None:
+                with contextlib.suppress(EgsError):  # else the server sees that this process is gone
+                    self._client.control(view.id, "abort", c.Control(reason=f"its user sent {taken.name}"))
+            raise Ended(128 + taken)
+
+    def _end_if_over(self, view: c.RunView) -> None:
+        if view.state == "ended":
+            raise Ended(ABORTED, f"run {view.id} has ended before it started: {view.reason or view.outcome}")
+
+    # --- the command ---
+
+    def _supervise(self, view: c.RunView, link: Link) -> int:
+        lease = view.lease
+        assert lease is not None
+        link.token = lease.token
+        try:
+            child = self._start(lease)
+        except OSError as error:
+            self._tell_end(view, "failed", NOT_FOUND)
+            self._say(f"{self._command[0]}: {error.strerror}")
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        link.processes = tuple(descendants(os.getpid()))
+        code = self._watch(child, view, link)
+        link.stop()
+        self._tell_end(view, "succeeded" if code == 0 else "failed", code)
+        return code
+
+    def _start(self, lease: c.Lease) -> int:
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN}
+        environment |= {CUDA_VISIBLE: ",".join(lease.devices), LEASE_VARIABLE: lease.mark}
+        defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores these two, and a command would inherit that
+        spawn = partial(os.posix_spawnp, self._command[0], self._command, environment, setsigdef=defaults)
+        return spawn(setsigmask=self._mask) if self._has_terminal else spawn(setsigmask=self._mask, setpgroup=0)
+
+    @property
+    def _has_terminal(self) -> bool:
+        """Whether this is the foreground of a terminal: then the command stays in its group, and hears its keys."""
+        for number in range(3):  # standard input, output, error
+            with contextlib.suppress(OSError):
+                return os.tcgetpgrp(number) == os.getpgrp()
+        return False
+
+    def _watch(self, child: int, view: c.RunView, link: Link) -> int:
+        """Until no process of the command is left; the command's own exit code."""
+        code: int | None = None
+        kill_at: float | None = None
+        has_told = False
+        while True:
+            code, is_empty = self._reap(child, code)
+            if is_empty and code is not None:
+                return code
+            if code is not None and not has_told:
+                has_told = True
+                self._say(f"the command has ended; processes that it has left hold its devices: {self._left()}")
+            taken = self._signal(LOOK_S)
+            if taken in FORWARDED and not (self._is_from_terminal and self._has_terminal):
+                self._send(taken, child if code is None else None)
+            with contextlib.suppress(queue.Empty):
+                news = link.news.get_nowait()
+                if isinstance(news, c.RunView) and news.stop and kill_at is None:
+                    self._say(f"run {view.id} has to end: {news.stop}")
+                    self._send(signal.SIGTERM, None)
+                    kill_at = time.monotonic() + news.grace_s
+            if kill_at is not None and time.monotonic() >= kill_at:
+                self._send(signal.SIGKILL, None)
+            link.processes = tuple(descendants(os.getpid()))
+
+    def _reap(self, child: int, code: int | None) -> tuple[int | None, bool]:
+        """The command's exit code when it has ended, and whether no process is left below this one."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return code, True
+            if pid == 0:
+                return code, False
+            if pid == child:
+                ended = os.waitstatus_to_exitcode(status)
+                code = ended if ended >= 0 else 128 - ended
+
+    def _send(self, wanted: signal.Signals, pid: int | None) -> None:
+        """To one process, or (None) to all of the command."""
+        for one in [pid] if pid is not None else [one.pid for one in descendants(os.getpid())]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one, wanted)
+
+    def _left(self) -> str:
+        return ", ".join(str(one.pid) for one in descendants(os.getpid())[:5])
+
+    def _signal(self, patience_s: float) -> signal.Signals | None:
+        """The next signal; None when there is none in time."""
+        found = signal.sigtimedwait(self._taken, patience_s)
+        if found is None:
+            return None
+        self._is_from_terminal = found.si_code == SI_KERNEL
+        return signal.Signals(found.si_signo)
+
+    def _tell_end(self, view: c.RunView, outcome: str, code: int) -> None:
+        """Until the server has taken it, or for a while: it then sees itself that the processes are gone."""
+        assert view.lease is not None
+        end = c.End.model_validate({"token": view.lease.token, "outcome": outcome, "exit_code": code})
+        until = time.monotonic() + TELL_END_S
+        while True:
+            try:
+                self._client.end(view.id, end)
+                return
+            except Refused as error:
+                problem: EgsError = error
+                if error.status != 409:
+                    break
+            except Unreachable as error:
+                problem = error
+            if time.monotonic() > until:
+                break
+            time.sleep(AGAIN_S)
+        self._say(f"the end of run {view.id} could not be told: {problem}")
+
+
+def waiting_line(view: c.RunView) -> str:
+    """Why a run waits, and when it should start."""
+    return f"run {view.id} waits: {view.reason}; {starts_words(view)}"
+
+
+def starts_words(view: c.RunView) -> str:
+    if view.starts_in_s is None:
+        return "when it starts is not known"
+    seconds = round(view.starts_in_s)
+    if seconds < 90:
+        return f"it should start in {seconds} s"
+    return (
+        f"it should start in {seconds / 60:.0f} min" if seconds < 5400 else f"it should start in {seconds / 3600:.1f} h"
+    )

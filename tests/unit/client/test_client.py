@@ -1,0 +1,162 @@
+"""The client by itself: addresses, tokens, whom it trusts, and which processes it finds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from egs_core.cli.run import name_of
+from egs_core.client import messages as c
+from egs_core.client.http import SiteClient, Unreachable, trusted_owners
+from egs_core.client.places import Address, find_address, parse_url, read_token, token_file, write_token
+from egs_core.client.processes import descendants, is_alive, living, process
+from egs_core.client.supervise import waiting_line
+from egs_core.errors import EgsError, InputError
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ftp://host:1", "http://", "http://h:x", "http://h:99999999", "http://h/path", "unix://host/x", "egs", "unix:"],
+)
+def test_what_is_no_address_is_an_error(text: str) -> None:
+    with pytest.raises(InputError, match="EGS_URL"):
+        parse_url(text)
+
+
+def test_the_environment_names_the_server_before_a_socket_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is no socket is no server."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "egs.sock").touch()
+    assert find_address() is None
+    (tmp_path / "egs.sock").unlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "egs.sock"))
+        assert find_address() == Address(f"unix://{tmp_path}/egs.sock", tmp_path / "egs.sock")
+        monkeypatch.setenv("EGS_URL", "http://gpu01:8470/")
+        assert find_address() == Address("http://gpu01:8470")
+        monkeypatch.setenv("EGS_TOKEN", "abc")
+        assert find_address() == Address("http://gpu01:8470", token="abc")
+
+
+def test_a_token_is_found_by_its_address_and_kept_from_others() -> None:
+    """By any name of the loopback address; never read where others could have read or written it."""
+    path = write_token("http://127.0.0.1:8470", "abc")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert read_token("http://localhost:8470") == "abc"
+    assert read_token("http://localhost:8471") == ""
+    assert write_token("http://127.0.0.1:8470", "def") == token_file("http://[::1]:8470")
+    path.chmod(0o640)
+    with pytest.raises(EgsError, match="must be yours alone"):
+        read_token("http://localhost:8470")
+
+
+def test_a_sockets_server_must_be_trusted(tmp_path: Path) -> None:
+    """Nothing is sent to a server of another user; the kernel says whose it is."""
+    path, received = tmp_path / "s", []
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(1)
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                received.append(connection.recv(100))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = SiteClient(Address(f"unix://{path}", path), owners=frozenset({os.getuid() + 1}))
+        with pytest.raises(EgsError, match=f"its server is of user {os.getuid()}, whom nobody trusts"):
+            client.runs()
+        thread.join(30)
+    assert received == [b""]
+    client.close()
+
+
+def test_whom_root_has_named_is_trusted(tmp_path: Path) -> None:
+    """A file that others could have written is refused."""
+    file = tmp_path / "server-uid"
+    assert trusted_owners(file) == {0, os.getuid()}
+    file.write_text("4242\n")
+    if os.getuid() == 0:
+        file.chmod(0o644)
+        assert trusted_owners(file) == {0, 4242}
+    file.chmod(0o666)
+    with pytest.raises(EgsError, match="must be root's"):
+        trusted_owners(file)
+
+
+def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    client = SiteClient(Address(f"unix://{tmp_path}/none", tmp_path / "none"), frozenset({0}))
+    with pytest.raises(Unreachable, match="no answer from an EGS server"):
+        client.runs()
+
+
+def test_processes_are_found_by_name_by_mark_and_by_parent() -> None:
+    """A marked process, its unmarked child, and one that is named; not one whose number another has now."""
+    waits = "import sys; print(1, flush=True); sys.stdin.read()"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}], env={{}})"
+    command, pipe = [sys.executable, "-c", child], subprocess.PIPE
+    marked = subprocess.Popen(command, env={"EGS_LEASE": "mark-1"}, stdin=pipe, stdout=pipe)
+    assert marked.stdin is not None
+    assert marked.stdout is not None
+    try:
+        marked.stdout.readline()
+        own = process(os.getpid())
+        assert own is not None
+        assert is_alive(own)
+        found = [one.pid for one in living([], "mark-1")]
+        assert found[0] == marked.pid
+        assert [one.pid for one in descendants(marked.pid)] == found[1:]
+        assert len(found) == 2
+        assert marked.pid in [one.pid for one in living([own], "other")]  # below this one
+        assert living([c.Process(pid=own.pid, started=own.started + 1)], "other") == []
+    finally:
+        marked.stdin.close()
+        marked.wait(60)
+        marked.stdout.close()
+    assert living([], "mark-1") == []
+
+
+def test_a_commands_name_has_no_argument() -> None:
+    """The program, or the script that an interpreter is given."""
+    assert name_of(["python3.12", "jobs/train.py", "--password", "x"]) == "train.py"
+    assert name_of(["/opt/tool", "secret"]) == "tool"
+    assert name_of(["python", "-c", "print('secret')"]) == "python"
+    assert name_of(["bash", "a\nb.sh"]) == "a?b.sh"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "when it starts is not known"),
+        (25.2, "it should start in 25 s"),
+        (600.0, "in 10 min"),
+        (9000.0, "in 2.5 h"),
+    ],
+)
+def test_the_line_that_says_why_it_waits(seconds: float | None, words: str) -> None:
+    view = c.RunView(
+        id="2",
+        name="fit",
+        user="ann",
+        state="waiting",
+        version=1,
+        gpus=1,
+        cpus=0,
+        memory_bytes=0,
+        queue="",
+        priority=0,
+        submitted_at=0,
+        reason="no room",
+        starts_in_s=seconds,
+    )
+    assert waiting_line(view).startswith("run 2 waits: no room; ")
+    assert waiting_line(view).endswith(words)

@@ -1,0 +1,120 @@
+"""A real `egs serve` and real `egs run` processes, in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from egs_core.client.http import SiteClient, trusted_owners
+from egs_core.client.places import Address
+
+PATIENCE_S = 240.0
+EGS = (sys.executable, "-m", "egs_core.cli.app")
+
+
+def wait_for(what: Callable[[], Any], text: str) -> Any:
+    """The first value that is true. Fails when none comes in minutes."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert time.monotonic() < until, f"{text}: it did not happen in {PATIENCE_S:g} s"
+        time.sleep(0.05)
+    return found
+
+
+class RealSite:
+    """One folder, its server (which may be killed and started again) and commands that speak to it."""
+
+    def __init__(self, folder: Path, gpus: int = 2) -> None:
+        self.folder, self.gpus = folder, gpus
+        self.ready: dict[str, Any] = {}
+        self.server: subprocess.Popen[str] | None = None
+        self._begun: list[subprocess.Popen[str]] = []
+        (folder / "run").mkdir(parents=True)
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("EGS_")} | {
+            "EGS_RUNTIME_DIR": str(folder / "run"),
+            "XDG_DATA_HOME": str(folder / "home"),
+            "PYTHONWARNINGS": "ignore",
+        }
+
+    def start(self, *more: str) -> None:
+        port = self.ready.get("url", ":0").rpartition(":")[2]
+        arguments = ("serve", "--emulated-gpus", str(self.gpus), "--data", str(self.folder / "data"), "--port", port)
+        self.server = self._begin([*EGS, *arguments, "--json", *more])
+        assert self.server.stdout is not None
+        line = self.server.stdout.readline()
+        assert line, self.server.communicate()[1]
+        self.ready = json.loads(line)
+
+    def kill(self) -> None:
+        """`kill -9`, as when its machine's memory is full."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """End all that was begun, and what it has left."""
+        for one in reversed(self._begun):
+            if one.poll() is None:
+                one.send_signal(signal.SIGTERM if one is self.server else signal.SIGKILL)
+                one.wait(PATIENCE_S)
+            for pipe in (one.stdout, one.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """`egs run ARGUMENTS`, which goes on beside."""
+        return self._begin([*EGS, "run", *arguments], environment)
+
+    def egs(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A command, to its end."""
+        return subprocess.run(
+            [*EGS, *arguments],
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def told(self, *arguments: str) -> Any:
+        """What a command prints with --json."""
+        done = self.egs(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @property
+    def client(self) -> SiteClient:
+        """A client in this process: quicker than a command."""
+        path = Path(self.ready["socket"])
+        return SiteClient(Address(f"unix://{path}", path), trusted_owners())
+
+    def devices(self) -> dict[str, str]:
+        """Of each device the run that holds it."""
+        return {device.id: device.run for device in self.client.runs().devices}
+
+    def queued(self) -> dict[str, str]:
+        """Ids of what waits, by name."""
+        return {run.name: run.id for run in self.client.queue().runs}
+
+    def open(self) -> dict[str, str]:
+        """Ids of what has not ended, by name."""
+        return {run.name: run.id for run in self.client.runs().runs}
+
+    def _begin(self, command: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        begun = subprocess.Popen(
+            command,
+            env=self.environment | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._begun.append(begun)
+        return begun
