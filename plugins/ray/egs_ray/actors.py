@@ -61,6 +61,11 @@ def class_behind(target: Any) -> type | None:
     return None if described.is_cross_language else cast(type, described.modified_class)
 
 
+def is_of_library(target: Any) -> bool:
+    """Whether an ActorClass is one of Ray's own libraries, which place their actors and wait for them themselves."""
+    return str(cast(Any, target).__ray_metadata__.modified_class.__module__).partition(".")[0] == "ray"
+
+
 def signature_of(target: Any) -> inspect.Signature:
     """How an ActorClass is called."""
     return inspect.Signature(cast(Any, target).__ray_metadata__.method_meta.signatures["__init__"])

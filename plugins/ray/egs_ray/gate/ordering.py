@@ -151,6 +151,7 @@ class Ordering:
                 return None
             described = self._hinted.described_actor(target, actors.class_behind(target), hints, options)
             is_own = not options.get("get_if_exists") and options.get("lifetime") != "detached"
+            is_own = is_own and not actors.is_of_library(target)
             if not (described.payload.gpus and is_free and is_own):
                 if hints is not None:
                     self._hinted.warn_of_lost(target, hints)
