@@ -271,8 +271,14 @@ def holds(path):
 def plain():
     return "plain"
 
+@ray.remote(num_gpus=1, num_cpus=0.25, max_calls=0)
+@egs.task(memory="1000TiB", priority=3)
+def large():
+    return "large"
+
 ray.init(log_to_driver=False)
 print(ray.get(plain.remote()))
+print(ray.get([large.remote(), large.remote()]))
 try:
     print(ray.get(holds.remote("never")))
 except ray.exceptions.RayError as error:
@@ -283,19 +289,23 @@ except ray.exceptions.RayError as error:
 @pytest.mark.proves("ray hinted script", "limits", "max_gpu_time", "gpu_cpus")
 def test_limits_and_what_is_not_kept(run_script: Script, tmp_path: Path) -> None:
     """A task that holds a GPU for longer than `max_gpu_time` ends and says why, in the run log too. Hints that nothing
-    keeps here are named, once each: `gang`, `idle_timeout`, and `priority` of a task that needs no GPU."""
+    keeps here are named, once each: `gang`, `idle_timeout`, `priority` of a task that needs no GPU, and all of one that
+    needs more memory than a node has; that one runs as Ray was told."""
     done = run_script(GPU_TIME, EGS_MODE="on")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() in (["plain", "TaskCancelledError"], ["plain", "WorkerCrashedError"])
+    plain, large, error = done.stdout.splitlines()
+    assert (plain, large) == ("plain", "['large', 'large']")
+    assert error in ("TaskCancelledError", "WorkerCrashedError")
     said = [line for line in done.stderr.splitlines() if line.startswith("egs:")]
     for hint in ("gang", "idle_timeout", "priority"):
         assert len([line for line in said if hint in line]) == 1, said
+    assert len([line for line in said if "large: no node has 1 GPUs, 0.25 CPUs and 1.024e+06 GiB" in line]) == 1, said
     assert [line for line in said if "over its limit of 1 s of GPU time" in line and "holds" in line], said
     records = read_run(tmp_path / "log.jsonl").records
     ended = [record for record in records if isinstance(record, Ended)]
     assert "over its limit of 1 s of GPU time" in {record.reason for record in ended}, ended
     held = {(record.gpus, record.cpus) for record in records if isinstance(record, Started)}
-    assert held == {(0.0, 1.0), (1.0, 0.5)}, held
+    assert held == {(0.0, 1.0), (1.0, 0.5), (1.0, 0.25)}, held
 
 
 FIRST_RUN = """

@@ -127,6 +127,8 @@ class Ordering:
                 options = {**options, **described.stated_needs(options)}
             needs = needs_of(target, options)
             if not gate.admits(needs):
+                if described is not None:
+                    described.warn_if_too_large(needs, gate)
                 return None
             is_shell = described is not None and described.is_shell
             hinting: Any = gate  # one that is told of hints: see `Program`
@@ -163,7 +165,10 @@ class Ordering:
             gate: Any = self._made_gate()
             options = {**options, **described.stated_needs(options)}
             needs = needs_of(target, options)
-            ticket = gate.actor_ticket(needs, is_bare(args, kwargs), may_wait) if gate.admits(needs) else None
+            if not gate.admits(needs):
+                described.warn_if_too_large(needs, gate)
+                return None
+            ticket = gate.actor_ticket(needs, is_bare(args, kwargs), may_wait)
             if ticket is None:
                 return None
             key, ref = ticket

@@ -8,13 +8,14 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from egs_core.graph.columns import GPU, Shape, TaskOptions
+from egs_core.graph.columns import GIB, GPU, Shape, TaskOptions
 from egs_core.hints import HINTS, TaskHints
 from egs_core.notices import warn_once
 from egs_ray import functions
 from egs_ray.convert import phases_of, task_options
 from egs_ray.payload import Payload
 from egs_ray.session.submissions import own_env
+from egs_ray.submission import Needs
 from egs_ray.worker import device_memory
 from egs_ray.worker.hooked import with_phases
 from egs_ray.worker.shell import preload_items
@@ -45,6 +46,14 @@ class Described(msgspec.Struct, frozen=True):
         """What it needs, as options for Ray, where Ray was not told."""
         needs = {"num_cpus": self.payload.cpus, "num_gpus": self.payload.gpus, "memory": self.payload.memory_bytes}
         return {name: needed for name, needed in needs.items() if needed and options.get(name) is None}
+
+    def warn_if_too_large(self, needs: Needs, gate: Any) -> None:
+        """Once, where no node has what it needs: it goes to Ray as written, and what only its hints say is not kept."""
+        if not gate.room.fits(needs.cpus, needs.gpus, needs.memory_bytes):
+            warn_once(
+                f"{needs.name}: no node has {needs.gpus:g} GPUs, {needs.cpus:g} CPUs and {needs.memory_bytes / GIB:g} "
+                "GiB of memory, so Ray alone decides about it and its hints are not kept"
+            )
 
     @property
     def expected_s(self) -> float | None:
