@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Share the GPUs of this host among users.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
     "queue": "List what waits for the site server, and why.",
+    "logs": "Print the output of a run that was detached.",
     "why": "Explain why a task of a run waited, or a run of the site server waits.",
     "ps": "List the workloads and tasks that run with EGS on a framework, or with the site server.",
     "abort": "Stop a workload, a stage or a task for good.",

@@ -4,6 +4,7 @@ messages    what client and server tell each other: protocol v1
 places      where the server of this user is, and the token for it
 http        one connection that is kept, over TCP or a Unix socket
 processes   which processes belong to a lease, as the kernel tells it
+detach      the same without a terminal, with a log
 supervise   a command under a lease: from the request to its exit code
 
 Needs no extra. It never imports the server.

@@ -63,6 +63,9 @@ class SiteClient:
     def submit(self, ask: c.RunRequest) -> c.RunView:
         return self._post("/v1/runs", ask, c.RunView)
 
+    def check(self, ask: c.RunRequest) -> c.RunView:
+        return self._post("/v1/check", ask, c.RunView)
+
     def beat(self, run: str, ask: c.Beat) -> c.RunView:
         return self._post(f"/v1/runs/{run}/beat", ask, c.RunView, ANSWER_S + ask.wait_s)
 

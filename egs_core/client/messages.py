@@ -1,6 +1,7 @@
 """What the client and the server of a site tell each other: version 1 of the protocol over HTTP.
 
     POST /v1/runs                 RunRequest ─► RunView    repeated with the same key: the same run
+    POST /v1/check                RunRequest ─► RunView    what that would be answered now; nothing is asked for
     POST /v1/runs/ID/beat         Beat       ─► RunView    a sign of life; answered when `version` is no longer `seen`
     POST /v1/runs/ID/claim        Claim      ─► RunView    before the command starts; 409: the lease is given up
     POST /v1/runs/ID/end          End        ─► RunView    when no process of the lease is left; 409 while there is one
@@ -47,10 +48,17 @@ class Process(Ask):
     started: Annotated[int, Field(ge=0, le=2**62)]
 
 
+class After(Ask):
+    """A run that has to end first, and how: ok: with exit code 0; failed: in any other way."""
+
+    run: Annotated[str, Field(max_length=32)]
+    when: Literal["ok", "any", "failed"] = "ok"
+
+
 class RunRequest(Ask):
     """One command that wants to run. key: chosen by the client, so that a repeated request is known; supervisor: the
     client itself, which is there as long as the request is meant. expected_s: how long it is believed to take; for_s:
-    after so long it is ended, and has had what it asked for."""
+    after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended, from now."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -62,6 +70,8 @@ class RunRequest(Ask):
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     expected_s: Seconds | None = None
     for_s: Seconds | None = None
+    deadline_s: Seconds | None = None
+    after: Annotated[tuple[After, ...], Field(max_length=100)] = ()
 
 
 class Beat(Ask):
@@ -106,12 +116,16 @@ class Lease(Told):
 
 
 class RunView(Told):
-    """A run as the server sees it. state: waiting, paused, granted, running, stopping or ended. kind, reason: why it is
-    there. starts_in_s: when it should start, in seconds from now; None where that is not known. lost: nothing is heard
-    of its supervisor, and processes (some are named) may still use the devices, which are therefore given to nobody.
-    stop: why it has to end; beat_s: how often the server wants to hear of it."""
+    """A run as the server sees it. site: the server's own id; runs of two servers may have one number.
+
+    state: waiting, paused, granted, running, stopping or ended. kind, reason: why it is there. starts_in_s: when it
+    should start, in seconds from now; None where that is not known. lost: nothing is heard of its supervisor, and
+    processes (some are named) may still use the devices, which are therefore given to nobody. stop: why it has to end;
+    beat_s: how often the server wants to hear of it.
+    """
 
     id: str
+    site: str = ""
     name: str
     user: str
     state: str

@@ -104,18 +104,17 @@ class Supervisor:
         self._taken: set[signal.Signals] = set()
         self._is_from_terminal = False  # the last signal
 
-    def run(self, fields: dict[str, object]) -> int:
-        """From the request to the exit code. fields: of `RunRequest`, but key and supervisor. Raises EgsError for a
-        request that is refused."""
-        own = process(os.getpid())
-        assert own is not None, "this process is there"
-        request = c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own})
+    def run(self, fields: dict[str, object], known: Callable[[c.RunView], None] = lambda _: None) -> int:
+        """From the request to the exit code. fields: of `RunRequest`, but key and supervisor; known: called once the
+        server has the run. Raises EgsError for a request that is refused."""
+        request = request_of(fields)
         adopt_orphans()
         ignored = {one for one in FORWARDED if signal.getsignal(one) is signal.SIG_IGN}
         self._taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
         self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._taken))
         try:
             view = self._submit(request)
+            known(view)
             link = Link(self._new_client(), view, self._say)
             link.start()
             try:
@@ -294,9 +293,21 @@ class Supervisor:
         self._say(f"the end of run {view.id} could not be told: {problem}")
 
 
+def request_of(fields: dict[str, object]) -> c.RunRequest:
+    """A request of this process. Raises pydantic's ValidationError."""
+    own = process(os.getpid())
+    assert own is not None, "this process is there"
+    return c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own.model_dump()})
+
+
 def waiting_line(view: c.RunView) -> str:
     """Why a run waits, and when it should start."""
-    return f"run {view.id} waits: {view.reason}; {starts_words(view)}"
+    return f"run {view.id} {why_words(view)}"
+
+
+def why_words(view: c.RunView) -> str:
+    """waits, for what, and until when as far as that is known."""
+    return f"waits: {view.reason}; {starts_words(view)}"
 
 
 def starts_words(view: c.RunView) -> str:

@@ -7,6 +7,7 @@
 
 runs       a run as the server keeps it, and who asks for something
 logic      what requests, time and processes mean; touches no clock, file, network or process
+views      what a site tells of its runs
 forecast   when what waits should start
 store      journal, runs and tokens in a database
 writer     the one thread that owns the logic: batches, commits, then answers

@@ -169,11 +169,11 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
     @app.get("/v1/runs")
     async def runs(_who: Who, ended: bool = False) -> c.Runs:
-        return await site.ask(lambda logic: logic.listed(with_ended=ended))
+        return await site.ask(lambda logic: logic.views.listed(with_ended=ended))
 
     @app.get("/v1/queue")
     async def queue(_who: Who) -> c.Runs:
-        return await site.ask(lambda logic: logic.queue())
+        return await site.ask(lambda logic: logic.views.queue())
 
     @app.get("/v1/runs/{run}")
     async def run_view(_who: Who, run: RunId) -> c.RunView:
@@ -185,6 +185,10 @@ def _add_routes(app: FastAPI, site: Site) -> None:
             problem = f"supervisor: there is no process {ask.supervisor.pid} here"
             raise HTTPException(422, f"{problem}: the client must run on the server's host, in its process namespace")
         return await site.ask(lambda logic: logic.submit(who, ask))
+
+    @app.post("/v1/check")
+    async def check(who: Who, ask: c.RunRequest) -> c.RunView:
+        return await site.ask(lambda logic: logic.check(who, ask))
 
     @app.post("/v1/runs/{run}/beat")
     async def beat(who: Who, run: RunId, ask: c.Beat) -> c.RunView:

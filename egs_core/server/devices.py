@@ -12,7 +12,7 @@ import psutil
 
 from egs_core.client.places import RUNTIME
 from egs_core.errors import InputError, listed
-from egs_core.server.logic import Device, Offer
+from egs_core.server.runs import Device, Offer
 
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_EMULATED = 1024

@@ -12,6 +12,7 @@ supervisor and all its processes were twice seen to be gone: never because time 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -26,39 +27,15 @@ from egs_core.engine.rules.fit import fits_ever
 from egs_core.engine.specs import END, QueueSpec
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.errors import listed
-from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
-from egs_core.server.forecast import expected_starts
-from egs_core.server.runs import HeldLease, Known, Principal, Refusal, Run
+from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.server.runs import NOT_ADMITTED, HeldLease, Known, Offer, Principal, Refusal, Run, SiteFacts
+from egs_core.server.views import Views
 
-BEAT_S = 5.0  # how often a client is to be heard of
 SILENT_S = 15.0  # after so long it counts as silent
 CLAIM_S = 15.0  # in so long a grant has to be claimed
 MOST_OPEN = 10_000
-MOST_EXPLAINED = 100
+REFUSED = "refused"
 CONFIG = EngineConfig(preload=False, record=True, grace_s=10.0)
-
-
-class Device(msgspec.Struct, frozen=True):
-    """id: as `CUDA_VISIBLE_DEVICES` has it."""
-
-    id: str
-    label: str = ""
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """What the host has for leases."""
-
-    host: str
-    devices: tuple[Device, ...]
-    cpus: float
-    memory_bytes: int
-
-
-class SiteFacts(msgspec.Struct, frozen=True):
-    """What never changes of a site. id: random; epoch: second since 1970 at which its clock is 0."""
-
-    id: str
-    epoch: float
 
 
 class Batch(msgspec.Struct):
@@ -96,14 +73,18 @@ class SiteLogic:
         self._barrier = CommitBarrier(engine)
         self._engine = engine
         self._now = engine.state.now
-        self._devices: tuple[Device, ...] = ()
         self._queues: tuple[str, ...] = ()
         self.runs = {run.id: run for run in runs}
         self._by_key = {(run.user, run.key): run for run in self.runs.values()}
-        self._by_task = {run.task: run for run in self.runs.values()}
+        self._by_task = {run.task: run for run in self.runs.values() if run.task != NOT_ADMITTED}
+        self.views = Views(facts, engine, self.runs, self._by_task)
+        self._last = max((int(run_id) for run_id in self.runs), default=0)
+        self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
+        self._dependents: dict[str, list[Run]] = {}
+        for run in self.open_runs():
+            self._note_after(run)
         self._heard = dict.fromkeys((run.id for run in self.open_runs()), self._now)  # a full time to live each
         self._gone: dict[str, int] = {}  # run -> lease with which its supervisor was seen to be gone, once
-        self._living: dict[str, tuple[int, ...]] = {}
         self._dirty: dict[str, Run] = {}
 
     # --- the writer's side ---
@@ -113,7 +94,7 @@ class SiteLogic:
         return self._now
 
     def open_runs(self) -> list[Run]:
-        return [run for run in self.runs.values() if run.is_open]
+        return self.views.open_runs()
 
     def at(self, now: float) -> None:
         """It is now so late; what is due is done. Time never goes back."""
@@ -143,12 +124,12 @@ class SiteLogic:
         leases = {lease.decision: phase for phase, lease in state.leases.items()}
         held = {run.lease.token: run.lease.phase for run in self.open_runs() if run.lease}
         assert leases == held, f"the engine's leases {leases}, those of runs {held}"
-        for run in self.runs.values():
+        for run in self._by_task.values():
             assert run.is_open != (state.status[state.cursor[run.task]] in ENDED), f"run {run.id} is {run.state}"
 
     def offer(self, offer: Offer, queues: tuple[QueueSpec, ...] = ()) -> None:
         """What the host has, and the queues, at the start of a server: before anything else is asked."""
-        self._devices = offer.devices
+        self.views.devices = offer.devices
         self._queues = tuple([queue.name for queue in queues])
         name = next((node.name for node in self._engine.state.nodes), offer.host)  # hosts may be renamed
         self._handle(m.NodeAdded(name, offer.cpus, len(offer.devices), offer.memory_bytes))
@@ -161,33 +142,59 @@ class SiteLogic:
         """A new run; a known key is answered with its run. Raises Refusal for what can never start here."""
         known = self._by_key.get((who.name, ask.key))
         if known is not None:
-            return self._view(known, with_reason=True)
+            return self.views.view(known, with_reason=True)
         if len(self.open_runs()) >= MOST_OPEN:
             raise Refusal(429, f"{MOST_OPEN} runs are open: end some, or wait")
         if self._queues and ask.queue not in self._queues:
             raise Refusal(422, f"queue: there is no queue {ask.queue!r}; there are {listed(self._queues)}")
-        shape = Shape(round(ask.cpus * 1000), ask.gpus * 1000, ask.memory_bytes)
-        nodes = self._engine.state.nodes
-        if not any(fits_ever(node, shape) for node in nodes if node.alive):
-            raise Refusal(422, describe_lack(nodes, shape))
-        return self._admit(Run.of(ask, len(self.runs) + 1, who.name, self._now), ask, shape)
-
-    def _admit(self, run: Run, ask: c.RunRequest, shape: Shape) -> c.RunView:
-        graph = Graph()
-        options = TaskOptions(priority=ask.priority, max_runtime_s=ask.for_s, on_limit=END if ask.for_s else "")
-        phases = ((GPU if ask.gpus else CPU, shape, ask.expected_s or ask.for_s),)
-        graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
-        run.task = len(self._engine.state.task_ids)
-        self.runs[run.id] = self._by_key[run.user, run.key] = self._by_task[run.task] = run
+        run = Run.of(ask, self._last + 1, who.name, self._now)
+        if not any(fits_ever(node, run.shape) for node in self._engine.state.nodes if node.alive):
+            raise Refusal(422, describe_lack(self._engine.state.nodes, run.shape))
+        run.after = self._open_after(ask)
+        self._last += 1
+        self.runs[run.id] = self._by_key[run.user, run.key] = run
         self._heard[run.id] = self._now
         self._dirty[run.id] = run
-        self._handle(m.WorkloadSubmitted(run.id, run.name, run.user, run.queue))
+        if run.after:
+            self._note_after(run)
+        else:
+            self._admit(run)
+        if run.outcome == REFUSED:
+            raise Refusal(422, run.why)
+        return self.views.view(run, with_reason=True)
+
+    def _open_after(self, ask: c.RunRequest) -> tuple[tuple[str, str], ...]:
+        """What it still has to wait for. Raises Refusal for what can never be."""
+        left = []
+        for one in ask.after:
+            found = self.runs.get(one.run)
+            if found is None:
+                raise Refusal(422, f"after: there is no run {one.run!r}: `egs ps` lists those that are open")
+            if found.is_open:
+                left.append((one.run, one.when))
+            elif not found.satisfies(one.when):
+                raise Refusal(422, f"after: run {one.run} has ended: {found.outcome}")
+        return tuple(left)
+
+    def _note_after(self, run: Run) -> None:
+        for run_id, _ in run.after:
+            self._dependents.setdefault(run_id, []).append(run)
+
+    def _admit(self, run: Run) -> None:
+        """From now on the engine orders it."""
+        graph = Graph()
+        options = TaskOptions(priority=run.priority, max_runtime_s=run.for_s, on_limit=END if run.for_s else "")
+        phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
+        graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
+        run.task = len(self._engine.state.task_ids)
+        self._by_task[run.task] = run
+        self._touch(run)
+        deadline_s = None if run.deadline_s is None else max(0.0, run.submitted_at + run.deadline_s - self._now)
+        self._handle(m.WorkloadSubmitted(run.id, run.name, run.user, run.queue, deadline_s))
         self._handle(m.TasksAdded(run.id, graph))
         reason = self._engine.explain(run.task)
         if run.lease is None and reason.kind == "infeasible":
-            self._abort(run, "never fits", "refused")
-            raise Refusal(422, reason.text)
-        return self._view(run, with_reason=True)
+            self._abort(run, reason.text, REFUSED)
 
     def beat(self, who: Principal, run_id: str, ask: c.Beat) -> c.RunView:
         """A sign of life of a run's supervisor."""
@@ -201,7 +208,7 @@ class SiteLogic:
             if run.is_claimed and run.lease is not None and run.lease.token == ask.token and named != run.named:
                 run.named = named
                 self._dirty[run.id] = run  # its client knows: no new version
-        return self._view(run, with_reason=ask.seen < 0)
+        return self.views.view(run, with_reason=ask.seen < 0)
 
     def claim(self, who: Principal, run_id: str, ask: c.Claim) -> c.RunView:
         """The command is about to start with this lease. Raises Refusal (409) where it holds it no longer: then nothing
@@ -216,18 +223,18 @@ class SiteLogic:
             run.started_at = self._now
             self._touch(run)
             self._handle(m.PhaseStarted(lease.phase, lease.attempt))
-        return self._view(run)
+        return self.views.view(run)
 
     def end(self, who: Principal, run_id: str, ask: c.End) -> c.RunView:
         """No process of the lease is left: the caller has made sure. Raises Refusal (409) for another lease."""
         run = self._own(who, run_id)
         if not run.is_open:
-            return self._view(run)
+            return self.views.view(run)
         lease = run.lease
         if lease is None or lease.token != ask.token or lease.claimed_at is None:
             raise Refusal(409, f"run {run.id} does not run with lease {ask.token}")
         self._finish(run, ask.outcome, ask.exit_code)
-        return self._view(run)
+        return self.views.view(run)
 
     def control(self, who: Principal, run_id: str, verb: str, ask: c.Control) -> c.RunView:
         """abort, pause or resume. Raises Refusal (409) for a run that has ended."""
@@ -237,36 +244,25 @@ class SiteLogic:
         if verb == "abort":
             run.grace_s = ask.grace_s
             self._abort(run, f"aborted by {who.name}" + (f": {ask.reason}" if ask.reason else ""), "aborted")
-            return self._view(run, with_reason=True)
+            return self.views.view(run, with_reason=True)
+        if run.task == NOT_ADMITTED:
+            raise Refusal(409, f"run {run.id} waits for others: it can only be aborted")
         kind = m.PauseRequested if verb == "pause" else m.ResumeRequested
         self._touch(run).is_paused = verb == "pause"
         self._handle(kind("workload", run.id, who.name, ask.reason))
-        return self._view(run, with_reason=True)
+        return self.views.view(run, with_reason=True)
 
     # --- questions ---
 
     def view(self, run_id: str) -> c.RunView:
-        return self._view(self._known(run_id), with_reason=True)
+        return self.views.view(self._known(run_id), with_reason=True)
 
-    def listed(self, *, with_ended: bool = False) -> c.Runs:
-        """All open runs, oldest first, and who holds which device."""
-        runs = [run for run in self.runs.values() if with_ended or run.is_open]
-        return c.Runs(runs=tuple([self._view(run) for run in runs]), devices=self._held_devices())
-
-    def queue(self) -> c.Runs:
-        """The runs that wait, first first; then those that are paused."""
-        order = [self._by_task[self._engine.state.task_of[phase]] for phase in self._engine.ready_order()]
-        placed = {run.id for run in order}
-        rest = [run for run in self.open_runs() if run.lease is None and run.id not in placed]
-        starts = expected_starts(self._engine)
-        views = [self._view(run, n < MOST_EXPLAINED, starts) for n, run in enumerate([*order, *rest])]
-        return c.Runs(runs=tuple(views), devices=self._held_devices())
-
-    def _held_devices(self) -> tuple[c.Device, ...]:
-        holders = {device: run.id for run in self.open_runs() if run.lease for device in run.lease.devices}
-        return tuple(
-            [c.Device(id=d.id, label=d.label, run=holders.get(number, "")) for number, d in enumerate(self._devices)]
-        )
+    def check(self, who: Principal, ask: c.RunRequest) -> c.RunView:
+        """What `submit` would answer now. Nothing is asked for: the request meets a copy of the site."""
+        copies = [msgspec.structs.replace(run) for run in self.runs.values()]
+        copy = SiteLogic(self.facts, Engine.restore(self.snapshot(), CONFIG), copies)
+        copy.views.devices, copy._queues = self.views.devices, self._queues
+        return copy.submit(who, ask)
 
     # --- processes ---
 
@@ -315,7 +311,7 @@ class SiteLogic:
             self._abort(run, "its supervisor is gone", "lost")
 
     def _mark_lost(self, run: Run, is_lost: bool, living: tuple[int, ...]) -> None:
-        self._living[run.id] = living
+        self.views.living[run.id] = living
         if run.is_lost != is_lost:
             self._touch(run).is_lost = is_lost
 
@@ -343,6 +339,9 @@ class SiteLogic:
     def _abort(self, run: Run, why: str, outcome: str) -> None:
         """What waits ends now; what was granted and not started too; what runs is told to stop."""
         run.why = why
+        if run.task == NOT_ADMITTED:
+            self._close(run, outcome, None)
+            return
         self._handle(m.AbortRequested("workload", run.id, run.user, why))
         if run.is_claimed:
             self._touch(run).stop = why
@@ -369,8 +368,27 @@ class SiteLogic:
         run.lease, run.named, run.is_lost, run.stop = None, (), False, ""
         self._heard.pop(run.id, None)
         self._gone.pop(run.id, None)
-        self._living.pop(run.id, None)
+        self.views.living.pop(run.id, None)
         self._touch(run)
+        self._closed.append(run)
+        if len(self._closed) == 1:  # else it is under way, further out
+            while self._closed:
+                self._tell_dependents(self._closed[0])
+                self._closed.popleft()
+
+    def _tell_dependents(self, ended: Run) -> None:
+        """What waits for it may start, or never will."""
+        for run in self._dependents.pop(ended.id, ()):
+            if not run.is_open:
+                continue
+            when = dict(run.after)[ended.id]
+            if not ended.satisfies(when):
+                run.why = f"run {ended.id} ({ended.name}), for which it waited, has ended: {ended.outcome}"
+                self._close(run, "skipped" if when == "failed" else "aborted", None)
+                continue
+            self._touch(run).after = tuple([one for one in run.after if one[0] != ended.id])
+            if not run.after:
+                self._admit(run)
 
     # --- what several need ---
 
@@ -391,48 +409,3 @@ class SiteLogic:
         if run.user != who.name and not who.is_operator:
             raise Refusal(403, f"run {run_id} is of {run.user}: only that user and operators may change it")
         return run
-
-    def _view(self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None) -> c.RunView:
-        kind, text, starts_in_s = "", run.why, None
-        if run.is_open and with_reason:
-            reason = self._engine.explain(run.task)
-            kind, text = reason.kind, reason.text + (self._holders() if reason.kind == "capacity" else "")
-            if run.lease is None:
-                starts = expected_starts(self._engine) if starts is None else starts
-                starts_in_s = starts.get(self._engine.state.cursor[run.task])
-        epoch, lease = self.facts.epoch, run.lease
-        return c.RunView(
-            id=run.id,
-            name=run.name,
-            user=run.user,
-            state=run.state,
-            version=run.version,
-            gpus=run.gpus,
-            cpus=run.cpus,
-            memory_bytes=run.memory_bytes,
-            queue=run.queue,
-            priority=run.priority,
-            submitted_at=epoch + run.submitted_at,
-            started_at=None if run.started_at is None else epoch + run.started_at,
-            ended_at=None if run.ended_at is None else epoch + run.ended_at,
-            outcome=run.outcome,
-            exit_code=run.exit_code,
-            lease=None if lease is None else self._told(run, lease),
-            kind=kind,
-            reason=text,
-            starts_in_s=starts_in_s,
-            lost=run.is_lost,
-            processes=self._living.get(run.id, ()) if run.is_lost else (),
-            stop=run.stop,
-            grace_s=run.grace_s,
-            beat_s=BEAT_S,
-        )
-
-    def _told(self, run: Run, lease: HeldLease) -> c.Lease:
-        devices = tuple([self._devices[number].id for number in lease.devices])
-        mark = lease_mark(run.id, lease.token, self.facts.id)
-        return c.Lease(token=lease.token, devices=devices, claimed=lease.claimed_at is not None, mark=mark)
-
-    def _holders(self) -> str:
-        held = [f"{run.id} ({run.name}, {run.user})" for run in self.open_runs() if run.lease and run.lease.devices]
-        return f"; GPUs are held by {listed(held, 4)}" if held else ""

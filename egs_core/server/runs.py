@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from egs_core.client.messages import Process, RunRequest
+from egs_core.graph.columns import Shape
 
+NOT_ADMITTED = -1
 WAITING, PAUSED, GRANTED, RUNNING, STOPPING, ENDED = "waiting", "paused", "granted", "running", "stopping", "ended"
 
 
@@ -34,6 +36,29 @@ class Known(msgspec.Struct, frozen=True):
         return Process(pid=self.pid, started=self.started)
 
 
+class Device(msgspec.Struct, frozen=True):
+    """id: as `CUDA_VISIBLE_DEVICES` has it."""
+
+    id: str
+    label: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What the host has for leases."""
+
+    host: str
+    devices: tuple[Device, ...]
+    cpus: float
+    memory_bytes: int
+
+
+class SiteFacts(msgspec.Struct, frozen=True):
+    """What never changes of a site. id: random; epoch: second since 1970 at which its clock is 0."""
+
+    id: str
+    epoch: float
+
+
 class HeldLease(msgspec.Struct, frozen=True):
     """token: of the grant's decision; devices: by their place in the site's list. claimed_at: from then on its devices
     are given to nobody until its processes are gone; None: nothing was started with it."""
@@ -49,8 +74,9 @@ class HeldLease(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, omit_defaults=True):
     """One run. Times are the site's (see `SiteLogic`). version: higher with each change that its client is told.
 
-    lease: held now. named: its processes as its supervisor has told them, without itself. stop: why it must end;
-    asked_abort: by an operator or its user. ended_at: None while it is open.
+    after: runs that have to end first, and how (`messages.After`). task: of the engine, from then on. lease: held now.
+    named: its processes as its supervisor has told them, without itself. stop: why it must end. ended_at: None while
+    it is open. why: how it came to its end, or to a stop.
     """
 
     id: str
@@ -64,7 +90,11 @@ class Run(msgspec.Struct, omit_defaults=True):
     memory_bytes: int = 0
     queue: str = ""
     priority: int = 0
-    task: int = -1
+    expected_s: float | None = None
+    for_s: float | None = None
+    deadline_s: float | None = None
+    after: tuple[tuple[str, str], ...] = ()
+    task: int = NOT_ADMITTED
     version: int = 1
     lease: HeldLease | None = None
     named: tuple[Known, ...] = ()
@@ -81,6 +111,15 @@ class Run(msgspec.Struct, omit_defaults=True):
     @property
     def is_open(self) -> bool:
         return self.ended_at is None
+
+    @property
+    def shape(self) -> Shape:
+        """What it holds while it runs."""
+        return Shape(round(self.cpus * 1000), self.gpus * 1000, self.memory_bytes)
+
+    def satisfies(self, when: str) -> bool:
+        """Whether it has ended so that what waits for it like this may start."""
+        return when == "any" or (self.outcome == "succeeded") == (when == "ok")
 
     @property
     def is_claimed(self) -> bool:
@@ -112,4 +151,7 @@ class Run(msgspec.Struct, omit_defaults=True):
             request.memory_bytes,
             request.queue,
             request.priority,
+            request.expected_s,
+            request.for_s,
+            request.deadline_s,
         )

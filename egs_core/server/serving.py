@@ -21,7 +21,7 @@ from egs_core.errors import EgsError, InputError
 from egs_core.server.access import Access, PeerProtocol, user_name
 from egs_core.server.app import Site, make_app
 from egs_core.server.devices import DeviceLocks
-from egs_core.server.logic import Offer
+from egs_core.server.runs import Offer
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns, Writer
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
-from egs_core.server.logic import CONFIG, Batch, SiteFacts, SiteLogic
-from egs_core.server.runs import Run
+from egs_core.server.logic import CONFIG, Batch, SiteLogic
+from egs_core.server.runs import Run, SiteFacts
 
 VERSION = "1"
 FILE_NAME = "site.db"

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from egs_core.engine.specs import QueueSpec
-from egs_core.server.logic import Offer, SiteLogic
-from egs_core.server.runs import Refusal
+from egs_core.server.logic import SiteLogic
+from egs_core.server.runs import Offer, Refusal
 from egs_core.server.store import Store
 
 T = TypeVar("T")

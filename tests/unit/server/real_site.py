@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from egs_core.client import messages as c
 from egs_core.client.http import SiteClient, trusted_owners
 from egs_core.client.places import Address
 
@@ -59,7 +60,11 @@ class RealSite:
         self.server.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """End all that was begun, and what it has left."""
+        """End all that was begun, and what it has left, also detached."""
+        if self.server is not None and self.server.poll() is None:
+            for run in self.open().values():
+                self.client.control(run, "abort", c.Control(grace_s=0))
+            wait_for(lambda: not self.open(), "all runs end")
         for one in reversed(self._begun):
             if one.poll() is None:
                 one.send_signal(signal.SIGTERM if one is self.server else signal.SIGKILL)

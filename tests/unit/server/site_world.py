@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from egs_core.client import messages as c
-from egs_core.server.logic import Batch, Device, Offer, Seen, SiteFacts, SiteLogic
-from egs_core.server.runs import Principal, Refusal, Run
+from egs_core.server.logic import Batch, Seen, SiteLogic
+from egs_core.server.runs import Device, Offer, Principal, Refusal, Run, SiteFacts
 from egs_core.server.store import Kept, StoreError
 from egs_core.server.writer import Turns
 
@@ -58,6 +58,7 @@ class Supervisor:
     def __init__(self, pid: int, gpus: int, length_s: float) -> None:
         self.process = c.Process(pid=pid, started=pid)
         self.request = c.RunRequest(key=f"key-{pid:05}", supervisor=self.process, name=f"job{pid}", gpus=gpus)
+        self.waits_for: tuple[Supervisor, str] | None = None  # a run that has to end first, and how
         self.length_s = length_s
         self.is_alive, self.is_suspended = True, False
         self.run_id = ""
@@ -72,6 +73,9 @@ class Supervisor:
         """What it would send now."""
         run_id, view = self.run_id, self.view
         if not run_id:
+            if self.waits_for is not None and self.waits_for[0].run_id:
+                after = c.After.model_validate({"run": self.waits_for[0].run_id, "when": self.waits_for[1]})
+                self.request, self.waits_for = self.request.model_copy(update={"after": (after,)}), None
             return lambda logic: logic.submit(ANN, self.request)
         lease = view.lease if view is not None else None
         if lease is not None and self.exit_code is not None:
@@ -110,6 +114,9 @@ class World:
             Supervisor(pid, self.random.choice((0, 1, 1, 1, 2, 3)), self.random.uniform(1, 40))
             for pid in range(1, supervisors + 1)
         ]
+        for before, one in zip(self.all, self.all[1:], strict=False):
+            if self.random.random() < 0.5:
+                one.waits_for = before, self.random.choice(("ok", "any", "failed"))
         self.delayed: list[Callable[[SiteLogic], Any]] = []
         self.faults = 0.25
         self.crashes = 0
@@ -151,7 +158,8 @@ class World:
             if one is None or self.maybe():
                 continue  # the answer is lost
             if isinstance(answer, Refusal):
-                assert answer.status in (403, 404, 409), answer
+                assert answer.status in (403, 404, 409, 422), answer
+                one.is_done = one.is_done or answer.status == 422  # what it waits for has ended otherwise
                 one.view = None if answer.status == 409 else one.view  # it asks again
             else:
                 one.hear(lease, answer, self.now)
@@ -200,7 +208,7 @@ class World:
         """No device is used by two processes, none without a lease of its own, and nothing is started twice."""
         used = [device for one in self.all for device in one.devices]
         assert len(used) == len(set(used)), f"a device is used twice: {used}"
-        held = {device.id: device.run for device in self.turns.logic.listed().devices}
+        held = {device.id: device.run for device in self.turns.logic.views.listed().devices}
         for one in self.all:
             assert len(one.started) <= 1, f"started {len(one.started)} times"
             assert all(held[device] == one.run_id for device in one.devices), (one.run_id, one.devices, held)

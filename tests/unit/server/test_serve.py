@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.client.supervise import request_of
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 
 HOLDS = "import os, sys, time\nopen(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n"
@@ -158,6 +160,32 @@ def test_a_paused_run_starts_when_it_is_resumed(site: RealSite, tmp_path: Path) 
     assert (site.client.view(waits).kind, later.exists()) == ("paused", False)
     site.told("resume", waits)
     assert second.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.slow
+def test_a_detached_run_has_a_log_and_others_may_wait_for_it(site: RealSite, tmp_path: Path) -> None:
+    """Its number is said at once, and it goes on without whoever started it, in a session of its own. Its log is its
+    user's alone. What waits for it starts when it has failed, as asked; `--check` says when a run would start."""
+    go, ready, later = tmp_path / "go", tmp_path / "ready", tmp_path / "later"
+    program = "import os; print('session', os.getsid(0) == os.getppid(), flush=True)\n" + UNTIL
+    command = ("--gpus", "2", "--expect", "1h", "--detach", "--json", "--", sys.executable, "-c", program)
+    number = json.loads(site.egs("run", *command, str(ready), str(go), "3").stdout)["id"]
+    wait_for(ready.exists, "it runs")
+    assert "it should start in" in site.egs("run", "--gpus", "1", "--check", "--", "true").stdout
+    assert site.egs("run", "--check", "--", "true").stdout == "it would start now\n"
+    follows = site.run("--name", "follows", "--after", f"{number}:failed", "--", "touch", str(later))
+    never = site.run("--name", "never", "--after", number, "--", "touch", str(tmp_path / "never"))
+    wait_for(lambda: len(site.queued()) == 2, "both wait")
+    assert site.egs("logs", number).stdout == "session True\n"
+    file = Path(json.loads(site.egs("logs", number, "--json").stdout)["file"])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    go.touch()
+    assert (follows.wait(PATIENCE_S), never.wait(PATIENCE_S), later.exists()) == (0, 143, True)
+    assert site.egs("logs", "--follow", number).stdout == "session True\n"
+    assert (site.client.view(number).exit_code, (tmp_path / "never").exists()) == (3, False)
+    refused = site.egs("run", "--gpus", "9", "--detach", "--", "true")
+    assert (refused.returncode, "fits nowhere" in refused.stderr) == (2, True)
+    assert "has no log of this user" in site.egs("logs", site.client.submit(request_of({"name": "plain"})).id).stderr
 
 
 @pytest.mark.slow

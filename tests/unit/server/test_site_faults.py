@@ -16,7 +16,7 @@ def simulate(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_device_is_given_twice_and_every_run_ends(seed: int) -> None:
     """Messages lost, doubled and late, commits that fail, servers and supervisors killed, clocks set: no two processes
     ever use a device, a used device is never given out, nothing starts twice, and at the end every run has ended."""
@@ -34,9 +34,9 @@ def test_many_more_seeds(block: int) -> None:
 def test_the_simulation_does_what_it_claims() -> None:
     """The faults happen: servers were started again, supervisors were killed with their processes left, runs were
     aborted, and most commands ran."""
-    worlds = [simulate(seed) for seed in range(100, 104)]
+    worlds = [simulate(seed) for seed in range(100, 109)]
     outcomes = [run.outcome for world in worlds for run in world.turns.logic.runs.values()]
     assert sum(world.crashes for world in worlds) >= len(worlds)
-    assert {"succeeded", "aborted", "lost"} <= set(outcomes)
-    assert outcomes.count("succeeded") > len(outcomes) / 2
+    assert {"succeeded", "aborted", "lost", "skipped"} <= set(outcomes)
+    assert outcomes.count("succeeded") > len(outcomes) / 3
     assert any(world.store.snapshot for world in worlds)

@@ -14,8 +14,8 @@ from egs_core.client import messages as c
 from egs_core.engine import Engine
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
-from egs_core.server.logic import CLAIM_S, CONFIG, SILENT_S, Batch, Seen, SiteFacts, SiteLogic
-from egs_core.server.runs import Principal, Refusal
+from egs_core.server.logic import CLAIM_S, CONFIG, SILENT_S, Batch, Seen, SiteLogic
+from egs_core.server.runs import Principal, Refusal, SiteFacts
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns, Unavailable, Writer
 from tests.unit.server.site_world import OFFER, MemoryStore
@@ -104,7 +104,7 @@ def test_a_higher_priority_goes_first(site: SiteLogic) -> None:
     first = start(site, 1, gpus=3)
     site.submit(ANN, request(2))
     site.submit(ANN, request(3, gpus=3, priority=5))
-    assert [run.id for run in site.queue().runs] == ["3", "2"]
+    assert [run.id for run in site.views.queue().runs] == ["3", "2"]
     end(site, first)
     assert (site.view("3").state, site.view("2").state) == ("granted", "waiting")
 
@@ -164,7 +164,7 @@ def test_what_waits_ends_with_its_supervisor(site: SiteLogic) -> None:
     for _ in range(2):
         site.seen([Seen(waiting.id, 0, has_supervisor=False)])
     assert (site.view(waiting.id).outcome, site.view(run.id).state) == ("lost", "running")
-    assert site.queue().runs == ()
+    assert site.views.queue().runs == ()
 
 
 @pytest.mark.parametrize("state", ["waiting", "granted", "running"])
@@ -252,6 +252,76 @@ def test_a_request_out_of_bounds_is_none(change: dict[str, object]) -> None:
         c.RunRequest.model_validate(fields)
 
 
+def behind(number: int, run: c.RunView, when: str = "ok") -> c.RunRequest:
+    return request(number, after=[{"run": run.id, "when": when}])
+
+
+def test_a_run_waits_for_others(site: SiteLogic) -> None:
+    """For an end with code 0, for any end, for a failure; what can then never start ends, and what waits for that."""
+    first = start(site, 1)
+    waits = {when: site.submit(ANN, behind(n, first, when)) for n, when in enumerate(("ok", "any", "failed"), 2)}
+    last = site.submit(ANN, behind(5, waits["ok"]))
+    assert (waits["ok"].state, waits["ok"].kind, waits["ok"].reason) == (
+        "waiting",
+        "dependency",
+        "waits for run 1 (job1)",
+    )
+    assert "waits for run 1 (job1) to fail" in waits["failed"].reason
+    with pytest.raises(Refusal, match="waits for others"):
+        site.control(ANN, last.id, "pause", c.Control())
+    end(site, first, code=1)
+    found = {when: site.view(view.id) for when, view in waits.items()}
+    assert (found["ok"].outcome, found["any"].state, found["failed"].state) == ("aborted", "granted", "granted")
+    assert found["ok"].reason == "run 1 (job1), for which it waited, has ended: failed"
+    assert site.view(last.id).outcome == "aborted"
+    with pytest.raises(Refusal, match="after: run 1 has ended: failed"):
+        site.submit(ANN, behind(6, first))
+    with pytest.raises(Refusal, match="after: there is no run '77'"):
+        site.submit(ANN, request(7, after=[{"run": "77"}]))
+    site.validate()
+
+
+def test_a_long_chain_ends_at_once(site: SiteLogic) -> None:
+    """Each waits for the one before: when the first fails, all end."""
+    before = start(site, 1)
+    first = before
+    for number in range(2, 2000):
+        before = site.submit(ANN, behind(number, before))
+    end(site, first, code=1)
+    assert site.open_runs() == []
+
+
+def test_what_waits_for_a_run_is_known_after_a_restart() -> None:
+    turns = run_with(store := MemoryStore())
+    turns.take([lambda site: start(site, 1), lambda site: site.submit(ANN, behind(2, site.view("1")))])
+    again = run_with(store).logic
+    assert again.view("2").kind == "dependency"
+    end(again, again.view("1"))
+    assert again.view("2").state == "granted"
+
+
+def test_a_check_says_when_it_would_start_and_asks_for_nothing(site: SiteLogic) -> None:
+    """The same answer as a request has, and no trace of it: not in the engine, the runs, the batch."""
+    start(site, 1, gpus=3, expected_s=60.0)
+    site.take()
+    before = site.snapshot()
+    asked = site.check(BOB, request(2, gpus=2))
+    assert (asked.state, asked.starts_in_s) == ("waiting", 60.0)
+    assert (site.snapshot(), site.take(), len(site.runs)) == (before, Batch([], []), 1)
+    with pytest.raises(Refusal, match="fits nowhere"):
+        site.check(BOB, request(3, gpus=9))
+    real = site.submit(BOB, request(2, gpus=2))
+    assert (real.id, real.reason, real.starts_in_s) == (asked.id, asked.reason, asked.starts_in_s)
+
+
+def test_a_deadline_puts_a_run_forward(site: SiteLogic) -> None:
+    """It would be late behind the one that came first."""
+    start(site, 1, gpus=3, expected_s=60.0)
+    site.submit(ANN, request(2, gpus=3, expected_s=100.0))
+    site.submit(ANN, request(3, gpus=3, expected_s=100.0, deadline_s=170.0))
+    assert [run.id for run in site.views.queue().runs] == ["3", "2"]
+
+
 # --- the store and the writer ---
 
 
@@ -268,14 +338,14 @@ def test_a_site_goes_on_from_its_database(tmp_path: Path) -> None:
     store = SqlStore(tmp_path, 1000.0)
     turns = run_with(store)
     (first, _), _ = turns.take([lambda site: start(site, 1, gpus=3), lambda site: site.submit(BOB, request(2))])
-    before = turns.logic.listed()
+    before = turns.logic.views.listed()
     store.close()
     again = run_with(SqlStore(tmp_path, 5000.0))
-    assert again.logic.listed() == before
+    assert again.logic.views.listed() == before
     again.logic.validate()
     SqlStore(tmp_path, 0.0).compact(again.logic.snapshot())
     last = run_with(SqlStore(tmp_path, 5000.0))
-    assert last.logic.listed() == before
+    assert last.logic.views.listed() == before
     assert last.logic.submit(ANN, request(1)).id == first.id
     end(last.logic, first)
     assert last.logic.view("2").state == "granted"
