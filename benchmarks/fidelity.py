@@ -38,6 +38,7 @@ import numpy as np
 from benchmarks.overlay import load_graphs, make_stream, make_templates
 from benchmarks.single_dags_instances import load_instances
 from egs_core.adapter import ReplayRequest, ReplayWorkload
+from egs_core.engine.specs import usual_process_slots
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
@@ -158,7 +159,9 @@ def scaled_by(workload: LoadedWorkload, factor: float) -> LoadedWorkload:
 
 def simulated_s(workloads: Sequence[LoadedWorkload], costs: Costs) -> float:
     """The makespan in the simulator, with what the framework adds."""
-    node = SimNode("local", CPUS, GPUS, preload_slots=preload_slots(), process_slots=CPUS + GPUS)
+    node = SimNode(
+        "local", CPUS, GPUS, preload_slots=preload_slots(), process_slots=usual_process_slots(CPUS, GPUS, None)
+    )
     config = SimConfig((node,), durations=Durations.PREDICTED, records=False)
     later = [with_costs(workload, costs) for workload in workloads]
     start_s = costs.single_start_s if len(workloads) == 1 else costs.stream_start_s

@@ -9,9 +9,10 @@ from egs_core.engine.order.place_words import why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import window_of
-from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, has_process, lacking, possible_nodes
+from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, lacking, possible_nodes
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.gangs import index_of, missing_members
+from egs_core.engine.rules.processes import has_slot_for
 from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept
 from egs_core.engine.rules.topology import describe_levels, levels_of
 from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
@@ -22,6 +23,7 @@ from egs_core.errors import listed
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
+NO_SLOT = "every process slot is taken by a task that has started"
 
 
 def explain(
@@ -105,6 +107,10 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
         text = f"starts together with its gang {called}, which still waits for {listed(names, SHOWN)}"
         return Reason(name, "ready", "gang", text, names[:SHOWN])
     phases = queue.members(queue.leader_of(phase))
+    for member in map(state.task_of.__getitem__, phases):
+        fitting = [i for i, node in enumerate(state.nodes) if fits_task(state, member, node)]
+        if fitting and not any(has_slot_for(state, member, i) for i in fitting):
+            return Reason(name, "ready", "process_slots", f"starts together with its gang {called}, and {NO_SLOT}")
     if not can_ever_start(state, phases):
         wanted = describe_shape(Shape(*quota.demand(state, phases)))
         levels = levels_of(state, phases)
@@ -170,8 +176,8 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mappi
         kind, missing = "fragment", f"{scattered}: {missing}"
     if kept := _kept_for(state, phase, room):
         missing = kept
-    if room and state.is_first_phase(phase) and not any(has_process(state, task, i) for i in room):
-        kind, missing = "process_slots", "room is there, but every process slot is taken by a task at work"
+    if room and state.is_first_phase(phase) and not any(has_slot_for(state, task, i) for i in room):
+        kind, missing = "process_slots", f"room is there, but {NO_SLOT}"
     return Reason(name, "ready", kind, f"needs {describe_shape(shape)}: {missing}{in_line}", names, in_line)
 
 

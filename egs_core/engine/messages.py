@@ -21,7 +21,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     """Capacity appears, or changes when the node is known: running phases keep what they hold.
 
     memory_bytes and gpu_memory_bytes (per device) of None mean: not tracked. preload_slots bounds how many processes
-    may be warming at once; process_slots how many processes of tasks with a warm key may exist, at work or not.
+    may be warming at once; process_slots how many may exist of tasks with a warm key or with several phases, at work,
+    waiting between two phases, or kept for later; None: `usual_process_slots` of the node.
     bandwidth_bytes_s: of files that come from other nodes; None: they cost nothing, or nobody knows.
     flavor: the kind of hardware; topology: (level, value) of every group that the node is in, as ("rack", "r1").
     """
@@ -32,7 +33,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     memory_bytes: int | None = None
     gpu_memory_bytes: int | None = None
     preload_slots: int = 2
-    process_slots: int = 8
+    process_slots: int | None = None
     bandwidth_bytes_s: float | None = None
     flavor: str = ""
     topology: tuple[tuple[str, str], ...] = ()

@@ -4,7 +4,7 @@ devices."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite
+from math import ceil, isfinite
 
 import msgspec
 
@@ -40,6 +40,22 @@ class EngineConfig(msgspec.Struct, frozen=True):
     objective: str = "finish"
     scaling_hints: bool = False
     scaling_horizon_s: float = 600.0
+
+
+PROCESS_BYTES = GIB // 2  # of a Python process that has imported a library for machine learning
+
+
+def usual_process_slots(cpus: float, gpus: int, memory_bytes: int | None) -> int:
+    """How many processes that keep what they have loaded, or wait for a device, a node of this size should have.
+
+    For each CPU one that computes, for each GPU one that holds it and one that has done its CPU part and is next: with
+    fewer a GPU may wait for a CPU part, with more only the memory that they fill grows. Where the memory is known, no
+    more than it has room for, at `PROCESS_BYTES` each, but always the two a GPU. memory_bytes of None: not known.
+    """
+    slots = ceil(cpus) + 2 * gpus
+    if memory_bytes is not None:
+        slots = min(slots, max(memory_bytes // PROCESS_BYTES, 2 * gpus))
+    return max(slots, 1)
 
 
 NO_LIMITS = Limits()

@@ -133,6 +133,7 @@ class ReadyQueue:
 
     def mark_changed(self) -> None:
         """Something may let a phase start."""
+        self.unplaceable_classes.clear()
         self.is_dirty = True
 
     def mark_settled(self) -> None:

@@ -385,9 +385,10 @@ class Granting:
         task, warm = state.task_of[phase], None
         if state.first_phase[task] == phase:
             self._issuer.mark_started(task)
-            if task in state.options and state.options[task].warm_key:
+            if state.needs_slot(task):
                 processes.forget(task)
-                warm = processes.secure(task, node)
+                is_warm = processes.secure(task, node)
+                warm = is_warm if state.warm_key_of(task) else None
         if processes.has_keys:
             processes.want_plan()
         decision = state.next_decision

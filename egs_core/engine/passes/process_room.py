@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from egs_core.engine.rules.fit import fits_task
-from egs_core.engine.state.lifecycle import READY, WARM
+from egs_core.engine.rules.processes import keeps_slot
+from egs_core.engine.state.lifecycle import WARM
 from egs_core.engine.state.nodes import UNTRACKED
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import TaskOptions
@@ -17,12 +18,12 @@ class ProcessRoom:
         self.idle = [dict(node.idle_warm) if node.alive else {} for node in state.nodes]
         self._processes = [node.processes for node in state.nodes]
         self._warming = [node.warming for node in state.nodes]
-        self._firm = [node.working for node in state.nodes]  # those that nobody gives up
+        self._firm = [node.started for node in state.nodes]  # those that nobody gives up
         self._loading_cpu = [0] * len(state.nodes)
         self._kept_bytes = [0] * len(state.nodes)
         for task in state.parked:
             node, options = state.home[task], state.options_of(task)
-            self._firm[node] += state.status[state.cursor[task]] == READY
+            self._firm[node] += keeps_slot(state, task)
             self._kept_bytes[node] += options.warm_memory_bytes
             if state.warmth[task] != WARM:
                 self._loading_cpu[node] += options.warm_cpu_milli

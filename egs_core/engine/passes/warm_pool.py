@@ -18,6 +18,7 @@ from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.outlook import Outlook
 from egs_core.engine.passes.preload import MAX_CANDIDATES, Choice, plan_preloads
 from egs_core.engine.rules.fit import fits_task
+from egs_core.engine.rules.processes import keeps_slot
 from egs_core.engine.state.lifecycle import COLD, READY, WARM
 from egs_core.graph.columns import GPU
 
@@ -163,10 +164,10 @@ class Processes:
         return key in state.nodes[node].idle_warm
 
     def _make_room(self, number: int, key: str) -> bool:
-        """See to it that the node has an idle process with this key, or room for a new one; whether that worked.
+        """See to it that the node has an idle process with this key, or a slot for a new one; whether that worked.
 
-        In this order: room; an idle process with other things loaded ends; a process kept for a task that is not yet
-        ready is given up, one with this key first, then of the lowest rank.
+        In this order: a slot is free; an idle process with other things loaded ends; a process kept for a task that is
+        not yet ready is given up, one with this key first, then of the lowest rank.
         """
         state, node = self._state, self._state.nodes[number]
         if node.processes < node.process_slots:
@@ -174,7 +175,7 @@ class Processes:
         if node.idle_warm:
             self._transitions.retire(number, min(node.idle_warm))
             return True
-        kept = [t for t in state.parked if state.home[t] == number and state.status[state.cursor[t]] != READY]
+        kept = [t for t in state.parked if state.home[t] == number and not keeps_slot(state, t)]
         if not kept:
             return False
         same = [t for t in kept if state.warm_key_of(t) == key and state.warmth[t] == WARM]

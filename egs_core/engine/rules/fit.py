@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from egs_core.engine.rules.locality import start_delay_s
 from egs_core.engine.rules.packer import Packer
-from egs_core.engine.state.lifecycle import READY
+from egs_core.engine.rules.processes import has_slot_for, process_pressure, takes_process_to_gpu, warmth_on
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.slices import smallest
 from egs_core.engine.state.state import State
@@ -121,7 +121,7 @@ def select_place(
     task = state.task_of[phase]
     has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
-    spreads = not is_plain and phase == state.first_phase[task] and wants_device_later(state, task)
+    spreads = not is_plain and phase == state.first_phase[task] and takes_process_to_gpu(state, task)
     best: int | None = None
     best_score: tuple[float, ...] = ()
     possible = range(len(state.nodes)) if is_plain else possible_nodes(state, phase)
@@ -158,21 +158,6 @@ def select_place(
     return best, devices_for(node, shape) if packer is None else packer.devices(node, shape)
 
 
-def wants_device_later(state: State, task: int) -> bool:
-    """Whether a task with a process that can be kept begins on CPUs and has a GPU phase after that."""
-    if not state.warm_key_of(task):
-        return False
-    gpu_milli = [state.shape_of(p).gpu_milli for p in state.phases_of(task)]
-    return not gpu_milli[0] and any(gpu_milli)
-
-
-def process_pressure(node: Node) -> tuple[int, ...]:
-    """Lower is better for a task that begins on CPUs: whether a process kept for another would be given up for its own,
-    then how many processes are at work or kept there, since each will want a device."""
-    in_use = node.working + node.parked
-    return int(in_use >= node.process_slots), in_use
-
-
 def devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
     """Devices that the shape takes on a node on which it fits; none for one without a GPU."""
     return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
@@ -189,7 +174,7 @@ def possible_nodes(state: State, phase: int) -> Iterable[int]:
 
 
 def may_start_on(state: State, phase: int, number: int) -> bool:
-    """Apart from what is free: the node is there, could run the whole task, and has or may make its process."""
+    """Apart from what is free: the node is there, could run the whole task, and has a slot for its process."""
     node = state.nodes[number]
     if not node.alive:
         return False
@@ -197,38 +182,14 @@ def may_start_on(state: State, phase: int, number: int) -> bool:
     first = state.first_phase[task]
     if phase != first:
         return True
-    if state.first_phase[task + 1] - first > 1 and not fits_task(state, task, node):
+    is_split = state.first_phase[task + 1] - first > 1
+    if is_split and not fits_task(state, task, node):
         return False
-    return task not in state.options or (is_allowed(state, task, node) and has_process(state, task, number))
+    has_wishes = is_split or task in state.options
+    return not has_wishes or (is_allowed(state, task, node) and has_slot_for(state, task, number))
 
 
 def is_allowed(state: State, task: int, node: Node) -> bool:
     """Whether the task may run on hardware of the node's flavor."""
     flavors = state.options_of(task).flavors
     return not flavors or node.flavor in flavors
-
-
-def warmth_on(state: State, task: int, number: int) -> int:
-    """2: its own process waits on this node; 1: an idle warm one would serve; 0: it would start cold, or needs none."""
-    key = state.warm_key_of(task)
-    if not key:
-        return 0
-    if state.home.get(task) == number:
-        return 2
-    return 1 if key in state.nodes[number].idle_warm else 0
-
-
-def has_process(state: State, task: int, number: int) -> bool:
-    """Whether the node has, or may make, a process for the task. One kept for a task that is not yet ready, or idle
-    with other things loaded, can be given up for it; one kept for a ready task cannot."""
-    if not state.warm_key_of(task) or state.home.get(task) == number:
-        return True
-    node = state.nodes[number]
-    return node.working + ready_parked(state, number) < node.process_slots
-
-
-def ready_parked(state: State, number: int) -> int:
-    """Processes on the node that are kept for tasks which only wait to be granted."""
-    if not state.nodes[number].parked:
-        return 0
-    return sum(state.home[t] == number and state.status[state.cursor[t]] == READY for t in state.parked)

@@ -19,8 +19,9 @@ import msgspec
 
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.ends import surely_ended_s
-from egs_core.engine.rules.fit import Place, devices_for, has_process, lacking, may_start_on, possible_nodes
+from egs_core.engine.rules.fit import Place, devices_for, lacking, may_start_on, possible_nodes
 from egs_core.engine.rules.flavors import p95_on_node
+from egs_core.engine.rules.processes import has_slot_for
 from egs_core.engine.rules.topology import groups_of, levels_of
 from egs_core.engine.specs import NO_QUEUE
 from egs_core.engine.state.nodes import Lease, Node
@@ -52,7 +53,7 @@ def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None)
 
 
 def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list[Place] | None:
-    taken: list[tuple[Node, Lease, bool]] = []
+    taken: list[tuple[Node, Lease]] = []
     places: dict[int, Place] = {}
     later = _rooms_for_later(state, phases)
     for phase in sorted(phases, key=lambda p: (_size(state, p), p)):
@@ -64,13 +65,10 @@ def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list
             room[place[0]].take(room[place[0]].lease(0, place[0], shape, devices_for(room[place[0]], shape)))
         node = looked_at[place[0]]
         lease = node.lease(0, place[0], state.shape_of(phase), place[1])
-        makes_process = _makes_process(state, phase, place[0])
         node.take(lease)
-        node.working += makes_process
-        taken.append((node, lease, makes_process))
-    for node, lease, made_process in reversed(taken):
+        taken.append((node, lease))
+    for node, lease in reversed(taken):
         node.give_back(lease)
-        node.working -= made_process
     return [places[phase] for phase in phases] if len(places) == len(phases) else None
 
 
@@ -115,11 +113,6 @@ def _nodes_after(state: State, ended: Iterable[int], copied: Iterable[int] = ())
 
 def _later_shapes(state: State, phase: int) -> list[Shape]:
     return [state.shapes[s] for s in state.shape[phase + 1 : state.first_phase[state.task_of[phase] + 1]]]
-
-
-def _makes_process(state: State, phase: int, node: int) -> bool:
-    task = state.task_of[phase]
-    return bool(state.is_first_phase(phase) and state.warm_key_of(task) and state.home.get(task) != node)
 
 
 def _size(state: State, phase: int) -> tuple[int, int, int]:
@@ -283,11 +276,10 @@ def _goes_first(state: State, phase: int, owner: int) -> bool:
 
 
 def _has_its_slot(state: State, phase: int, places: Sequence[tuple[int, int]]) -> bool:
-    """Its process, waiting for it or between two of its phases, has the process slot that a reservation's owner lacks:
-    only its end can make that free."""
-    task = state.task_of[phase]
-    home = state.home.get(task) if state.warm_key_of(task) else None
-    return any(number == home and not has_process(state, state.task_of[p], number) for p, number in places)
+    """Its process, which waits for it, has the process slot that a reservation's owner lacks: only its end can make
+    that free."""
+    home = state.home.get(state.task_of[phase])
+    return any(number == home and not has_slot_for(state, state.task_of[p], number) for p, number in places)
 
 
 def _loading_s(state: State, phase: int, node: int) -> float:

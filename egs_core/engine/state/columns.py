@@ -19,6 +19,7 @@ from egs_core.engine.state.records import Gang, Meter, Over, Pause, QueueState, 
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1
+NOTHING = Shape(0)  # what a phase needs that starts wherever it is
 NEVER = 1 << 62  # a decision that is never reached
 
 
@@ -164,6 +165,12 @@ class Columns(msgspec.Struct):
     def warm_key_of(self, task: int) -> str:
         options = self.options.get(task)
         return options.warm_key if options is not None else ""
+
+    def needs_slot(self, task: int) -> bool:
+        """Whether the task has a process slot of its node from its start to its end: it has a warm key, or a process
+        that waits between two phases for what the second one needs."""
+        later = self.shape[self.first_phase[task] + 1 : self.first_phase[task + 1]]
+        return bool(self.warm_key_of(task)) or any(self.shapes[shape] != NOTHING for shape in later)
 
     def is_first_phase(self, phase: int) -> bool:
         return self.first_phase[self.task_of[phase]] == phase

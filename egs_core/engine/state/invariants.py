@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from egs_core.engine.specs import KINDS, NO_QUEUE, REQUEUE, UNLIMITED
 from egs_core.engine.state.histories import OVER, SLOT_MILLI, UNKNOWN, Submission
 from egs_core.engine.state.lifecycle import (
@@ -75,15 +77,15 @@ def _check_processes(state: State) -> None:
     """Every process is counted once: with a started task, parked for a task, or idle."""
     for number, node in enumerate(state.nodes):
         parked = [t for t in state.parked if state.home[t] == number]
-        working = [
-            t for t, n in state.home.items() if n == number and t not in state.parked and state.options_of(t).warm_key
-        ]
+        started = [t for t, n in state.home.items() if n == number and t not in state.parked and state.needs_slot(t)]
         assert node.parked == len(parked), f"{node.name}: {node.parked} parked, {len(parked)} found"
-        assert node.working == len(working), f"{node.name}: {node.working} working, {len(working)} found"
+        assert node.started == len(started), f"{node.name}: {node.started} started, {len(started)} found"
         warming = sum(state.warmth[t] == WARMING for t in parked)
         assert node.warming == warming, f"{node.name}: {node.warming} warming, {warming} found"
         assert all(count > 0 for count in node.idle_warm.values()), f"{node.name}: an empty count of idle processes"
-        assert node.processes <= node.process_slots, f"{node.name}: {node.processes} processes"
+        gangs = Counter([state.gang_of[t] for t in started if t in state.gang_of])
+        most = node.process_slots + max([0, *(count - 1 for count in gangs.values())])  # see `rules.processes`
+        assert node.processes <= most, f"{node.name}: {node.processes} processes"
         assert node.alive or not node.processes, f"{node.name} is lost and has processes"
     for task in state.parked:
         assert state.warmth[task] != COLD, f"task {task} has a process kept for it but is cold"

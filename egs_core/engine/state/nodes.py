@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from egs_core.engine.messages import NodeAdded
-from egs_core.engine.specs import Profile
+from egs_core.engine.specs import Profile, usual_process_slots
 from egs_core.engine.state.slices import best_mask, smallest
 from egs_core.graph.columns import Shape
 
@@ -30,8 +30,8 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 class Node(msgspec.Struct):
     """One machine: capacity, what is free, its devices (free thousandths each) and its warm processes.
 
-    Of the processes that tasks with a warm key run in, `working` belong to a started task, `parked` wait for a certain
-    task (`warming` of them are still loading), and idle_warm counts those without a task, by warm key.
+    Of the processes that have a slot (`Columns.needs_slot`), `started` belong to a started task, `parked` wait for a
+    certain task (`warming` of them are still loading), and idle_warm counts those without a task, by warm key.
     Devices from number `gpus` on have been withdrawn while held: nothing new takes them, and they go when given back.
     """
 
@@ -45,10 +45,10 @@ class Node(msgspec.Struct):
     devices: list[int] = []
     device_memory: list[int] = []
     preload_slots: int = 2
-    process_slots: int = 8
+    process_slots: int = 1
     alive: bool = True
     idle_warm: dict[str, int] = {}
-    working: int = 0
+    started: int = msgspec.field(default=0, name="working")
     parked: int = 0
     warming: int = 0
     bandwidth_bytes_s: float = 0.0  # of files from other nodes; 0: they cost nothing
@@ -59,13 +59,13 @@ class Node(msgspec.Struct):
 
     @property
     def processes(self) -> int:
-        return self.working + self.parked + sum(self.idle_warm.values())
+        return self.started + self.parked + sum(self.idle_warm.values())
 
     def take_capacity(self, event: NodeAdded) -> None:
         """Become what the event says; what is free moves by the difference, never what is held.
 
         Capacity below what is held leaves a negative free amount: nothing new starts until it is paid back.
-        Processes at work are not ended, so process_slots goes down no further than to their number.
+        No process of a task is ended, so process_slots goes down no further than to their number.
         """
         cpu = round(event.cpus * 1000)
         self.free_cpu += cpu - self.cpu_milli
@@ -75,7 +75,10 @@ class Node(msgspec.Struct):
         self.memory_bytes = memory
         self._take_devices(event)
         self.preload_slots = event.preload_slots
-        self.process_slots = max(event.process_slots, self.working + self.parked)
+        slots = event.process_slots
+        if slots is None:
+            slots = usual_process_slots(event.cpus, event.gpus, event.memory_bytes)
+        self.process_slots = max(slots, self.started + self.parked)
         while self.processes > self.process_slots:
             self.retire(max(key for key, count in self.idle_warm.items() if count))
         self.bandwidth_bytes_s = event.bandwidth_bytes_s or 0.0
@@ -147,14 +150,17 @@ class Node(msgspec.Struct):
         return msgspec.structs.replace(plain, **changes)
 
     def add_idle(self, key: str) -> None:
-        self.idle_warm[key] = self.idle_warm.get(key, 0) + 1
+        """A warm process has no task any more; where a gang has more processes than there are slots it ends."""
+        if self.processes < self.process_slots:
+            self.idle_warm[key] = self.idle_warm.get(key, 0) + 1
 
     def retire(self, key: str) -> None:
-        """An idle warm process is taken, or ends."""
-        if self.idle_warm[key] > 1:
+        """An idle warm process is taken, or ends. In a journal written when only tasks with a warm key had slots it may
+        have made room before."""
+        if self.idle_warm.get(key, 0) > 1:
             self.idle_warm[key] -= 1
         else:
-            del self.idle_warm[key]
+            self.idle_warm.pop(key, None)
 
 
 def lease_of(decision: int, node: int, shape: Shape, devices: tuple[int, ...]) -> Lease:

@@ -49,14 +49,14 @@ class ProcessState(Columns):
         return node, was_warm
 
     def _take_process(self, task: int, node: int, warm: bool) -> None:
-        key = self.options[task].warm_key
+        key = self.warm_key_of(task)
         if key:
             if task in self.parked:
                 self._unpark(task)
             elif warm:
                 self.nodes[node].retire(key)
-            self.nodes[node].working += 1
             self.warmth[task] = WARM
+        self.nodes[node].started += self.needs_slot(task)
         self.home[task] = node
 
     def _leave_process(self, task: int, *, reusable: bool) -> None:
@@ -64,10 +64,9 @@ class ProcessState(Columns):
         if task not in self.home or task in self.parked:
             return
         node, key = self.nodes[self.home.pop(task)], self.warm_key_of(task)
-        if key:
-            node.working -= 1
-            if reusable and node.alive:
-                node.add_idle(key)
+        node.started -= self.needs_slot(task)
+        if key and reusable and node.alive:
+            node.add_idle(key)
         self.warmth[task] = COLD
 
     def retire(self, node: int, key: str) -> None:

@@ -17,7 +17,7 @@ def decode_state(data: bytes) -> State:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version != STATE_VERSION:
             raise ValueError(f"snapshot: format version {version}, this engine reads {STATE_VERSION}")
-        return _with_submissions(_with_starts(msgspec.json.decode(data, type=State)))
+        return _with_slots(_with_submissions(_with_starts(msgspec.json.decode(data, type=State))))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"snapshot: {error}") from error
 
@@ -35,6 +35,15 @@ def _with_submissions(state: State) -> State:
     """Snapshots once knew no submissions."""
     if state.workloads and not state.submissions:
         count_anew(state)
+    return state
+
+
+def _with_slots(state: State) -> State:
+    """Snapshots once counted a slot for tasks with a warm key only."""
+    for number, node in enumerate(state.nodes):
+        started = [t for t, home in state.home.items() if home == number and t not in state.parked]
+        node.started = sum(map(state.needs_slot, started))
+        node.process_slots = max(node.process_slots, node.processes)
     return state
 
 

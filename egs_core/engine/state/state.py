@@ -96,11 +96,8 @@ class State(StructureState):
         task = self.task_of[phase]
         if self.reads:
             self.written_on[task] = node
-        if self.first_phase[task] == phase:
-            if task in self.options:
-                self._take_process(task, node, warm)
-            elif self.first_phase[task + 1] - phase > 1:
-                self.home[task] = node
+        if self.first_phase[task] == phase and (task in self.options or self.first_phase[task + 1] - phase > 1):
+            self._take_process(task, node, warm)
         return lease.positions
 
     def start(self, phase: int, now: float) -> None:
@@ -188,6 +185,7 @@ class State(StructureState):
     def skip(self, task: int) -> list[int]:
         """A branch not taken: counts as done for its children. Returns the phases that become free to run."""
         self._drop(task, SKIPPED)
+        self._leave_process(task, reusable=False)  # a framework may say so between two phases
         return self._close(task)
 
     def abort(self, task: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from egs_core.engine import messages as m
+from egs_core.engine.specs import usual_process_slots
 
 ACCELERATOR = "ray.io/accelerator-type"
 RAYS_OWN = "ray.io/"
@@ -39,8 +40,9 @@ class Cluster:
         return sum(node.gpus for node in self._nodes.values())
 
     @property
-    def process_slots(self) -> int:
-        return sum(node.process_slots for node in self._nodes.values())
+    def units(self) -> int:
+        """CPUs and GPUs together."""
+        return sum(int(node.cpus) + node.gpus for node in self._nodes.values())
 
     def news(self) -> list[m.Event]:
         """What has changed since the last call."""
@@ -63,7 +65,7 @@ def _offer(node: dict[str, Any], flavor_label: str) -> m.NodeAdded:
     labels: dict[str, str] = node.get("Labels") or {}
     cpus, gpus = offered.get("CPU", 0.0), int(offered.get("GPU", 0))
     memory = int(offered["memory"]) if "memory" in offered else None
-    slots = int(cpus) + gpus
+    slots = usual_process_slots(cpus, gpus, memory)
     flavor, topology = _flavor(offered, labels, flavor_label), _topology(labels)
     return m.NodeAdded(
         str(node["NodeID"]), cpus, gpus, memory, None, preload_slots(), slots, flavor=flavor, topology=topology

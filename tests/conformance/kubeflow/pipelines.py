@@ -308,6 +308,27 @@ def six() -> None:
     sleep(seconds=0.25)
 
 
+@component
+def crowd(folder: str, number: int) -> int:
+    """Notes that it has begun, and waits for a sign."""
+    import os
+    import time
+
+    open(f"{folder}/{number}.began", "w").close()
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.02)
+    return number
+
+
+@dsl.pipeline
+def crowded(folder: str) -> int:
+    """Twenty-four tasks that ask for no CPU."""
+    with dsl.ParallelFor(list(range(24))) as number:
+        one = crowd(folder=folder, number=number)
+        one.set_cpu_request("0")
+    return total(xs=dsl.Collected(one.output)).output
+
+
 @dsl.pipeline
 def endless() -> None:
     for _ in range(3):

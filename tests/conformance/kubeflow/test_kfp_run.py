@@ -29,7 +29,7 @@ from egs_kubeflow.convert.documents import documents_of
 from egs_kubeflow.rewrite.history import load_history
 from egs_kubeflow.rewrite.pipeline import rewrite
 from egs_kubeflow.rewrite.profile import Profile
-from egs_kubeflow.run import PipelineFailed, RunResult, run, run_file
+from egs_kubeflow.run import PipelineFailed, RunResult, run, run_file, start
 from tests.conformance.kubeflow import pipelines
 
 Run = Callable[..., RunResult]
@@ -43,6 +43,27 @@ def runner(tmp_path: Path) -> Run:
         return run(pipeline, arguments, root=tmp_path / "out", runlog=str(tmp_path / "run.jsonl"), **options)
 
     return start
+
+
+@pytest.mark.slow
+def test_tasks_that_ask_for_nothing_are_bounded_too(tmp_path: Path) -> None:
+    """Of 24 tasks without a need no more than eight a CPU have a process at once; all of them come to their end."""
+    places: dict[str, Any] = {"root": tmp_path / "out", "runlog": str(tmp_path / "run.jsonl")}
+    begun = start(pipelines.crowded, {"folder": str(tmp_path)}, cpus=1, **places)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("*.began"))) < 8:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (tmp_path / "go").touch()
+    assert begun.wait().outputs["Output"] == sum(range(24))
+    at_once, most = set[str](), 0
+    for record in read_run(tmp_path / "run.jsonl").records:
+        if isinstance(record, r.Started):
+            at_once.add(record.task)
+        elif isinstance(record, r.Ended):
+            at_once.discard(record.task)
+        most = max(most, len(at_once))
+    assert most == 8
 
 
 def states(result: RunResult) -> dict[str, str]:

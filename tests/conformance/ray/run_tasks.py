@@ -209,6 +209,18 @@ def blocked(folder: str, name: str) -> list[str]:
     return seen
 
 
+@ray.remote(num_cpus=0.1, num_gpus=1)
+def crowded(folder: str, number: int) -> int:
+    """Notes how many of its kind have begun and are not over when it begins, itself included."""
+    Path(folder, f"{number}.began").touch()
+    over = {path.stem for path in Path(folder).glob("*.over")}
+    note(folder, f"{number}.there", str(sum(path.stem not in over for path in Path(folder).glob("*.began"))))
+    with egs.gpu():
+        wait_for(folder, "go")
+    Path(folder, f"{number}.over").touch()
+    return number * number
+
+
 @ray.remote(num_cpus=1)
 @egs.task(gpus=2)
 def hinted(folder: str, name: str) -> list[str]:

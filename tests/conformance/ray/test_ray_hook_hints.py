@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from egs_core.runlog.io import read_run
-from egs_core.runlog.records import Ended, Started, TaskAdded
+from egs_core.runlog.records import Ended, Granted, Record, Started, TaskAdded
 
 if TYPE_CHECKING:
     import subprocess
@@ -93,6 +93,11 @@ def whole(refs):
 def shown(error):
     return type(error).__name__, isinstance(error, Mine), "Mine" in str(error)
 
+@hinted(remote=dict(num_cpus=0.1))
+def crowded(number):
+    with egs.gpu():
+        return number
+
 ray.init(log_to_driver=False)
 folder = sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLDER"]
 os.makedirs(folder)
@@ -127,6 +132,7 @@ for ref in (*others, running):
     except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError):
         print("cancelled")
 print("after", ray.get(add.remote(1)))
+print("fan", ray.get([crowded.remote(number) for number in range(24)]))
 try:
     add.remote()
 except TypeError as error:
@@ -146,6 +152,7 @@ WORDS = (
     "ready",
     "cancelled",
     "after",
+    "fan",
     "arguments",
 )
 
@@ -157,7 +164,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def test_hinted_tasks_are_as_natively(run_script: Script, tmp_path: Path) -> None:
     """Values, several returns, errors, retries, nesting, time-outs and cancelling of tasks with hints, split and
-    preloaded, are those of Ray alone with the same functions."""
+    preloaded, are those of Ray alone with the same functions; and a fan of them has a bounded number of processes."""
     native = run_script(USES, hook=False, FOLDER=str(tmp_path / "native"))
     assert native.returncode == 0, native.stderr
     with_egs = run_script(USES, EGS_MODE="on", FOLDER=str(tmp_path / "egs"))
@@ -173,6 +180,20 @@ def test_hinted_tasks_are_as_natively(run_script: Script, tmp_path: Path) -> Non
     assert {"add", "failing", "nesting", "plain", "whole"} <= {name.rpartition(".")[2] for name in names}, names
     ends = {record.task for record in run.records if isinstance(record, Ended)}
     assert {record.task for record in run.records if isinstance(record, Started)} <= ends
+    assert 2 <= most_at_once(run.records, "crowded") <= 8, "processes on 4 CPUs and 2 GPUs"
+
+
+def most_at_once(records: list[Record], name: str) -> int:
+    """The most tasks of a function that had been granted their first phase and had not ended their last."""
+    phases = {r.task: len(r.phases) for r in records if isinstance(r, TaskAdded) and r.name.endswith(name)}
+    at_once, most = set[str](), 0
+    for record in records:
+        if isinstance(record, Granted) and record.task in phases:
+            at_once.add(record.task)
+        elif isinstance(record, Ended) and record.phase + 1 == phases.get(record.task):
+            at_once.discard(record.task)
+        most = max(most, len(at_once))
+    return most
 
 
 ORDER = """

@@ -94,6 +94,22 @@ def test_concurrent_phases_have_devices_of_their_own(shared: Session, tmp_path: 
     assert {seen[1] for seen in made.get(t.LIMIT_S)} == {"0", "1"}
 
 
+def test_a_fan_has_no_more_processes_than_slots(shared: Session, tmp_path: Path) -> None:
+    """24 tasks for which there are CPUs at once: only as many begin as the node has process slots, two of them with a
+    GPU; each that ends lets another begin, and all results are there."""
+    (slots,) = [node.process_slots for node in shared._cluster.nodes]
+    assert slots in range(4, 9)  # 4 CPUs and twice 2 GPUs, or what there is memory for
+    fan = MultiOutputNode([t.crowded.bind(str(tmp_path), number) for number in range(24)])
+    made = egs_ray.run(fan, session=shared)
+    t.until(lambda: len(list(tmp_path.glob("*.there"))) == slots, "the slots are taken")
+    waiting = [number for number in range(24) if not (tmp_path / f"{number}.began").exists()]
+    assert len(waiting) == 24 - slots
+    assert {made.why(f"crowded-{number}").kind for number in waiting} == {"process_slots"}
+    t.signal_to(str(tmp_path), "go")
+    assert made.get(t.LIMIT_S) == [number * number for number in range(24)]
+    assert max(int(path.read_text()) for path in tmp_path.glob("*.there")) == slots
+
+
 def test_foreign_task_queues_fairly(shared: Session, tmp_path: Path) -> None:
     """A plain num_gpus=2 task waits for EGS's phase, EGS's next phase waits for it, and both get their turn."""
     folder = str(tmp_path)

@@ -283,6 +283,8 @@ def test_the_committed_snapshot_of_version_1_is_readable() -> None:
     assert [s.open_tasks for s in folded.submissions] == [s.open_tasks for s in engine.state.submissions]
     for state in (folded, engine.state):  # which lengths were unknown, and what they came to, the snapshot never said
         state.submissions, state.histories, state.unknown, state.left_ms = [], {}, set(), []
+        for node in state.nodes:  # nor what a node has for which no holder named a number, which is another one now
+            node.process_slots = 0
     assert canonical(engine.state) == canonical(folded)
     engine = Engine.restore((FIXTURES / "snapshot-v1.json").read_bytes())
     assert engine.handle(m.NodeAdded("n1", 4.0, 2), 9.0)

@@ -31,7 +31,7 @@ def test_a_gpu_task_waits_for_its_process_and_holds_nothing() -> None:
     assert "its process is being loaded on n0" in bench.reason("g").text
     warm(bench, "g", 2.0)
     assert bench.grant_of("g").warm is True
-    assert bench.state.nodes[0].working == 1
+    assert bench.state.nodes[0].started == 1
 
 
 def test_a_failed_preload_lets_the_task_start_cold() -> None:

@@ -27,6 +27,9 @@ NOT_HERE: dict[str, Any] = {
 NOTHING = Shape(0)
 """What a task holds of which nothing runs."""
 
+LEAST_CPU_MILLI = 125
+"""What any other holds of a CPU, whatever it asks for: no more than eight processes a CPU are alive at once."""
+
 
 OF_KUBERNETES = {
     "secret_as_env": "secrets",
@@ -61,8 +64,10 @@ class Slots:
     is_emulated: bool = False
 
     def fit(self, shape: Shape) -> Shape:
-        """A shape, no larger than the machine: who asks for more gets all of it, instead of waiting for ever."""
-        cpu_milli = min(shape.cpu_milli, math.floor(self.cpus * 1000))
+        """A shape, no larger than the machine: who asks for more gets all of it, instead of waiting for ever. And no
+        smaller than what a process is: devices bound how many hold one, CPUs all others."""
+        least = 0 if shape.gpu_milli and self.devices else LEAST_CPU_MILLI
+        cpu_milli = min(max(shape.cpu_milli, least), math.floor(self.cpus * 1000))
         return Shape(cpu_milli, min(shape.gpu_milli, len(self.devices) * 1000), shape.memory_bytes)
 
 

@@ -156,7 +156,7 @@ class Session(s.HolderSession):
 
     def __enter__(self) -> Session:
         """Start its processes and wait for them, for a while, as `ray.init` does for Ray's own."""
-        slots = min(self._cluster.process_slots, MOST_PREPARED)
+        slots = min(self._cluster.units, MOST_PREPARED)
         prepared = [self._promises.ready(), *self._submissions.prepare_processes(slots)]
         ray.wait(prepared, num_returns=len(prepared), timeout=PREPARE_S)
         return self

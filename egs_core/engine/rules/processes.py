@@ -1,0 +1,63 @@
+"""Processes and the slots of their node: who has one, and who may get one. `state.processes` changes them.
+
+A node has `process_slots`. What has one, and when it is given up for a task that starts there and needs one:
+
+    started    of a task that `needs_slot`, from its first phase to its end, between its phases too    never
+    kept       for a task that is ready                                                                never
+    kept       for a task that is not yet ready                                                        last
+    idle       warm, without a task                                                                    first
+
+So what has a slot for good needs no other to come to its end: between two phases it waits for CPUs and devices only,
+and these are held by what runs. The one that starts where all are taken is a member of a gang: that starts as a whole
+where one slot is free on each of its nodes, or two gangs could wait for each other's, and one of more members than
+there are slots for ever. Its first phases run at the same moment in any case.
+"""
+
+from __future__ import annotations
+
+from egs_core.engine.state.lifecycle import READY
+from egs_core.engine.state.nodes import Node
+from egs_core.engine.state.state import State
+
+
+def has_slot_for(state: State, task: int, number: int) -> bool:
+    """Whether the task may start on the node as far as processes go: it needs no slot, its own process is there, or one
+    is free or given up for it."""
+    if not state.needs_slot(task) or state.home.get(task) == number:
+        return True
+    node = state.nodes[number]
+    free = node.process_slots - node.started
+    if node.parked and free > 0:
+        free -= sum(keeps_slot(state, t) for t in state.parked if state.home[t] == number)
+    return free > 0
+
+
+def keeps_slot(state: State, task: int) -> bool:
+    """Whether a process that is kept for this task is given up for no other."""
+    return state.status[state.cursor[task]] == READY
+
+
+def warmth_on(state: State, task: int, number: int) -> int:
+    """2: its own process waits on this node; 1: an idle warm one would serve; 0: it would start cold, or loads
+    nothing."""
+    key = state.warm_key_of(task)
+    if not key:
+        return 0
+    if state.home.get(task) == number:
+        return 2
+    return 1 if key in state.nodes[number].idle_warm else 0
+
+
+def takes_process_to_gpu(state: State, task: int) -> bool:
+    """Whether a task begins on CPUs, and comes to a GPU phase with a process for which something was loaded."""
+    if not state.warm_key_of(task):
+        return False
+    gpu_milli = [state.shape_of(p).gpu_milli for p in state.phases_of(task)]
+    return not gpu_milli[0] and any(gpu_milli)
+
+
+def process_pressure(node: Node) -> tuple[int, ...]:
+    """Lower is better for a task that begins on CPUs: whether a process kept for another would be given up for its own,
+    then how many processes are at work or kept there, since each will want a device."""
+    in_use = node.started + node.parked
+    return int(in_use >= node.process_slots), in_use
