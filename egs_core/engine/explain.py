@@ -23,7 +23,7 @@ from egs_core.errors import listed
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
-NO_SLOT = "every process slot is taken by a task that has started"
+NO_SLOT = "every process slot, or the memory for one more, is taken by tasks that have started"
 
 
 def explain(

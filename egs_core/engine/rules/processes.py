@@ -7,25 +7,33 @@ A node has `process_slots`. What has one, and when it is given up for a task tha
     kept       for a task that is not yet ready                                                        last
     idle       warm, without a task                                                                    first
 
-So what has a slot for good needs no other to come to its end: between two phases it waits for CPUs and devices only,
-and these are held by what runs. The one that starts where all are taken is a member of a gang: that starts as a whole
-where one slot is free on each of its nodes, or two gangs could wait for each other's, and one of more members than
-there are slots for ever. Its first phases run at the same moment in any case.
+A process keeps between two phases the memory that its task states, so those that have started have no more than the
+node's together, unless one alone has more. So what has a slot for good needs no other, nor more memory, to come to its
+end: between two phases it waits for what runs.
+
+The one that starts where all slots are taken is a member of a gang: that starts as a whole where one is free on each of
+its nodes, or two gangs could wait for each other's, and one of more members than there are slots for ever. Its first
+phases run at the same moment in any case.
 """
 
 from __future__ import annotations
 
 from egs_core.engine.state.lifecycle import READY
-from egs_core.engine.state.nodes import Node
+from egs_core.engine.state.nodes import UNTRACKED, Node
 from egs_core.engine.state.state import State
 
 
 def has_slot_for(state: State, task: int, number: int) -> bool:
     """Whether the task may start on the node as far as processes go: it needs no slot, its own process is there, or one
-    is free or given up for it."""
-    if not state.needs_slot(task) or state.home.get(task) == number:
+    is free or given up for it; and there is memory for it beside those that have started."""
+    if not state.needs_slot(task):
         return True
     node = state.nodes[number]
+    is_counted = node.memory_bytes != UNTRACKED and node.started > 0
+    if is_counted and node.started_bytes + state.memory_of(task) > node.memory_bytes:
+        return False
+    if state.home.get(task) == number:
+        return True
     free = node.process_slots - node.started
     if node.parked and free > 0:
         free -= sum(keeps_slot(state, t) for t in state.parked if state.home[t] == number)

@@ -172,6 +172,12 @@ class Columns(msgspec.Struct):
         later = self.shape[self.first_phase[task] + 1 : self.first_phase[task + 1]]
         return bool(self.warm_key_of(task)) or any(self.shapes[shape] != NOTHING for shape in later)
 
+    def memory_of(self, task: int) -> int:
+        """Bytes of host memory that the task states, the most of all its phases: its process keeps it between them."""
+        return max(
+            self.shapes[shape].memory_bytes for shape in self.shape[self.first_phase[task] : self.first_phase[task + 1]]
+        )
+
     def is_first_phase(self, phase: int) -> bool:
         return self.first_phase[self.task_of[phase]] == phase
 

@@ -80,6 +80,7 @@ def _check_processes(state: State) -> None:
         started = [t for t, n in state.home.items() if n == number and t not in state.parked and state.needs_slot(t)]
         assert node.parked == len(parked), f"{node.name}: {node.parked} parked, {len(parked)} found"
         assert node.started == len(started), f"{node.name}: {node.started} started, {len(started)} found"
+        assert node.started_bytes == sum(map(state.memory_of, started)), f"{node.name}: memory of what has started"
         warming = sum(state.warmth[t] == WARMING for t in parked)
         assert node.warming == warming, f"{node.name}: {node.warming} warming, {warming} found"
         assert all(count > 0 for count in node.idle_warm.values()), f"{node.name}: an empty count of idle processes"

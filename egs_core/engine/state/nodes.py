@@ -30,8 +30,9 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 class Node(msgspec.Struct):
     """One machine: capacity, what is free, its devices (free thousandths each) and its warm processes.
 
-    Of the processes that have a slot (`Columns.needs_slot`), `started` belong to a started task, `parked` wait for a
-    certain task (`warming` of them are still loading), and idle_warm counts those without a task, by warm key.
+    Of the processes that have a slot (`Columns.needs_slot`), `started` belong to a started task (they state
+    `started_bytes` of memory together), `parked` wait for a certain task (`warming` of them are still loading), and
+    idle_warm counts those without a task, by warm key.
     Devices from number `gpus` on have been withdrawn while held: nothing new takes them, and they go when given back.
     """
 
@@ -49,6 +50,7 @@ class Node(msgspec.Struct):
     alive: bool = True
     idle_warm: dict[str, int] = {}
     started: int = msgspec.field(default=0, name="working")
+    started_bytes: int = 0
     parked: int = 0
     warming: int = 0
     bandwidth_bytes_s: float = 0.0  # of files from other nodes; 0: they cost nothing

@@ -56,7 +56,9 @@ class ProcessState(Columns):
             elif warm:
                 self.nodes[node].retire(key)
             self.warmth[task] = WARM
-        self.nodes[node].started += self.needs_slot(task)
+        if self.needs_slot(task):
+            self.nodes[node].started += 1
+            self.nodes[node].started_bytes += self.memory_of(task)
         self.home[task] = node
 
     def _leave_process(self, task: int, *, reusable: bool) -> None:
@@ -64,7 +66,9 @@ class ProcessState(Columns):
         if task not in self.home or task in self.parked:
             return
         node, key = self.nodes[self.home.pop(task)], self.warm_key_of(task)
-        node.started -= self.needs_slot(task)
+        if self.needs_slot(task):
+            node.started -= 1
+            node.started_bytes -= self.memory_of(task)
         if key and reusable and node.alive:
             node.add_idle(key)
         self.warmth[task] = COLD

@@ -41,9 +41,11 @@ def _with_submissions(state: State) -> State:
 def _with_slots(state: State) -> State:
     """Snapshots once counted a slot for tasks with a warm key only."""
     for number, node in enumerate(state.nodes):
-        started = [t for t, home in state.home.items() if home == number and t not in state.parked]
-        node.started = sum(map(state.needs_slot, started))
-        node.process_slots = max(node.process_slots, node.processes)
+        started = [t for t, n in state.home.items() if n == number and t not in state.parked and state.needs_slot(t)]
+        if node.started != len(started):
+            node.started = len(started)
+            node.process_slots = max(node.process_slots, node.processes)
+        node.started_bytes = sum(map(state.memory_of, started))
     return state
 
 

@@ -100,6 +100,30 @@ def test_a_gang_larger_than_the_slots_starts_where_one_is_free() -> None:
     assert bench.state.nodes[0].idle_warm == {"k": 1}
 
 
+def test_processes_keep_the_memory_that_they_state() -> None:
+    """Three tasks of 3 GiB on a node with 8: the third waits until another has ended, not only its first phase."""
+    bench = EngineBench()
+    bench.send(m.NodeAdded("n", 8.0, 1, 8 * GIB))
+    bench.submit(graph_of(dict.fromkeys("abc", ()), default=(cpu(memory_bytes=3 * GIB), gpu())))
+    assert bench.granted() == ["a", "b"]
+    bench.end("a")
+    bench.end("b")
+    assert bench.granted() == ["a", "b", "a"]
+    assert bench.reason("c").kind == "process_slots"
+    bench.end("a")
+    assert sorted(bench.granted()[-2:]) == ["b", "c"]
+
+
+def test_one_task_may_state_all_of_the_memory() -> None:
+    bench = EngineBench()
+    bench.send(m.NodeAdded("n", 8.0, 1, 8 * GIB))
+    bench.submit(graph_of(dict.fromkeys("ab", ()), default=(cpu(memory_bytes=8 * GIB), gpu())))
+    for name in "aabb":
+        assert bench.granted()[-1] == name
+        bench.end(name)
+    assert [bench.status(name) for name in "ab"] == ["succeeded"] * 2
+
+
 def test_a_snapshot_of_before_counts_them() -> None:
     bench = _bench("abc", SPLIT)
     bench.state.nodes[0].started = 0  # as a snapshot once had it
