@@ -132,8 +132,14 @@ class SubmissionOrder:
     def recount_all(self) -> list[int]:
         """Anything may have changed."""
         changed = []
+        seen = {name: _guesses(history) for name, history in self._state.histories.items() if history.guesses}
+        told = {name for name, guesses in seen.items() if guesses != self._seen.get(name)}
+        self._seen.update(seen)
         for number, place in enumerate(self.places):
-            if self._state.submissions[number].open_tasks:
+            submission = self._state.submissions[number]
+            if submission.open_tasks:
+                if submission.history in told:
+                    self.look_again(number)
                 self._reclassify(number)
                 self._changed(number)
                 if self.places[number] != place:

@@ -295,6 +295,23 @@ def test_the_least_wait_is_a_minute() -> None:
     assert wait_limit(bench, 0) == LEAST_WAIT_S
 
 
+def test_who_waits_too_long_is_seen_where_tasks_have_limits() -> None:
+    """How long is too long follows the mean length of what has ended, with limits too: a long task, then short ones."""
+    bench = EngineBench(1)
+    names = [f"a{i}" for i in range(40)]
+    bench.submit(
+        graph_of(dict.fromkeys(names, ()), {}, dict.fromkeys(names, TaskOptions(max_runtime_s=1e6, priority=1)))
+    )
+    bench.submit(graph_of({"b": ()}, default=(cpu(None),)), "b")
+    order = bench.engine._queue.lines.order
+    assert order is not None
+    for number, name in enumerate(names[:30]):
+        bench.start(name)
+        bench.end(name, 200.0 + number)  # the bench asks after each event whether all are where they belong
+        assert (1 in order.late) == (bench.now > wait_limit(bench, 1))
+    assert 1 in order.late
+
+
 def test_priority_and_max_wait_go_before_the_work_that_is_left() -> None:
     options = {"p": TaskOptions(priority=1)}
     bench = waiting(("small", chain("s", 10.0)), ("urgent", graph_of({"p": ()}, {"p": (cpu(900.0),)}, options)))
