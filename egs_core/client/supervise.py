@@ -31,7 +31,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 WAKE = signal.SIGURG  # from the other thread: there is news
 SI_KERNEL = 0x80  # of a signal that a terminal sent: the command, of the same group, has had it too
-LOOK_S, WAIT_S, AGAIN_S, TELL_END_S = 1.0, 20.0, 0.5, 30.0
+LOOK_S, WAIT_S, AGAIN_S, TELL_END_S = 1.0, 20.0, 0.5, 120.0
 NOT_FOUND, NOT_EXECUTABLE, ABORTED = 127, 126, 128 + signal.SIGTERM
 
 
@@ -273,7 +273,7 @@ class Supervisor:
         return signal.Signals(found.si_signo)
 
     def _tell_end(self, view: c.RunView, outcome: str, code: int) -> None:
-        """Until the server has taken it, or for a while: it then sees itself that the processes are gone."""
+        """Until the server has taken it, for a while, or until a signal: it then sees itself that they are gone."""
         assert view.lease is not None
         end = c.End.model_validate({"token": view.lease.token, "outcome": outcome, "exit_code": code})
         until = time.monotonic() + TELL_END_S
@@ -287,9 +287,8 @@ class Supervisor:
                     break
             except Unreachable as error:
                 problem = error
-            if time.monotonic() > until:
+            if time.monotonic() > until or self._signal(AGAIN_S) in ENDING:
                 break
-            time.sleep(AGAIN_S)
         self._say(f"the end of run {view.id} could not be told: {problem}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from egs_core.server.runs import Principal, Refusal
 from egs_core.server.writer import Unavailable, Writer
 
 T = TypeVar("T")
+LOG = logging.getLogger("uvicorn.error")
 MOST_BODY_BYTES = 256 * 1024
 LOOK_S = 1.0
 Scope = MutableMapping[str, Any]
@@ -73,11 +75,13 @@ class Site:
         """Again and again: which supervisors and processes are there."""
         while True:
             await asyncio.sleep(LOOK_S)
-            with suppress(Unavailable):
+            try:
                 watched = await self.ask(lambda logic: logic.watched())
                 if watched:
                     found = await asyncio.to_thread(look_at_all, watched)
                     await self.ask(partial(_tell_seen, found))
+            except Exception as error:  # what is not seen now is seen the next time
+                LOG.warning("processes could not be looked for: %s: %s", type(error).__name__, error)
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -6,13 +6,16 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from egs_core.client import messages as c
 from egs_core.client.supervise import request_of
+from egs_core.server.access import user_name
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 
 HOLDS = "import os, sys, time\nopen(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n"
@@ -234,6 +237,31 @@ def test_the_token_is_the_users_alone(site: RealSite) -> None:
     assert site.egs("ps", EGS_URL=site.ready["url"]).returncode == 0
     unknown = site.egs("ps", EGS_URL=site.ready["url"], EGS_TOKEN="guessed")
     assert (unknown.returncode, "does not know who asks" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_of_the_host_needs_no_token_and_has_no_rights(site: RealSite) -> None:
+    """The kernel says who is at the socket: that user's run has its name, and it may not end the run of root."""
+    other = 65534
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom egs_core.client import messages as c\n"
+        "from egs_core.client.http import Refused, SiteClient\nfrom egs_core.client.places import Address\n"
+        "from egs_core.client.supervise import request_of\n"
+        f"os.chdir(sys.argv[1]); os.setgroups([]); os.setgid({other}); os.setuid({other})\n"
+        "client = SiteClient(Address('unix://egs.sock', Path('egs.sock')), frozenset({0}))\n"
+        "own = client.submit(request_of({'name': 'theirs'}))\n"
+        "print(own.user, own.state, client.control(own.id, 'abort', c.Control()).outcome)\n"
+        "try: client.control(sys.argv[2], 'abort', c.Control())\nexcept Refused as error: print(error.status)\n"
+    )
+    run = site.client.submit(request_of({"name": "of root"})).id
+    folder = str(Path(site.ready["socket"]).parent)
+    command = [sys.executable, "-c", program, folder, run]
+    done = subprocess.run(
+        command, env=site.environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stdout.splitlines() == [f"{user_name(other)} granted aborted", "403"], done.stderr
+    assert site.client.control(run, "abort", c.Control()).outcome == "aborted"
 
 
 @pytest.mark.slow
