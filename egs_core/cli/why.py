@@ -214,6 +214,7 @@ def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[st
             row["started_s"], row["waited_s"] = x.t, x.t - row["ready_s"]
             between = [s.task for s in starts if row["ready_s"] <= s.t < x.t and s.node == x.node and s.task != x.task]
             row["reason"] = _reason_in_log(own, x, between) if row["waited_s"] > 0 else None
+            row["expected"] = _expected(own, x)
     return list(rows.values())
 
 
@@ -221,7 +222,7 @@ def _row(x: r.Ready | r.Started, added: r.TaskAdded | None) -> dict[str, Any]:
     kinds = [phase[0] for phase in added.phases] if added is not None else []
     kind = kinds[x.phase] if 0 <= x.phase < len(kinds) else ""
     row = {"phase": x.phase, "attempt": x.attempt, "kind": kind, "ready_s": x.t, "started_s": None, "waited_s": None}
-    return row | {"reason": None}
+    return row | {"reason": None, "expected": ""}
 
 
 def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) -> dict[str, Any]:
@@ -233,6 +234,17 @@ def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) 
     kind = holds[-1].kind if holds else "capacity"
     waiting_for = list(holds[-1].waiting_for) if holds and holds[-1].waiting_for else between[:SHOWN]
     return {"status": "ready", "kind": kind, "text": text, "waiting_for": waiting_for}
+
+
+def _expected(own: list[r.Record], started: r.Started) -> str:
+    """What was believed of its length when it was let start; "" where no engine decided."""
+    grants = [x for x in own if isinstance(x, r.Granted) and (x.phase, x.attempt) == (started.phase, started.attempt)]
+    if not grants:
+        return ""
+    p50_s, p95_s = grants[-1].estimate_p50_s, grants[-1].estimate_p95_s
+    if p50_s is None:
+        return "nobody knew how long it takes: no history, no hint"
+    return f"expected to take {p50_s:,.3f} s" + (f", up to {p95_s:,.3f} s" if p95_s and p95_s > p50_s else "")
 
 
 def _granted(grants: list[r.Granted]) -> str:
@@ -259,8 +271,9 @@ def _phase_line(phase: dict[str, Any]) -> str:
     begin = f"{phase['kind'] or 'phase'} phase {phase['phase']}{again}: ready at {phase['ready_s']:,.3f} s{after}"
     if phase["started_s"] is None:
         return f"{begin}, never started: {phase['reason']['text'] if phase['reason'] else 'the log ends before'}"
+    expected = f"; {phase['expected']}" if phase.get("expected") else ""
     if not phase["waited_s"] or phase["waited_s"] <= 0:
-        return f"{begin}, started at once"
+        return f"{begin}, started at once{expected}"
     reason = phase["reason"]
     told = f" ({reason['kind']}): {reason['text']}" if reason else ""
-    return f"{begin}, waited {phase['waited_s']:,.3f} s{told}"
+    return f"{begin}, waited {phase['waited_s']:,.3f} s{told}{expected}"

@@ -54,8 +54,11 @@ class RunRecords:
             self._emit(r.Ready(ready_at, workload, task, index, grant.attempt))
             if now > ready_at:
                 self._emit(r.Held(ready_at, workload, task, index, "capacity", f"until {now:.3f}: {grant.reason}"))
-        p50, p95 = state.estimate_s[phase], state.estimate_p95_s[phase]
-        if (state.flavors or state.flavor_estimates) and phase in state.leases:
+        p50: float | None = state.estimate_s[phase]
+        p95: float | None = state.estimate_p95_s[phase]
+        if phase in state.unknown:
+            p50 = p95 = None
+        elif (state.flavors or state.flavor_estimates) and phase in state.leases:
             p50, p95 = seconds_on(state, phase, state.nodes[state.leases[phase].node].flavor)
         self._emit(r.Granted(now, workload, task, index, grant.attempt, grant.id, grant.reason, p50, p95))
 

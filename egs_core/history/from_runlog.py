@@ -73,6 +73,7 @@ def _rows_of(log: _Log, key: _Key) -> Iterator[HistoryRow]:
         phase=phase,
         shape=shape,
         seconds=_warm_s(held, cold),
+        input_bytes=added.input_bytes if added is not None else -1,
         warmup_s=_length(cold),
         ended_at=log.header.started_at + held[1],
         framework=log.header.driver,

@@ -27,11 +27,13 @@ def added_task(
     phases: Sequence[PhaseNeeds] | None = None,
     task_id: str = "",
     name: str = "",
+    input_bytes: int = -1,
 ) -> TaskAdded:
-    """One line. parents, phases, task_id, name: where they are others than the graph's."""
+    """One line. parents, phases, task_id, name: where they are others than the graph's. input_bytes: -1 unknown."""
     found = map(graph.ids.__getitem__, graph.parents[task]) if parents is None else parents
     held = needs_of(graph, task) if phases is None else phases
-    return TaskAdded(t, workload, task_id or graph.ids[task], name or graph.names[task], tuple(found), tuple(held))
+    known, shown = task_id or graph.ids[task], name or graph.names[task]
+    return TaskAdded(t, workload, known, shown, tuple(found), tuple(held), input_bytes)
 
 
 def needs_of(graph: Graph, task: int) -> list[PhaseNeeds]:

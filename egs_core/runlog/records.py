@@ -75,7 +75,7 @@ def phase_needs(cpus: float, gpus: float = 0.0, memory_bytes: int = 0) -> PhaseN
 
 
 class TaskAdded(Record, frozen=True, tag="task"):
-    """phases: what each holds; parents by task id."""
+    """phases: what each holds; parents by task id. input_bytes: of the files that it reads, -1 where nobody knows."""
 
     t: float
     workload: str
@@ -83,6 +83,7 @@ class TaskAdded(Record, frozen=True, tag="task"):
     name: str = ""
     parents: tuple[str, ...] = ()
     phases: tuple[PhaseNeeds, ...] = ()
+    input_bytes: int = -1
 
 
 class Ready(Record, frozen=True, tag="ready"):

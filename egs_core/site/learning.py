@@ -53,7 +53,7 @@ class Learning:
     def believe(self, pipeline: str, graph: Graph, signatures: list[str] | None = None) -> Graph:
         """The graph with durations and warm-up times as the history has them, else as hinted; unknown stays unknown.
         signatures: under which each task is in the history, by its index; by default its name."""
-        predictor, signatures = self._predictor(pipeline), graph.names if signatures is None else signatures
+        predictor, signatures = self.predictor(pipeline), graph.names if signatures is None else signatures
         options = dict(graph.options)
         for task in [task for task, found in options.items() if found.warm_key]:
             if (known := predictor.warmup(pipeline, signatures[task])) is not None:
@@ -67,12 +67,12 @@ class Learning:
         """Median and 95th percentile in seconds of the graph's phases that the history knows, by their index: what is
         to be told as `Estimates` beside the graph, which has medians alone. signatures: as above."""
         signatures = graph.names if signatures is None else signatures
-        found = self._predictor(pipeline).estimates(graph, pipeline, signatures)
+        found = self.predictor(pipeline).estimates(graph, pipeline, signatures)
         return {phase: (one.p50_s, one.p95_s) for phase, one in enumerate(found) if one.source == "history"}
 
     def warmed_up(self, pipeline: str, signature: str, seconds: float) -> None:
         """A process got warm for a task, from cold, in this time."""
-        self._predictor(pipeline).observe_warmup(pipeline, signature, seconds)
+        self.predictor(pipeline).observe_warmup(pipeline, signature, seconds)
 
     def run_over(self, workload: str, pipeline: str) -> None:
         """A run has ended: keep what it took for the next one."""
@@ -82,7 +82,7 @@ class Learning:
         try:
             rows = history_from_runlog([self._header, *records])
             self._history.record(rows)
-            self._predictor(pipeline).learn(rows)
+            self.predictor(pipeline).learn(rows)
         except Exception as error:
             warn(f"nothing learned from this run: {error}")
 
@@ -91,7 +91,8 @@ class Learning:
             self._writer.close()
         self._history.close()
 
-    def _predictor(self, pipeline: str) -> Predictor:
+    def predictor(self, pipeline: str) -> Predictor:
+        """What has learned the pipeline's history; empty where there is none."""
         if pipeline not in self._predictors:
             try:
                 self._predictors[pipeline] = Predictor.from_history(self._history, [pipeline])

@@ -41,7 +41,7 @@ SURFACES = (
             "observe": "no: what runs here does so in mode on",
             "order": "yes",
             "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
-            "preload": "no: not between local tasks",
+            "preload": "yes: modules and files, of components without variables or a container of their own",
             "gang": "yes: in one DAG or loop",
             "preempt": "no: not between local tasks",
             "limits": "yes: of a task's time and GPU time",

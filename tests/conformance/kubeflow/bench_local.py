@@ -144,13 +144,14 @@ class LocalRun:
 
 
 class LocalRuns:
-    """See `egs_core.testing.conformance.bench.Bench`. is_split: phases are declared; options: of each run."""
+    """See `egs_core.testing.conformance.bench.Bench`. is_split: phases are declared; is_loading: preloads are; options:
+    of each run."""
 
     name, gpus, ahead = "local", GPUS, 0
     shows_devices = True
 
-    def __init__(self, folder: Path, is_split: bool = True, **options: Any) -> None:
-        self._folder, self._is_split, self._options = folder, is_split, options
+    def __init__(self, folder: Path, is_split: bool = True, is_loading: bool = True, **options: Any) -> None:
+        self._folder, self._is_split, self._is_loading, self._options = folder, is_split, is_loading, options
         self._runs: list[LocalRun | NativeRun] = []
         self._stderr = io.StringIO()
         self._redirected = contextlib.ExitStack()
@@ -174,7 +175,9 @@ class LocalRuns:
         if broken == "worker":
             (folder / "sitecustomize.py").write_text(BLOCKER)
         module = folder / "pipeline.py"
-        module.write_text(text_of(pipeline, folder, environment, self._is_split))
+        module.write_text(text_of(pipeline, folder, environment, self._is_split, self._is_loading))
+        if any(task.loads for task in pipeline.tasks):
+            self._redirected.enter_context(contextlib.chdir(folder))  # where its module to preload is
         if mode == "native":
             self._runs.append(NativeRun(pipeline, folder, module))
         else:

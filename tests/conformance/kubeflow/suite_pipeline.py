@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from egs_core.testing.conformance import body
 from egs_core.testing.conformance.pipeline import Pipeline, Task
 
@@ -27,19 +29,22 @@ def {name}(given: str) -> str:
 """
 
 
-def text_of(pipeline: Pipeline, folder: Path, environment: dict[str, str], is_split: bool) -> str:
+def text_of(pipeline: Pipeline, folder: Path, environment: dict[str, str], is_split: bool, is_loading: bool) -> str:
     """The module. environment: variables of every task. is_split: phases are declared, else each task is one
-    component that holds its GPUs from start to end."""
+    component that holds its GPUs from start to end. is_loading: what is loaded before a task is a module that tells."""
     assert body.__file__ is not None
     (folder / "body.py").write_text(Path(body.__file__).read_text())
+    for task in pipeline.tasks:
+        if task.loads:
+            told = f"import body\n\nbody.mark({str(folder)!r}, {task.name!r}, 'load')\n"
+            (folder / f"{_module_of(task)}.py").write_text(told)
     lines = [f"\n@dsl.pipeline(name={pipeline.name!r})", "def pipeline() -> None:"]
     for task in pipeline.tasks:
         given = "|".join(f"{{made_{parent}.output}}" for parent in task.after)
         lines.append(f"    made_{task.name} = {task.name}(given=f'{given}')")
         lines += [f"    made_{task.name}.set_env_variable({key!r}, {value!r})" for key, value in environment.items()]
-    components = [
-        _phased(task, folder) if _is_phased(task, is_split) else _whole(task, folder) for task in pipeline.tasks
-    ]
+    tasks = pipeline.tasks if is_loading else [msgspec.structs.replace(task, loads=False) for task in pipeline.tasks]
+    components = [_phased(task, folder) if _is_phased(task, is_split) else _whole(task, folder) for task in tasks]
     return HEAD + "".join(components) + "\n".join(lines) + "\n"
 
 
@@ -81,4 +86,9 @@ def _hints(task: Task, expect_s: object) -> str:
         "gang": task.gang,
         "max_runtime": task.max_runtime_s,
     }
-    return "".join(f"{name}={value!r}, " for name, value in stated.items() if value)
+    loads = f"preload=egs.modules({_module_of(task)!r}), " if task.loads else ""
+    return "".join(f"{name}={value!r}, " for name, value in stated.items() if value) + loads
+
+
+def _module_of(task: Task) -> str:
+    return f"loaded_for_{task.name}"

@@ -36,6 +36,7 @@ def test_local_runner(scenario: Scenario, bench: LocalRuns) -> None:
         ("inversion", {"policy": "fifo"}, "second waited for leaf"),
         ("split", {"is_split": False}, "in phase 0"),
         ("gpu-is-lent-meanwhile", {"is_split": False}, "'end' of phase 0 of task other"),
+        ("preload", {"is_loading": False}, "'load' of phase 0 of task tail"),
     ],
 )
 def test_without_egs_the_scenario_fails(

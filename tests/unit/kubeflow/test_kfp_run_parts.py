@@ -197,7 +197,7 @@ def test_a_hint_that_is_not_kept_is_named_once() -> None:
     """With a task that has it, and why; those that are kept, or are so on any one machine, are not."""
     notes = make_plan(documents_of(of_hints), {}, Slots(2.0, ("0",)), "test").notes
     named = [note.partition(" is not kept on this machine: ")[0] for note in notes]
-    missing = ("preload", "memory", "gpu_memory", "flavors", "grace")
+    missing = ("memory", "gpu_memory", "flavors", "grace")
     assert named == [f"the hint {name} of 'hinted-twice' and 1 more" for name in missing]
 
 

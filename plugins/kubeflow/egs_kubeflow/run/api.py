@@ -189,14 +189,13 @@ def start(
     path = Path(runlog or os.environ.get("EGS_RUNLOG") or data_folder() / "runs" / f"{header.run_id}.jsonl")
     # What emulated GPUs took says little of real ones: it is kept only in a history that the caller names.
     learning = Learning(path, header, history, keeps=not emulate_gpus or history is not None)
-    spreads = learning.spreads(plan.name, plan.graph, plan.graph.ids)  # a task has one phase
-    plan.spreads = {task: spreads[number] for number, task in enumerate(plan.graph.ids) if number in spreads}
     plan.graph = learning.believe(plan.name, plan.graph, plan.graph.ids)
     with ExitStack() as stack:
         packages = stack.enter_context(own_folder("egs-packages-"))
         commands = [executor.container.command for executor in plan.spec.executors.values()]
         door = stack.enter_context(closing(Door()))
-        starter = stack.enter_context(closing(Starter(str(folder), VISIBLE, commands, [packages, str(door.folder)])))
+        folders, parks = [packages, str(door.folder)], bool(plan.loads)
+        starter = stack.enter_context(closing(Starter(str(folder), VISIBLE, commands, folders, parks)))
         ways, number = Environments(Path(packages)), str(time.monotonic_ns())
         around = Around(folder, header.run_id, number, ways, starter, harmless(echo), bool(slots.devices))
         session = Session(plan, slots, around, learning, policy)

@@ -4,6 +4,9 @@ run as `python -c THIS SOCKET NAME IMPORTS FOLDER…`.
     runner ── request ──► server ── fork ──► keeper ── fork ──► task: kfp's executor, or any command
        ◄───────────── a pipe: the task's number, its exit code ──┘
 
+A *parked* task imports modules and reads files first, says so, and waits on one more pipe for what it is to do; when
+nobody holds the other end it ends.
+
 A forked task is what `python -m kfp.dsl.executor_main` would be, less the time to start it: with IMPORTS this process
 has imported the executor. A task has a process group, arguments, environment, folder and standard streams of its own.
 
@@ -38,6 +41,8 @@ from typing import Any
 EXECUTOR = "kfp.dsl.executor_main"
 BEGIN, OWN_WORD, END = "begin", "own-word", "end"
 """What is told through a task's pipe: its number, the exit code that it has in mind, its exit code."""
+LACKS, WARM = "lacks", "warm"
+"""What a parked task tells besides: the place in its list of what it could not load; then how many ms the rest took."""
 HEAD = 8
 """Bytes of a request that say how long the rest of it is."""
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
@@ -78,13 +83,15 @@ def serve(runner: socket.socket, imports: bool, folders: list[str]) -> Any:
             continue
         runner.close()
         _forget_signals(before, wakes)
-        request["output"], request["pipe"] = fds
+        request["output"], request["pipe"], *more = fds
+        if more:
+            request["orders"] = more[0]
         return request
 
 
 def _received(runner: socket.socket) -> tuple[Any, list[int]]:
     """A request and the files that come with it; {} where the runner wants no more, None where it is gone."""
-    head, fds, _, _ = socket.recv_fds(runner, HEAD, 2)
+    head, fds, _, _ = socket.recv_fds(runner, HEAD, 3)
     for fd in fds:
         os.set_inheritable(fd, False)
     rest, text = int.from_bytes(head, "big"), b""
@@ -161,6 +168,8 @@ def keep(request: dict[str, Any]) -> dict[str, Any]:
         _tell(pipe, BEGIN, os.getpid())  # by itself: nothing of a task is told before its number, however short it is
         return request
     os.close(output)
+    if "orders" in request:
+        os.close(request["orders"])
     code = _code_of(task, wakes[0], pipe)
     with contextlib.suppress(OSError):
         os.killpg(task, signal.SIGKILL)  # what it has left in the background
@@ -229,6 +238,72 @@ def _tell(pipe: int, word: str, number: int) -> None:
         os.write(pipe, f"{word} {number}\n".encode())
 
 
+# --- a parked task ----------------------------------------------------------------------------------------------------
+
+
+def loaded(orders: int, modules: list[str], files: list[str], recorder: str, pipe: int, **told: Any) -> dict[str, Any]:
+    """Load, then wait for what to do. It prints nothing: nobody reads that yet. recorder: the program that notes what
+    the task takes, as its parent."""
+    begin = time.monotonic()
+    begins = _recorded(recorder) if recorder else -1
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["folder"])
+    if not sys.flags.safe_path:
+        sys.path[0] = told["folder"]
+    streams, nothing = [os.dup(number) for number in (1, 2)], os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    for place, subject in enumerate((*modules, *files)):
+        try:
+            if place < len(modules):
+                importlib.import_module(subject)
+            else:
+                _read_through(subject)
+        except (Exception, SystemExit):  # others are loaded all the same, and the task will say what it lacks
+            _tell(pipe, LACKS, place)
+    for number, stream in enumerate(streams, start=1):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(stream, number)
+        os.close(stream)
+    os.close(nothing)
+    _tell(pipe, WARM, round(1000 * (time.monotonic() - begin)))
+    with os.fdopen(orders) as read:
+        text = read.read()
+    if not text:
+        os._exit(0)
+    if begins >= 0:
+        os.write(begins, b"!")
+        os.close(begins)
+    return {**json.loads(text), "folder": told["folder"], "pipe": -1 if recorder else pipe}
+
+
+def _recorded(recorder: str) -> int:
+    """Fork, and return in the child: what is written there lets the parent note what the child takes from then on."""
+    wait, begins = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(wait)
+        return begins
+    os.close(begins)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # the whole group hears of it
+    if not os.read(wait, 1):
+        os._exit(0)
+    program: dict[str, Any] = {"__name__": "egs_recorder"}
+    exec(recorder, program)
+    os._exit(program["finish"](time.time(), child))
+
+
+def _read_through(path: str) -> None:
+    """So that its pages are in memory."""
+    buffer = bytearray(1 << 20)
+    with open(os.path.expanduser(path), "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
 # --- a task -----------------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +351,8 @@ def execute(
 if __name__ == "__main__":
     made = keep(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3] == "imports", sys.argv[4:]))
     del made["output"], made["undo"]
+    if "orders" in made:
+        made = loaded(**made)
     if "command" in made:
         del made["pipe"]
         become(**made)

@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from egs_kubeflow import compat
-from egs_kubeflow.run.fork_server import BEGIN, END, HEAD
+from egs_kubeflow.run.fork_server import BEGIN, END, HEAD, LACKS, WARM
 from egs_kubeflow.run.own_folder import own_folder
 from egs_kubeflow.run.packages import own_command
 
@@ -42,6 +43,46 @@ class Forked:
                     break
                 timeout_s = GRACE_S  # after its own word there is nothing left to do but to end
         return code
+
+
+class Parked:
+    """A process that loads what its task will need, and waits to be told what to run. lacks: the places of what could
+    not be loaded, modules before files, once `wait` has returned."""
+
+    def __init__(self, pid: int, stdout: TextIO, ends: BinaryIO, orders: BinaryIO) -> None:
+        self._forked, self._ends, self._orders = Forked(pid, stdout, ends, True), ends, orders
+        self.lacks: list[int] = []
+
+    def wait(self, timeout_s: float) -> float | None:
+        """Seconds that it took to load; None where it has ended, or has not loaded within the time."""
+        deadline = time.monotonic() + timeout_s
+        while told := _told(self._ends, max(0.0, deadline - time.monotonic())):
+            word, number = told
+            if word != LACKS:
+                return number / 1000 if word == WARM else None
+            self.lacks.append(number)
+        return None
+
+    def begin(self, request: Mapping[str, Any]) -> Forked | None:
+        """Let it run this; None where it has ended."""
+        try:
+            with self._orders:
+                self._orders.write(json.dumps(request).encode())
+        except OSError:
+            self.drop()
+            return None
+        return self._forked
+
+    def kill(self) -> None:
+        """End it while it loads: `wait` returns."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._forked.pid, signal.SIGKILL)
+
+    def drop(self) -> None:
+        """Let it end: whoever keeps it sees that nobody listens."""
+        for file in (self._orders, self._ends, self._forked.stdout):
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def _told(pipe: BinaryIO, timeout_s: float | None) -> tuple[str, int] | None:
@@ -78,20 +119,39 @@ class ForkServer:
     def start(self, request: Mapping[str, Any], undo: Sequence[str] = ()) -> Forked | None:
         """A task's process; None where the server cannot start it. undo: a command that ends what the task has started
         elsewhere, for when the runner is gone."""
-        text = json.dumps({**request, "folder": os.getcwd(), "undo": list(undo)}).encode()
-        with self._lock:
-            return self._ask(text, "source" in request) if self._process is not None else None
+        begun = self._asked(request, undo)
+        return None if begun is None else Forked(*begun, "source" in request)
+
+    def park(self, request: Mapping[str, Any]) -> Parked | None:
+        """A process that loads, see `Parked`; None where the server cannot start it."""
+        theirs, orders = os.pipe()
+        try:
+            begun = self._asked(request, (), theirs)
+        finally:
+            os.close(theirs)
+        told = os.fdopen(orders, "wb")
+        if begun is None:
+            told.close()
+        return None if begun is None else Parked(*begun, told)
 
     def close(self) -> None:
         """End the server, and what it still runs."""
         with self._lock:
             self._end()
 
-    def _ask(self, text: bytes, for_shell: bool) -> Forked | None:
+    def _asked(
+        self, request: Mapping[str, Any], undo: Sequence[str], *files: int
+    ) -> tuple[int, TextIO, BinaryIO] | None:
+        text = json.dumps({**request, "folder": os.getcwd(), "undo": list(undo)}).encode()
+        with self._lock:
+            return self._ask(text, files) if self._process is not None else None
+
+    def _ask(self, text: bytes, files: Sequence[int]) -> tuple[int, TextIO, BinaryIO] | None:
+        """The number of a process, what it prints, and its pipe."""
         output, their_output = os.pipe()
         ends, their_ends = os.pipe()
         try:
-            socket.send_fds(self._socket, [len(text).to_bytes(HEAD, "big")], [their_output, their_ends])
+            socket.send_fds(self._socket, [len(text).to_bytes(HEAD, "big")], [their_output, their_ends, *files])
             self._socket.sendall(text)
         except OSError:
             self._end()
@@ -102,7 +162,7 @@ class ForkServer:
         begun = _told(pipe, ANSWERS_WITHIN_S)
         if begun is not None and begun[0] == BEGIN:  # another number is no process's, and group 1 is all processes
             self._has_answered = True
-            return Forked(begun[1], os.fdopen(output, errors="replace"), pipe, for_shell)
+            return begun[1], os.fdopen(output, errors="replace"), pipe
         os.close(output)
         pipe.close()
         self._end()  # the task will be started in another way: nothing may start it here any more
@@ -124,27 +184,46 @@ class ForkServer:
 
 class Starter:
     """Starts the tasks of one run, each in the quickest way that there is; from any thread. varying: the variable by
-    which the environment of a forked task may differ from this process's. folders: of the run, for a while.
+    which the environment of a forked task may differ from this process's. folders: of the run, for a while. parks:
+    processes will be parked.
 
     forked from the executor        what would differ from such a process in nothing but its GPUs
     started by a server             any other; it makes sure that nothing of a task is left, whatever happens here
     started by this process         where the servers have failed
     """
 
-    def __init__(self, name: str, varying: str, commands: Iterable[Sequence[str]], folders: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        varying: str,
+        commands: Iterable[Sequence[str]],
+        folders: Sequence[str],
+        parks: bool = False,
+    ) -> None:
         self._name, self._varying, self._environment = name, varying, dict(os.environ)
         self._lock = threading.Lock()
         self._scratch = own_folder("egs-components-")
         self._folders = [*folders, self._scratch.name]
-        self._forks = ForkServer(name, True, self._folders) if has_use(commands) else None
+        self._forks = ForkServer(name, True, self._folders) if parks or has_use(commands) else None
         self._starts: ForkServer | None = None
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], undo: Sequence[str] = ()
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        undo: Sequence[str] = (),
+        parked: Parked | None = None,
     ) -> Forked | subprocess.Popen[str]:
-        """The process of a task. Raises OSError."""
-        found = self.forked(command, environment) or self._kept(command, environment, undo)
+        """The process of a task: the one that has loaded for it, where there is one. Raises OSError."""
+        found = self.forked(command, environment, parked) or self._kept(command, environment, undo)
         return found or started(command, environment)
+
+    def park(self, modules: Sequence[str], files: Sequence[str], recorder: str = "") -> Parked | None:
+        """A process that loads these, and sees no GPU meanwhile; None where none can be forked. recorder: the program
+        that its command is recorded by."""
+        environment = {**self._environment, self._varying: ""}
+        request = {"modules": list(modules), "files": list(files), "environment": environment, "recorder": recorder}
+        return None if self._forks is None else self._forks.park(request)
 
     def close(self) -> None:
         """End the servers, and what they still run."""
@@ -153,14 +232,23 @@ class Starter:
                 server.close()
         self._scratch.cleanup()
 
-    def forked(self, command: Sequence[str], environment: Mapping[str, str]) -> Forked | None:
-        """The process of a task that is forked from the executor; None for one that cannot be."""
-        call = compat.executor_call(command, sys.executable)
+    def forked(
+        self, command: Sequence[str], environment: Mapping[str, str], parked: Parked | None = None
+    ) -> Forked | None:
+        """The process of a task that is forked from the executor; None for one that cannot be. parked: it is used, or
+        dropped."""
+        call = compat.executor_call(command if parked is None else split_recorder(command)[1], sys.executable)
         alike = {**environment, self._varying: ""} == {**self._environment, self._varying: ""}
         if call is None or not alike or self._forks is None:
+            if parked is not None:
+                parked.drop()
             return None
-        request = {"source": call[0], "arguments": call[1], "scratch": self._scratch.name}
-        return self._forks.start({**request, "environment": dict(environment)})
+        made = {"source": call[0], "arguments": call[1], "scratch": self._scratch.name}
+        request = {**made, "environment": dict(environment)}
+        begun = parked.begin(request) if parked is not None else None
+        if begun is None and parked is not None:  # its process is gone
+            return self.forked(command, environment)
+        return begun or self._forks.start(request)
 
     def _kept(self, command: Sequence[str], environment: Mapping[str, str], undo: Sequence[str]) -> Forked | None:
         with self._lock:
@@ -186,3 +274,9 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> subproces
 def has_use(commands: Iterable[Sequence[str]]) -> bool:
     """Whether any of these commands of components, as they were compiled, is one that the server can run."""
     return any(compat.executor_call(own_command(command), "python3") for command in commands)
+
+
+def split_recorder(command: Sequence[str]) -> tuple[str, list[str]]:
+    """The program of the recorder, "" where there is none, and the command that it runs."""
+    is_recorded = list(command[1:3]) == ["-IS", "-c"] and len(command) > 4
+    return (command[3], list(command[4:])) if is_recorded else ("", list(command))

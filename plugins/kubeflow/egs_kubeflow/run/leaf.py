@@ -20,6 +20,7 @@ from egs_kubeflow.run import docker
 from egs_kubeflow.run.echo import AuthorsLines, Echo
 from egs_kubeflow.run.forked import Starter
 from egs_kubeflow.run.packages import Environments
+from egs_kubeflow.run.preloads import Ahead
 from egs_kubeflow.run.process import GRACE_S, Process
 from egs_kubeflow.run.values import Values
 
@@ -46,7 +47,7 @@ class Around:
 
 class Leaf:
     """See the module. `run` is called once; `stop` from any thread, also before. most_s: how long it may take, limit:
-    which limit that is."""
+    which limit that is. ahead: a process that has loaded for it."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Leaf:
         folder: Path,
         most_s: float | None,
         limit: str,
+        ahead: Ahead | None = None,
     ) -> None:
         self._around, self._id = around, task_id
         self._component, self._executor = component, executor
@@ -67,6 +69,7 @@ class Leaf:
         self._process: Process | None = None
         self._container = ""
         self._is_stopped = False
+        self._ahead = ahead
 
     def run(self, arguments: Values, devices: Sequence[str]) -> Values:
         """Its outputs. Raises TaskFailed."""
@@ -84,6 +87,9 @@ class Leaf:
             return compat.task_outputs(message, self._component)
         except (OSError, ValueError, InputError) as error:  # kfp raises ValueError for values that do not fit
             raise TaskFailed(str(error)) from error
+        finally:
+            if self._ahead is not None:
+                self._ahead.drop()
 
     @property
     def pid(self) -> int:
@@ -98,6 +104,8 @@ class Leaf:
         """End it; returns at once. grace_s: how long it may take to end by itself, never less than GRACE_S."""
         with self._lock:
             self._is_stopped = True
+            if self._ahead is not None:
+                self._ahead.give_up()
             if self._process is not None:
                 self._process.stop(max(grace_s, GRACE_S))
         if self._container:
@@ -118,11 +126,13 @@ class Leaf:
         return self._wait(command, environment)
 
     def _wait(self, command: list[str], environment: dict[str, str]) -> int:
+        parked = self._ahead.take() if self._ahead is not None else None
         with self._lock:
             if self._is_stopped:
                 raise TaskFailed("was stopped before it began")
             undo = docker.removal(self._container) if self._container else []
-            process = self._around.starter.start(command, environment, undo)
+            self._ahead = None
+            process = self._around.starter.start(command, environment, undo, parked)
             self._process = Process(process, self._folder, self._say)
         timer = threading.Timer(self._most_s or 0.0, self._stop_late)
         if self._most_s is not None:

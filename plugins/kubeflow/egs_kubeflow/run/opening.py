@@ -44,7 +44,7 @@ def _expected(node: Node, plan: Plan, is_whole: bool) -> tuple[tuple[int, Shape,
         return (CPU, NOTHING, plan.group_seconds(node.kind, PRIOR_S)), TaskOptions()
     owner, gang = node.scope.owner, plan.gangs.get(node.kind, "") if is_whole else ""
     name = gang and f"{owner.id if owner is not None else ''}/{gang}"
-    return plan.phase(node.kind), plan.options(node.kind, name)
+    return plan.phase(node.kind), plan.options(node.kind, name, node.id)
 
 
 def folder_of(task_id: str, attempt: int) -> str:

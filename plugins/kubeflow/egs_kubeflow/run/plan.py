@@ -16,11 +16,11 @@ from egs_kubeflow.convert.documents import Documents, Spec, checked
 from egs_kubeflow.convert.pipeline import Converted, convert_spec
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.gangs import gangs_of
+from egs_kubeflow.run.loads import Loads, loads_of, with_loads
 from egs_kubeflow.run.values import Values, producers_of, with_defaults
 
 NOT_HERE: dict[str, Any] = {
-    name: getattr(DEFAULT_OPTIONS, name)
-    for name in (*Limits.__struct_fields__, "flavors", "gang_same", "warm_key", "warmup_s")
+    name: getattr(DEFAULT_OPTIONS, name) for name in (*Limits.__struct_fields__, "flavors", "gang_same")
 }
 """Options that the runner does not give to the engine, as they are where nobody states them."""
 
@@ -45,7 +45,6 @@ OF_KUBERNETES = {
 
 
 NOT_KEPT = {
-    "preload": ("preload", "nothing is loaded ahead of a local task"),
     "memory": ("memory_bytes", "memory is not counted"),
     "gpu_memory": ("gpu_memory_bytes", "memory of GPUs is not counted"),
     "flavors": ("flavors", "there is one machine, of one kind"),
@@ -74,15 +73,14 @@ class Slots:
 @dataclass
 class Plan:
     """graph: the pipeline's, one task for all iterations of a loop, by the path of its name. inputs: the arguments.
-    gangs: by the same paths. spreads: median and 95th percentile in seconds of those that a history knows, too.
-    notes: what tasks ask for and this machine has not, in words for a person."""
+    gangs, loads: by the same paths. notes: what tasks ask for and this machine has not, in words for a person."""
 
     spec: Spec
     graph: Graph
     inputs: Values
     gangs: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
+    loads: dict[str, Loads] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,11 +118,13 @@ class Plan:
             self.graph.phase_duration_s[phase],
         )
 
-    def options(self, kind: str, gang: str = "") -> TaskOptions:
+    def options(self, kind: str, gang: str = "", task_id: str = "") -> TaskOptions:
         """What the engine may know of a task, with the gang's name in this run. Left out is what needs more than one
-        machine, and limits: the runner ends an attempt itself. Nothing is preloaded."""
+        machine, and limits: the runner ends an attempt itself. task_id: of one that is to run; what it loads serves no
+        other, as each has a process of its own."""
         found = self.graph.options_of(self.numbers[kind])
-        return msgspec.structs.replace(found, **NOT_HERE, gang=gang)
+        key = f"{found.warm_key} {task_id}" if found.warm_key and task_id else ""
+        return msgspec.structs.replace(found, **NOT_HERE, gang=gang, warm_key=key)
 
     def gpus(self, kind: str) -> float:
         """How many GPUs a task holds."""
@@ -164,15 +164,18 @@ def make_plan(documents: Documents, given: Values, slots: Slots, place: str) -> 
             raise InputError(
                 f"{place}: task {converted.graph.ids[number]!r}", f"is of a kind not run here: {facts.kind}"
             )
+    loads, not_loaded = loads_of(spec, converted)
     runs = [facts.kind == "container" for facts in converted.facts]
     gangs, left_out = gangs_of(converted.graph)
     notes = (
         *_lacking(converted.graph, runs, slots),
         *left_out,
         *_not_kept(converted),
+        *not_loaded,
         *_of_kubernetes(spec, converted),
     )
-    return Plan(spec, _fitted(converted.graph, runs, slots), inputs, gangs, notes)
+    graph = with_loads(_fitted(converted.graph, runs, slots), loads)
+    return Plan(spec, graph, inputs, gangs, notes, loads=loads)
 
 
 def _check_container(container: Any, place: str) -> None:

@@ -26,7 +26,7 @@ passes on as it is (backend 2.16). The SDK's documentation has SUCCEEDED, which 
 @dataclass(eq=False)
 class Node:
     """One task in one run of its DAG. scopes: the runs of DAGs that it stands for. waiting: items of a loop that no
-    iteration has yet. number and phase: the site's, the phase once it is granted; after_s: what follows it takes about
+    iteration has yet. number and phase: the site's; after_s: what follows it takes about
     so long. attempt: the latest one, since: when it began (site clock); folder: where it ran. failures: attempts
     that have failed; gpu_s: GPU seconds that all of them have held."""
 

@@ -14,26 +14,34 @@ Everything below the public methods runs on the site's thread for its holder, so
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from egs_core import site as s
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.errors import InputError
+from egs_core.predict.live import Belief
 from egs_core.runlog import records as r
 from egs_core.runlog.added import added_task
+from egs_kubeflow.run.beliefs import Beliefs
 from egs_kubeflow.run.condition import is_met
 from egs_kubeflow.run.leaf import Around, Leaf, TaskFailed
 from egs_kubeflow.run.opening import backoff_s, block_of, folder_of
 from egs_kubeflow.run.plan import Plan, Slots
+from egs_kubeflow.run.preloads import Preloads
 from egs_kubeflow.run.scope import FAILED, PENDING, RUNNING, SKIPPED, SUCCEEDED, Node, Scope, before
 from egs_kubeflow.run.values import Values, collected, items_of, with_defaults
 
 NODE = "local"
 ABORT_S = 30.0
+PROCESSES_A_SLOT = 4
+"""How many processes of tasks that preload there may be for each CPU and GPU: tasks may take less than a CPU."""
 ABORTED = "was aborted"
 
 
@@ -41,8 +49,10 @@ class Session(s.HolderSession):
     """See the module. `start`, then wait until it is `over`; `abort` ends it early; `end` after that."""
 
     def __init__(self, plan: Plan, slots: Slots, around: Around, learning: s.Learning, policy: str) -> None:
-        super().__init__(EngineConfig(policy=policy, preload=False), learning, logs_waits=False)
+        super().__init__(EngineConfig(policy=policy), learning, logs_waits=False)
         self._plan, self._slots, self._around = plan, slots, around
+        self._beliefs = Beliefs(learning.predictor(plan.name), plan, around.job)
+        self._preloads = Preloads(self.site, around.starter, partial(learning.warmed_up, plan.name))
         self._nodes: dict[int, Node | None] = {}  # by the site's number; None: a join
         self._gangs: dict[str, list[int]] = {}  # name -> members; of those that start together
         self._leaves: dict[int, Leaf] = {}
@@ -68,7 +78,9 @@ class Session(s.HolderSession):
 
     def _begin(self) -> None:
         job = self._around.job
-        self.site.report(m.NodeAdded(NODE, cpus=self._slots.cpus, gpus=len(self._slots.devices)))
+        processes = PROCESSES_A_SLOT * (math.ceil(self._slots.cpus) + len(self._slots.devices))
+        node = m.NodeAdded(NODE, self._slots.cpus, len(self._slots.devices), process_slots=processes)
+        self.site.report(node)
         self.site.submit(m.WorkloadSubmitted(job, self._plan.name, submission=job))
         self.site.note(r.WorkloadSubmitted(self.site.now(), job, self._plan.name))
         self._open([self.root])
@@ -78,25 +90,46 @@ class Session(s.HolderSession):
         before = len(self._nodes)
         graph, nodes = block_of(scopes, self._plan, self._slots, before, is_whole)
         grown = self.site.grow(self._around.job, before, graph)
-        first, spreads = grown.task, self._plan.spreads
-        for number, node in enumerate(nodes, first):
-            self._nodes[number] = node
+        first = grown.task
+        for index, node in enumerate(nodes):
+            self._nodes[first + index] = node
             if node is not None:
-                node.number = number
-        known = [(index, spreads[node.kind]) for index, node in enumerate(nodes) if node and node.kind in spreads]
-        if known:
-            self.site.report(m.Estimates(tuple([(grown.phase + index, *spread) for index, spread in known])))
+                node.number, node.phase = first + index, grown.phase + index
+        tasks = [node for node in nodes if node is not None and not self._plan.is_group(node.spec)]
+        self._believe(self._beliefs.opened(tasks))
+        for scope in scopes:
+            for node in scope.nodes.values():
+                if not node.parents:
+                    self._arguments_there(node)
         for index, options in graph.options.items():
             if options.gang:
                 self._gangs.setdefault(options.gang, []).append(first + index)
+
+    def _believe(self, beliefs: Sequence[Belief]) -> None:
+        if beliefs:
+            self.site.report(m.Estimates(tuple(beliefs)))
+
+    def _arguments_there(self, node: Node) -> None:
+        """All that a task waits for has succeeded: its arguments say more of how long it will take."""
+        if node.state == PENDING and not self._plan.is_group(node.spec):
+            with contextlib.suppress(InputError):  # what is wrong with them is said when it starts
+                self._believe(self._beliefs.ready(node, node.scope.arguments(node)))
 
     # --- what the site decides ---
 
     def perform(self, decision: s.AnyTold, now: float) -> None:
         if isinstance(decision, s.Stop) and decision.task in self._leaves:
             self.recall(decision.task, decision.reason)
-        if not isinstance(decision, s.Grant) or self._is_aborted:
-            return  # nothing is preloaded
+        if self._is_aborted:
+            return
+        if isinstance(decision, m.Preload) and (loading := self._nodes[decision.task]) is not None:
+            self._preloads.begin(decision, loading.kind, self._plan.loads[loading.kind])
+        elif isinstance(decision, m.DropPreload):
+            self._preloads.drop(decision.task)
+        elif isinstance(decision, s.Grant):
+            self._granted(decision, now)
+
+    def _granted(self, decision: s.Grant, now: float) -> None:
         node = self._nodes[decision.task]
         if node is None or node.state != PENDING:
             self.site.report(m.PhaseEnded(decision.phase, decision.attempt))
@@ -177,11 +210,16 @@ class Session(s.HolderSession):
         if grant.attempt == 1:
             graph, number = self._plan.graph, self._plan.numbers[node.kind]
             own = before(node)
-            added = added_task(now, self._around.job, graph, number, parents=own, task_id=node.id, name=node.kind)
+            size = self._beliefs.input_bytes(node)
+            added = added_task(
+                now, self._around.job, graph, number, parents=own, task_id=node.id, name=node.kind, input_bytes=size
+            )
             self.site.note(added)
         self.site.note(s.Granted(grant))
         self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
-        self.site.note(s.Started(grant, now))
+        ahead = self._preloads.take(node.number)
+        is_warm = ahead is not None and ahead.is_warm
+        self.site.note(s.Started(grant, now, None if grant.warm is None else is_warm))
         node.folder = str(self._around.root / folder_of(node.id, grant.attempt))
         leaf = self._leaves[node.number] = Leaf(
             self._around,
@@ -190,6 +228,7 @@ class Session(s.HolderSession):
             self._plan.executor_of(node.spec),
             Path(node.folder),
             *self._plan.limit(node.kind, node.gpu_s),
+            ahead,
         )
         devices = [self._slots.devices[device] for device in grant.devices]
         threading.Thread(target=self._work, args=(node, leaf, arguments, devices), name=node.id, daemon=True).start()
@@ -234,6 +273,8 @@ class Session(s.HolderSession):
             self._requeue(node)
         else:
             node.outputs = outputs
+            if not error:
+                self._believe(self._beliefs.succeeded(node, self.site.now() - node.since))
             if error:
                 self._end_gang(node)
             self._finish(node, FAILED if error else SUCCEEDED, error)
@@ -263,6 +304,7 @@ class Session(s.HolderSession):
         """End what runs; nothing more starts."""
         if not self.over.is_set():
             self._is_aborted = reason
+            self._preloads.drop_all()
             for leaf in self._leaves.values():
                 leaf.stop(grace_s)
             self._end_when_idle()
@@ -287,11 +329,19 @@ class Session(s.HolderSession):
     def _finish(self, node: Node, state: str, error: str = "", *, is_granted: bool = True) -> None:
         """A task is over. The site is told so in the same words whatever became of it: see the module."""
         node.state, node.error = state, error
+        self._preloads.drop(node.number)
+        self._beliefs.over(node)
         for lost in reversed(list(node.scope.to_skip())):  # the last first: none of them becomes ready
+            self._preloads.drop(lost.number)
             self.site.report(m.BranchSkipped(lost.number))
         self.site.report(m.PhaseEnded(node.phase, node.attempt) if is_granted else m.BranchSkipped(node.number))
         if node.scope.is_over:
             self._closed(node.scope)
+        elif state == SUCCEEDED:
+            there = node.scope.nodes
+            for one in [one for one in there.values() if node.name in one.parents]:
+                if all(there[name].state == SUCCEEDED for name in one.parents):
+                    self._arguments_there(one)
 
     def _end_gang(self, node: Node) -> None:
         """The others of a gang that has lost a member for good might wait for it for ever."""
