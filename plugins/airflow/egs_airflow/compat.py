@@ -12,6 +12,7 @@ import inspect
 import logging
 import os
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ from egs_core.compat import Feature, Features, installed_version, left_out
 
 KNOWN_VERSIONS = ("3.3", "3.2")
 WITHOUT = "EGS_AIRFLOW_WITHOUT"
+TASK_RUNNER = os.path.join("airflow", "sdk", "execution_time", "task_runner.py")
+"""Where a task's process begins. Under another name, its log has again what is said where DAG files are read."""
 log = logging.getLogger("egs_airflow")  # that of `config.warn`, which asks this module for versions
 
 
@@ -161,6 +164,15 @@ def stored_downstream(tasks: Iterable[Mapping[str, Any]]) -> dict[str, list[str]
 
 
 # --- attributes of operators that have no public name -----------------------------------------------------------------
+
+
+def reads_for_a_task() -> bool:
+    """Whether a DAG file is being read by a process that runs a task: that reads it once more, and whatever is logged
+    then stands in the task's log. By the callers, which a process that reads DAG files for Airflow has not."""
+    frame = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.endswith(TASK_RUNNER):
+        frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+    return frame is not None
 
 
 def is_sensor(task: Any) -> bool:

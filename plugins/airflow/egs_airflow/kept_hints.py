@@ -1,7 +1,8 @@
 """Which hints hold on Airflow, by executor: the table of docs/airflow.md, and the warning where one does not.
 
-A hint that nothing there can keep is named once by each process that reads DAG files, in mode on. What needs an agent
-(`airflow egs agent`) is counted as kept: whether one runs is not known where DAG files are read.
+A hint that nothing there can keep is named once by each process that reads DAG files for Airflow, in mode on: once a
+DAG file, and in no task's log. What needs an agent (`airflow egs agent`) is counted as kept: whether one runs is not
+known where DAG files are read.
 """
 
 from __future__ import annotations

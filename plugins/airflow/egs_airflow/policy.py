@@ -20,13 +20,15 @@ def task_policy(task: Any) -> None:
         dag = task.dag
         if config.mode_of(dag.dag_id, dag.tags) != "on":
             return
+        from egs_airflow import compat
         from egs_airflow.agent.declare import declare
         from egs_airflow.kept_hints import warn_of_unkept
         from egs_airflow.order.policy import apply_to_task
 
         apply_to_task(task)
         declare(task)
-        warn_of_unkept(task)
+        if not compat.reads_for_a_task():
+            warn_of_unkept(task)
     except BaseException as error:  # anything raised here would keep the DAG file from being parsed
         if isinstance(error, KeyboardInterrupt):
             raise

@@ -86,7 +86,7 @@ from airflow.sdk import DAG, task
 for dag_id, tags in (("order_gpus_egs", ["egs-on"]), ("order_gpus_native", [])):
     with DAG(dag_id, tags=tags, schedule=None):
         @task
-        @egs.task(gpus=2)
+        @egs.task(gpus=2, memory="1GiB")
         def train():
             pass
 
@@ -258,7 +258,8 @@ def test_weights_come_from_learned_durations_and_leave_no_trace_in_the_dag(airfl
 
 @pytest.mark.proves("airflow mode, executor, agent", "gpus")
 def test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(airflow: LiveAirflow) -> None:
-    """The pool is there from the scheduler's start, with size and deferred tasks as told; what the user set stays."""
+    """The pool is there from the scheduler's start, with size and deferred tasks as told; what the user set stays. That
+    a hint is not kept is said where DAG files are read, and in no task's log."""
     pool = airflow.rest("GET", "/pools/order_gpu")
     assert (pool["slots"], pool["include_deferred"]) == (2, True)
     airflow.add_dags(order_gpus=GPUS)
@@ -269,6 +270,9 @@ def test_gpu_tasks_of_chosen_dags_go_into_the_configured_pool(airflow: LiveAirfl
     native = {"train": ("default_pool", 1), "by_hand": ("default_pool", 3), "plain": ("default_pool", 1)}
     assert found == {"order_gpus_egs": native | {"train": ("order_gpu", 2)}, "order_gpus_native": native}
     airflow.run("order_gpus_egs")
+    logs = [path.read_text() for path in (airflow.home / "logs" / "dag_id=order_gpus_egs").rglob("*.log")]
+    assert logs
+    assert not [text for text in logs if "is not kept" in text]
 
 
 def test_a_deferred_task_keeps_its_gpu_slots(airflow: LiveAirflow) -> None:

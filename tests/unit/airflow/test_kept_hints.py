@@ -11,9 +11,10 @@ pytest.importorskip("airflow.sdk", reason="apache-airflow is not installed")
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG
+from airflow.sdk.execution_time import task_runner
 
 import egs_core as egs
-from egs_airflow import config
+from egs_airflow import compat, config
 from egs_airflow.kept_hints import EXECUTORS, HOLDS, NO, kept_table
 from egs_airflow.policy import task_policy
 from egs_core.hints import HINTS
@@ -75,6 +76,22 @@ def test_a_hint_that_does_not_hold_is_named_once(
     assert sorted(line.split()[2] for line in said) == sorted(names)
     name = executor.split(",")[0].rpartition(".")[2]
     assert all(f"is not kept on Airflow with {name}: " in line for line in said)
+
+
+def test_a_task_that_reads_its_dag_file_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each task reads the file once more, and whatever is said then stands in its log."""
+
+    @egs.task(memory="1GiB")
+    def hinted() -> None: ...
+
+    assert Path(task_runner.__file__).parts[-4:] == Path(compat.TASK_RUNNER).parts
+    runner = compile("read()", task_runner.__file__, "exec")
+    exec(runner, {"read": lambda: parsed(hinted, monkeypatch, LOCAL)})
+    assert not caplog.records
+    parsed(hinted, monkeypatch, LOCAL)
+    assert len(caplog.records) == 1
 
 
 def test_what_of_preload_holds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
