@@ -244,6 +244,8 @@ def _expected(own: list[r.Record], started: r.Started) -> str:
     p50_s, p95_s = grants[-1].estimate_p50_s, grants[-1].estimate_p95_s
     if p50_s is None:
         return "nobody knew how long it takes: no history, no hint"
+    if not p50_s:
+        return ""
     return f"expected to take {p50_s:,.3f} s" + (f", up to {p95_s:,.3f} s" if p95_s and p95_s > p50_s else "")
 
 

@@ -111,7 +111,8 @@ class Held(Record, frozen=True, tag="hold"):
 
 
 class Granted(Record, frozen=True, tag="granted"):
-    """The engine's decision to start a phase: the term that decided, and the estimate it had at that moment."""
+    """The engine's decision to start a phase: the term that decided, and the estimate it had at that moment;
+    None where nobody knew how long it takes."""
 
     t: float
     workload: str

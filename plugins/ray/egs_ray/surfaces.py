@@ -24,7 +24,10 @@ _BY_HOOK_HINTS = hint_answers(
     {
         **_NEVER,
         "gang_same": "there are no gangs",
-        **dict.fromkeys(("grace", "checkpoint"), "nothing is preempted, and what is past a limit does not go on"),
+        **dict.fromkeys(
+            ("grace", "checkpoint"),
+            "never tried in a script: nothing is preempted there, and no task goes on after a limit",
+        ),
         "stage": "never tried in a script",
         "name": "a script's tasks have their functions' names",
     },
