@@ -40,8 +40,8 @@ from egs_kubeflow.run.values import Values, collected, items_of, with_defaults
 
 NODE = "local"
 ABORT_S = 30.0
-PROCESSES_A_SLOT = 4
-"""How many processes of tasks that preload there may be for each CPU and GPU: tasks may take less than a CPU."""
+PROCESSES_A_SLOT = 8
+"""How many processes of tasks that preload there may be for each CPU and GPU: as many as `Slots.fit` lets run."""
 ABORTED = "was aborted"
 
 
