@@ -26,14 +26,13 @@ from egs_core.engine.state.state import State
 def has_slot_for(state: State, task: int, number: int) -> bool:
     """Whether the task may start on the node as far as processes go: it needs no slot, its own process is there, or one
     is free or given up for it; and there is memory for it beside those that have started."""
-    if not state.needs_slot(task):
-        return True
     node = state.nodes[number]
-    is_counted = node.memory_bytes != UNTRACKED and node.started > 0
-    if is_counted and node.started_bytes + state.memory_of(task) > node.memory_bytes:
-        return False
-    if state.home.get(task) == number:
-        return True
+    is_counted = node.started_bytes > 0 and node.memory_bytes != UNTRACKED
+    has_memory = not is_counted or node.started_bytes + state.memory_of(task) <= node.memory_bytes
+    if (has_memory and node.started + node.parked < node.process_slots) or not state.needs_slot(task):
+        return True  # as mostly
+    if not has_memory or state.home.get(task) == number:
+        return has_memory
     free = node.process_slots - node.started
     if node.parked and free > 0:
         free -= sum(keeps_slot(state, t) for t in state.parked if state.home[t] == number)

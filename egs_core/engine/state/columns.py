@@ -19,7 +19,6 @@ from egs_core.engine.state.records import Gang, Meter, Over, Pause, QueueState, 
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1
-NOTHING = Shape(0)  # what a phase needs that starts wherever it is
 NEVER = 1 << 62  # a decision that is never reached
 
 
@@ -169,14 +168,18 @@ class Columns(msgspec.Struct):
     def needs_slot(self, task: int) -> bool:
         """Whether the task has a process slot of its node from its start to its end: it has a warm key, or a process
         that waits between two phases for what the second one needs."""
-        later = self.shape[self.first_phase[task] + 1 : self.first_phase[task + 1]]
-        return bool(self.warm_key_of(task)) or any(self.shapes[shape] != NOTHING for shape in later)
+        if self.warm_key_of(task):
+            return True
+        for number in self.shape[self.first_phase[task] + 1 : self.first_phase[task + 1]]:
+            shape = self.shapes[number]
+            if shape.gpu_milli or shape.cpu_milli or shape.memory_bytes:
+                return True
+        return False
 
     def memory_of(self, task: int) -> int:
         """Bytes of host memory that the task states, the most of all its phases: its process keeps it between them."""
-        return max(
-            self.shapes[shape].memory_bytes for shape in self.shape[self.first_phase[task] : self.first_phase[task + 1]]
-        )
+        shapes = self.shape[self.first_phase[task] : self.first_phase[task + 1]]
+        return max([self.shapes[shape].memory_bytes for shape in shapes])
 
     def is_first_phase(self, phase: int) -> bool:
         return self.first_phase[self.task_of[phase]] == phase
