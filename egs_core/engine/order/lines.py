@@ -23,6 +23,8 @@ from egs_core.engine.state.state import State
 
 Entry = tuple[Key, int]
 First = tuple[FullKey, int, int]  # full key, phase, submission
+Aged = tuple[float, int, int]  # ready at, order, phase
+LEAST_KEPT = 64  # outdated entries that are not worth counting again
 ALL = 0  # the one submission of a policy that does not tell them apart
 
 
@@ -49,11 +51,12 @@ class Lines:
         self._lines: dict[ClassId, Line] = {}
         self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
         self._next: dict[int, Entry] = {}  # submission -> the first of those, while that one is queued with this key
+        self._ages: dict[int, list[Aged]] = {}  # submission -> heap of its phases since the oldest was asked for
         self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
         self.timers = self.order.timers.heap if self.order is not None else []  # of submissions that wait
 
     def clear(self) -> None:
-        for container in (self.keys, self._at, self._lines, self._tops, self._next):
+        for container in (self.keys, self._at, self._lines, self._tops, self._next, self._ages):
             container.clear()
         if self.order is not None:
             self.order.forget_waits()
@@ -100,8 +103,11 @@ class Lines:
                 self._settle(old[0], number, known)
                 if self._leaf_changed(number, known):
                     self.refresh(number)
-        elif order is not None and (number not in order.due or state.ready_at[phase] < state.now):
-            order.waits(number, state.ready_at[phase])
+        elif order is not None:
+            if (ages := self._ages.get(number)) is not None:
+                heapq.heappush(ages, (state.ready_at[phase], state.order[phase], phase))
+            if number not in order.due or state.ready_at[phase] < state.now:
+                order.waits(number, state.ready_at[phase])
         if heap[0] is entry:
             tops = self._tops.get(number)
             if tops is None:
@@ -170,6 +176,7 @@ class Lines:
         if not tops:
             del self._tops[number]
             self._next.pop(number, None)
+            self._ages.pop(number, None)
         self._settle_class(class_id, line)
 
     def _leaf_changed(self, number: int, tops: dict[ClassId, Entry] | None) -> bool:
@@ -262,14 +269,18 @@ class Lines:
 
     def _oldest(self, number: int) -> Waiter | None:
         """The waiting phase of the submission that became ready first."""
-        ready_at, order = self._state.ready_at, self._state.order
-        found = [
-            (ready_at[phase], order[phase], phase)
-            for class_id in self._tops.get(number, ())
-            for key, phase in self._lines[class_id].heaps[number]
-            if self.keys.get(phase) is key
-        ]
-        if not found:
-            return None
-        at, _, phase = min(found)
-        return at, phase
+        ready_at, order, ages = self._state.ready_at, self._state.order, self._ages.get(number)
+        if ages is None or len(ages) > 2 * len(self.keys) + LEAST_KEPT:
+            ages = self._ages[number] = [
+                (ready_at[phase], order[phase], phase)
+                for class_id in self._tops.get(number, ())
+                for key, phase in self._lines[class_id].heaps[number]
+                if self.keys.get(phase) is key
+            ]
+            heapq.heapify(ages)
+        while ages:
+            at, place, phase = ages[0]
+            if phase in self.keys and (ready_at[phase], order[phase]) == (at, place):
+                return at, phase
+            heapq.heappop(ages)
+        return None

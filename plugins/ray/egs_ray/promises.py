@@ -128,10 +128,9 @@ class Promises:
         """Keep None under each of the keys, also if that was done before."""
         self.keep_values(dict.fromkeys(keys))
 
-    def keep_values(self, values: dict[str, Any]) -> None:
-        """Keep each value under its key, but where one is kept already."""
-        if values:
-            self._board.keep.remote(values)
+    def keep_values(self, values: dict[str, Any]) -> Any:
+        """Keep each value under its key, but where one is kept already; a reference that is ready when that is done."""
+        return self._board.keep.remote(values) if values else None
 
     def board(self) -> bytes:
         """The actor's handle, pickled: for another process that keeps something (`board.keep.remote({key: value})`)."""

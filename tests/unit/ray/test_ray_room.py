@@ -51,14 +51,14 @@ def test_short_tasks_queue_ahead_long_ones_do_not() -> None:
 
 
 def test_only_short_tasks_share_a_ticket() -> None:
-    """As many as all GPUs do in 0.1 s, by what was measured of such tasks, else believed; unknown ones do not."""
+    """As many as all GPUs do in 0.25 s, by what was measured of such tasks, else believed; unknown ones do not."""
     room = Room([row("a", 2.0), row("b", 2.0)])
     assert room.together(FIT, None) == 1
-    assert room.together(FIT, 0.02) == 4 * 5
+    assert room.together(FIT, 0.025) == 4 * 10
     assert room.together(FIT, 0.0) == 4 * MOST_TOGETHER
-    assert room.together(Needs("wide", 1.0, 2.0, 0), 0.02) == 2 * 5
-    assert room.together(FIT, 0.15) == 1
-    room.learn(FIT, 0.05, 8.0)  # in line behind as many as run
+    assert room.together(Needs("wide", 1.0, 2.0, 0), 0.025) == 2 * 10
+    assert room.together(FIT, 0.3) == 1
+    room.learn(FIT, 0.125, 8.0)  # in line behind as many as run
     assert room.together(FIT, 9.0) == 4 * 4
     assert room.together(Needs("other", 1.0, 1.0, 0), None) == 1
 

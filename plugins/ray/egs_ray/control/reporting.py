@@ -89,8 +89,13 @@ class Reporter:
 
     def _report_until_lost(self) -> None:
         """Returns when the controller does not know this driver (any more); raises when it is gone."""
-        while not self._closing.is_set() and ((told := self._source.snapshot()) is None or not self._is_worth_it()):
-            self._closing.wait(EVERY_S)
+        told: Told | None = None
+        while told is None and not self._closing.is_set():
+            if not self._since and self._source.snapshot() is not None:
+                self._since = time.monotonic()
+            told = self._source.snapshot() if self._since and self._is_worth_it() else None
+            if told is None:
+                self._closing.wait(EVERY_S)
         if self._closing.is_set():
             return
         control = controller.get_or_make()
@@ -112,7 +117,6 @@ class Reporter:
         """Whether there is a controller, or should be one: its process takes a second of a core. Short programs end
         without; an operator who asks for something makes one, and then every driver reports to it."""
         now = time.monotonic()
-        self._since = self._since or now
         if now - self._since >= ALONE_S:
             return True
         if now < self._look_at:

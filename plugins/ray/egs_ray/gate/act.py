@@ -25,7 +25,7 @@ from egs_core.graph.columns import KIND_NAMES, Graph, Shape
 from egs_core.history.opened import open_history
 from egs_core.history.pending import learn_pending
 from egs_core.notices import warn
-from egs_core.predict import Predictor, signature_of
+from egs_core.predict import Estimate, Predictor, signature_of
 from egs_core.runlog.records import Record
 from egs_ray.control.reporting import Reporter
 from egs_ray.demand import cluster_grows
@@ -56,7 +56,9 @@ class Orderer(Observer):
         learning.reserve(path)
         self._told: deque[Ordered | Record] = deque()
         self._nested: deque[Submission] = deque()  # of workers of this session
+        self._script = script_name()
         self._predictor = Predictor()
+        self._estimates: dict[tuple[str, int, Shape], Estimate | None] = {}  # what that has said
         self._is_learning = False
         self._reporter: Reporter | None = None
 
@@ -139,19 +141,26 @@ class Orderer(Observer):
 
     def _estimate(self, needs: Needs) -> float | None:
         shape = Shape(round(needs.cpus * 1000), round(needs.gpus * 1000), needs.memory_bytes)
-        estimate = self._predictor.estimate(signature_of(script_name(), needs.name, 0, shape))
-        return estimate.p50_s if estimate.source == "history" else None
+        estimate = self._from_history(needs.name, 0, shape)
+        return None if estimate is None else estimate.p50_s
 
     def _beliefs(self, block: Graph) -> list[tuple[int, float, float]]:
         """(phase, median, 95th percentile) of those of a block that history knows."""
         found: list[tuple[int, float, float]] = []
         for task, name in enumerate(block.names):
             for number, phase in enumerate(block.phases_of(task)):
-                signature = signature_of(script_name(), name, number, block.shapes[block.phase_shape[phase]])
-                estimate = self._predictor.estimate(signature)
-                if estimate.source == "history":
+                estimate = self._from_history(name, number, block.shapes[block.phase_shape[phase]])
+                if estimate is not None:
                     found.append((phase, estimate.p50_s, estimate.p95_s))
         return found
+
+    def _from_history(self, task: str, phase: int, shape: Shape) -> Estimate | None:
+        """How long such a phase takes, where history knows; asked once, as thousands of tasks are alike."""
+        estimates, key = self._estimates, (task, phase, shape)
+        if key not in estimates:
+            estimate = self._predictor.estimate(signature_of(self._script, task, phase, shape))
+            estimates[key] = estimate if estimate.source == "history" else None
+        return estimates[key]
 
     def _learn_from_history(self) -> None:
         """On a thread of its own: there may be long run logs to learn from first."""
@@ -168,7 +177,7 @@ class Orderer(Observer):
             if rows:
                 known = Predictor()
                 known.learn(rows)
-                self._predictor = known
+                self._predictor, self._estimates = known, {}
                 if (gate := self._gate) is not None:
                     gate.learned()
         except Exception as error:  # without history every task counts the same

@@ -80,14 +80,12 @@ class Ordering:
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """Make the submission, with a ticket if it is one for the gate."""
         args, kwargs = args or (), kwargs or {}
-        hints = self._twins.hints_of(target)
-        is_free = is_free_to_order(options)  # where it would rather run keeps nothing from being ordered
-        made = actors.class_behind(target)
+        hints, asked, made = self._twins.hints_of(target), options, actors.class_behind(target)
         if hints is not None and hints.flavors and (made is None or self._hinted is not None):
             options = {**options, **preferred_options(hints, options)}
-        if not self._is_off:
+        if not self._is_off and (hints is not None or options.get("num_gpus")):
             turn_of: Callable[..., Turn | None] = self._turn if made is None else self._turn_of_actor
-            turn = turn_of(target, args, kwargs, options, hints, is_free)
+            turn = turn_of(target, args, kwargs, options, hints, asked)
             if turn is not None:
                 return self._submit_with(turn, original, target, args, kwargs, options)
         result = original(target, args, kwargs, **options)
@@ -108,24 +106,26 @@ class Ordering:
             gate.close()
 
     def _turn(
-        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, is_free: bool
+        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, asked: dict[str, Any]
     ) -> Turn | None:
-        """How the task goes to Ray, if it is one for the gate. is_free: nobody has said where it must run."""
+        """How the task goes to Ray, if it is one for the gate. asked: its options as called; where it would rather run
+        keeps nothing from being ordered."""
         try:
+            found = self._twins.asked_of(target, asked)
             described = None
             if hints is not None and self._hinted is not None:
                 described = self._hinted.described(target, hints, options)
-            if not (options.get("num_gpus") or described is not None) or not is_free:
+            if not (options.get("num_gpus") or described is not None) or not found.is_free:
                 if hints is not None and self._hinted is not None:
                     self._hinted.warn_of_lost(target, hints)
                 return None
             twin = self._twins.of(target, args, kwargs)
             if twin is None:
                 return None
-            gate = self._made_gate()
-            if described is not None:
-                options = {**options, **described.stated_needs(options)}
-            needs = needs_of(target, options)
+            gate, needs = self._made_gate(), found.needs
+            if described is not None and (stated := described.stated_needs(options)):
+                options = {**options, **stated}
+                needs = needs_of(target, options)
             if not gate.admits(needs):
                 if described is not None:
                     described.warn_if_too_large(needs, gate)
@@ -144,7 +144,7 @@ class Ordering:
             return None
 
     def _turn_of_actor(
-        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, is_free: bool
+        self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, asked: dict[str, Any]
     ) -> Turn | None:
         """The same for an actor's creation. One that others may find by its name, or that Ray shall start again (with
         arguments that are there then), never waits; one that may not be this driver's passes as it is."""
@@ -154,7 +154,7 @@ class Ordering:
             described = self._hinted.described_actor(target, actors.class_behind(target), hints, options)
             is_own = not options.get("get_if_exists") and options.get("lifetime") != "detached"
             is_own = is_own and not actors.is_of_library(target)
-            if not (described.payload.gpus and is_free and is_own):
+            if not (described.payload.gpus and is_free_to_order(asked) and is_own):
                 if hints is not None:
                     self._hinted.warn_of_lost(target, hints)
                 return None

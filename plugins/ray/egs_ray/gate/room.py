@@ -24,7 +24,7 @@ from egs_ray.submission import Needs
 SHORT_S = 0.25  # a ticket's way is about a fiftieth of this
 LEAD_S = 0.05  # work to have in Ray's queue
 MOST_AHEAD = 16
-TOGETHER_S = 0.1
+TOGETHER_S = 0.25
 MOST_TOGETHER = 32  # for each GPU
 LEARNING = 0.2  # weight of the newest task in the mean
 IDLE_REVIEWS = 2  # in a row, so that no change between two tasks counts

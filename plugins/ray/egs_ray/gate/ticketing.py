@@ -24,14 +24,25 @@ from egs_ray.submission import Arrival, Needs, Submission, is_driver
 _BY_HAND = ("resources", "accelerator_type", "label_selector", "fallback_strategy")  # where a task may run
 _ANYWHERE = (None, "DEFAULT", "SPREAD")
 _NO_GROUP = (None, "default")
+MOST_CALLS = 64  # kinds of calls of one function that are remembered
 _CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """What a task asks Ray for with these options, and whether Ray may place it."""
+
+    options: dict[str, Any]
+    is_free: bool
+    needs: Needs
+
+
 class Ticketed(msgspec.Struct, frozen=True):
-    """A user's function as Ray gets it, with a ticket before its arguments, and how it may be called."""
+    """A user's function as Ray gets it, with a ticket before its arguments, and how it may be called. taken: calls that
+    it takes, each as the number of its positional arguments and the names of the others."""
 
     remote: Any
     signature: inspect.Signature
+    taken: set[tuple[int | str, ...]]
 
 
 class Twins:
@@ -41,6 +52,17 @@ class Twins:
         self._splits_all = splits_all
         self._ticketed: WeakKeyDictionary[Any, Ticketed] = WeakKeyDictionary()
         self._hints: WeakKeyDictionary[Any, TaskHints | None] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[Any, Asked] = WeakKeyDictionary()
+
+    def asked_of(self, target: Any, options: dict[str, Any]) -> Asked:
+        """What a task asks for: the same as the one before it where it is called with the same options."""
+        before = self._asked.get(target)
+        if before is not None and before.options == options:
+            return before
+        found = Asked(options, is_free_to_order(options), needs_of(target, options))
+        if found.is_free:  # else there may be more behind the options than numbers
+            self._asked[target] = found
+        return found
 
     def hints_of(self, target: Any) -> TaskHints | None:
         """The hints on a function; one warning when they contradict its own decorator. splits_all: code that says when
@@ -69,7 +91,7 @@ class Twins:
             if function is None:
                 return None
             remote = functions.rewrapped(target, with_ticket(function))
-            ticketed = self._ticketed[target] = Ticketed(remote, inspect.signature(function))
+            ticketed = self._ticketed[target] = Ticketed(remote, inspect.signature(function), set())
         return ticketed.remote if _takes(ticketed, args, kwargs) else None
 
     def of_class(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -80,15 +102,20 @@ class Twins:
             if made is None:
                 return None
             remote = functions.rewrapped(target, actors.with_ticket(made))
-            ticketed = self._ticketed[target] = Ticketed(remote, actors.signature_of(target))
+            ticketed = self._ticketed[target] = Ticketed(remote, actors.signature_of(target), set())
         return ticketed.remote if _takes(ticketed, args, kwargs) else None
 
 
 def _takes(ticketed: Ticketed, args: Any, kwargs: Any) -> bool:
+    call = (len(args), *kwargs)
+    if call in ticketed.taken:
+        return True
     try:
         ticketed.signature.bind(*args, **kwargs)
     except TypeError:
         return False
+    if len(ticketed.taken) < MOST_CALLS:
+        ticketed.taken.add(call)
     return True
 
 

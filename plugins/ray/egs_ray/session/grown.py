@@ -120,6 +120,7 @@ class Grown(RunBooks):
         after.update(dict.fromkeys(self.also[parent].index for parent in tuple(after) if parent in self.also))
         options = NO_OPTIONS if described is None else described.options
         job = Job(self, len(self.jobs), -1, way)
+        job.gpus = max(shape.gpu_milli for _, shape, _ in phases) / 1000
         self.converted.graph.add_task(task_id, tuple(after), phases, name, options)
         self.converted.nodes.append(None if described is None else described.payload)  # type: ignore[arg-type]  # for shells
         self.jobs.append(job)

@@ -33,6 +33,7 @@ from egs_ray.gate.room import Room
 from egs_ray.session.described import Described
 from egs_ray.session.grown import Grown
 from egs_ray.session.lives import Lives
+from egs_ray.session.pace import REST_S, Pace
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import Job, Way
 from egs_ray.session.tickets import Tickets
@@ -40,8 +41,8 @@ from egs_ray.submission import Arrival, Needs, Ordered
 
 PULSE_S = 1.0
 HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
-REST_S = 0.01  # between two turns while Ray has enough to do: one for all that comes meanwhile
 LEAST_S = 0.3  # each task told of costs Ray two messages
+LEAST_TOOK_S = 0.001  # of a task, by measurement
 STARTING_S = 3.0  # for a worker's process and Ray's own news
 WAITS = ("ready", "held")
 WITH_TICKET = (Way.TICKET, Way.ACTOR)
@@ -90,7 +91,9 @@ class Program:
         self._waiting_actors: dict[int, float] = {}  # index -> since when
         self._lives = Lives(self._lives_at, self._ended, self.fail)
         self._demand: list[dict[str, float]] = []  # what the autoscaler is told
-        self._is_woken = False
+        self._over: list[m.Sight] = []  # tasks whose ends the site is told of at the end of the turn
+        self._is_full = self._is_ahead = False  # all GPUs have tasks; Ray has enough to do for some time
+        self._pace = Pace(self.site.do, self._turn)
         self._closing = threading.Event()
         session.attach(self, self.books)
         threading.Thread(target=self._pulse, name="egs-pulse", daemon=True).start()
@@ -134,7 +137,7 @@ class Program:
         """refs: the result and what Ray waits for, by id; kept until they have values, else nobody would hear of it."""
         self._awaited.add(arrival.task_id)
         self._arrivals.append((arrival, refs, described))
-        self._wake()
+        self._pace.wake(may_rest=self._is_full or self._is_ahead)
 
     def settle(self) -> None:
         """What it has to tell was told at once."""
@@ -147,26 +150,24 @@ class Program:
         """Ray is about to disconnect; what still waits ends with it."""
         self._closing.set()
         self._lives.close()
+        self._pace.close()
         DEMAND.withdraw("gate")
 
     # --- arrivals ---
 
-    def _wake(self) -> None:
-        """From any thread."""
-        if not self._is_woken:
-            self._is_woken = True
-            self.site.do(self._turn)
-
     def _turn(self) -> None:
         """All that has come by now; what was submitted is known before what follows from its end."""
-        if self.room.ahead_s(self._line_gpus) > 2 * REST_S:
-            time.sleep(REST_S)
-        self._is_woken = False
+        self._pace.begun()
         ends = len(self._ends)
         if self._arrivals and not self._session.is_broken:
             self._admit()
         for _ in range(ends):
             self._end(self._ends.popleft())
+        if self._over:
+            over, self._over = self._over, []
+            self.site.report(m.TasksSeen(tuple(over)))
+        self._is_full = self._line_gpus >= self.room.tickets
+        self._is_ahead = self.room.ahead_s(self._line_gpus) > 2 * REST_S
 
     def _admit(self) -> None:
         """Take in what was submitted. What waits for nothing that is known, and has no ticket, is nobody's concern."""
@@ -212,7 +213,7 @@ class Program:
     def _ended(self, index: int) -> None:
         """From any thread."""
         self._ends.append(index)
-        self._wake()
+        self._pace.wake(may_rest=self._is_ahead)
 
     def _lives_at(self, index: int, node: str, pid: int) -> None:
         """From any thread: the `__init__` of an actor has returned."""
@@ -293,8 +294,9 @@ class Program:
 
     def _count(self, job: Job, at_s: float) -> None:
         if job.index not in self._line:
-            self._line_gpus += self._gpus(job)
+            self._line_gpus += job.gpus
             self._line[job.index] = (at_s, self._line_gpus)
+            self._is_full = self._line_gpus >= self.room.tickets
             self._no_longer_waits(job)
 
     def _no_longer_waits(self, job: Job) -> None:
@@ -303,9 +305,6 @@ class Program:
         if (marker := self.books.markers.pop(job.index, None)) is not None:
             self._finish(marker)
             actors.no_longer_watched(job.ref)
-
-    def _gpus(self, job: Job) -> float:
-        return max(shape.gpu_milli for shape in job.shapes) / 1000
 
     # --- ends ---
 
@@ -325,17 +324,20 @@ class Program:
             self._session.ended(job)
             self.books.release_parents(index)
         else:
-            self._finish(job)
+            self._finish(job, with_others=job.way is not Way.ACTOR)
         self._went(waiting_too, but=job)
         self.books.numbers.pop(task_id, None)
         self._ready.pop(task_id, None)
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: Job, with_others: bool = False) -> None:
+        """with_others: the site may be told at the end of this turn, if nothing is ready by this end."""
         grant, job.grant, job.succeeded = job.grant, None, True
         self.books.release_parents(job.index)
         if self._session.is_broken:
             return
-        if grant is None:
+        if with_others and not (self.books.children[job.index] or job.stopped or job.aborted):
+            self._over.append(m.Sight(job.number, "over"))
+        elif grant is None:
             self.site.report(m.BranchSkipped(job.number))  # means nothing for what has ended
         else:
             self.site.report(m.PhaseEnded(grant.phase, grant.attempt, "aborted" if job.aborted else "succeeded"))
@@ -343,10 +345,11 @@ class Program:
     def _unline(self, job: Job) -> None:
         if (let_go := self._line.pop(job.index, None)) is not None:
             at_s, line_gpus = let_go
-            needs = self._needs(job)
-            self._line_gpus -= self._gpus(job)
-            if job.way is Way.TICKET and self.room.learn(needs, self.site.now() - at_s, line_gpus):
-                self._session.offer()
+            self._line_gpus -= job.gpus
+            if job.way is Way.TICKET:
+                took_s = max(LEAST_TOOK_S, self.site.now() - at_s - self.tickets.way_of(job.ticket))
+                if self.room.learn(self._needs(job), took_s, line_gpus):
+                    self._session.offer()
 
     # --- beliefs, room and the autoscaler ---
 
@@ -384,10 +387,8 @@ class Program:
         waits = [job for job in jobs if job.index not in self._line and job.way in WITH_TICKET]
         statuses = dict(zip(waits, self.site.tasks([job.number for job in waits]), strict=True))
         ready = [job for job in waits if statuses[job].status in WAITS]
-        starting = sum(
-            self._gpus(job) for job in jobs if now - self._line.get(job.index, (-STARTING_S, 0.0))[0] < STARTING_S
-        )
-        wanted = min((self._gpus(job) for job in ready), default=float("inf"))
+        starting = sum(job.gpus for job in jobs if now - self._line.get(job.index, (-STARTING_S, 0.0))[0] < STARTING_S)
+        wanted = min((job.gpus for job in ready), default=float("inf"))
         self.room.review(nodes, free_gpus - starting, wanted)
         self._session.offer()
         if self.room.grows:
@@ -403,7 +404,7 @@ class Program:
             self._demand = bundles_of_tasks([*open_, *(self._needs(job) for job in ready)], others)
 
     def _needs(self, job: Job) -> Needs:
-        return self.tickets.needs_of(job.ticket) or Needs("", 0.0, self._gpus(job), 0)
+        return self.tickets.needs_of(job.ticket) or Needs("", 0.0, job.gpus, 0)
 
     def _tell_autoscaler(self) -> None:
         """On the pulse's thread. An autoscaler shows itself some seconds after its cluster."""

@@ -67,6 +67,7 @@ class Job(msgspec.Struct, eq=False):
     first_phase: int = 0  # the site's number of its first phase
     submission: int = 0
     ticket: str = ""  # that it waits for in Ray: the script has submitted it, and has its reference
+    gpus: float = 0.0  # the most that a phase of such a task needs
     lack: str = ""  # what no node has of what it needs: it is Ray's, and waits there
     ref: Any = None
     peer: Peer | None = None

@@ -4,7 +4,7 @@
 
 A ticket costs some milliseconds of processor time in all, so few are made. While there is room for all that has not
 ended, a task that takes no result passes without one. Short tasks that are alike and come one after the other share
-one, as many as the GPUs do in a tenth of a second (`room`): the first whose turn it is opens it for all of them.
+one, as many as the GPUs do in a quarter of a second (`room`): the first whose turn it is opens it for all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from egs_ray import waiting
 from egs_ray.gate.room import Room
 from egs_ray.promises import Promises
 from egs_ray.submission import Needs
@@ -61,6 +62,8 @@ class Tickets:
         self._held_gpus = 0.0  # what these need
         self._last = Ticket("", Needs("", 0.0, 0.0, 0))  # that others may share
         self._kept: dict[str, Any] = {}  # opened, and not yet said so to what waits for it
+        self._way_s = 0.0  # that a ticket takes from here to what waits for it
+        self._on_its_way: Any = None  # a call that tells how long that is now
 
     @property
     def are_open(self) -> bool:
@@ -112,6 +115,11 @@ class Tickets:
         """What the task with this ticket asks Ray for, while it has not ended."""
         ticket = self._held.get(key)
         return None if ticket is None else ticket.needs
+
+    def way_of(self, key: str) -> float:
+        """Seconds that this ticket may have taken to its task: no time in which that ran. 0 for one that passed."""
+        ticket = self._held.get(key)
+        return 0.0 if ticket is None or not ticket.name else self._way_s
 
     def hold_back(self, holds: bool) -> None:
         """Whether from now on no task passes or shares a ticket: each must be asked for by the site."""
@@ -180,7 +188,13 @@ class Tickets:
 
     def _keep(self) -> None:
         kept, self._kept = self._kept, {}
-        self._promises.keep_values(kept)
+        call, sent_s = self._promises.keep_values(kept), self._now()
+        if call is not None and self._on_its_way is None:
+            self._on_its_way = call
+            waiting.on_ready(call, lambda: self._do(lambda: self._arrived(self._now() - sent_s)))
+
+    def _arrived(self, way_s: float) -> None:
+        self._way_s, self._on_its_way = (self._way_s + way_s) / 2, None
 
     def _board_lost(self, _call: Any) -> None:
         """From a thread of Ray's. The tickets opened so far may be lost with the process that kept them."""
