@@ -101,7 +101,7 @@ except ValueError as error:
     print("taken", type(error).__name__)
 dropped = Model.remote(9)                                   # dropped while it waits: it never holds anything
 del dropped
-fourth = None                                               # out of scope
+ray.kill(fourth)                                            # a worker may keep what it was handed
 bad = Model.remote("bad")
 print("bad", failure(bad.get.remote()))
 try:
