@@ -22,7 +22,7 @@ from egs_core.driver.storage import FILE_SYSTEM, File, Storage
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine.messages import AnyEvent, Event
 from egs_core.engine.state.journal import Transition, fold
-from egs_core.engine.state.snapshots import decode_state
+from egs_core.engine.state.snapshots import decode_state, with_slots_for_all
 from egs_core.engine.state.state import State
 from egs_core.errors import InputError
 
@@ -179,7 +179,7 @@ def folded(snapshot: bytes, entries: Iterable[bytes], place: str) -> State:
         if not isinstance(found, Entry):
             raise InputError(f"{place} entry {number}", "is a snapshot", "the journal is damaged")
         _fold(state, found, f"{place} entry {number}")
-    return state
+    return with_slots_for_all(state)
 
 
 def recover(path: str | os.PathLike[str], storage: Storage = FILE_SYSTEM) -> Recovered:
@@ -199,7 +199,7 @@ def recover(path: str | os.PathLike[str], storage: Storage = FILE_SYSTEM) -> Rec
             else:
                 raise InputError(place, "a snapshot among the entries", "it can only be the second line")
             size += len(line)
-    return Recovered(state, header.config, entries, size)
+    return Recovered(with_slots_for_all(state), header.config, entries, size)
 
 
 def _whole_lines(file: File) -> Iterator[bytes]:

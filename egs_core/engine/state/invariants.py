@@ -73,6 +73,13 @@ def _check_resources(state: State) -> None:
             assert sum(slices) == node.positions.get(device, 0), f"{node.name}: device {device}: slices {slices}"
 
 
+def most_processes(state: State, number: int) -> int:
+    """How many may have a slot of the node: as many as it has, and all of a gang that took one (`rules.processes`)."""
+    started = [t for t, n in state.home.items() if n == number and t not in state.parked and state.needs_slot(t)]
+    gangs = Counter([state.gang_of[t] for t in started if t in state.gang_of])
+    return state.nodes[number].process_slots + max([0, *(count - 1 for count in gangs.values())])
+
+
 def _check_processes(state: State) -> None:
     """Every process is counted once: with a started task, parked for a task, or idle."""
     for number, node in enumerate(state.nodes):
@@ -84,9 +91,7 @@ def _check_processes(state: State) -> None:
         warming = sum(state.warmth[t] == WARMING for t in parked)
         assert node.warming == warming, f"{node.name}: {node.warming} warming, {warming} found"
         assert all(count > 0 for count in node.idle_warm.values()), f"{node.name}: an empty count of idle processes"
-        gangs = Counter([state.gang_of[t] for t in started if t in state.gang_of])
-        most = node.process_slots + max([0, *(count - 1 for count in gangs.values())])  # see `rules.processes`
-        assert node.processes <= most, f"{node.name}: {node.processes} processes"
+        assert node.processes <= most_processes(state, number), f"{node.name}: {node.processes} processes"
         assert node.alive or not node.processes, f"{node.name} is lost and has processes"
     for task in state.parked:
         assert state.warmth[task] != COLD, f"task {task} has a process kept for it but is cold"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from egs_core.engine.state.columns import STATE_VERSION
+from egs_core.engine.state.invariants import most_processes
 from egs_core.engine.state.lifecycle import GRANTED, HELD, PENDING, READY, SKIPPED
 from egs_core.engine.state.nodes import NOT_STARTED
 from egs_core.engine.state.state import State
@@ -46,6 +47,14 @@ def _with_slots(state: State) -> State:
             node.started = len(started)
             node.process_slots = max(node.process_slots, node.processes)
         node.started_bytes = sum(map(state.memory_of, started))
+    return state
+
+
+def with_slots_for_all(state: State) -> State:
+    """What engines had started that counted fewer processes than this one keeps its slots: the end of a journal of
+    theirs is a valid state. A journal of this engine's is left as it is."""
+    for number, node in enumerate(state.nodes):
+        node.process_slots += max(0, node.processes - most_processes(state, number))
     return state
 
 
