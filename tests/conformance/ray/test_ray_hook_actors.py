@@ -140,6 +140,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(WORDS)]
 
 
+@pytest.mark.long  # on Ray 2.60 alone this script hangs now and then: no GPU comes free after kills of actors
 def test_actors_are_as_natively(run_script: Script) -> None:
     """Values, names, errors, restarts, kills, exits and scopes of GPU actors, three at a time on two GPUs, are those of
     Ray alone; so are actors that others wait for while those still wait for a GPU. EGS says its one line."""
