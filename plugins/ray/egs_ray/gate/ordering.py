@@ -159,7 +159,7 @@ class Ordering:
                     self._hinted.warn_of_lost(target, hints)
                 return None
             may_wait = not (options.get("name") or options.get("max_restarts"))
-            twin = self._twins.of_class(target, args, kwargs)
+            twin = self._twins.of(target, args, kwargs)
             if twin is None:
                 return None
             gate: Any = self._made_gate()

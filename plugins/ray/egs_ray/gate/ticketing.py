@@ -85,25 +85,20 @@ class Twins:
     def of(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The twin with a ticket; None where there is none, or it does not take these arguments: then Ray shall say, at
         once and in its own words, what is wrong with the call."""
-        ticketed = self._ticketed.get(target)
-        if ticketed is None:
-            function = functions.function_behind(target)
-            if function is None:
-                return None
-            remote = functions.rewrapped(target, with_ticket(function))
-            ticketed = self._ticketed[target] = Ticketed(remote, inspect.signature(function), set())
-        return ticketed.remote if _takes(ticketed, args, kwargs) else None
+        ticketed = self._ticketed.get(target) or self._made(target)
+        return ticketed.remote if ticketed is not None and _takes(ticketed, args, kwargs) else None
 
-    def of_class(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The same for an actor's class."""
-        ticketed = self._ticketed.get(target)
-        if ticketed is None:
-            made = actors.class_behind(target)
-            if made is None:
-                return None
-            remote = functions.rewrapped(target, actors.with_ticket(made))
-            ticketed = self._ticketed[target] = Ticketed(remote, actors.signature_of(target), set())
-        return ticketed.remote if _takes(ticketed, args, kwargs) else None
+    def _made(self, target: Any) -> Ticketed | None:
+        """The twin of a function or of an actor's class."""
+        if (function := functions.function_behind(target)) is not None:
+            made: Any = with_ticket(function)
+            signature = inspect.signature(function)
+        elif (actor := actors.class_behind(target)) is not None:
+            made, signature = actors.with_ticket(actor), actors.signature_of(target)
+        else:
+            return None
+        ticketed = self._ticketed[target] = Ticketed(functions.rewrapped(target, made), signature, set())
+        return ticketed
 
 
 def _takes(ticketed: Ticketed, args: Any, kwargs: Any) -> bool:
