@@ -10,7 +10,9 @@ something has ended since need a look, and as long as there is none its keys (`f
 A CPU phase fits on many nodes at once, and most of those have no GPU left that it could take the CPUs from: among these
 the one with the least free CPU is the best, so they are kept in that order; for GPU phases nodes are kept in the order
 of the packing's scores. While room is kept for others best fit decides, and the first node in its order is the answer,
-unless something is kept there. What is here follows from the state; decisions are the same without it (a test).
+unless something is kept there. For tasks that keep a process between phases it is known which nodes may have a slot for
+it; while none has, their keys stay closed too. What is here follows from the state; decisions are the same without it
+(a test).
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from egs_core.engine.order.classes import ANY, ClassId, needs_process
+from egs_core.engine.order.classes import ANY, OTHERS, SHAPE, ClassId, needs_process
 from egs_core.engine.order.fronts import ClassFronts, ResourceKey
 from egs_core.engine.rules.fit import lacking, may_start_on
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.packing import TypicalWorkload
+from egs_core.engine.rules.processes import may_have_slot
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
@@ -32,6 +35,7 @@ MOST_CHANGES = 10_000  # that are kept for rankings; then these are made anew
 FEW_NODES = 4  # up to so many a scan is quicker: nothing is noted then, and one node more makes all be looked at
 Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the node: best fit of GPU phases
 UNKNOWN = None, None
+NO_SLOT = -1
 CpuRank = tuple[bool, int, int]  # has GPUs, free CPU, number of the node: best fit of CPU phases
 
 
@@ -87,6 +91,9 @@ class FreeIndex:
         self._withdrawn: set[int] = set()  # nodes with devices that are held and have been withdrawn
         self._rankings: dict[int, Ranking] = {}  # shape with GPUs -> its nodes
         self._changes: list[int] = []  # nodes in the order in which they have changed, since there are rankings
+        self._memory: dict[tuple[int, ...], int] = {}  # shapes of a class's tasks -> memory of a process; NO_SLOT
+        self._with_slot: dict[int, set[int]] = {}  # memory of a process -> nodes that may have a slot for it
+        self._slots_moved: set[int] = set()  # nodes on which that may have changed
         self._typical: TypicalWorkload = ()  # for which the rankings were made
         self.is_kept = False
         self.forget()
@@ -105,6 +112,7 @@ class FreeIndex:
             self._order,
             self._by_cpu,
             self._rankings,
+            self._with_slot,
         ):
             container.clear()
         self._moved.update(range(len(self._state.nodes)))
@@ -139,6 +147,7 @@ class FreeIndex:
 
     def _change(self, number: int) -> None:
         self._moved.add(number)
+        self._slots_moved.add(number)
         if self._rankings:
             self._changes.append(number)
             if len(self._changes) > MOST_CHANGES:
@@ -161,6 +170,10 @@ class FreeIndex:
             for resources in self._bound.get(number, ()):
                 if resources in fronts.closed and not lacking(node, shapes[resources[0]]):
                     fronts.reopen(resources)
+            for memory, keys in list(fronts.closed_slots.items()):
+                if may_have_slot(node, memory):
+                    for key in [k for k in keys if not lacking(node, shapes[k[0]])]:
+                        fronts.reopen_slots(key)
         self.freed_nodes.clear()
 
     def found_none(self, resources: ResourceKey, *, closes: bool = True) -> None:
@@ -197,6 +210,13 @@ class FreeIndex:
         for number, known in self._nodes.items():
             fits = {n for n, node in enumerate(nodes) if node.alive and not lacking(node, shapes[number])}
             assert fits <= known, f"shape {number} fits on {sorted(fits)}, looked at {sorted(known)}"
+        for memory, keys in self._fronts.closed_slots.items():
+            able = [node for node in nodes if node.alive and may_have_slot(node, memory)]
+            for key in keys:
+                assert all(lacking(node, shapes[key[0]]) for node in able), f"{key} is closed, and there is a place"
+        for memory, with_slot in self._with_slot.items():
+            there = {n for n, node in enumerate(nodes) if may_have_slot(node, memory)} - self._slots_moved
+            assert there <= with_slot, f"slots for {memory} bytes on {sorted(there)}, known {sorted(with_slot)}"
         for number, bound in self._fronts.closed:
             assert self._nodes[number] == set() if bound == ANY else lacking(nodes[bound], shapes[number])
 
@@ -219,10 +239,13 @@ class FreeIndex:
         """The best node for the first of a class, where that is known; else the nodes among which it is, None: all on
         which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. kept: nodes
         where room is kept for others, if it is for any: best fit decides then, without a packer."""
-        number, bound, _, _ = class_id
+        number, bound, others, _ = class_id
         if not self.is_kept or bound != ANY or needs_process(class_id):
             return UNKNOWN
         fitting: Collection[int] | None = self._nodes.get(number)
+        if others and (memory := self.slot_memory(phase, class_id)) != NO_SLOT:
+            with_slot = self._nodes_with_slot(memory)
+            fitting = with_slot if fitting is None else with_slot.intersection(fitting)
         if is_plain and (len(self._state.nodes) if fitting is None else len(fitting)) > FEW_NODES:
             shape = self._state.shapes[number]
             if kept is not None:
@@ -233,7 +256,46 @@ class FreeIndex:
                 best = self._ranked(phase, number, packer) if shape.gpu_milli else self._tightest(phase, shape, packer)
                 if best is not None:
                     return best, None
-        return None, self.candidates(number)
+        return None, range(len(self._state.nodes)) if fitting is None else sorted(fitting)
+
+    def slot_memory(self, phase: int, class_id: ClassId) -> int:
+        """Memory of the process that tasks of the class, of which this is a phase, keep between their phases; NO_SLOT
+        where they need no slot for one."""
+        shapes = class_id[OTHERS]
+        memory = self._memory.get(shapes)
+        if memory is None:
+            state, task = self._state, self._state.task_of[phase]
+            memory = self._memory[shapes] = state.memory_of(task) if state.needs_slot(task) else NO_SLOT
+        return memory
+
+    def found_no_slot(self, phase: int, class_id: ClassId) -> bool:
+        """Whether no node with room has a slot for a process of the class: its key is closed then."""
+        memory = self.slot_memory(phase, class_id) if class_id[OTHERS] else NO_SLOT
+        if memory == NO_SLOT:
+            return False
+        shape, nodes = class_id[SHAPE], self._state.nodes
+        wanted, fitting = self._state.shapes[shape], self._nodes.get(shape)
+        with_slot = self._nodes_with_slot(memory)
+        worth = with_slot if fitting is None else with_slot & fitting
+        if any(nodes[number].alive and not lacking(nodes[number], wanted) for number in worth):
+            return False
+        self._fronts.close_slots((shape, ANY, memory))
+        return True
+
+    def _nodes_with_slot(self, memory: int) -> set[int]:
+        self._settle_slots()
+        found = self._with_slot.get(memory)
+        if found is None:
+            nodes = self._state.nodes
+            found = self._with_slot[memory] = {n for n, node in enumerate(nodes) if may_have_slot(node, memory)}
+        return found
+
+    def _settle_slots(self) -> None:
+        for number in self._slots_moved:
+            node = self._state.nodes[number]
+            for memory, nodes in self._with_slot.items():
+                (nodes.add if may_have_slot(node, memory) else nodes.discard)(number)
+        self._slots_moved.clear()
 
     def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:
         """The best node for a GPU phase, if a packing says which."""

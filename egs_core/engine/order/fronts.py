@@ -2,6 +2,8 @@
 
 Classes that need the same resources share a *resource key*: (shape, node they are bound to or ANY). A key for which
 nothing fits is closed: its classes are passed over together, without a look at each, until something is freed there.
+Those whose tasks keep a process between phases have its memory as a third part: such a key is closed too while no node
+with room has a process slot for so much memory.
 Gangs, tasks that need a process and phases that may reserve can do more than take free resources, so each such class
 is its own key, which is never closed.
 
@@ -18,6 +20,9 @@ from egs_core.engine.order.classes import ClassId
 from egs_core.engine.order.policy import FullKey
 
 ResourceKey = tuple[int, int]
+SlotKey = tuple[int, int, int]
+Key = ResourceKey | SlotKey | ClassId
+MEMORY = 2  # place in a slot key
 Front = tuple[FullKey, int, ClassId]
 AFTER_ALL = 1 << 62  # a phase number behind all others
 
@@ -25,14 +30,16 @@ AFTER_ALL = 1 << 62  # a phase number behind all others
 class ClassFronts:
     """See the module. resource_key_of: of a front; None: the class itself."""
 
-    def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | None]) -> None:
+    def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | SlotKey | None]) -> None:
         self._resource_key_of = resource_key_of
         self.of: dict[ClassId, Front] = {}
         self.order: list[Front] = []
-        self._by_resources: dict[ResourceKey | ClassId, list[Front]] = {}
-        self.open: dict[ResourceKey | ClassId, list[Front]] = {}
+        self._by_resources: dict[Key, list[Front]] = {}
+        self.open: dict[Key, list[Front]] = {}
         self.closed: set[ResourceKey] = set()
-        self._key_of: dict[ClassId, ResourceKey | ClassId] = {}  # under which the front of a class is now
+        self.closed_slots: dict[int, dict[SlotKey, None]] = {}  # memory of processes -> keys without a place
+        self._slot_keys: dict[ResourceKey, dict[SlotKey, None]] = {}  # those with fronts
+        self._key_of: dict[ClassId, Key] = {}  # under which the front of a class is now
 
     def put(self, class_id: ClassId, key: FullKey, phase: int) -> None:
         """This phase is now the first of its class."""
@@ -49,15 +56,25 @@ class ClassFronts:
         insort(self.order, front)
         self._file(front, resources)
 
-    def _file(self, front: Front, resources: ResourceKey | ClassId) -> None:
+    def _file(self, front: Front, resources: Key) -> None:
         self._key_of[front[2]] = resources
         fronts = self._by_resources.get(resources)
         if fronts is not None:
             insort(fronts, front)
             return
         self._by_resources[resources] = [front]
-        if resources not in self.closed:
+        if len(resources) == 3:
+            self._slot_keys.setdefault((resources[0], resources[1]), {})[resources] = None
+        if self._is_open(resources):
             self.open[resources] = self._by_resources[resources]
+
+    def _is_open(self, resources: Key) -> bool:
+        if len(resources) == 2:
+            return resources not in self.closed
+        if len(resources) == 3:
+            is_out = resources in self.closed_slots.get(resources[MEMORY], ())
+            return not is_out and (resources[0], resources[1]) not in self.closed
+        return True
 
     def refile(self, fronts: Iterable[Front]) -> None:
         """The resource keys of these may have changed, their places in the order have not."""
@@ -85,9 +102,11 @@ class ClassFronts:
         else:
             del self._by_resources[resources]
             self.open.pop(resources, None)
+            if len(resources) == 3:
+                del self._slot_keys[resources[0], resources[1]][resources]
 
     def clear(self) -> None:
-        for container in (self.of, self.order, self._by_resources, self.open, self._key_of):
+        for container in (self.of, self.order, self._by_resources, self._slot_keys, self.open, self._key_of):
             container.clear()
 
     def following(self, key: FullKey) -> FullKey | None:
@@ -116,6 +135,8 @@ class ClassFronts:
         """Nothing fits there."""
         self.closed.add(resources)
         self.open.pop(resources, None)
+        for key in self._slot_keys.get(resources, ()):
+            self.open.pop(key, None)
 
     def reopen(self, resources: ResourceKey) -> None:
         """Something may fit there again."""
@@ -123,8 +144,26 @@ class ClassFronts:
             self.closed.remove(resources)
             if resources in self._by_resources:
                 self.open[resources] = self._by_resources[resources]
+            for key in self._slot_keys.get(resources, ()):
+                if key not in self.closed_slots.get(key[MEMORY], ()):
+                    self.open[key] = self._by_resources[key]
+
+    def close_slots(self, key: SlotKey) -> None:
+        """Where there is room no process with so much memory has a slot."""
+        self.closed_slots.setdefault(key[MEMORY], {})[key] = None
+        self.open.pop(key, None)
+
+    def reopen_slots(self, key: SlotKey) -> None:
+        """One may have a slot again."""
+        keys = self.closed_slots[key[MEMORY]]
+        del keys[key]
+        if not keys:
+            del self.closed_slots[key[MEMORY]]
+        if key in self._by_resources and self._is_open(key):
+            self.open[key] = self._by_resources[key]
 
     def reopen_all(self) -> None:
-        if self.closed:
+        if self.closed or self.closed_slots:
             self.closed.clear()
+            self.closed_slots.clear()
             self.open.update(self._by_resources)

@@ -21,8 +21,8 @@ from egs_core.engine.order.classes import (
     is_chooser,
     is_gang,
 )
-from egs_core.engine.order.free_index import FreeIndex
-from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey
+from egs_core.engine.order.free_index import NO_SLOT, FreeIndex
+from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey, SlotKey
 from egs_core.engine.order.gathering import Gathering
 from egs_core.engine.order.lines import Entry, Lines
 from egs_core.engine.order.policy import (
@@ -252,7 +252,7 @@ class ReadyQueue:
             self._capacity = self.state.capacity()
         return self._capacity
 
-    def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | None:
+    def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | SlotKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that may reserve: overdue and urgent ones, and late ones
         while nothing is reserved for others."""
@@ -262,8 +262,11 @@ class ReadyQueue:
             reservations = self.state.reservations
             if not reservations or phase in reservations:
                 return None
-        if class_id[OTHERS] and self.classes.has_own_rights(class_id):
-            return None
+        if class_id[OTHERS]:
+            if self.classes.has_own_rights(class_id):
+                return None
+            if (memory := self.free.slot_memory(phase, class_id)) != NO_SLOT:
+                return *class_id[:OTHERS], memory
         return class_id[:OTHERS]
 
     def reservations_changed(self) -> list[ClassId]:
@@ -388,8 +391,8 @@ class ReadyQueue:
 
     def wait_changed(self, submission: int) -> None:
         """How long a submission may wait has changed."""
-        if self.lines.order is not None:
-            self.lines.order.look_again(submission)
+        if self.lines.order is not None and self.lines.order.look_again(submission):
+            self.submissions_moved((submission,))
 
     def is_late(self, key: FullKey) -> bool:
         """Whether its submission has waited too long for others."""

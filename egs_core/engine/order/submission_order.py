@@ -49,6 +49,7 @@ class SubmissionOrder:
         self.timers = Timers(self._due_of)  # submissions with waiting phases: not before then have they waited too long
         self.due = self.timers.at
         self._seen: dict[str, tuple[int, ...]] = {}  # queue -> what its history said of work that nobody knows
+        self._totals: dict[str, int] = {}  # name of a submission that grew -> what its last run took, as seen last
 
     def place(self, number: int) -> Place:
         """Of a submission, as it was counted last."""
@@ -97,6 +98,10 @@ class SubmissionOrder:
         if number >= len(self.places):
             return ()
         if history.guesses:
+            total = self._state.grown_totals.get(submission.name)
+            if total is not None and total != self._totals.get(submission.name):
+                self._totals[submission.name] = total  # what is believed of others with this name
+                return self._recount_queue(submission.history)
             if (seen := _guesses(history)) != self._seen.get(submission.history):
                 self._seen[submission.history] = seen
                 return self._recount_queue(submission.history)
@@ -215,12 +220,14 @@ class SubmissionOrder:
         oldest = self._oldest(number)
         return None if oldest is None else oldest[0] + self.wait_limit(number)
 
-    def look_again(self, number: int) -> None:
-        """How long the submission may wait has changed."""
-        if number in self.due or number in self.late:
-            self.timers.forget(number)
-            self.late.pop(number, None)
-            self._look(number, self._state.now)
+    def look_again(self, number: int) -> bool:
+        """How long the submission may wait has changed; whether its place has, therefore."""
+        if number not in self.due and number not in self.late:
+            return False
+        self.timers.forget(number)
+        self.late.pop(number, None)
+        self._look(number, self._state.now)
+        return self._changed(number)
 
     def wait_limit(self, number: int) -> float:
         """Seconds that a phase of the submission waits at most for others, by what is known now."""

@@ -149,7 +149,8 @@ class Granting:
         if queue.preempts:  # who may preempt must be among the blocked, so its resources are never closed
             blocked.append(Blocked(phase, tuple(phases), class_id[QUEUE]))
         has_own_rights = bool(class_id[OTHERS]) and queue.classes.has_own_rights(class_id)
-        if is_within and queue.free.is_kept and not (queue.preempts or has_own_rights):
+        is_for_room = is_within and queue.free.is_kept and not (queue.preempts or has_own_rights)
+        if is_for_room and not queue.free.found_no_slot(phase, class_id):
             queue.free.found_none(class_id[:OTHERS], closes=queue.resource_key_of(*front) is not None)
         may_reserve = has_own_rights or queue.has_come_forward(key)
         if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):

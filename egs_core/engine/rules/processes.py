@@ -39,6 +39,15 @@ def has_slot_for(state: State, task: int, number: int) -> bool:
     return free > 0
 
 
+def may_have_slot(node: Node, memory_bytes: int) -> bool:
+    """Whether a task that needs a slot and states so much memory may have one there, if all that is kept for others is
+    given up for it: where this is false `has_slot_for` is too, but for a task whose own process is there."""
+    is_counted = node.started_bytes > 0 and node.memory_bytes != UNTRACKED
+    return node.started < node.process_slots and not (
+        is_counted and node.started_bytes + memory_bytes > node.memory_bytes
+    )
+
+
 def keeps_slot(state: State, task: int) -> bool:
     """Whether a process that is kept for this task is given up for no other."""
     return state.status[state.cursor[task]] == READY

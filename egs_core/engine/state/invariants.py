@@ -67,8 +67,9 @@ def _check_resources(state: State) -> None:
         assert len(node.devices) >= node.gpus, f"{node.name}: {len(node.devices)} devices of {node.gpus}"
         for device, free in enumerate(node.devices):
             used = sum(lease.gpu_milli for lease in held if device in lease.devices)
-            assert 0 <= free <= WHOLE_DEVICE, f"{node.name}: device {device} has {free} free"
-            assert used + free == WHOLE_DEVICE, f"{node.name}: device {device}: {used} used, {free} free"
+            offered = 0 if device in node.shut else WHOLE_DEVICE
+            assert offered - WHOLE_DEVICE <= free <= offered, f"{node.name}: device {device} has {free} free"
+            assert used + free == offered, f"{node.name}: device {device}: {used} used, {free} free"
             slices = [lease.positions for lease in held if device in lease.devices]
             assert sum(slices) == node.positions.get(device, 0), f"{node.name}: device {device}: slices {slices}"
 

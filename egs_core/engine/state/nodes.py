@@ -58,6 +58,13 @@ class Node(msgspec.Struct):
     topology: dict[str, str] = {}  # level -> which of its groups the node is in
     profiles: tuple[Profile, ...] = ()  # into which its devices are split
     positions: dict[int, int] = {}  # device -> positions that slices have taken, as bits
+    drained: tuple[int, ...] = ()  # devices that nothing new gets: each has a whole one less free than it would have
+    closed: tuple[int, ...] = ()  # the same, for another reason (`NodeAdded`)
+
+    @property
+    def shut(self) -> set[int]:
+        """Devices that nothing new gets."""
+        return {*self.drained, *self.closed}
 
     @property
     def processes(self) -> int:
@@ -92,11 +99,17 @@ class Node(msgspec.Struct):
         change = max(per_device, 0) - max(self.gpu_memory_bytes, 0)
         self.device_memory = [free + change for free in self.device_memory]
         self.gpu_memory_bytes = per_device
+        for device in self.shut:
+            self.devices[device] += WHOLE_DEVICE
         self.gpus = event.gpus
         while len(self.devices) < self.gpus:
             self.devices.append(WHOLE_DEVICE)
             self.device_memory.append(max(per_device, 0))
         self._drop_withdrawn()
+        self.drained = tuple(sorted({device for device in event.drained if 0 <= device < self.gpus}))
+        self.closed = tuple(sorted({device for device in event.closed if 0 <= device < self.gpus}))
+        for device in self.shut:
+            self.devices[device] -= WHOLE_DEVICE
 
     def _drop_withdrawn(self) -> None:
         while len(self.devices) > self.gpus and self.devices[-1] == WHOLE_DEVICE:

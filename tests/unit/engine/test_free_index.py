@@ -28,6 +28,7 @@ def scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every class is asked for again, and every node is looked at."""
     monkeypatch.setattr(FreeIndex, "where", lambda *_, **__: (None, None))
     monkeypatch.setattr(FreeIndex, "found_none", lambda *_, **__: None)
+    monkeypatch.setattr(FreeIndex, "found_no_slot", lambda *_, **__: False)
 
 
 def random_cluster(draw: random.Random) -> list[m.NodeAdded]:
@@ -59,13 +60,15 @@ def test_decisions_are_those_of_the_scan(seed: int) -> None:
         assert [d for event, now, _ in world.bench.log for d in again.handle(event, now)] == world.bench.decisions
 
 
-def _run_wide(nodes: int, seed: int, step_s: float = 0.0) -> tuple[list[m.Decision], set[int]]:
+def _run_wide(
+    nodes: int, seed: int, step_s: float = 0.0, slots: int | None = None
+) -> tuple[list[m.Decision], set[int]]:
     """All that is decided for many mixed tasks on equal nodes, and for which phases something was reserved; what runs
     ends in a random order, one task every `step_s` seconds."""
     draw, engine, now = random.Random(seed), Engine(), 0.0
     out: list[m.Decision] = []
     for i in range(nodes):
-        engine.handle(m.NodeAdded(f"n{i}", 6.0, 4), now)
+        engine.handle(m.NodeAdded(f"n{i}", 6.0, 4, process_slots=slots), now)
     for w in range(4):
         graph = Graph()
         for t in range(60):
@@ -99,6 +102,16 @@ def test_decisions_on_a_cluster_are_those_of_the_scan(nodes: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_decisions_where_processes_have_few_slots_are_those_of_the_scan(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of the tasks keep a process between phases, and each of six nodes has one slot for one."""
+    found = _run_wide(6, seed, slots=1)
+    scan(monkeypatch)
+    assert _run_wide(6, seed, slots=1) == found
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_late_ones_pass_over_reservations_as_in_the_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where workloads have waited too long and room is kept for one of them after the other: best fit by the index,
     and late ones that are not asked again while nothing fits, decide what looking at everything decides."""
@@ -122,6 +135,30 @@ def test_a_closed_room_opens_where_something_fits_again(monkeypatch: pytest.Monk
     assert bench.granted()[-1] == "b"
     bench.end("large1")
     assert bench.granted()[-1] == "large2"
+
+
+def test_a_slot_that_comes_free_opens_the_room_of_all_that_wait_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While every slot is taken, tasks that need one are not asked for, whatever their phases; the end of a task that
+    has one lets the first of them start, the end of another task none."""
+    monkeypatch.setattr(free_index, "FEW_NODES", 0)
+    bench = EngineBench()
+    for name in "xy":
+        bench.send(m.NodeAdded(name, 4.0, 1, process_slots=1))
+    bench.submit(graph_of({"plain": ()}))
+    split = {f"s{n}": (cpu(0.1 * n, cpus=0.1 * n), gpu(gpus=0.1)) for n in range(1, 6)}
+    bench.submit(graph_of(dict.fromkeys(split, ()), split), "second")
+    first = [name for name in split if bench.status(name) == "granted"]
+    assert len(first) == 2
+    fronts = bench.engine._queue.fronts  # a look inside: it shows in speed only
+    assert fronts.closed_slots
+    assert not fronts.open
+    bench.end("plain")
+    assert not fronts.open
+    bench.end(first[0])
+    bench.end(first[0])
+    assert sum(bench.status(name) == "granted" for name in split if name not in first) == 1
+    assert fronts.closed_slots
+    assert not fronts.open
 
 
 def test_a_gpu_that_comes_free_opens_the_room_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
