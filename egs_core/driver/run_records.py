@@ -31,11 +31,7 @@ class RunRecords:
             self._waits.after(event, now)
 
     def node(self, event: m.NodeAdded, now: float) -> None:
-        memory = event.memory_bytes or 0
-        self._emit(r.Capacity(now, event.node, event.cpus, event.gpus, memory))
-
-    def node_lost(self, event: m.NodeLost, now: float) -> None:
-        self._emit(r.Capacity(now, event.node))
+        self._emit(capacity_of(event, now))
 
     def workload(self, event: m.WorkloadSubmitted, now: float) -> None:
         self._emit(r.WorkloadSubmitted(now, event.workload, event.name, event.tenant, event.queue))
@@ -121,3 +117,10 @@ class RunRecords:
     def task_names(self, task: int) -> tuple[str, str]:
         state = self._state
         return state.workloads[state.task_workload[task]].id, state.task_ids[task]
+
+
+def capacity_of(event: m.NodeAdded | m.NodeLost, now: float) -> r.Capacity:
+    """What the node offers from now on; nothing once it is lost."""
+    if isinstance(event, m.NodeLost):
+        return r.Capacity(now, event.node)
+    return r.Capacity(now, event.node, event.cpus, event.gpus, event.memory_bytes or 0)

@@ -2,7 +2,9 @@
 
 protocol    `Site` and `Holder`: what each may ask and tell; all of it plain values
 messages    what is told and answered beside the engine's own events and decisions
+shared      what an engine tells each of its holders: one, or many; no clock, no thread
 embedded    the site in this process, on an engine of its own
+remote      the site at a server, for all who share a pool; wire: what is sent
 offers      what a holder's own nodes offer
 session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end
 connect     the site of a holder: which kind it gets is not the holder's concern
@@ -14,11 +16,13 @@ from egs_core.site.connecting import connect
 from egs_core.site.learning import Learning
 from egs_core.site.messages import (
     AnyTold,
+    Asked,
     Dropped,
     Ended,
     Grant,
     Granted,
     Grown,
+    Joining,
     Kept,
     Note,
     Order,
@@ -38,6 +42,7 @@ from egs_core.site.session import HolderSession
 __all__ = [
     "PRIOR_S",
     "AnyTold",
+    "Asked",
     "Dropped",
     "Ended",
     "Grant",
@@ -45,6 +50,7 @@ __all__ = [
     "Grown",
     "Holder",
     "HolderSession",
+    "Joining",
     "Kept",
     "Learning",
     "Node",

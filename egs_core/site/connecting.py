@@ -1,13 +1,34 @@
-"""The site of a holder."""
+"""The site of a holder: the server that `EGS_URL` names, for holders that can share one, else one of its own."""
 
 from __future__ import annotations
 
+import os
+import time
+
 from egs_core.engine import EngineConfig
+from egs_core.errors import EgsError
+from egs_core.notices import warn
 from egs_core.site.embedded import EmbeddedSite
+from egs_core.site.messages import Joining
 from egs_core.site.protocol import Holder, Site
 
+URL = "EGS_URL"
+NOT_AGAIN_S = 60.0
+_failed: dict[str, float] = {}  # url -> until when (monotonic) that server is not asked again
 
-def connect(config: EngineConfig, holder: Holder, *, logs_waits: bool = True) -> Site:
-    """The holder's site, not yet started: for now always one in its own process. config: of its engine. logs_waits:
-    whether the run log gets a line when a phase becomes ready, and why it waits, also before it is granted."""
+
+def connect(config: EngineConfig, holder: Holder, *, logs_waits: bool = True, joining: Joining | None = None) -> Site:
+    """The holder's site, not yet started: at the server that `EGS_URL` names, where the holder says how it joins and
+    that server takes it, else in its own process. config: of its own engine; a server has its own. logs_waits: whether
+    the run log gets a line when a phase becomes ready, and why it waits, also before it is granted."""
+    url = os.environ.get(URL, "").strip()
+    if joining is not None and url and _failed.get(url, 0.0) <= time.monotonic():
+        try:
+            from egs_core.site.remote import join  # brings requests, which only this needs
+
+            return join(url, joining, holder)
+        except Exception as error:  # whatever it is, the pipeline runs
+            _failed[url] = time.monotonic() + NOT_AGAIN_S
+            said = str(error) if isinstance(error, EgsError) else f"{type(error).__name__}: {error}".splitlines()[0]
+            warn(f"{said}: this process orders its own work, without the others of the site")
     return EmbeddedSite(config, holder, logs_waits=logs_waits)

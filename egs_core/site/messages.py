@@ -52,6 +52,25 @@ AnyTold = Grant | m.Preload | m.DropPreload | Stop | m.ScalingHint | Dropped | S
 """A decision, or what follows from one and needs no answer (`Dropped`, `Settled`)."""
 
 
+class Joining(msgspec.Struct, frozen=True):
+    """Who joins a site server. pool: whose devices, the same for all that share them; name: what others see; queue: of
+    all its workloads that name none."""
+
+    framework: str
+    pool: str
+    name: str
+    queue: str = ""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What an operator wants of all that the holder runs: it carries that out itself. verb: abort, pause, resume."""
+
+    verb: str
+    actor: str = ""
+    reason: str = ""
+    grace_s: float = 0.0
+
+
 # --- answers ---
 
 

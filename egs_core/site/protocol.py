@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
-from egs_core.site.messages import AnyTold, Grown, Note, Order, TaskStatus, WorkloadStatus
+from egs_core.site.messages import AnyTold, Asked, Grown, Note, Order, TaskStatus, WorkloadStatus
 
 T = TypeVar("T")
 Control = m.AbortRequested | m.PauseRequested | m.ResumeRequested
@@ -35,6 +35,10 @@ class Holder(Protocol):
         """A line of the run log."""
         ...
 
+    def asked(self, request: Asked) -> None:
+        """An operator asks, through the site."""
+        ...
+
     def site_lost(self, error: BaseException) -> None:
         """Nothing more is decided: the work goes on without. Called once; `do` and `call` still work."""
         ...
@@ -49,6 +53,11 @@ class Site(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others' work may be ordered with the holder's: then nothing may start without a grant."""
+        ...
 
     def now(self) -> float:
         """Seconds on the site's clock, which is the run log's."""

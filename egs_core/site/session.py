@@ -8,7 +8,7 @@ from egs_core.engine import EngineConfig
 from egs_core.runlog import records as r
 from egs_core.site.connecting import connect
 from egs_core.site.learning import Learning
-from egs_core.site.messages import AnyTold
+from egs_core.site.messages import AnyTold, Asked, Joining
 
 
 class HolderSession(ABC):
@@ -17,9 +17,11 @@ class HolderSession(ABC):
     The site is made last and is not started: the subclass does that when it can carry decisions out.
     """
 
-    def __init__(self, config: EngineConfig, learning: Learning, *, logs_waits: bool = True) -> None:
+    def __init__(
+        self, config: EngineConfig, learning: Learning, *, logs_waits: bool = True, joining: Joining | None = None
+    ) -> None:
         self.learning = learning
-        self.site = connect(config, self, logs_waits=logs_waits)
+        self.site = connect(config, self, logs_waits=logs_waits, joining=joining)
 
     @abstractmethod
     def perform(self, decision: AnyTold, now: float) -> None:
@@ -28,6 +30,10 @@ class HolderSession(ABC):
     @abstractmethod
     def site_lost(self, error: BaseException) -> None:
         """See `Holder`."""
+
+    def asked(self, request: Asked) -> None:
+        """See `Holder`; only one that joins a server is."""
+        raise NotImplementedError(f"{type(self).__name__} joins no server, and was asked to {request.verb}")
 
     def record(self, record: r.Record) -> None:
         """A line of the run log; the last one of a workload ends it, so that all before it is learned from."""

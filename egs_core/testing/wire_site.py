@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,10 +25,10 @@ from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
 from egs_core.site import messages as s
 from egs_core.site.embedded import EmbeddedSite
+from egs_core.site.holder_thread import HolderThread
 from egs_core.site.protocol import Control, Holder, Site
 
 T = TypeVar("T")
-CLOSED = "the site is closed"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -47,56 +44,40 @@ class WireSite:
     def __init__(self, config: EngineConfig, holder: Holder, *, logs_waits: bool = True) -> None:
         self._holder = holder
         self._site = EmbeddedSite(config, _Sender(self), logs_waits=logs_waits)
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._numbers, self._seen = itertools.count(1), 0
         self._is_lost = False
-        self._thread = threading.Thread(target=self._run, name="egs-holder", daemon=True)
+        self._own = HolderThread(lambda: self._is_lost, self._lose)
         self.repeated = 0  # messages that came again
 
     # --- the holder's thread ---
 
     def start(self) -> None:
-        self._thread.start()
+        self._own.start()
         self._site.start()
 
     @property
     def is_alive(self) -> bool:
-        return self._site.is_alive and self._thread.is_alive() and not self._is_lost
+        return self._site.is_alive and self._own.is_alive and not self._is_lost
+
+    @property
+    def is_shared(self) -> bool:
+        return False
 
     def now(self) -> float:
         return self._site.now()
 
     def do(self, action: Callable[[], None]) -> None:
-        self._queue.put(action)
+        self._own.do(action)
 
     def call(self, action: Callable[[], T], timeout_s: float = 10.0) -> T:
-        if threading.current_thread() is self._thread:
-            return action()
-        answer: Future[T] = Future()
-        self.do(lambda: _answer(answer, action))
-        if not self._thread.is_alive():
-            raise TimeoutError(CLOSED)
-        return answer.result(timeout_s)
+        return self._own.call(action, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
         with contextlib.suppress(TimeoutError):  # what is under way arrives first
             self.call(lambda: None, timeout_s)
             self._site.call(lambda: None, timeout_s)
-        self._queue.put(None)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
+        self._own.close(timeout_s)
         self._site.close(timeout_s)
-
-    def _run(self) -> None:
-        while (action := self._queue.get()) is not None:
-            if self._is_lost:
-                with contextlib.suppress(Exception):
-                    action()
-                continue
-            try:
-                action()
-            except BaseException as error:  # the holder's own fault ends EGS too, not the pipeline
-                self._lose(error)
 
     def _lose(self, error: BaseException) -> None:
         if not self._is_lost:
@@ -169,7 +150,7 @@ class WireSite:
         """On the site's thread: send something to the holder, twice."""
         message = msgspec.json.encode(Message(next(self._numbers), msgspec.json.encode(value)))
         for _ in range(2):
-            self._queue.put(lambda: self._take(message, take))
+            self._own.do(lambda: self._take(message, take))
 
     def _take(self, encoded: bytes, take: Callable[[bytes], None]) -> None:
         message = msgspec.json.decode(encoded, type=Message)
@@ -187,7 +168,7 @@ class WireSite:
         self._holder.record(msgspec.json.decode(body, type=r.AnyRecord))
 
     def take_loss(self, error: BaseException) -> None:
-        self._queue.put(lambda: self._lose(error))
+        self._own.do(lambda: self._lose(error))
 
 
 class _Sender:
@@ -202,6 +183,9 @@ class _Sender:
     def record(self, record: r.Record) -> None:
         self._wire.tell(record, self._wire.take_record)
 
+    def asked(self, request: s.Asked) -> None:
+        raise AssertionError(f"an embedded site passes no {request.verb} on")
+
     def site_lost(self, error: BaseException) -> None:
         self._wire.take_loss(error)
 
@@ -211,10 +195,3 @@ def look_behind(site: Site, question: Callable[[Engine], T]) -> T:
     inner = site._site if isinstance(site, WireSite) else site
     assert isinstance(inner, EmbeddedSite)
     return inner.call(lambda: question(inner._engine))
-
-
-def _answer(answer: Future[T], action: Callable[[], T]) -> None:
-    try:
-        answer.set_result(action())
-    except Exception as error:
-        answer.set_exception(error)

@@ -28,7 +28,9 @@ def chosen_split() -> tuple[str, str]:
 
 
 def for_workers() -> dict[str, str]:
-    """What workers are told of this driver: its EGS_ variables, but where its own run log goes, and its name."""
-    told = {name: value for name, value in os.environ.items() if name.startswith("EGS_") and "RUNLOG" not in name}
+    """What workers are told of this driver: its EGS_ variables, but where its own run log goes and its token, and its
+    name."""
+    own = ("EGS_RUNLOG", "EGS_TOKEN")
+    told = {name: value for name, value in os.environ.items() if name.startswith("EGS_") and not name.startswith(own)}
     script = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
     return {**told, "EGS_MODE": "on", "EGS_GATE": chosen_gate()[0], "EGS_SCRIPT": script or "python"}

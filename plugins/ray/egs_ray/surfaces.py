@@ -57,6 +57,14 @@ _BY_HOOK = {
     "audit": "yes",
 }
 
+_UNTRIED = "never tried through a server"
+_NOT_AT_SITE = f"no: {_UNTRIED}"
+_AT_SITE = {
+    "observe": "no: in mode observe nothing waits for a server, so it is the same as without it",
+    "preempt": "no: at a server nothing of drivers is preempted",
+    **dict.fromkeys(("limits", "audit"), _NOT_AT_SITE),
+}
+
 SURFACES = (
     Surface("script", "EGS_HOOK=ray EGS_MODE=on python script.py", _BY_HOOK),
     Surface(
@@ -90,6 +98,24 @@ SURFACES = (
             "audit": "yes: of its run log",
         },
         _BY_RUN_HINTS,
+    ),
+    Surface(
+        "site script",
+        "as hinted script, with EGS_URL of a site server (`egs serve`)",
+        {
+            **_AT_SITE,
+            "order": "yes: GPU tasks of all drivers, by queue, quota and priority",
+            **dict.fromkeys(("split", "preload"), _NOT_AT_SITE),
+            "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
+            "abort": "yes: all of a driver (`egs abort`)",
+        },
+        hint_answers({"priority": "of GPU tasks, also before those of other drivers"}, _NEVER, _UNTRIED),
+    ),
+    Surface(
+        "site run",
+        "as run, with EGS_URL of a site server (`egs serve`)",
+        {**_AT_SITE, **dict.fromkeys(("order", "split", "preload", "gang", "abort"), "yes")},
+        hint_answers({}, _NEVER, _UNTRIED),
     ),
 )
 

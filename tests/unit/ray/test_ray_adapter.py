@@ -20,7 +20,7 @@ def test_importing_the_adapter_imports_no_ray() -> None:
 
 def test_each_surface_says_what_is_true_of_it() -> None:
     """A script under the hook is ordered, with hints also split, preloaded and limited; gangs and preemption are for
-    `egs_ray.run`."""
+    `egs_ray.run`. Through a site server counts only what was tried there."""
     can = {surface.name: {name for name in CAPABILITIES if surface.has(name)} for surface in ADAPTER.surfaces()}
     by_hook = {"observe", "order", "abort", "audit"}
     assert can == {
@@ -28,6 +28,8 @@ def test_each_surface_says_what_is_true_of_it() -> None:
         "hinted script": by_hook | {"split", "preload", "limits"},
         "cluster": by_hook - {"observe"},
         "run": set(CAPABILITIES) - {"observe"},
+        "site script": {"order", "abort"},
+        "site run": {"order", "split", "preload", "gang", "abort"},
     }
 
 

@@ -1,10 +1,13 @@
-"""The site protocol, met by the embedded site and by one behind a wire: all tests run on both."""
+"""The site protocol, met by the embedded site, by one behind a wire and by one at a server: all tests run on each."""
 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -12,12 +15,15 @@ from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
+from egs_core.server import pools
 from egs_core.site import (
     AnyTold,
+    Asked,
     Dropped,
     Ended,
     Grant,
     Granted,
+    Joining,
     Order,
     PreloadBegun,
     PreloadOver,
@@ -27,7 +33,10 @@ from egs_core.site import (
     Stop,
 )
 from egs_core.site.embedded import EmbeddedSite
+from egs_core.site.protocol import Holder
+from egs_core.site.remote import RemoteSite, join
 from egs_core.testing.wire_site import WireSite
+from tests.unit.server.own_server import OwnServer
 
 LIMIT_S = 20.0
 WIDE = Shape(1000)
@@ -40,6 +49,7 @@ class Played:
         self.told: list[AnyTold] = []
         self.records: list[r.Record] = []
         self.lost: list[BaseException] = []
+        self.requests: list[Asked] = []
         self.act: Callable[[AnyTold], None] = lambda _: None
         self.inside = False
         self.changed = threading.Condition()
@@ -57,7 +67,14 @@ class Played:
             self.changed.notify_all()
 
     def record(self, record: r.Record) -> None:
-        self.records.append(record)
+        with self.changed:
+            self.records.append(record)
+            self.changed.notify_all()
+
+    def asked(self, request: Asked) -> None:
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
 
     def site_lost(self, error: BaseException) -> None:
         with self.changed:
@@ -92,13 +109,28 @@ class Played:
         return [told for told in self.told if isinstance(told, kinds)]
 
 
-@pytest.fixture(params=[EmbeddedSite, WireSite])
-def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Played]]:
-    """Makes holders on one kind of site; they are closed afterwards."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[OwnServer]:
+    with TemporaryDirectory(prefix="egs-") as folder:
+        found = OwnServer(Path(folder))
+        yield found
+        found.close()
+
+
+@pytest.fixture(params=[EmbeddedSite, WireSite, RemoteSite])
+def make(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, server: OwnServer
+) -> Iterator[Callable[..., Played]]:
+    """Makes holders on one kind of site; they are closed afterwards. At a server each has a pool of its own."""
     made: list[Played] = []
 
+    def at_server(config: EngineConfig, holder: Holder) -> Site:
+        monkeypatch.setattr(pools, "CONFIG", config)
+        return join(server.url, Joining("ray", uuid.uuid4().hex, "played"), holder)
+
     def play(config: EngineConfig | None = None) -> Played:
-        made.append(Played(request.param, config or EngineConfig(preload=False)))
+        kind = at_server if request.param is RemoteSite else request.param
+        made.append(Played(kind, config or EngineConfig(preload=False)))
         return made[-1]
 
     yield play
@@ -296,8 +328,7 @@ def test_notes_of_a_preload(make: Callable[..., Played]) -> None:
     (decision,) = played.of(m.Preload)
     assert isinstance(decision, m.Preload)
     played.site.note(PreloadBegun(decision), PreloadOver(decision.task, "warm"))
-    played.site.workload("w")
-    played.site.call(lambda: None)
+    played.until(lambda: any(isinstance(record, r.PreloadEnded) for record in played.records))
     found = [record for record in played.records if isinstance(record, r.PreloadStarted | r.PreloadEnded)]
     assert [(type(record).__name__, record.task) for record in found] == [
         ("PreloadStarted", "warm"),

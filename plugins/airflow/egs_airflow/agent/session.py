@@ -26,7 +26,7 @@ from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
-from egs_core.site import AnyTold, Grant, Grown, connect
+from egs_core.site import AnyTold, Asked, Grant, Grown, connect
 
 READY = "scheduled"
 NO_LIMIT = 100_000
@@ -145,6 +145,9 @@ class Session:
 
     def record(self, record: r.Record) -> None:
         """The run log of an Airflow is written where its tasks run."""
+
+    def asked(self, request: Asked) -> None:
+        """Operators speak to the agent itself: it joins no server."""
 
     def site_lost(self, error: BaseException) -> None:
         """The next `order` says so."""

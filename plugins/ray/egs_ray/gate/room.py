@@ -41,10 +41,16 @@ class Room:
     """See the module. `fits` may be asked from any thread. grows: an autoscaler may add what does not fit yet."""
 
     def __init__(
-        self, rows: list[dict[str, Any]], offered: dict[str, int] | None = None, *, grows: bool = False
+        self,
+        rows: list[dict[str, Any]],
+        offered: dict[str, int] | None = None,
+        *,
+        grows: bool = False,
+        is_exact: bool = False,
     ) -> None:
-        """offered: what an engine that was recovered has been told."""
-        self.grows = grows
+        """offered: what an engine that was recovered has been told. is_exact: as many as GPUs and no more, because
+        others' tasks are ordered with these: nothing may be ahead of its turn."""
+        self.grows, self.is_exact = grows, is_exact
         self.ahead = 0
         self.extra = 0
         self._mean_s: float | None = None
@@ -97,7 +103,7 @@ class Room:
         self._means_s[needs] = _mean(self._means_s.get(needs), own_s)
         before = self.ahead
         short = self._mean_s < SHORT_S
-        self.ahead = min(MOST_AHEAD, math.ceil(LEAD_S / max(self._mean_s, 1e-6))) if short else 0
+        self.ahead = min(MOST_AHEAD, math.ceil(LEAD_S / max(self._mean_s, 1e-6))) if short and not self.is_exact else 0
         return self.ahead != before
 
     def ahead_s(self, line_gpus: float) -> float:
@@ -115,6 +121,8 @@ class Room:
     def review(self, rows: list[dict[str, Any]], free_gpus: float, wanted_gpus: float) -> None:
         """What Ray's books say. wanted_gpus: the least that a ready task at the gate needs; infinite: none waits."""
         self._nodes = _nodes(rows)
+        if self.is_exact:
+            return
         if free_gpus >= wanted_gpus:
             self._idle, self._calm = self._idle + 1, 0
         else:

@@ -27,10 +27,14 @@ class Grown(RunBooks):
 
     numbers: a task's id, or an outside reference's, until it has ended -> its index. also: index -> a job that ends
     with it. markers: index of an actor that waits for its turn -> a job that ends with that wait. keeps_process:
-    whether the process of a task with this warm key can serve another one.
+    whether the process of a task with this warm key can serve another one. waits_inside: a task starts after those
+    whose references are inside its arguments: it may wait for them with a GPU that they need, where a quota is less
+    than the GPUs that there are.
     """
 
-    def __init__(self, workload: str, name: str, keeps_process: Callable[[Job], bool]) -> None:
+    def __init__(
+        self, workload: str, name: str, keeps_process: Callable[[Job], bool], *, waits_inside: bool = False
+    ) -> None:
         super().__init__(workload, Converted(name, Graph(), [], None), None)
         self.block = self.converted.graph
         self.numbers: dict[str, int] = {}
@@ -38,7 +42,7 @@ class Grown(RunBooks):
         self.markers: dict[int, Job] = {}
         self.open: dict[int, Job] = {}  # by index
         self._keys: set[str] = set()
-        self._keeps_process = keeps_process
+        self._keeps_process, self._waits_inside = keeps_process, waits_inside
 
     @property
     def grows(self) -> bool:
@@ -61,6 +65,8 @@ class Grown(RunBooks):
         if arrival.key:
             parents = [self._producer(*named, block, new) for named in arrival.direct if not is_driver(named[1])]
             kind, shape = Way.TICKET, Shape(0, max(1, round(arrival.needs.gpus * 1000)))
+            if self._waits_inside:
+                parents, nested = parents + list(nested), ()
         else:
             found = (self.numbers.get(task) for _, task in arrival.direct)
             parents = [number for number in found if number is not None] + list(nested)

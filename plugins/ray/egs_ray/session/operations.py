@@ -6,11 +6,12 @@ workload   the id of a run, `train#0`      stage   of its tasks, by their hint  
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from egs_core.engine import messages as m
 from egs_core.errors import InputError, listed
-from egs_core.site import TaskStatus
+from egs_core.site import Asked, TaskStatus
 from egs_ray.control.reporting import Told, answer_of
 from egs_ray.gate.messages import PASSED
 from egs_ray.session.shared import Shared
@@ -49,6 +50,19 @@ class Operations:
         return answer_of(self._shared.site, lambda: self._carry_out(request))
 
     # --- on the holder's thread ---
+
+    def asked(self, request: Asked) -> None:
+        """The same for all that this driver runs, on behalf of an operator of its site server."""
+        for books in [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]:
+            told = {"verb": request.verb, "actor": request.actor, "reason": request.reason, "grace_s": request.grace_s}
+            with suppress(InputError):  # it has ended
+                self._carry_out({"workload": books.workload, "stage": "", "task": "", **told})
+
+    def end_aborted(self) -> None:
+        """What an aborted script goes on to submit is aborted, too."""
+        for books in self._shared.runs.values():
+            if books.grows and books.aborted:
+                self._shared.tickets.cancel(books.unfinished, books.aborted)
 
     def abort(self, scope: str, target: str, actor: str, reason: str) -> None:
         """End a workload, a stage or a task, and what waits for it."""
@@ -105,11 +119,8 @@ class Operations:
         return books
 
     def _under_way(self) -> list[RunBooks]:
-        runs = [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
-        for books in runs:
-            if books.grows and books.aborted:  # what it submits now is aborted too
-                self._shared.tickets.cancel(books.unfinished, books.aborted)
-        return runs
+        self.end_aborted()
+        return [books for books in self._shared.runs.values() if books.jobs and not books.over.is_set()]
 
     def _listed(self) -> list[Job]:
         """Tasks that Ray has and that have not ended."""

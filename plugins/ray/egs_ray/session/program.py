@@ -77,9 +77,10 @@ class Program:
             raise RuntimeError("tasks with tickets would be no demand to the autoscaler (EGS_SCALING=off)")
         self._session, self._outlook = session, outlook
         self.site = session.site
-        self.room = Room(ray.nodes(), grows=grows)
-        self.tickets = Tickets(self.room, outlook.seconds, self.site.do, self.site.now)
-        self.books = Grown(workload, name, session.keeps_process)
+        is_shared = self.site.is_shared
+        self.room = Room(ray.nodes(), grows=grows, is_exact=is_shared)
+        self.tickets = Tickets(self.room, outlook.seconds, self.site.do, self.site.now, lets_pass=not is_shared)
+        self.books = Grown(workload, name, session.keeps_process, waits_inside=is_shared)
         self._wall_s = time.time() - self.site.now()
         self._line: dict[int, tuple[float, float]] = {}  # index of a task let go -> when; GPUs of all that were by then
         self._line_gpus = 0.0
@@ -127,7 +128,7 @@ class Program:
 
     def hold_back(self, holds: bool) -> None:
         """See `Tickets.hold_back`."""
-        self.tickets.hold_back(holds)
+        self.tickets.hold_back(holds or self.site.is_shared)
 
     def waits_for(self, task_ids: list[str]) -> bool:
         """Whether one of these is a task whose end is waited for."""
@@ -383,6 +384,10 @@ class Program:
 
     def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
         """What Ray's books say now. What a ticket was given for a moment ago is not idle but starting."""
+        if self.room.is_exact and not self.room.grows:  # there is nothing to find out that needs the site
+            self.room.review(nodes, 0.0, float("inf"))
+            self._session.offer()
+            return
         now, jobs = self.site.now(), [job for job in self.books.unfinished if job.ticket]
         waits = [job for job in jobs if job.index not in self._line and job.way in WITH_TICKET]
         statuses = dict(zip(waits, self.site.tasks([job.number for job in waits]), strict=True))

@@ -9,6 +9,7 @@ inside EGS ends in `failopen.py`: the runs are finished by Ray alone. How the pa
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from egs_ray.control.reporting import Reporter
 from egs_ray.convert import Converted
 from egs_ray.demand import Hints, cluster_grows, may_ask
 from egs_ray.link import Message, Peer, Server
+from egs_ray.observe import script_name
 from egs_ray.promises import Promises
 from egs_ray.session.decisions import Decisions
 from egs_ray.session.endings import Endings
@@ -54,6 +56,9 @@ KEEP_S = 0.5
 WATCH_S = 2.0
 FOREVER_S = 30.0
 CLOSE_S, HASTE_S = 5.0, 0.3
+QUEUE = "EGS_QUEUE"
+HEAD = "node:__internal_head__"
+MOST_NAME = 200
 
 
 class Session(s.HolderSession):
@@ -74,7 +79,8 @@ class Session(s.HolderSession):
         self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
         self._early: list[r.Record] = []  # nodes that came before the first run of this session's own
-        super().__init__(config, make_learning(self.options.runlog, self.options.history, self.options.policy))
+        learning = make_learning(self.options.runlog, self.options.history, self.options.policy)
+        super().__init__(config, learning, joining=None if queues else joining_of_driver())
         self._make_parts()
         self.site.do(submitting.submit_directly)
         self.site.start()
@@ -84,7 +90,7 @@ class Session(s.HolderSession):
         if queues:
             self.site.report(m.QueuesChanged(queues))
         self._describe_cluster()
-        self._reporter = Reporter(self._operations, self.options.control)
+        self._reporter = Reporter(self._operations, self.options.control and not self.site.is_shared)
 
     def _make_parts(self) -> None:
         self._shared = shared = Shared(
@@ -301,6 +307,8 @@ class Session(s.HolderSession):
             self._watched_at = now
             self._look_at_nodes()
             self._submissions.wait_no_longer()
+        if self.site.is_shared:  # else the controller asks for it
+            self._operations.end_aborted()
         for group in self._phases.gangs.overdue(now):
             self._decisions.refuse(group)
 
@@ -361,6 +369,9 @@ class Session(s.HolderSession):
         self.learning.run_over(workload, books.converted.name)
         books.over.set()
 
+    def asked(self, request: s.Asked) -> None:
+        self._operations.asked(request)
+
     def site_lost(self, error: BaseException) -> None:
         self._failopen.fail_open(error)
 
@@ -372,6 +383,14 @@ class Session(s.HolderSession):
 
     def _on_lease_end(self, lease: int) -> None:
         self.site.do(lambda: self._phases.lease_over(lease))
+
+
+def joining_of_driver() -> s.Joining:
+    """How this driver joins a site server: the drivers of one Ray cluster share its devices. Addresses may be the same
+    on two hosts, so the cluster's head is in the pool's name."""
+    heads = sorted(row["NodeID"] for row in ray.nodes() if HEAD in row["Resources"])
+    pool = " ".join([ray.get_runtime_context().gcs_address, *heads])
+    return s.Joining("ray", pool[:MOST_NAME], script_name(), os.environ.get(QUEUE, "").strip())
 
 
 def _queues_of(options: Options) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ class Tickets:
     blocking; the rest is for the holder's thread.
 
     do: runs an action on the holder's thread; now: its clock. estimate: seconds that a task is believed to take.
+    lets_pass: see `hold_back`.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Tickets:
         estimate: Callable[[Needs], float | None],
         do: Callable[[Callable[[], None]], None],
         now: Callable[[], float],
+        *,
+        lets_pass: bool = True,
     ) -> None:
         self._room, self._estimate, self._do, self._now = room, estimate, do, now
         self._promises = Promises(PATIENCE_S, self._board_lost)
         self._lock = threading.Lock()
         self._all_open = False
-        self._lets_pass = True
+        self._lets_pass = lets_pass
         self.made = 0
         self._held: dict[str, Ticket] = {}  # by the keys of tasks that have not ended
         self._held_gpus = 0.0  # what these need
@@ -78,7 +81,7 @@ class Tickets:
         is_bare: the task takes no other's result. is_shell: it needs a ticket of its own, for what it is told with it.
         """
         may_share = is_bare and not is_shell
-        return self._take(needs, may_pass=may_share, may_share=may_share)
+        return self._take(needs, may_pass=may_share, may_share=may_share and self._lets_pass)
 
     def take_for_actor(self, needs: Needs, is_bare: bool, may_wait: bool) -> tuple[str, Any] | None:
         """The same for an actor. It shares none: how long it lives says nothing about the next one. may_wait: where it

@@ -1,0 +1,34 @@
+"""The routes of drivers that share a pool: see `egs_core.client.messages` and `egs_core.site.wire`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request
+from fastapi.responses import JSONResponse, Response
+
+from egs_core.client import messages as c
+from egs_core.server.sharing import Sharing
+from egs_core.server.who import Who
+
+DriverId = Annotated[str, Path(max_length=32)]
+
+
+def add_driver_routes(app: FastAPI, sharing: Sharing) -> None:
+    @app.post("/v1/drivers")
+    async def join(who: Who, ask: c.DriverRequest) -> c.Driver:
+        return await sharing.ask(lambda pools: pools.join(who, ask))
+
+    @app.post("/v1/drivers/{driver}/batch", response_class=JSONResponse)
+    async def batch(who: Who, driver: DriverId, request: Request) -> Response:
+        body = await request.body()
+        found = await sharing.ask(lambda pools: pools.batch(who, driver, body))
+        return Response(found, media_type="application/json")
+
+    @app.post("/v1/drivers/{driver}/poll", response_class=JSONResponse)
+    async def poll(who: Who, driver: DriverId, ask: c.Poll) -> Response:
+        return Response(await sharing.poll(who, driver, ask), media_type="application/json")
+
+    @app.post("/v1/drivers/{driver}/leave")
+    async def leave(who: Who, driver: DriverId, ask: c.Leave) -> c.Left:
+        return await sharing.ask(lambda pools: pools.leave(who, driver, ask))

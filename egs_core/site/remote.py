@@ -1,0 +1,297 @@
+"""The site at a server: one engine for all drivers of a pool. It fails open: a server that is lost ends the site only.
+
+    holder's thread ── items ──► sender ── one batch after the other ──► server
+           ▲                                                               │
+           └── told, run log, operators' requests ◄── poller: long polls ──┘
+
+A batch has all that waits when the last one is answered. What the server does not answer for LOST_S is lost with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+
+from egs_core.client import messages as c
+from egs_core.client.http import DRIVER_S, SiteClient, Unreachable, trusted_owners
+from egs_core.client.places import Address, parse_url
+from egs_core.engine import messages as m
+from egs_core.graph.columns import Graph
+from egs_core.runlog import records as r
+from egs_core.site import messages as s
+from egs_core.site import wire
+from egs_core.site.holder_thread import HolderThread
+from egs_core.site.protocol import Control, Holder
+
+T = TypeVar("T")
+LOST = "the site is lost"
+CONNECT_S = 2.0
+LOST_S = 2.0
+AGAIN_S = 0.2
+POLL_S = 5.0
+MOST_BYTES = 4 * 1024 * 1024  # of a batch
+ANSWER_S = 10.0
+
+
+def join(url: str, joining: s.Joining, holder: Holder) -> RemoteSite:
+    """Join the pool at a server. Raises EgsError where there is none, or it does not take the holder."""
+    address = parse_url(url)
+    ask = c.DriverRequest(
+        key=uuid.uuid4().hex,
+        framework=joining.framework,
+        pool=joining.pool,
+        name=joining.name[:200],
+        queue=joining.queue,
+    )
+    client = _client(address)
+    try:
+        driver = client.join(ask)
+    except BaseException:
+        client.close()
+        raise
+    return RemoteSite(address, client, driver, holder)
+
+
+def _client(address: Address) -> SiteClient:
+    return SiteClient(address, trusted_owners(), CONNECT_S)
+
+
+class RemoteSite:
+    """A `Site`, see the module. driver: as the server knows the holder."""
+
+    def __init__(self, address: Address, client: SiteClient, driver: c.Driver, holder: Holder) -> None:
+        self.driver = driver
+        self._holder = holder
+        self._client, self._poll_client = client, _client(address)
+        self._origin = time.monotonic() - driver.now
+        self._items: queue.SimpleQueue[tuple[bytes, Future[wire.Answer] | None] | None] = queue.SimpleQueue()
+        self._marks: dict[int, r.Record] = {}  # lines of the holder's own, until what is before them has come back
+        self._numbers = itertools.count(1)
+        self._seen = 0
+        self._is_lost = self._is_closed = False
+        self._own = HolderThread(lambda: self._is_lost, self._lose)
+        self._sender = threading.Thread(target=self._send, name="egs-send", daemon=True)
+        self._poller = threading.Thread(target=self._poll, name="egs-poll", daemon=True)
+
+    # --- the holder's thread ---
+
+    def start(self) -> None:
+        self._own.start()
+        self._sender.start()
+        self._poller.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._own.is_alive and not self._is_lost
+
+    @property
+    def is_shared(self) -> bool:
+        return True
+
+    def now(self) -> float:
+        return time.monotonic() - self._origin
+
+    def do(self, action: Callable[[], None]) -> None:
+        self._own.do(action)
+
+    def call(self, action: Callable[[], T], timeout_s: float = 10.0) -> T:
+        return self._own.call(action, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """What was given before is sent; then the server is told that the holder has gone."""
+        until = time.monotonic() + timeout_s
+        with contextlib.suppress(TimeoutError):
+            self.call(lambda: None, timeout_s)
+        self._items.put(None)
+        if self._sender.is_alive():
+            self._sender.join(max(0.1, until - time.monotonic()))
+        self._own.do(self._end)
+        self._own.close(max(0.1, until - time.monotonic()))
+
+    def _end(self) -> None:
+        self._is_closed = True
+
+    def _lose(self, error: BaseException) -> None:
+        """On the holder's thread."""
+        if not (self._is_lost or self._is_closed):
+            self._is_lost = True
+            for record in self._marks.values():
+                self._holder.record(record)
+            self._holder.site_lost(error)
+
+    # --- work ---
+
+    def submit(self, workload: m.WorkloadSubmitted) -> None:
+        self.report(workload)
+
+    def control(self, *requests: Control) -> None:
+        self.report(*requests)
+
+    def report(self, *events: m.Event) -> None:
+        for event in events:
+            self._put(wire.Reported(event))  # type: ignore[arg-type]  # every event is one of them
+
+    def note(self, *notes: s.Note | r.Record) -> None:
+        for note in notes:
+            if not isinstance(note, r.Record):
+                self._put(wire.Noted(note))  # type: ignore[arg-type]  # every note is one of them
+            elif self._own.is_here:
+                self._keep(note)
+            else:
+                self._own.do(lambda record=note: self._keep(record))  # type: ignore[misc]  # one each
+
+    def _keep(self, record: r.Record) -> None:
+        """A line of the holder's own: it is written behind what has been sent by now."""
+        if self._is_lost:
+            self._holder.record(record)
+            return
+        number = next(self._numbers)
+        self._marks[number] = record
+        self._put(wire.Mark(number))
+
+    def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
+        try:
+            found: s.Grown = self._ask(wire.Growing(workload, at, graph), s.Grown)
+            return found
+        except TimeoutError as error:
+            raise ConnectionError(str(error)) from None
+
+    def _put(self, item: wire.Item) -> None:
+        if not self._is_lost:
+            self._items.put((msgspec.json.encode(item), None))
+
+    # --- questions ---
+
+    def why(self, task: int) -> m.Reason:
+        found: m.Reason = self._ask(wire.Why(task), m.Reason)
+        return found
+
+    def tasks(self, numbers: Sequence[int]) -> tuple[s.TaskStatus, ...]:
+        found: tuple[s.TaskStatus, ...] = self._ask(wire.Tasks(tuple(numbers)), tuple[s.TaskStatus, ...])
+        return found
+
+    def workload(self, workload: str) -> s.WorkloadStatus:
+        found: s.WorkloadStatus = self._ask(wire.Workload(workload), s.WorkloadStatus)
+        return found
+
+    def order(self) -> s.Order:
+        found: s.Order = self._ask(wire.Order(), s.Order)
+        return found
+
+    def _ask(self, item: wire.Asking, kind: Any) -> Any:
+        """The answer, of that kind."""
+        if self._is_lost:
+            raise TimeoutError(LOST)
+        future: Future[wire.Answer] = Future()
+        self._items.put((msgspec.json.encode(item), future))
+        answer = future.result(ANSWER_S)
+        if answer.is_unknown:
+            raise KeyError(answer.problem)
+        if answer.problem:
+            raise ValueError(answer.problem)
+        return msgspec.json.decode(answer.value, type=kind)
+
+    # --- the sender ---
+
+    def _send(self) -> None:
+        """Batch after batch, until the site is closed or lost."""
+        try:
+            for seq in itertools.count(1):
+                batch, is_last = self._next_batch()
+                if batch:
+                    self._send_batch(seq, batch)
+                if is_last:
+                    break
+        except Exception as error:
+            self._is_lost_by(error)
+            self._fail_all()
+        with contextlib.suppress(Exception):
+            self._client.leave(self.driver.id, c.Leave(epoch=self.driver.epoch))
+        self._client.close()
+
+    def _next_batch(self) -> tuple[list[tuple[bytes, Future[wire.Answer] | None]], bool]:
+        found: list[tuple[bytes, Future[wire.Answer] | None]] = []
+        size = 0
+        while not found or (size < MOST_BYTES and not self._items.empty()):
+            item = self._items.get()
+            if item is None:
+                return found, True
+            found.append(item)
+            size += len(item[0])
+        return found, False
+
+    def _send_batch(self, seq: int, batch: list[tuple[bytes, Future[wire.Answer] | None]]) -> None:
+        encoded = wire.Encoded(self.driver.epoch, seq, [msgspec.Raw(item) for item, _ in batch])
+        futures = [future for _, future in batch if future is not None]
+        try:
+            body = self._sent(self._client, "batch", msgspec.json.encode(encoded), DRIVER_S)
+            answers = msgspec.json.decode(body, type=wire.Answers).answers
+            for future, answer in zip(futures, answers, strict=True):
+                future.set_result(answer)
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(TimeoutError(f"{LOST}: {error}"))
+            raise
+
+    def _fail_all(self) -> None:
+        """Nobody will send what comes now."""
+        while (item := self._items.get()) is not None:
+            if item[1] is not None:
+                item[1].set_exception(TimeoutError(LOST))
+
+    def _sent(self, client: SiteClient, what: str, body: bytes, patience_s: float) -> bytes:
+        """The answer, tried again for a while where nobody answers: the server knows what it has seen before."""
+        until = time.monotonic() + LOST_S
+        while True:
+            try:
+                return client.send("POST", f"/v1/drivers/{self.driver.id}/{what}", body, patience_s)
+            except Unreachable:
+                if time.monotonic() > until or self._is_lost or self._is_closed:
+                    raise
+                time.sleep(AGAIN_S)
+
+    def _is_lost_by(self, error: BaseException) -> None:
+        """From any thread."""
+        self._own.do(lambda: self._lose(error))
+
+    # --- the poller ---
+
+    def _poll(self) -> None:
+        """What the server tells, for as long as there is one; each poll says what has arrived."""
+        ack = 0
+        try:
+            while not (self._is_lost or self._is_closed):
+                ask = c.Poll(epoch=self.driver.epoch, ack=ack, wait_s=POLL_S)
+                body = self._sent(self._poll_client, "poll", ask.model_dump_json().encode(), POLL_S + DRIVER_S)
+                found = msgspec.json.decode(body, type=wire.Messages).messages
+                if found:
+                    ack = found[-1].number
+                    for message in found:
+                        self._own.do(lambda message=message: self._take(message))  # type: ignore[misc]  # one each
+        except Exception as error:
+            self._is_lost_by(error)
+        self._poll_client.close()
+
+    def _take(self, message: wire.Message) -> None:
+        """On the holder's thread."""
+        if message.number <= self._seen or self._is_lost or self._is_closed:
+            return
+        self._seen = message.number
+        if message.told is not None:
+            self._holder.perform(message.told, message.now)
+        elif message.record is not None:
+            self._holder.record(message.record)
+        elif message.mark:
+            self._holder.record(self._marks.pop(message.mark))
+        elif message.asked is not None:
+            self._holder.asked(message.asked)

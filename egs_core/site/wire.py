@@ -1,0 +1,107 @@
+"""What a holder and a site server tell each other beyond joining: JSON of plain values, which the server never runs.
+
+    holder ── Batch: what it reports, notes, grows by and asks, in order ──► server ── Answers, for those that have one
+    holder ◄── Messages: what it is told, its run log, what operators want, numbered from 1 ── server
+
+A batch has a number, so that a repeated one is answered as before; messages are told again until they are acknowledged.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from egs_core.engine import messages as m
+from egs_core.graph.columns import Graph
+from egs_core.runlog import records as r
+from egs_core.site import messages as s
+
+
+class Item(msgspec.Struct, frozen=True, tag_field="i"):
+    """One of what a batch has."""
+
+
+class Reported(Item, frozen=True, tag="report"):
+    event: m.AnyEvent
+
+
+class Noted(Item, frozen=True, tag="note"):
+    note: s.AnyNote
+
+
+class Mark(Item, frozen=True, tag="mark"):
+    """Is told back in order: a line of the run log that the holder has itself comes behind what it has sent before."""
+
+    number: int
+
+
+class Growing(Item, frozen=True, tag="grow"):
+    """Answered with `Grown`; so is each one below, with what its question in `Site` has."""
+
+    workload: str
+    at: int
+    graph: Graph
+
+
+class Why(Item, frozen=True, tag="why"):
+    task: int
+
+
+class Tasks(Item, frozen=True, tag="tasks"):
+    numbers: tuple[int, ...]
+
+
+class Workload(Item, frozen=True, tag="workload"):
+    workload: str
+
+
+class Order(Item, frozen=True, tag="order"):
+    pass
+
+
+AnyItem = Reported | Noted | Mark | Growing | Why | Tasks | Workload | Order
+Asking = Growing | Why | Tasks | Workload | Order
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """seq: from 1 on, one more each time. epoch: of the server, as joining has told."""
+
+    epoch: str
+    seq: int
+    items: tuple[AnyItem, ...]
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """A `Batch` of items that are JSON already."""
+
+    epoch: str
+    seq: int
+    items: list[msgspec.Raw]
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """problem: why there is no value; is_unknown: because there is no such workload."""
+
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    problem: str = ""
+    is_unknown: bool = False
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """One for each item of the batch that is a question, in order."""
+
+    answers: tuple[Answer, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of these four. now: of the site's clock, with what is told."""
+
+    number: int
+    now: float = 0.0
+    told: s.AnyTold | None = None
+    record: r.AnyRecord | None = None
+    mark: int = 0
+    asked: s.Asked | None = None
+
+
+class Messages(msgspec.Struct, frozen=True):
+    messages: tuple[Message, ...] = ()
