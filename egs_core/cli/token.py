@@ -1,0 +1,76 @@
+"""`egs token create`, `list`, `revoke`: who may ask the site server over TCP, and for what."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from egs_core.cli.site import the_site
+from egs_core.client import tokens as t
+from egs_core.client.http import connected
+from egs_core.errors import InputError
+from egs_core.units import parse_seconds
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+token = typer.Typer(help="Make, list and revoke the tokens by which the site server knows who asks over TCP.")
+
+
+@token.command("create")
+def create(
+    role: Annotated[str, typer.Option(help="viewer, submitter, operator, admin or agent.")],
+    team: Annotated[str, typer.Option(help="Team to which it is bound; default: all.")] = "",
+    expires: Annotated[str, typer.Option(help="How long it is good, as 12h or 30d.")] = "90d",
+    name: Annotated[str, typer.Option(help="Whose runs are its own, and what the log says; default: made up.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make a token, and print it: this once, for the server keeps but its hash."""
+    fields = {"role": role, "team": team, "name": name, "expires_s": parse_seconds(expires, "--expires")}
+    try:
+        request = t.TokenRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = "--expires" if first["loc"][0] == "expires_s" else f"--{first['loc'][0]}"
+        raise InputError(option, str(first["msg"])) from None
+    with connected(the_site()) as client:
+        made = client.new_token(request)
+    typer.echo(made.model_dump_json() if as_json else made.token)
+
+
+@token.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the tokens: whose they are, for what, and until when. Not the tokens themselves."""
+    with connected(the_site()) as client:
+        found = client.tokens()
+    if as_json:
+        typer.echo(found.model_dump_json())
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "name", "role", "team", "made by", "state"):
+        table.add_column(column, overflow="fold")
+    for one in found.tokens:
+        table.add_row(*map(escape, (one.id, one.name, one.role, one.team, one.created_by, _state(one, time.time()))))
+    Console().print(table)
+
+
+@token.command("revoke")
+def revoke(
+    number: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as `egs token list` has it.")],
+    as_json: AsJson = False,
+) -> None:
+    """End a token: from now on nobody is known by it."""
+    with connected(the_site()) as client:
+        view = client.revoke(number)
+    typer.echo(view.model_dump_json() if as_json else f"token {view.id} ({view.name}): revoked")
+
+
+def _state(one: t.TokenView, now: float) -> str:
+    if one.revoked_at is not None:
+        return "revoked"
+    return "expired" if one.expires_at <= now else f"good for {(one.expires_at - now) / t.DAYS_S:.1f} days"

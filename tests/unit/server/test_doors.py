@@ -1,0 +1,87 @@
+"""Where a server may listen, and TLS over TCP: each with a real server."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from egs_core.errors import InputError
+from egs_core.server.doors import Door
+from tests.unit.server.real_site import RealSite
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """One for 127.0.0.1 that has signed itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "gpu01")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    signed = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    cert, private = folder / "cert.pem", folder / "key.pem"
+    cert.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    pem = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    private.touch(0o600)
+    private.write_bytes(key.private_bytes(*pem))
+    return cert, private
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu01"])
+def test_wider_than_loopback_needs_tls(host: str) -> None:
+    """Or that somebody else does it."""
+    with pytest.raises(InputError, match="--host"):
+        Door(host).check()
+    Door(host, behind_proxy=True).check()
+    Door(host, tls_cert=Path("c"), tls_key=Path("k")).check()
+
+
+def test_what_is_no_certificate_is_named(tmp_path: Path) -> None:
+    """A key without its certificate, what is not there, what is none, and a key that everyone may read."""
+    cert, key = certificate(tmp_path)
+    other = tmp_path / "other.pem"
+    other.write_text("no certificate")
+    other.chmod(0o600)
+    with pytest.raises(InputError, match="--tls-key: is missing"):
+        Door(tls_cert=cert).check()
+    for door in (
+        Door(tls_cert=cert, tls_key=tmp_path / "none"),
+        Door(tls_cert=other, tls_key=key),
+        Door(tls_cert=cert, tls_key=other),
+    ):
+        with pytest.raises(InputError, match="cannot be"):
+            door.tls()
+    key.chmod(0o644)
+    with pytest.raises(InputError, match="everyone may read it"):
+        Door(tls_cert=cert, tls_key=key).tls()
+
+
+@pytest.mark.slow
+def test_over_tls(tmp_path: Path) -> None:
+    """A server at all addresses: a client that trusts its certificate is answered, one that does not sends nothing,
+    one without TLS gets nothing, and the Unix socket goes on without."""
+    cert, key = certificate(tmp_path)
+    site = RealSite(tmp_path / "site", gpus=1)
+    try:
+        site.start("--host", "0.0.0.0", "--tls-cert", str(cert), "--tls-key", str(key))
+        url = site.ready["url"]
+        assert url.startswith("https://127.0.0.1:")
+        assert site.client.runs().devices[0].id == "0"
+        assert "1 of 1" in site.egs("ps", EGS_URL=url, EGS_CA=str(cert)).stdout
+        refused = site.egs("ps", EGS_URL=url)
+        assert (refused.returncode, "certificate verify failed" in refused.stderr) == (2, True), refused.stderr
+        gone = site.egs("ps", EGS_URL=url, EGS_CA=str(tmp_path / "none"))
+        assert (gone.returncode, "EGS_CA" in gone.stderr) == (2, True)
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as plain:
+            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert not plain.recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        site.close()
