@@ -16,6 +16,7 @@
     flavors   jobs on three kinds of GPU: completion time and cost by policy (EGS_DATA has the measured speeds)
     fidelity  replays on a real Ray beside their simulation: how far the makespans are apart
     gpu_paths what happens on a real GPU: device memory, contexts, what each phase sees (says so where there is none)
+    server    durable leases a second from the site server, beside a shell without an engine
     limits    deadlines met when the engine is told of them and not, and what limits and deadlines cost it
     packing   GPU left unallocated when a cluster is full, by packing
     demo      the demo's pipelines in all variants, interleaved
@@ -65,6 +66,7 @@ SUITES = (
     "streams",
     "flavors",
     "limits",
+    "server",
     "fidelity",
     "gpu_paths",
     "demo",
@@ -108,6 +110,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         for call, (name, *_) in zip(calls, waits, strict=True):
             call += _plot(f"gpu_jobs_{name}")
         return calls
+    if suite == "server":
+        return [["-m", "benchmarks.server", "--json", *(("--seconds", "3", "--queued", "0") if quick else ())]]
     if suite == "costs":
         return [["-m", "benchmarks.costs", "--json"]]
     if suite == "submit":

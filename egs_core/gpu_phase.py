@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from typing import Any, Protocol
 from egs_core.errors import InputError
 
 Devices = tuple[int | str, ...]
+_REQUEST = "EGS_GPU_REQUEST"  # set by `egs run --split`
+_installing = threading.Lock()
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 
 
@@ -78,6 +81,17 @@ def gpu_provider(provider: GpuProvider) -> Iterator[None]:
         _context_lease.reset(token)
 
 
+def _lease() -> _Lease | None:
+    """The lease that a block takes part in; in a command of `egs run --split` that of the site server."""
+    if _process_lease is None and os.environ.get(_REQUEST):
+        from egs_core.client.phases import site_gpus  # needs more than the standard library
+
+        with _installing:
+            if _process_lease is None:
+                set_gpu_provider(site_gpus())
+    return _context_lease.get() or _process_lease
+
+
 class _GpuBlock:
     """The context manager that `gpu()` returns; it may be entered again after it was left, or while it is open."""
 
@@ -86,7 +100,7 @@ class _GpuBlock:
         self._entered: list[_Lease | None] = []
 
     def __enter__(self) -> Devices:
-        lease = _context_lease.get() or _process_lease
+        lease = _lease()
         devices = lease.enter(self._cpus) if lease is not None else ()
         self._entered.append(lease)
         return devices
@@ -115,7 +129,7 @@ def gpu(cpus: float | None = None) -> _GpuBlock:
 def call_on_gpu(cpus: float | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function inside `with gpu(cpus):`, the way the provider wants it done."""
     with gpu(cpus):
-        lease = _context_lease.get() or _process_lease
+        lease = _lease()
         call = getattr(lease.provider, "call", None) if lease is not None else None
         return function(*args, **kwargs) if call is None else call(function, args, kwargs)
 

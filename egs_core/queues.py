@@ -19,11 +19,22 @@ queues:
     lending_limit: {gpus: 0}     # … and never given away
     limits: {max_runtime: 2h, on_limit: end}     # a time box: what has had it counts as succeeded
 
+The site server (`egs serve --queues FILE`) also reads whose the queues are, and who is in which team:
+
+teams:
+  - name: vision
+    users: [ann, "4711"]         # of the host, by name, or by number; over TCP a token names the team
+queues:
+  - name: research
+    team: vision                 # for this team alone; left out: for all
+
 `idle_timeout` is a known name that cannot be used yet: nothing measures whether a task is idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,10 +42,10 @@ from msgspec.structs import replace
 from pydantic import Field, ValidationError
 
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 from egs_core.hints import HINTS
 from egs_core.notices import MAX_COST_UNUSED, warn_once
-from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_text, read_yaml
+from egs_core.yaml_file import FileModel, Path_, Seconds, Size, input_error, line_of, read_text, read_yaml
 
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
@@ -76,6 +87,8 @@ class Queue(FileModel):
 
     name: Annotated[str, Field(min_length=1)]
     """Name of the queue."""
+    team: str = ""
+    """The team to which it belongs, for the site server alone; left out: everyone's."""
     cohort: str = ""
     """Cohort: queues of one cohort may use each other's idle quota."""
     nominal: Quota = Quota()
@@ -115,14 +128,45 @@ class Queue(FileModel):
         )
 
 
+class TeamUsers(FileModel):
+    """A team, whose members see and change only what is theirs; for the site server alone."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    """Name of the team."""
+    users: tuple[str, ...] = ()
+    """Users of the server's host who are in it, by name or by number. A user may be in several."""
+
+
 class Queues(FileModel):
     """The whole file."""
 
     queues: Annotated[tuple[Queue, ...], Field(min_length=1)]
     """The queues."""
+    teams: tuple[TeamUsers, ...] = ()
+    """Who is in which team, for the site server alone."""
 
 
-_FIELDS = (*Queue.model_fields, *Quota.model_fields, *TaskLimits.model_fields)
+@dataclass(frozen=True)
+class Teams:
+    """Whose a site's queues are, and who is in which team. users: of each team, as the file names them."""
+
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    of_queue: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.users)
+
+    def of_user(self, name: str, uid: int) -> tuple[str, ...] | None:
+        """A user's teams, as the file orders them; None where it names no team at all: everyone is of all. Users whom
+        it does not name are together in the team without a name."""
+        if not self.users:
+            return None
+        found = [team for team, users in self.users.items() if name in users or str(uid) in users]
+        return tuple(found) or ("",)
+
+
+_FIELDS = (*Queue.model_fields, *TeamUsers.model_fields, *Quota.model_fields, *TaskLimits.model_fields)
 
 
 def load_queues(path: Path, *, has_prices: bool) -> tuple[QueueSpec, ...]:
@@ -143,10 +187,8 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
     data, lines = read_yaml(text, place)
     if not isinstance(data, dict):
         raise InputError(place, "needs a list of queues under `queues:`", "queues: [{name: research}]")
-    try:
-        queues = Queues.model_validate(data).queues
-    except ValidationError as error:
-        raise input_error(error, lines, place, [*_FIELDS, "queues"]) from None
+    file = _validated(data, lines, place)
+    queues = file.queues
     for number, queue in enumerate(queues):
         if queue.limits is not None and queue.limits.idle_timeout is not None:
             line = line_of(("queues", number, "limits", "idle_timeout"), lines)
@@ -157,7 +199,39 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
         if seen.setdefault(queue.name, number) != number:
             line = line_of(("queues", number, "name"), lines)
             raise InputError(f"{place} line {line}", f"a second queue {queue.name!r}")
+    _check_teams(file, lines, place)
     return tuple([queue.to_spec() for queue in queues])
+
+
+def load_teams(path: Path) -> Teams:
+    """Whose the queues of a file are, and who is in which team. Raises InputError that names file and line."""
+    text = read_text(path, "queues")
+    parse_queues(text, str(path))
+    data, lines = read_yaml(text, str(path))
+    file = _validated(data, lines, str(path))
+    return Teams(
+        {team.name: team.users for team in file.teams}, {queue.name: queue.team for queue in file.queues if queue.team}
+    )
+
+
+def _validated(data: object, lines: dict[Path_, int], place: str) -> Queues:
+    try:
+        return Queues.model_validate(data)
+    except ValidationError as error:
+        raise input_error(error, lines, place, [*_FIELDS, "queues", "teams"]) from None
+
+
+def _check_teams(file: Queues, lines: dict[Path_, int], place: str) -> None:
+    known: list[str] = []
+    for number, team in enumerate(file.teams):
+        if team.name in known:
+            line = line_of(("teams", number, "name"), lines)
+            raise InputError(f"{place} line {line}", f"a second team {team.name!r}")
+        known.append(team.name)
+    for number, queue in enumerate(file.queues):
+        if known and queue.team and queue.team not in known:
+            line = line_of(("queues", number, "team"), lines)
+            raise InputError(f"{place} line {line}", f"there is no team {queue.team!r}", f"there are {listed(known)}")
 
 
 def _milli(amount: float | None) -> int:

@@ -81,3 +81,25 @@ def _combined(surfaces: Sequence[Surface], capability: str) -> str:
     if not able:
         return "no: " + "; ".join(f"{s.name}: {s.can[capability].removeprefix('no: ')}" for s in surfaces)
     return f"yes: {', '.join(able)}"
+
+
+OF_EGS = "egs"
+"""The name under which `OWN` is shown, as those of an adapter under its own."""
+OWN = (
+    Surface(
+        "run",
+        "egs run -- CMD, at a site server (`egs serve`)",
+        {
+            "observe": "no: a command says nothing of what it does",
+            "order": "yes",
+            "split": "yes: with --split, at `with egs.gpu():` in the command's own Python code",
+            "preload": "no: a command's process begins with its turn",
+            "gang": "no: the runs of an array start one by one",
+            "preempt": "no: a command is not started again",
+            "limits": "yes: a time box (--for), and idle time (--idle-timeout)",
+            "abort": "yes",
+            "audit": "no: nothing audits a site server",
+        },
+    ),
+)
+"""What needs no framework and no adapter."""

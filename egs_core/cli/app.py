@@ -34,7 +34,15 @@ COMMANDS: dict[str, str] = {
     "serve": "Share the GPUs of this host among users.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
     "queue": "List what waits for the site server, and why.",
+    "update": "Change what a run of the site server asked for.",
+    "token": "Make, list and revoke tokens for the site server.",
+    "server": "Show who changed what on the site server; back up, restore and check its database.",
+    "release": "End a run of the site server before its time, as a success.",
+    "drain": "Give a GPU, or all of the host's, to nothing new; what runs goes on.",
+    "undrain": "End that.",
     "logs": "Print the output of a run that was detached.",
+    "attach": "Follow a run that was detached to its end, for its exit code.",
+    "redo": "Run a command of the site server again that has ended.",
     "why": "Explain why a task of a run waited, or a run of the site server waits.",
     "ps": "List the workloads and tasks that run with EGS on a framework, or with the site server.",
     "abort": "Stop a workload, a stage or a task for good.",
@@ -47,7 +55,11 @@ COMMANDS: dict[str, str] = {
 ADAPTERS, WITH_COMMANDS = "egs.adapters", "egs.commands"
 """Entry-point groups: all adapters, and those that have commands of their own (`egs NAME --help` lists them)."""
 
-MODULES = {**dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control"), "queue": "site"}
+MODULES = {
+    **dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control"),
+    **dict.fromkeys(("queue", "release", "drain", "undrain"), "site"),
+    "attach": "logs",
+}
 """Where the command is not in a module of its own name."""
 
 EXIT_BUG, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -61,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(args: list[str]) -> int:
     """Run one command line and return its exit code; never raises for what a command did."""
     try:
-        returned = build_app(_asked_for(args))(args, prog_name="egs", standalone_mode=False)
+        returned = build_app(_asked_for(args or _being_completed()))(args, prog_name="egs", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
@@ -77,10 +89,15 @@ def run(args: list[str]) -> int:
 
 def build_app(asked_for: str | None = None) -> typer.Typer:
     """The app with every command listed, of which only `asked_for` is imported and can run."""
-    app = typer.Typer(name="egs", add_completion=False, no_args_is_help=True, rich_markup_mode="rich")
+    app = typer.Typer(name="egs", no_args_is_help=True, rich_markup_mode="rich")
     app.callback()(_options)
     for name, summary in COMMANDS.items():
-        app.command(name, help=None if name == asked_for else summary)(_load(name) if name == asked_for else _listed)
+        command = _load(name) if name == asked_for else _listed
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            settings = {"allow_interspersed_args": name != "run"}  # what follows its command is the command's
+            app.command(name, help=None if name == asked_for else summary, context_settings=settings)(command)
     if asked_for is not None and asked_for not in COMMANDS:
         from egs_core.adapter import Commanding, load_able
 
@@ -121,10 +138,18 @@ def _asked_for(args: Sequence[str]) -> str | None:
     return first if is_known else None
 
 
-def _load(name: str) -> Callable[..., Any]:
-    """The function of a command. A module that cannot be imported is an error of that command alone."""
+def _being_completed() -> list[str]:
+    """The words of the line that a shell asks to complete, as Typer's scripts hand them on."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    return line.split()[1:]
+
+
+def _load(name: str) -> Callable[..., Any] | typer.Typer:
+    """The function of a command, or a group. A module that cannot be imported is an error of that command alone."""
     try:
-        command: Callable[..., Any] = getattr(import_module(f"egs_core.cli.{MODULES.get(name, name)}"), name)
+        command: Callable[..., Any] | typer.Typer = getattr(
+            import_module(f"egs_core.cli.{MODULES.get(name, name)}"), name
+        )
     except ImportError as error:
         missing = (error.name or "").split(".")[0]
         remedy = "reinstall egs-core" if missing in ("", "egs_core") else f"pip install {missing}"

@@ -24,6 +24,7 @@ from egs_core.adapter import (
 )
 from egs_core.cli.site import control_run, show_runs
 from egs_core.client import places
+from egs_core.errors import EgsError
 from egs_core.units import parse_seconds
 
 On = Annotated[str, typer.Option("--on", help="Framework on which it runs, by its adapter's name.")]
@@ -92,7 +93,12 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
     if (site := _site(on, address)) is not None:
         show_runs(site, as_json)
         return
-    found = _controlling(on).running(address)
+    try:
+        found = _controlling(on).running(address)
+    except EgsError as error:
+        if on or address:
+            raise
+        raise EgsError(f"no EGS server here (start `egs serve`, or name one by EGS_URL), and {error}") from None
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
     elif found:

@@ -20,6 +20,7 @@ from egs_core.compat import installed_version
 from egs_core.errors import EgsError
 from egs_core.mode import VARIABLE, parse_mode
 from egs_core.places import data_folder
+from egs_core.surfaces import CAPABILITIES, OF_EGS, OWN
 
 NO_DEVICES = "none visible; GPU phases are emulated"
 
@@ -34,7 +35,7 @@ class AdapterState(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Everything `egs doctor` knows; `--json` prints it as it is."""
+    """Everything `egs doctor` knows; `--json` prints it as it is. own: what can be used without any adapter."""
 
     ok: bool
     checks: list[Check]
@@ -42,6 +43,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     adapters: list[AdapterState]
     gpus: list[str]
     mode: str
+    own: list[Surface] = []
 
 
 def doctor(
@@ -63,7 +65,7 @@ def diagnose() -> Diagnosis:
     adapters = [_adapter_state(name) for name in adapter_names()]
     checks = [python_check(sys.version_info[:3]), mode_check, gpu_check, history_check(), adapters_check(adapters)]
     failed = [check for check in [*checks, *(c for a in adapters for c in a.checks)] if not check.ok]
-    return Diagnosis(not failed, checks, installed_packages(), adapters, gpus, mode)
+    return Diagnosis(not failed, checks, installed_packages(), adapters, gpus, mode, list(OWN))
 
 
 def python_check(found: tuple[int, int, int]) -> Check:
@@ -164,15 +166,21 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
     for adapter in diagnosis.adapters:
         for check in adapter.checks:
             _add(table, f"{adapter.name}: ", check)
-        for surface in adapter.surfaces if len(adapter.surfaces) > 1 else ():
-            table.add_row("", f"{adapter.name}: {surface.name} is", escape(surface.use))
-        for name in adapter.capabilities:
-            table.add_row("", f"{adapter.name}: can {name}", escape(_answers(adapter.surfaces, name)))
-        for surface in adapter.surfaces:
-            if surface.hints:
-                table.add_row("", f"{adapter.name}: hints, {surface.name}", escape(_kept(surface)))
+        _add_surfaces(table, adapter.name, adapter.surfaces)
+    for surface in diagnosis.own:
+        _add_surfaces(table, f"{OF_EGS} {surface.name}", [surface])
     console.print(table)
     console.print("packages: " + ", ".join(f"{name} {found}" for name, found in diagnosis.packages.items()))
+
+
+def _add_surfaces(table: Table, name: str, surfaces: list[Surface]) -> None:
+    for surface in surfaces if len(surfaces) > 1 else ():
+        table.add_row("", f"{name}: {surface.name} is", escape(surface.use))
+    for capability in CAPABILITIES if surfaces else ():
+        table.add_row("", f"{name}: can {capability}", escape(_answers(surfaces, capability)))
+    for surface in surfaces:
+        if surface.hints:
+            table.add_row("", f"{name}: hints, {surface.name}", escape(_kept(surface)))
 
 
 def _answers(surfaces: list[Surface], capability: str) -> str:

@@ -1,21 +1,23 @@
-"""`egs logs RUN`: the output of a command that was started with `egs run --detach`."""
+"""`egs logs RUN` and `egs attach RUN`: the output of a command that was started with `egs run --detach`."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
 from egs_core.cli.site import the_site
+from egs_core.client import messages as c
 from egs_core.client.detach import log_file
-from egs_core.client.http import connected
+from egs_core.client.http import SiteClient, connected
 from egs_core.errors import EgsError
 
 LOOK_S = 0.5
 CHUNK = 1 << 16
+NO_CODE, INTERRUPTED = 1, 130  # of a run that ended without one; of this command
 
 
 def logs(
@@ -26,23 +28,42 @@ def logs(
     """Print the output of a detached run of this user."""
     with connected(the_site()) as client:
         view = client.view(run)
-        path = log_file(view)
-        try:
-            file = path.open("rb")
-        except OSError:
-            raise EgsError(
-                f"run {run} has no log of this user here: only runs by `egs run --detach` have one"
-            ) from None
-        with file:
+        with _opened(view) as file:
             if as_json:
-                typer.echo(json.dumps({"file": str(path), "run": view.model_dump()}))
+                typer.echo(json.dumps({"file": str(log_file(view)), "run": view.model_dump()}))
                 return
-            while True:
-                is_over = view.state == "ended"
-                while part := file.read(CHUNK):
-                    sys.stdout.buffer.write(part)
-                sys.stdout.buffer.flush()
-                if not follow or is_over:
-                    return
-                time.sleep(LOOK_S)
-                view = client.view(run)
+            _print(client, view, file, follow)
+
+
+def attach(run: Annotated[str, typer.Argument(help="Number of a detached run of this user.")]) -> int:
+    """Print the output of a detached run until it ends, and exit with its exit code. Ctrl-C leaves it running."""
+    with connected(the_site()) as client:
+        view = client.view(run)
+        with _opened(view) as file:
+            try:
+                ended = _print(client, view, file, follow=True)
+            except KeyboardInterrupt:
+                print(f"egs: run {run} goes on; egs attach {run} shows it again", file=sys.stderr)
+                return INTERRUPTED
+    return NO_CODE if ended.exit_code is None else ended.exit_code
+
+
+def _opened(view: c.RunView) -> BinaryIO:
+    try:
+        return log_file(view).open("rb")
+    except OSError:
+        problem = "only runs by `egs run --detach` have one"
+        raise EgsError(f"run {view.id} has no log of this user here: {problem}") from None
+
+
+def _print(client: SiteClient, view: c.RunView, file: BinaryIO, follow: bool) -> c.RunView:
+    """What is in the log, and where it is followed what comes, to the run's end; the run as it was then."""
+    while True:
+        is_over = view.state == "ended"
+        while part := file.read(CHUNK):
+            sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+        if not follow or is_over:
+            return view
+        time.sleep(LOOK_S)
+        view = client.view(view.id)

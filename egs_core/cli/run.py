@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import sys
-from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated
 
@@ -13,10 +12,12 @@ import typer
 from pydantic import ValidationError
 
 from egs_core.cli.site import the_site
+from egs_core.cli.starting import members, start_all_here, start_detached, start_here
+from egs_core.client import arguments
 from egs_core.client import messages as c
-from egs_core.client.detach import detach as start_detached
-from egs_core.client.http import SiteClient, connected, trusted_owners
-from egs_core.client.supervise import Supervisor, request_of, why_words
+from egs_core.client.http import connected
+from egs_core.client.jobs import Job
+from egs_core.client.supervise import request_of, why_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
@@ -25,13 +26,24 @@ INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
-    gpus: Annotated[int, typer.Option(help="GPUs that it holds from start to end.")] = 0,
+    gpus: Annotated[
+        float, typer.Option(help="GPUs that it holds from start to end: whole ones, or a part of one, as 0.25.")
+    ] = 0,
+    gpu_memory: Annotated[
+        str,
+        typer.Option(
+            help="Memory of a GPU, as 20GiB: the part of one that has so much; with --gpus N: of each of those N."
+        ),
+    ] = "0",
     cpus: Annotated[float, typer.Option(help="CPUs to count for it; 0: not counted.")] = 0.0,
     memory: Annotated[str, typer.Option(help="Main memory to count for it, as 20GiB; 0: not counted.")] = "0",
     queue: Annotated[str, typer.Option(help="Queue whose quota it uses.")] = "",
     priority: Annotated[int, typer.Option(help="Of two in a queue the higher one goes first.")] = 0,
     expect: Annotated[str, typer.Option(help="How long it is believed to take, as 90s or 2h.")] = "",
     for_: Annotated[str, typer.Option("--for", help="After so long it is ended: a time box.")] = "",
+    idle_timeout: Annotated[
+        str, typer.Option(help="After so long without work it is ended: none measured, and none told by EGS_ACTIVITY.")
+    ] = "",
     deadline: Annotated[
         str, typer.Option(help="In so long it should have ended; it goes forward in time for that.")
     ] = "",
@@ -40,6 +52,19 @@ def run(
         typer.Option(help="Run that has to succeed first; RUN:any: to end; RUN:failed: to fail. Repeatable."),
     ] = None,
     name: Annotated[str, typer.Option(help="Name to show; default: of the script or program.")] = "",
+    split: Annotated[
+        bool, typer.Option("--split", help="Hold its GPUs only inside of `with egs.gpu():` in the command's own code.")
+    ] = False,
+    pty: Annotated[bool, typer.Option("--pty", help="Give the command a terminal of its own.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Do not start before `egs resume`.")] = False,
+    array: Annotated[
+        int, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which one it is, from 0.")
+    ] = 0,
+    retries: Annotated[int, typer.Option(min=0, help="How often it is started again when it fails.")] = 0,
+    retry_on: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=255, help="Only after this exit code; default: any but 0, 126 and 127. Repeatable."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only say when it would start, and why not now.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on without this terminal; `egs logs` has its output.")
@@ -48,10 +73,17 @@ def run(
 ) -> int:
     """Run a command when the site server gives it what it needs. CUDA_VISIBLE_DEVICES has its GPUs; its output and
     signals pass through, and its exit code is this one's."""
-    address, owners = the_site(), trusted_owners()
+    arguments.checked(command)
+    idle_s = parse_seconds(idle_timeout, "--idle-timeout") if idle_timeout else None
+    if pty and array:
+        raise InputError("--pty", "an array's commands cannot share a terminal", "leave one of both out")
+    if split and not gpus and gpu_memory == "0":
+        raise InputError("--split", "there is nothing to split", "name the GPUs of its GPU phases by --gpus")
+    address = the_site()
     fields: dict[str, object] = {
         "name": name or name_of(command),
         "gpus": gpus,
+        "gpu_memory_bytes": parse_bytes(gpu_memory, "--gpu-memory"),
         "cpus": cpus,
         "memory_bytes": parse_bytes(memory, "--memory"),
         "queue": queue,
@@ -59,27 +91,49 @@ def run(
         "expected_s": parse_seconds(expect, "--expect") if expect else None,
         "for_s": parse_seconds(for_, "--for") if for_ else None,
         "deadline_s": parse_seconds(deadline, "--deadline") if deadline else None,
+        "hold": hold,
         "after": [_after(one) for one in after or ()],
     }
     try:
         request = request_of(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        option = OPTIONS.get(str(first["loc"][0]), f"--{first['loc'][0]}")
-        raise InputError(option, str(first["msg"])) from None
+        raise option_error(error) from None
     if check:
         with connected(address) as client:
             _show_check(client.check(request), as_json)
         return 0
-
-    def supervise(say: Callable[[str], None], known: Callable[[c.RunView], None]) -> int:
-        return Supervisor(lambda: SiteClient(address, owners), command, say).run(fields, known)
-
+    job = Job(
+        command,
+        os.getcwd(),
+        fields,
+        retries,
+        retry_on or [],
+        is_detached=detach,
+        is_split=split,
+        has_terminal=pty,
+        idle_s=idle_s,
+    )
+    if array:
+        with connected(address) as client:
+            client.check(request)  # what is refused is refused once
+    every = members(job, array) if array else [job]
     if not detach:
-        return supervise(_say, lambda _: None)
-    number = start_detached(supervise, _say)
-    typer.echo(json.dumps({"id": number}) if as_json else f"run {number}; its output: egs logs {number}")
+        return start_all_here(address, every) if array else start_here(address, job)
+    numbers = [start_detached(address, one) for one in every]
+    if as_json:
+        typer.echo(json.dumps({"id": numbers[0], "ids": numbers}))
+    elif array:
+        typer.echo(f"runs {', '.join(numbers)}; their output: egs logs RUN")
+    else:
+        typer.echo(f"run {numbers[0]}; its output: egs logs {numbers[0]}")
     return 0
+
+
+def option_error(error: ValidationError) -> InputError:
+    """The first wrong field, by its option."""
+    first = error.errors()[0]
+    option = OPTIONS.get(str(first["loc"][0]), f"--{first['loc'][0]}")
+    return InputError(option, str(first["msg"]).removeprefix("Value error, "))
 
 
 def _after(text: str) -> dict[str, str]:
@@ -98,7 +152,13 @@ def _show_check(view: c.RunView, as_json: bool) -> None:
         typer.echo(f"it {why_words(view)}")
 
 
-OPTIONS = {"memory_bytes": "--memory", "expected_s": "--expect", "for_s": "--for", "deadline_s": "--deadline"}
+OPTIONS = {
+    "memory_bytes": "--memory",
+    "gpu_memory_bytes": "--gpu-memory",
+    "expected_s": "--expect",
+    "for_s": "--for",
+    "deadline_s": "--deadline",
+}
 
 
 def name_of(command: list[str]) -> str:
@@ -111,7 +171,3 @@ def name_of(command: list[str]) -> str:
     is_script = INTERPRETER.fullmatch(program) and len(command) > 1 and not command[1].startswith("-")
     named = PurePath(command[1]).name if is_script else program
     return "".join(one if one.isprintable() else "?" for one in named)[:200]
-
-
-def _say(line: str) -> None:
-    print(f"egs: {line}", file=sys.stderr, flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +13,28 @@ import typer
 
 from egs_core.errors import EgsError
 from egs_core.places import data_folder
-from egs_core.queues import load_queues
+from egs_core.queues import Teams, load_queues, load_teams
 
 DEFAULT_PORT = 8470
 
 
+def default_data() -> Path:
+    """The server's data folder where none is named."""
+    return data_folder() / "server"
+
+
+@contextmanager
+def needs_server(command: str) -> Iterator[None]:
+    """Around imports of what a server is made of: says what to install where that is not there."""
+    try:
+        yield
+    except ImportError as error:
+        missing = (error.name or "").split(".")[0]
+        raise EgsError(f"{command}: needs {missing}: pip install 'egs-core[server]'") from error
+
+
 def serve(
-    host: Annotated[str, typer.Option(help="Loopback address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen at: a loopback one, unless there is TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = DEFAULT_PORT,
     data: Annotated[Path | None, typer.Option(help="Folder of its database; default: one of this user's.")] = None,
     devices: Annotated[
@@ -26,17 +43,24 @@ def serve(
     emulated_gpus: Annotated[
         int | None, typer.Option(help="Offer so many emulated GPUs, 0 to N-1; refused where there are real ones.")
     ] = None,
-    queues: Annotated[Path | None, typer.Option(help="YAML file with queues and their quotas.")] = None,
+    queues: Annotated[Path | None, typer.Option(help="YAML file with queues, their quotas, and teams.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate for TLS over TCP, with its chain, in PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, in PEM, without a passphrase.")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy in front of it adds TLS: any address may be listened at.")
+    ] = False,
+    rate: Annotated[
+        float,
+        typer.Option(min=0, help="Requests a second that anybody but an admin may make; 0: no bound."),
+    ] = 500.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
 ) -> None:
     """Share the GPUs of this host among users: `egs run` asks it for leases. Ends on SIGINT or SIGTERM."""
-    try:
+    with needs_server("egs serve"):
         from egs_core.server.devices import host_offer
+        from egs_core.server.doors import Door
         from egs_core.server.serving import Ready
         from egs_core.server.serving import serve as begin
-    except ImportError as error:
-        missing = (error.name or "").split(".")[0]
-        raise EgsError(f"egs serve: needs {missing}: pip install 'egs-core[server]'") from error
 
     def told(ready: Ready) -> None:
         print(json.dumps(msgspec.to_builtins(ready)) if as_json else _line(ready), flush=True)
@@ -50,5 +74,14 @@ def serve(
         )
 
     specs = load_queues(queues, has_prices=False) if queues is not None else ()
+    teams = load_teams(queues) if queues is not None else Teams()
     chosen = [one.strip() for one in devices.split(",") if one.strip()]
-    begin(data or data_folder() / "server", host, port, host_offer(emulated_gpus, chosen), specs, told)
+    begin(
+        data or default_data(),
+        Door(host, port, tls_cert, tls_key, behind_proxy),
+        host_offer(emulated_gpus, chosen),
+        specs,
+        teams,
+        told,
+        rate,
+    )

@@ -16,6 +16,7 @@ from egs_core.client.http import connected
 from egs_core.client.places import Address, find_address
 from egs_core.client.supervise import starts_words
 from egs_core.errors import EgsError, InputError
+from egs_core.units import parse_seconds
 
 DONE = {"abort": "ended", "pause": "paused", "resume": "resumed"}
 
@@ -35,11 +36,18 @@ def show_runs(address: Address, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    free = [device.id for device in found.devices if not device.run]
+    free = [device.id for device in found.devices if device.state == "free"]
     if found.runs:
         Console().print(_table(found.runs, time.time()))
     label = next((f"{device.label} " for device in found.devices if device.label == "emulated"), "")
-    typer.echo(f"{len(free)} of {len(found.devices)} {label}GPUs free" + (f": {', '.join(free)}" if free else ""))
+    shared = [f"{device.free:g} of {device.id}" for device in found.devices if device.state == "held" and device.free]
+    parts = f"; parts: {', '.join(shared)}" if shared else ""
+    typer.echo(
+        f"{len(free)} of {len(found.devices)} {label}GPUs free" + (f": {', '.join(free)}" if free else "") + parts
+    )
+    drained = [device for device in found.devices if device.drained]
+    if drained:
+        typer.echo(f"{len(drained)} drained, nothing new starts there{_named(drained)}")
 
 
 def show_queue(address: Address, as_json: bool) -> None:
@@ -49,6 +57,9 @@ def show_queue(address: Address, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
+    drained = [device for device in found.devices if device.drained]
+    if drained:
+        typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained)}")
     if not found.runs:
         typer.echo("nothing waits")
         return
@@ -57,7 +68,10 @@ def show_queue(address: Address, as_json: bool) -> None:
         table.add_column(column, overflow="fold")
     for view in found.runs:
         starts = starts_words(view).removeprefix("it should start ").replace("when it starts is not known", "not known")
-        row = (view.id, view.name, view.user, view.queue, str(view.gpus), starts, view.reason)
+        gpus = f"{view.gpus:g}"
+        if view.tasks is not None:
+            gpus, starts = f"{view.tasks.waiting} tasks", view.framework
+        row = (view.id, view.name, view.user, view.queue, gpus, starts, view.reason)
         table.add_row(*map(escape, row))
     Console().print(table)
 
@@ -68,6 +82,11 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
         view = client.view(run)
     if as_json:
         typer.echo(view.model_dump_json())
+        return
+    if view.tasks is not None:
+        count = f"{view.tasks.running} GPU tasks run, {view.tasks.waiting} wait"
+        why = f"; first {view.reason}" if view.reason else ""
+        typer.echo(f"driver {view.id} ({view.name}, {view.user}, {view.framework}): {view.state}: {count}{why}")
         return
     when = f"; {starts_words(view)}" if view.state == "waiting" else ""
     text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
@@ -83,7 +102,7 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
         raise InputError(f"egs {request.verb}", "a plain command cannot be started again", "abort it, or name --on")
     for option, value in (("stage", request.stage), ("task", request.task), ("driver", request.driver)):
         if value:
-            raise InputError(f"--{option}", "a run of the site server has none", "name only the run")
+            raise InputError(f"--{option}", "the site server knows runs and drivers only", "name only that")
     ask = c.Control(reason=request.reason, grace_s=request.grace_s)
     with connected(address) as client:
         view = client.control(request.workload, request.verb, ask)
@@ -91,7 +110,10 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
         typer.echo(view.model_dump_json())
         return
     what = "is told to end" if view.state == "stopping" else DONE[request.verb]
-    typer.echo(f"run {view.id} ({view.name}): {what}")
+    if request.verb == "pause" and view.tasks is None and view.lease is not None:
+        what = "has started and goes on: a pause holds only what waits"
+    kind = "driver" if view.tasks is not None else "run"
+    typer.echo(f"{kind} {view.id} ({view.name}): {what}")
 
 
 def _table(runs: tuple[c.RunView, ...], now: float) -> Table:
@@ -102,7 +124,9 @@ def _table(runs: tuple[c.RunView, ...], now: float) -> Table:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.state
         devices = ", ".join(view.lease.devices) if view.lease else ""
-        row = (view.id, view.name, view.user, state, f"{max(0.0, now - since):,.0f} s", str(view.gpus), devices)
+        if view.tasks is not None:
+            devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"
+        row = (view.id, view.name, view.user, state, f"{max(0.0, now - since):,.0f} s", f"{view.gpus:g}", devices)
         table.add_row(*map(escape, (*row, view.queue)))
     return table
 
@@ -110,3 +134,47 @@ def _table(runs: tuple[c.RunView, ...], now: float) -> Table:
 def queue(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List what waits for the site server, first first, and why."""
     show_queue(the_site(), as_json)
+
+
+Target = Annotated[str, typer.Argument(help="Name of the host, or id of a GPU, as `egs ps` shows it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def release(
+    run: Annotated[str, typer.Argument(help="Number of a run that has started.")],
+    reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
+    grace: Annotated[str, typer.Option(help="Time to save what it has, before what is left is killed.")] = "10s",
+    as_json: AsJson = False,
+) -> None:
+    """End a run before its time, as when its time box is over: it counts as succeeded, and what waits for it starts.
+    What `egs abort` ends has not succeeded."""
+    with connected(the_site()) as client:
+        ask = c.Control(reason=reason, grace_s=parse_seconds(grace, "--grace"))
+        view = client.control(run, "release", ask)
+    typer.echo(view.model_dump_json() if as_json else f"run {view.id} ({view.name}): is told to end")
+
+
+def drain(target: Target, as_json: AsJson = False) -> None:
+    """Start nothing new on a GPU, or on the host; what runs there goes on. It holds over restarts of the server."""
+    _drain(target, True, as_json)
+
+
+def undrain(target: Target, as_json: AsJson = False) -> None:
+    """End a drain of a GPU, or of the host with all of its GPUs."""
+    _drain(target, False, as_json)
+
+
+def _drain(target: str, is_wanted: bool, as_json: bool) -> None:
+    with connected(the_site()) as client:
+        found = client.drain(target, is_wanted)
+    if as_json:
+        typer.echo(found.model_dump_json())
+        return
+    drained = [device for device in found.devices if device.drained]
+    busy = [f"{device.id} (run {', '.join(device.runs)})" for device in drained if device.runs]
+    still = f"; still in use: {', '.join(busy)}" if busy else ""
+    typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained)}{still}")
+
+
+def _named(devices: list[c.Device]) -> str:
+    return f": {', '.join(device.id for device in devices)}" if devices else ""

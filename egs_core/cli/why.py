@@ -34,7 +34,10 @@ OPAQUE = re.compile(r"\b[0-9a-f]{32,}\b")  # an id that says nothing to a reader
 
 def why(
     file: Annotated[
-        Path, typer.Argument(help="A run log, or a workload file to simulate; alone: a run of the site server.")
+        Path,
+        typer.Argument(
+            help="A run log, or a workload file to simulate; or, without TASK, the number of a run of the site server."
+        ),
     ],
     tasks: Annotated[
         list[str] | None, typer.Argument(metavar="TASK...", help="Task ids; of a run log also names.")

@@ -19,17 +19,19 @@ from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
 from egs_core.client import messages as c
-from egs_core.client.places import TOKEN, Address, read_token
+from egs_core.client import tokens as t
+from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
 from egs_core.errors import EgsError
 
 M = TypeVar("M", bound=BaseModel)
 CONNECT_S, ANSWER_S = 5.0, 30.0
+DRIVER_S = 5.0  # that a framework's driver waits for an answer: it goes on without the server then
 SITE_FILE = Path("/etc/egs/server-uid")
 """A file of root's with the user id, a number, that the host's server runs as."""
 
 
 class Unreachable(EgsError):
-    """Nobody answers, or the server says that it cannot now: it may at another moment."""
+    """Nobody answers, or the server says that it cannot now, or was asked too often: it may at another moment."""
 
 
 class Refused(EgsError):
@@ -43,10 +45,11 @@ class Refused(EgsError):
 class SiteClient:
     """Speaks to the server at an address; one thread at a time. owners: user ids that a socket's server may have."""
 
-    def __init__(self, address: Address, owners: frozenset[int]) -> None:
-        self.address = address
+    def __init__(self, address: Address, owners: frozenset[int], connect_s: float = CONNECT_S) -> None:
+        self.address, self._connect_s = address, connect_s
         self._session = requests.Session()
         self._session.trust_env = False  # no proxy and no .netrc: the token goes to the server alone
+        self._session.verify = trusted_certificates()
         self._base = address.url
         if address.socket is not None:
             self._base = "http://site"
@@ -78,14 +81,38 @@ class SiteClient:
     def control(self, run: str, verb: str, ask: c.Control) -> c.RunView:
         return self._post(f"/v1/runs/{_segment(run)}/{verb}", ask, c.RunView)
 
+    def update(self, run: str, ask: c.Change) -> c.RunView:
+        return self._post(f"/v1/runs/{_segment(run)}/update", ask, c.RunView)
+
     def view(self, run: str) -> c.RunView:
         return self._ask("GET", f"/v1/runs/{_segment(run)}", None, c.RunView)
 
     def runs(self, *, with_ended: bool = False) -> c.Runs:
         return self._ask("GET", f"/v1/runs?ended={str(with_ended).lower()}", None, c.Runs)
 
+    def drain(self, target: str, drained: bool) -> c.Runs:
+        return self._post("/v1/drain", c.Drain(target=target, drained=drained), c.Runs)
+
     def queue(self) -> c.Runs:
         return self._ask("GET", "/v1/queue", None, c.Runs)
+
+    def new_token(self, ask: t.TokenRequest) -> t.NewToken:
+        return self._post("/v1/tokens", ask, t.NewToken)
+
+    def tokens(self) -> t.Tokens:
+        return self._ask("GET", "/v1/tokens", None, t.Tokens)
+
+    def revoke(self, token: str) -> t.TokenView:
+        return self._ask("POST", f"/v1/tokens/{_segment(token)}/revoke", None, t.TokenView)
+
+    def log(self, limit: int) -> t.Log:
+        return self._ask("GET", f"/v1/log?limit={limit}", None, t.Log)
+
+    def join(self, ask: c.DriverRequest) -> c.Driver:
+        return self._post("/v1/drivers", ask, c.Driver, DRIVER_S)
+
+    def leave(self, driver: str, ask: c.Leave) -> None:
+        self._post(f"/v1/drivers/{driver}/leave", ask, c.Left, DRIVER_S)
 
     # --- one request ---
 
@@ -95,19 +122,27 @@ class SiteClient:
     def _ask(self, method: str, path: str, ask: c.Ask | None, kind: type[M], patience_s: float = ANSWER_S) -> M:
         """Raises Unreachable, and Refused for what the server does not do."""
         body = None if ask is None else ask.model_dump_json().encode()
+        try:
+            return kind.model_validate_json(self.send(method, path, body, patience_s))
+        except ValidationError as error:
+            raise Unreachable(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
+
+    def send(self, method: str, path: str, body: bytes | None, patience_s: float = ANSWER_S) -> bytes:
+        """One request, and the body of its answer. Raises as `_ask`."""
         headers = {"Content-Type": "application/json"} if body else None
         try:
             answer = self._session.request(
-                method, self._base + path, data=body, headers=headers, timeout=(CONNECT_S, patience_s)
+                method, self._base + path, data=body, headers=headers, timeout=(self._connect_s, patience_s)
             )
             if answer.status_code == 401 and self._take_new_token():
-                return self._ask(method, path, ask, kind, patience_s)
-            if answer.status_code >= 500:
+                return self.send(method, path, body, patience_s)
+            is_busy = answer.status_code == 408 or (answer.status_code == 429 and "Retry-After" in answer.headers)
+            if is_busy or answer.status_code >= 500:
                 raise Unreachable(f"{self.address.url}: {answer.status_code}: {_detail(answer)}")
             if answer.status_code >= 400:
                 raise Refused(answer.status_code, self._refusal(answer))
-            return kind.model_validate_json(answer.content)
-        except (requests.RequestException, ValidationError) as error:
+            return answer.content
+        except requests.RequestException as error:
             if isinstance(error, requests.ConnectionError) and (own := _own_error(error)):
                 raise own from None
             raise Unreachable(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
@@ -123,8 +158,10 @@ class SiteClient:
         return is_new
 
     def _refusal(self, answer: requests.Response) -> str:
+        if answer.status_code == 401 and os.environ.get(TOKEN):
+            return f"{self.address.url}: the token in {TOKEN} is not known there, or no longer good: ask for another"
         if answer.status_code == 401:
-            return f"{self.address.url}: the server does not know who asks: set {TOKEN} (`egs serve` writes a token)"
+            return f"{self.address.url}: the server does not know who asks: set {TOKEN} (`egs token create` makes one)"
         return _detail(answer)
 
 

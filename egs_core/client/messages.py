@@ -5,10 +5,17 @@
     POST /v1/runs/ID/beat         Beat       ─► RunView    a sign of life; answered when `version` is no longer `seen`
     POST /v1/runs/ID/claim        Claim      ─► RunView    before the command starts; 409: the lease is given up
     POST /v1/runs/ID/end          End        ─► RunView    when no process of the lease is left; 409 while there is one
-    POST /v1/runs/ID/abort        Control    ─► RunView    also /pause and /resume
+    POST /v1/runs/ID/abort        Control    ─► RunView    also /pause, /resume, and /release: its end is a success
+    POST /v1/runs/ID/update       Change     ─► RunView    other wishes; 409 for those that it is too late for
     GET  /v1/runs                            ─► Runs       GET /v1/runs/ID: one of them, with why it waits
+    POST /v1/drain                Drain      ─► Runs       a device that nothing new is to get, or all of a host
     GET  /v1/queue                           ─► Runs       those that wait, first first
     GET  /healthz                            ─► Health
+
+    POST /v1/drivers              DriverRequest ─► Driver  a framework's driver joins those that share a pool
+    POST /v1/drivers/ID/batch     Batch      ─► Answers    what it reports and asks (`egs_core.site.wire`)
+    POST /v1/drivers/ID/poll      Poll       ─► Messages   what it is told; a sign of life
+    POST /v1/drivers/ID/leave     Leave      ─► Left       410 from all three: the server knows the driver no more
 
 Neither the command's arguments nor its environment are ever told. Times are seconds since 1970 where they are moments.
 """
@@ -17,14 +24,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PROTOCOL = 1
 PROTOCOL_HEADER = "EGS-Protocol"
 MOST_WAIT_S = 30.0
 MOST_PROCESSES = 1000
 
-Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
+"""What a terminal and a log show as it is: no control character, and none that changes the order of others."""
+
+Name = Annotated[str, Field(max_length=200, pattern=PLAIN)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -48,6 +58,15 @@ class Process(Ask):
     started: Annotated[int, Field(ge=0, le=2**62)]
 
 
+def _whole_or_part(gpus: float) -> float:
+    if gpus != round(gpus, 3) or (gpus > 1 and gpus % 1):
+        raise ValueError("must be a whole number, or a part of one GPU in thousandths, as 0.25")
+    return gpus
+
+
+Gpus = Annotated[float, Field(ge=0, le=1024, allow_inf_nan=False), AfterValidator(_whole_or_part)]
+
+
 class After(Ask):
     """A run that has to end first, and how: ok: with exit code 0; failed: in any other way."""
 
@@ -57,13 +76,16 @@ class After(Ask):
 
 class RunRequest(Ask):
     """One command that wants to run. key: chosen by the client, so that a repeated request is known; supervisor: the
-    client itself, which is there as long as the request is meant. expected_s: how long it is believed to take; for_s:
-    after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended, from now."""
+    client itself, which is there as long as the request is meant. gpus: whole ones, or a part of one; gpu_memory_bytes:
+    on each; where no GPUs are named, the part of one that has so much memory. expected_s: how long it is believed to
+    take; for_s: after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended,
+    from now; hold: it does not start before it is resumed."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
     name: Name = ""
-    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpus: Gpus = 0
+    gpu_memory_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
     cpus: Annotated[float, Field(ge=0, le=4096, allow_inf_nan=False)] = 0.0
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] = 0
     queue: Name = ""
@@ -71,7 +93,23 @@ class RunRequest(Ask):
     expected_s: Seconds | None = None
     for_s: Seconds | None = None
     deadline_s: Seconds | None = None
+    hold: bool = False
     after: Annotated[tuple[After, ...], Field(max_length=100)] = ()
+
+
+class Change(Ask):
+    """What is to be another of a run that has not started; None: as it is. Of one that runs only for_s, counted from
+    its start, and expected_s. Fields as of `RunRequest`; deadline_s: from now."""
+
+    gpus: Gpus | None = None
+    gpu_memory_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
+    cpus: Annotated[float, Field(ge=0, le=4096, allow_inf_nan=False)] | None = None
+    memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
+    queue: Name | None = None
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    expected_s: Seconds | None = None
+    for_s: Seconds | None = None
+    deadline_s: Seconds | None = None
 
 
 class Beat(Ask):
@@ -105,6 +143,55 @@ class Control(Ask):
     grace_s: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = 10.0
 
 
+class Drain(Ask):
+    """target: the host's name, or a device's id. drained: whether it is from now on."""
+
+    target: Annotated[str, Field(max_length=200)]
+    drained: bool = True
+
+
+class DriverRequest(Ask):
+    """A framework's driver that wants its work ordered with that of others. key: chosen by the client, so that a
+    repeated request is known; pool: whose devices, the same for all that share them; name: what others see."""
+
+    key: Annotated[str, Field(min_length=8, max_length=64)]
+    framework: Annotated[str, Field(pattern="^[a-z]{1,32}$")]
+    pool: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    name: Name = ""
+    queue: Name = ""
+
+
+class Poll(Ask):
+    """ack: number of the last message that has arrived; wait_s: how long the answer may take if there is none."""
+
+    epoch: Annotated[str, Field(max_length=64)]
+    ack: Annotated[int, Field(ge=0)] = 0
+    wait_s: Annotated[float, Field(ge=0, le=MOST_WAIT_S, allow_inf_nan=False)] = 0.0
+
+
+class Leave(Ask):
+    """Its work is over, or goes on without the server."""
+
+    epoch: Annotated[str, Field(max_length=64)]
+
+
+class Left(Told):
+    """The server knows the driver no more."""
+
+    id: str
+
+
+class Driver(Told):
+    """A driver that has joined. epoch: of this server, until it ends; ttl_s: silent for longer, it is taken for gone.
+    now: second of the site's clock. queue: in which its work is."""
+
+    id: str
+    epoch: str
+    ttl_s: float
+    now: float
+    queue: str = ""
+
+
 class Lease(Told):
     """devices: their ids as `CUDA_VISIBLE_DEVICES` has them. token: the fencing token, higher for each later lease;
     mark: value of `EGS_LEASE` for its processes, by which they are found."""
@@ -115,26 +202,37 @@ class Lease(Told):
     mark: str = ""
 
 
+class DriverTasks(Told):
+    """How many of a driver's tasks with GPUs run, and how many could start."""
+
+    running: int
+    waiting: int
+
+
 class RunView(Told):
     """A run as the server sees it. site: the server's own id; runs of two servers may have one number.
 
     state: waiting, paused, granted, running, stopping or ended. kind, reason: why it is there. starts_in_s: when it
     should start, in seconds from now; None where that is not known. lost: nothing is heard of its supervisor, and
     processes (some are named) may still use the devices, which are therefore given to nobody. stop: why it has to end;
-    beat_s: how often the server wants to hear of it.
+    beat_s: how often the server wants to hear of it. Of a framework's driver: framework, tasks; gpus: held now.
     """
 
     id: str
     site: str = ""
     name: str
     user: str
+    team: str = ""
     state: str
     version: int
-    gpus: int
+    gpus: float
     cpus: float
     memory_bytes: int
+    gpu_memory_bytes: int = 0
     queue: str
     priority: int
+    expected_s: float | None = None
+    for_s: float | None = None
     submitted_at: float
     started_at: float | None = None
     ended_at: float | None = None
@@ -149,14 +247,25 @@ class RunView(Told):
     stop: str = ""
     grace_s: float = 0.0
     beat_s: float = 5.0
+    framework: str = ""
+    tasks: DriverTasks | None = None
 
 
 class Device(Told):
-    """id: as `CUDA_VISIBLE_DEVICES` has it; run: which holds it, "" for none."""
+    """id: as `CUDA_VISIBLE_DEVICES` has it; state: free, held, drained: free, and nothing new gets it, or occupied by
+    `processes` that hold no lease of it; run: which holds it, "" for none, and for one that the asker does not see;
+    runs: all that do, where each has a part of it. memory_bytes: 0 where it is not known; free: the part that nobody
+    holds, 0 to 1; drained: nothing new gets it."""
 
     id: str
     label: str = ""
     run: str = ""
+    runs: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    free: float = 1.0
+    drained: bool = False
+    state: str = "free"
+    processes: tuple[int, ...] = ()
 
 
 class Runs(Told):

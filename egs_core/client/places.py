@@ -11,7 +11,7 @@ from pathlib import Path
 from egs_core.errors import EgsError, InputError
 from egs_core.places import data_folder
 
-URL, TOKEN, RUNTIME = "EGS_URL", "EGS_TOKEN", "EGS_RUNTIME_DIR"
+URL, TOKEN, RUNTIME, CA = "EGS_URL", "EGS_TOKEN", "EGS_RUNTIME_DIR", "EGS_CA"
 SOCKET_NAME = "egs.sock"
 SHARED_FOLDER = Path("/run/egs")
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -32,6 +32,14 @@ def find_address() -> Address | None:
     if named:
         return parse_url(named)
     return next((Address(f"unix://{path}", path) for path in socket_places() if _is_socket(path)), None)
+
+
+def trusted_certificates() -> str | bool:
+    """The file of certificates that `EGS_CA` names; True: the usual ones. Raises InputError for none there."""
+    named = os.environ.get(CA, "").strip()
+    if named and not Path(named).is_file():
+        raise InputError(CA, f"{named}: there is no such file", "name one with the server's certificate, in PEM")
+    return named or True
 
 
 def socket_places() -> list[Path]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from egs_core.client.messages import MOST_PROCESSES, Process
 
 LEASE_VARIABLE = "EGS_LEASE"
+_VARIABLE = f"\0{LEASE_VARIABLE}=".encode()
 PROC = Path("/proc")
 ZOMBIE = "Z"
 PR_SET_CHILD_SUBREAPER = 36
@@ -40,16 +41,26 @@ def descendants(pid: int) -> list[Process]:
     return _below({pid}, _table())[:MOST_PROCESSES]
 
 
+class Snapshot:
+    """All processes of the host at one moment, with the marks of those whose environment can be read."""
+
+    def __init__(self) -> None:
+        self._table = _table()
+        self._marks = {pid: mark for pid in self._table if (mark := _mark(pid))}
+
+    def living(self, named: Iterable[Process], mark: str, but: Process | None = None) -> list[Process]:
+        """The processes that live and belong to a lease, see the module. but: its supervisor, which does not count."""
+        table = self._table
+        roots = {one.pid for one in named if one.pid in table and table[one.pid][1] == one.started}
+        roots |= {pid for pid, found in self._marks.items() if found == mark}
+        roots.discard(but.pid if but is not None else 0)
+        own = [Process(pid=pid, started=table[pid][1]) for pid in sorted(roots)]
+        return own + [one for one in _below(roots, table) if one.pid not in roots and one != but]
+
+
 def living(named: Iterable[Process], mark: str, but: Process | None = None) -> list[Process]:
-    """The processes that live and belong to a lease, see the module. but: its supervisor, which does not count."""
-    table = _table()
-    here = {pid: Process(pid=pid, started=started) for pid, (_, started) in table.items()}
-    roots = {one.pid for one in named if here.get(one.pid) == one}
-    wanted = f"{LEASE_VARIABLE}={mark}".encode()
-    roots |= {pid for pid in table if pid not in roots and wanted in _environment(pid)}
-    roots.discard(but.pid if but is not None else 0)
-    own = [here[pid] for pid in sorted(roots)]
-    return own + [one for one in _below(roots, table) if one.pid not in roots and one != but]
+    """See `Snapshot.living`: as it is now."""
+    return Snapshot().living(named, mark, but)
 
 
 def adopt_orphans() -> None:
@@ -75,14 +86,19 @@ def _stat(pid: int) -> tuple[int, int] | None:
     return None if fields[0] == ZOMBIE else (int(fields[1]), int(fields[19]))
 
 
-def _environment(pid: int) -> list[bytes]:
+def _mark(pid: int) -> str:
+    """Of its environment; "" where there is none, or it cannot be read."""
     try:
-        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
-        return []
+        return ""
+    begin = (b"\0" + environment).find(_VARIABLE)
+    return environment[begin + len(_VARIABLE) - 1 :].partition(b"\0")[0].decode(errors="replace") if begin >= 0 else ""
 
 
 def _below(roots: set[int], table: dict[int, tuple[int, int]]) -> list[Process]:
+    if not roots:
+        return []
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in table.items():
         children.setdefault(parent, []).append(pid)

@@ -14,15 +14,24 @@ import os
 import queue
 import secrets
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from egs_core.client import messages as c
+from egs_core.client.arguments import written
 from egs_core.client.http import Refused, SiteClient, Unreachable
+from egs_core.client.idle import ACTIVITY, IdleWatch
+from egs_core.client.jobs import TRY, Job
+from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
+from egs_core.client.terminal import Terminal
 from egs_core.errors import EgsError
 
 Say = Callable[[str], None]
@@ -31,7 +40,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 WAKE = signal.SIGURG  # from the other thread: there is news
 SI_KERNEL = 0x80  # of a signal that a terminal sent: the command, of the same group, has had it too
-LOOK_S, WAIT_S, AGAIN_S, TELL_END_S = 1.0, 20.0, 0.5, 120.0
+LOOK_S, WAIT_S, AGAIN_S, TELL_END_S, IDLE_GRACE_S = 1.0, 20.0, 0.5, 120.0, 10.0
 NOT_FOUND, NOT_EXECUTABLE, ABORTED = 127, 126, 128 + signal.SIGTERM
 
 
@@ -97,17 +106,22 @@ class Link:
 class Supervisor:
     """One run. say: tells the user one line on stderr."""
 
-    def __init__(self, client: Callable[[], SiteClient], command: Sequence[str], say: Say) -> None:
-        self._new_client, self._command, self._say = client, list(command), say
+    def __init__(self, client: Callable[[], SiteClient], job: Job, say: Say) -> None:
+        self._new_client, self._job, self._command, self._say = client, job, job.command, say
         self._client = client()
         self._mask: set[int] = set()
         self._taken: set[signal.Signals] = set()
         self._is_from_terminal = False  # the last signal
+        self._run = ""
+        self._terminal: Terminal | None = None
+        self._activity = Path()  # a file that the command may touch, with --idle-timeout
+        self._was_idle = False
+        self._is_to_end = False  # its user, or the server, wants its end: it is not started again
 
-    def run(self, fields: dict[str, object], known: Callable[[c.RunView], None] = lambda _: None) -> int:
-        """From the request to the exit code. fields: of `RunRequest`, but key and supervisor; known: called once the
-        server has the run. Raises EgsError for a request that is refused."""
-        request = request_of(fields)
+    def run(self, known: Callable[[c.RunView], None] = lambda _: None) -> int:
+        """From the request to the exit code. known: called once the server has the run. Raises EgsError for a request
+        that is refused."""
+        request = request_of(self._job.request)
         adopt_orphans()
         ignored = {one for one in FORWARDED if signal.getsignal(one) is signal.SIG_IGN}
         self._taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
@@ -189,25 +203,74 @@ class Supervisor:
     def _supervise(self, view: c.RunView, link: Link) -> int:
         lease = view.lease
         assert lease is not None
+        self._run = view.id
+        if self._job.idle_s is not None:
+            handle, name = tempfile.mkstemp(prefix="egs-activity-")
+            os.close(handle)
+            self._activity = Path(name)
         link.token = lease.token
+        tries = 1
         try:
-            child = self._start(lease)
+            while True:
+                child = self._start(lease, tries)
+                link.processes = tuple(descendants(os.getpid()))
+                try:
+                    code = self._watch(child, view, link)
+                finally:
+                    self._close_terminal()
+                if self._is_to_end or not self._job.tries_again(tries, code):
+                    break
+                self._say(f"run {view.id}: exit code {code}; it is started again, {tries} of {self._job.retries}")
+                tries += 1
         except OSError as error:
+            self._close_terminal()
+            self._forget_activity()
             self._tell_end(view, "failed", NOT_FOUND)
             self._say(f"{self._command[0]}: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        link.processes = tuple(descendants(os.getpid()))
-        code = self._watch(child, view, link)
         link.stop()
-        self._tell_end(view, "succeeded" if code == 0 else "failed", code)
+        self._forget_activity()
+        self._tell_end(view, "succeeded" if code == 0 or self._was_idle else "failed", code)
         return code
 
-    def _start(self, lease: c.Lease) -> int:
-        environment = {name: value for name, value in os.environ.items() if name != TOKEN}
+    def _start(self, lease: c.Lease, tries: int) -> int:
+        environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REQUEST)}
+        environment |= {**self._job.variables, **({TRY: str(tries)} if self._job.retries else {})}
+        if self._job.is_split:
+            environment[REQUEST] = msgspec.json.encode(self._job.wish(self._run)).decode()
+        if self._job.idle_s is not None:
+            environment[ACTIVITY] = str(self._activity)
         environment |= {CUDA_VISIBLE: ",".join(lease.devices), LEASE_VARIABLE: lease.mark}
         defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores these two, and a command would inherit that
-        spawn = partial(os.posix_spawnp, self._command[0], self._command, environment, setsigdef=defaults)
+        command = written(self._command, lease.devices)
+        spawn = partial(os.posix_spawnp, command[0], command, environment, setsigdef=defaults)
+        if self._job.has_terminal:
+            return self._start_with_terminal(spawn)
         return spawn(setsigmask=self._mask) if self._has_terminal else spawn(setsigmask=self._mask, setpgroup=0)
+
+    def _forget_activity(self) -> None:
+        if self._job.idle_s is not None:
+            self._activity.unlink(missing_ok=True)
+
+    def _typed(self) -> None:
+        if self._job.idle_s is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._activity)
+
+    def _close_terminal(self) -> None:
+        if self._terminal is not None:
+            self._terminal.close()
+            self._terminal = None
+
+    def _start_with_terminal(self, spawn: Callable[..., int]) -> int:
+        """The leader of a session opens a terminal: then it is that session's."""
+        self._terminal = terminal = Terminal(self._typed)
+        opened = (os.POSIX_SPAWN_OPEN, 0, terminal.slave, os.O_RDWR, 0)
+        both = [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
+        try:
+            return spawn(setsigmask=self._mask, setsid=True, file_actions=[opened, *both])
+        finally:
+            terminal.start()
 
     @property
     def _has_terminal(self) -> bool:
@@ -222,6 +285,7 @@ class Supervisor:
         code: int | None = None
         kill_at: float | None = None
         has_told = False
+        idle = self._idle_watch(view)
         while True:
             code, is_empty = self._reap(child, code)
             if is_empty and code is not None:
@@ -230,17 +294,33 @@ class Supervisor:
                 has_told = True
                 self._say(f"the command has ended; processes that it has left hold its devices: {self._left()}")
             taken = self._signal(LOOK_S)
-            if taken in FORWARDED and not (self._is_from_terminal and self._has_terminal):
+            self._is_to_end = self._is_to_end or taken in ENDING
+            has_had_it = self._is_from_terminal and self._has_terminal and self._terminal is None
+            if taken in FORWARDED and not has_had_it:
                 self._send(taken, child if code is None else None)
             with contextlib.suppress(queue.Empty):
                 news = link.news.get_nowait()
                 if isinstance(news, c.RunView) and news.stop and kill_at is None:
+                    self._is_to_end = True
                     self._say(f"run {view.id} has to end: {news.stop}")
                     self._send(signal.SIGTERM, None)
                     kill_at = time.monotonic() + news.grace_s
             if kill_at is not None and time.monotonic() >= kill_at:
                 self._send(signal.SIGKILL, None)
             link.processes = tuple(descendants(os.getpid()))
+            if idle is not None and kill_at is None and self._is_idle(idle, link.processes):
+                self._say(f"run {view.id} has to end: idle for {self._job.idle_s:g} s: no work measured, none told")
+                self._is_to_end = self._was_idle = True
+                self._send(signal.SIGTERM, None)
+                kill_at = time.monotonic() + IDLE_GRACE_S
+
+    def _idle_watch(self, view: c.RunView) -> IdleWatch | None:
+        if self._job.idle_s is None or view.lease is None:
+            return None
+        return IdleWatch(view.lease.devices, self._activity, time.monotonic())
+
+    def _is_idle(self, idle: IdleWatch, processes: tuple[c.Process, ...]) -> bool:
+        return self._job.idle_s is not None and idle.idle_s(processes, time.monotonic()) >= self._job.idle_s
 
     def _reap(self, child: int, code: int | None) -> tuple[int | None, bool]:
         """The command's exit code when it has ended, and whether no process is left below this one."""

@@ -255,13 +255,25 @@ def describe_shape(shape: Shape) -> str:
 
 
 def _missing(node: Node, shape: Shape) -> str:
+    if 0 < shape.gpu_milli < WHOLE_DEVICE and lacking(node, shape) == "gpus":
+        return f"{node.name} has {_most_free(node, shape)}"
     free = {
         "": "room",
         "cpus": f"{node.free_cpu / 1000:g} of {node.cpu_milli / 1000:g} CPUs free",
         "memory": f"{node.free_memory / GIB:g} of {node.memory_bytes / GIB:g} GiB free",
         "gpus": f"{sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])} of {node.gpus} GPUs wholly free",
     }
-    return f"{node.name} has {free[lacking(node, shape)]}"
+    drained = f" ({len(node.drained)} drained)" if node.drained and lacking(node, shape) == "gpus" else ""
+    return f"{node.name} has {free[lacking(node, shape)]}{drained}"
+
+
+def _most_free(node: Node, shape: Shape) -> str:
+    """What is free of the device that has most of it."""
+    devices = range(node.gpus)
+    if shape.gpu_memory_bytes and node.gpu_memory_bytes != UNTRACKED:
+        most = max((node.device_memory[i] * (node.devices[i] > 0) for i in devices), default=0)
+        return f"no GPU with more than {most / GIB:g} GiB free"
+    return f"no GPU of which more than {max((node.devices[i] for i in devices), default=0) / 1000:g} is free"
 
 
 def _times(count: int) -> str:

@@ -25,6 +25,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     waiting between two phases, or kept for later; None: `usual_process_slots` of the node.
     bandwidth_bytes_s: of files that come from other nodes; None: they cost nothing, or nobody knows.
     flavor: the kind of hardware; topology: (level, value) of every group that the node is in, as ("rack", "r1").
+    drained: numbers of devices that nothing new is to get; what holds one keeps it. closed: the same, of those that are
+    used by what the engine does not know.
     """
 
     node: str
@@ -37,6 +39,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     bandwidth_bytes_s: float | None = None
     flavor: str = ""
     topology: tuple[tuple[str, str], ...] = ()
+    drained: tuple[int, ...] = ()
+    closed: tuple[int, ...] = ()
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):

@@ -5,14 +5,20 @@
                                │  └ answers, after the commit
                                └─► store: one transaction a batch
 
-runs       a run as the server keeps it, and who asks for something
+runs       a run as the server keeps it
+principals who asks for something, and what roles may
 logic      what requests, time and processes mean; touches no clock, file, network or process
+pools      drivers of frameworks that share a cluster's devices: one engine a pool; as pure as the logic
+sharing    their shell: a lock, a clock, long polls
 views      what a site tells of its runs
 forecast   when what waits should start
 store      journal, runs and tokens in a database
 writer     the one thread that owns the logic: batches, commits, then answers
 devices    what the host offers
-access     who is asking: a Unix socket's peer, or a token
-app        the protocol over HTTP
+access     who is asking: a Unix socket's peer, or a token; the tokens
+who        the parameter of a route that names who asks
+app        the protocol over HTTP; access_routes: that of tokens and the log
+bounds     what a request may be: long, of which kind, how often
+doors      where it listens over TCP, and TLS
 serving    sockets, folder, token file: what `egs serve` does
 """

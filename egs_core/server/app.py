@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, MutableMapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Path, Request
+from fastapi import FastAPI, HTTPException, Path, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from egs_core import __version__
 from egs_core.client import messages as c
-from egs_core.client.processes import is_alive, living
+from egs_core.client.processes import Snapshot, is_alive
 from egs_core.server.access import Access
+from egs_core.server.access_routes import add_access_routes
+from egs_core.server.bounds import BodyBound, Rates, wrong_fields
+from egs_core.server.devices import strangers
+from egs_core.server.driver_routes import add_driver_routes
 from egs_core.server.logic import Seen, SiteLogic, Watch
-from egs_core.server.runs import Principal, Refusal
+from egs_core.server.pools import is_driver
+from egs_core.server.runs import Refusal
+from egs_core.server.sharing import Sharing
+from egs_core.server.store import StoreError
+from egs_core.server.who import Who
 from egs_core.server.writer import Unavailable, Writer
 
 T = TypeVar("T")
 LOG = logging.getLogger("uvicorn.error")
-MOST_BODY_BYTES = 256 * 1024
 LOOK_S = 1.0
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+UsersOf = Callable[[Sequence[str]], Mapping[str, Sequence[int]]]
 RunId = Annotated[str, Path(max_length=32)]
 
 
 class Site:
-    """What the routes share: the writer, and those who wait for a run to change."""
+    """What the routes share: the writer, and those who wait for a run to change. users_of: tells the processes on each
+    device; None where the devices are nobody else's."""
 
-    def __init__(self, make_writer: Callable[[Callable[[list[str]], None]], Writer], access: Access) -> None:
+    def __init__(
+        self,
+        make_writer: Callable[[Callable[[list[str]], None]], Writer],
+        access: Access,
+        rates: Rates | None = None,
+        sharing: Sharing | None = None,
+        users_of: UsersOf | None = None,
+    ) -> None:
+        self._users_of = users_of
         self.access = access
+        self.rates = rates or Rates()
+        self.sharing = sharing or Sharing()
         self.is_closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._looking = asyncio.Lock()
+        self._next_look: asyncio.Task[Snapshot] | None = None
         self.writer = make_writer(self._changed)
 
     async def ask(self, question: Callable[[SiteLogic], T]) -> T:
@@ -64,9 +83,21 @@ class Site:
             if not self._waiting[run]:
                 del self._waiting[run]
 
+    async def processes(self) -> Snapshot:
+        """As they are after this call: one look for all who ask while the one before is under way."""
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look())
+        return await asyncio.shield(self._next_look)
+
+    async def _look(self) -> Snapshot:
+        async with self._looking:
+            self._next_look = None  # who asks from now on needs a later one
+            return await asyncio.to_thread(Snapshot)
+
     def wake_all(self) -> None:
         """Answer all that wait: the server ends."""
         self.is_closing = True
+        self.sharing.wake_all()
         for events in self._waiting.values():
             for event in events:
                 event.set()
@@ -74,14 +105,23 @@ class Site:
     async def look_at_processes(self) -> None:
         """Again and again: which supervisors and processes are there."""
         while True:
-            await asyncio.sleep(LOOK_S)
             try:
                 watched = await self.ask(lambda logic: logic.watched())
                 if watched:
                     found = await asyncio.to_thread(look_at_all, watched)
                     await self.ask(partial(_tell_seen, found))
+                if self._users_of is not None:
+                    await self._look_at_devices(self._users_of)
             except Exception as error:  # what is not seen now is seen the next time
                 LOG.warning("processes could not be looked for: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_at_devices(self, users_of: UsersOf) -> None:
+        holders = await self.ask(lambda logic: logic.holders())
+        users = await asyncio.to_thread(users_of, list(holders))
+        found = await asyncio.to_thread(strangers, users, holders)
+        numbered = {number: found[one] for number, one in enumerate(holders) if one in found}
+        await self.ask(lambda logic: logic.occupied(numbered))
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -112,7 +152,7 @@ def look_at(watch: Watch) -> Seen:
     if is_alive(supervisor):
         return Seen(watch.run, watch.token, has_supervisor=True)
     named = [one.asked() for one in watch.named]
-    left = living(named, watch.mark) if watch.is_claimed else []
+    left = Snapshot().living(named, watch.mark) if watch.is_claimed else []
     return Seen(watch.run, watch.token, has_supervisor=False, living=tuple([one.pid for one in left]))
 
 
@@ -122,11 +162,12 @@ def make_app(site: Site) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> Any:
         site.begin()
-        looking = asyncio.create_task(site.look_at_processes())
+        tasks = [asyncio.create_task(one) for one in (site.look_at_processes(), site.sharing.tick())]
         yield
-        looking.cancel()
-        with suppress(asyncio.CancelledError):
-            await looking
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await asyncio.to_thread(site.writer.close)
 
     app = FastAPI(title="EGS site server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -134,31 +175,24 @@ def make_app(site: Site) -> FastAPI:
     app.add_middleware(BodyBound)
     _add_errors(app)
     _add_routes(app, site)
+    add_access_routes(app, site.access)
+    add_driver_routes(app, site.sharing)
     return app
-
-
-async def principal(
-    request: Request,
-    authorization: Annotated[str | None, Header()] = None,
-    egs_protocol: Annotated[str | None, Header()] = None,
-) -> Principal:
-    """Who asks, in a version of the protocol that this server has."""
-    if egs_protocol is not None and egs_protocol != str(c.PROTOCOL):
-        raise HTTPException(400, f"protocol {egs_protocol[:20]!r} is unknown: this server has version {c.PROTOCOL}")
-    access: Access = request.app.state.site.access
-    found = await asyncio.to_thread(access.of_request, request.scope, authorization, time.time())
-    if found is None:
-        raise HTTPException(401, "send a token: Authorization: Bearer …", headers={"WWW-Authenticate": "Bearer"})
-    return found
-
-
-Who = Annotated[Principal, Depends(principal)]
 
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
     async def refused(_request: Request, error: Refusal) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, status_code=error.status)
+        headers = {"Retry-After": f"{math.ceil(error.wait_s)}"} if error.wait_s else None
+        return JSONResponse({"detail": str(error)}, status_code=error.status, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": wrong_fields(error.errors())}, status_code=422)
+
+    @app.exception_handler(StoreError)
+    async def not_stored(_request: Request, error: StoreError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
 
     @app.exception_handler(Unavailable)
     async def unavailable(_request: Request, error: Unavailable) -> JSONResponse:
@@ -172,16 +206,24 @@ def _add_routes(app: FastAPI, site: Site) -> None:
         return c.Health(ok=True, version=__version__)
 
     @app.get("/v1/runs")
-    async def runs(_who: Who, ended: bool = False) -> c.Runs:
-        return await site.ask(lambda logic: logic.views.listed(with_ended=ended))
+    async def runs(who: Who, ended: bool = False) -> c.Runs:
+        found = await site.ask(lambda logic: logic.listed(who, with_ended=ended))
+        return _with_drivers(found, await site.sharing.ask(lambda pools: pools.listed(who)))
 
     @app.get("/v1/queue")
-    async def queue(_who: Who) -> c.Runs:
-        return await site.ask(lambda logic: logic.views.queue())
+    async def queue(who: Who) -> c.Runs:
+        found = await site.ask(lambda logic: logic.queue(who))
+        return _with_drivers(found, await site.sharing.ask(lambda pools: pools.queue(who)))
+
+    @app.post("/v1/drain")
+    async def drain(who: Who, ask: c.Drain) -> c.Runs:
+        return await site.ask(lambda logic: logic.drain(who, ask))
 
     @app.get("/v1/runs/{run}")
-    async def run_view(_who: Who, run: RunId) -> c.RunView:
-        return await site.ask(lambda logic: logic.view(run))
+    async def run_view(who: Who, run: RunId) -> c.RunView:
+        if is_driver(run):
+            return await site.sharing.ask(lambda pools: pools.view(who, run))
+        return await site.ask(lambda logic: logic.view(who, run))
 
     @app.post("/v1/runs")
     async def submit(who: Who, ask: c.RunRequest) -> c.RunView:
@@ -204,47 +246,28 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
     @app.post("/v1/runs/{run}/end")
     async def end(who: Who, run: RunId, ask: c.End) -> c.RunView:
-        watch = await site.ask(lambda logic: logic.watch(run))
+        watch = await site.ask(lambda logic: logic.watch(who, run))
         if watch is not None and watch.token == ask.token:
             named = [one.asked() for one in watch.named]
-            left = await asyncio.to_thread(living, named, watch.mark, watch.supervisor.asked())
+            left = (await site.processes()).living(named, watch.mark, watch.supervisor.asked())
             if left:
                 raise HTTPException(409, f"processes of its lease still run: {left[0].pid}")
         return await site.ask(lambda logic: logic.end(who, run, ask))
 
+    @app.post("/v1/runs/{run}/update")
+    async def update(who: Who, run: RunId, ask: c.Change) -> c.RunView:
+        return await site.ask(lambda logic: logic.update(who, run, ask))
+
     @app.post("/v1/runs/{run}/{verb}")
-    async def control(who: Who, run: RunId, verb: Literal["abort", "pause", "resume"], ask: c.Control) -> c.RunView:
+    async def control(
+        who: Who, run: RunId, verb: Literal["abort", "release", "pause", "resume"], ask: c.Control
+    ) -> c.RunView:
+        if is_driver(run):
+            view = await site.sharing.ask(lambda pools: pools.control(who, run, verb, ask))
+            await site.ask(lambda logic: logic.note_change(who, verb, run, view.team, ask.reason))
+            return view
         return await site.ask(lambda logic: logic.control(who, run, verb, ask))
 
 
-class BodyBound:
-    """ASGI middleware: a body longer than MOST_BODY_BYTES is answered with 413, however it is sent."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                return  # the client has gone
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > MOST_BODY_BYTES:
-                response = JSONResponse({"detail": f"the body is longer than {MOST_BODY_BYTES} bytes"}, 413)
-                await response(scope, receive, send)
-                return
-        is_told = False
-
-        async def told() -> MutableMapping[str, Any]:
-            nonlocal is_told
-            if is_told:
-                return await receive()
-            is_told = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, told, send)
+def _with_drivers(found: c.Runs, drivers: tuple[c.RunView, ...]) -> c.Runs:
+    return found.model_copy(update={"runs": (*found.runs, *drivers)})

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from egs_core.client.places import RUNTIME
+from egs_core.client.processes import Snapshot
 from egs_core.errors import InputError, listed
+from egs_core.server.logic import Watch
 from egs_core.server.runs import Device, Offer
 
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_EMULATED = 1024
+EMULATED_BYTES = 80 << 30
 
 
 class DeviceLocks:
@@ -28,7 +33,7 @@ class DeviceLocks:
         """Raises InputError for a device that another server offers."""
         folder = _lock_folder()
         for device in devices:
-            handle = os.open(folder / f"egs-{device.id}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            handle = _lock_file(folder / f"egs-{device.id}.lock")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -50,13 +55,51 @@ def host_offer(emulated: int | None, chosen: Sequence[str]) -> Offer:
             raise InputError("--emulated-gpus", f"this host has real GPUs: {listed([d.id for d in real])}")
         if not 0 <= emulated <= MOST_EMULATED:
             raise InputError("--emulated-gpus", f"must be 0 to {MOST_EMULATED}, not {emulated}")
-        devices = tuple([Device(str(number), "emulated") for number in range(emulated)])
+        devices = tuple([Device(str(number), "emulated", EMULATED_BYTES) for number in range(emulated)])
     else:
         known = {device.id: device for device in real}
         if unknown := [one for one in chosen if one not in known]:
             raise InputError("--devices", f"no GPU {unknown[0]!r} here", f"there are: {listed(list(known))}")
         devices = tuple([known[one] for one in dict.fromkeys(chosen)] or real)
-    return Offer(socket.gethostname(), devices, float(os.cpu_count() or 1), psutil.virtual_memory().total)
+    cpus, memory_bytes = float(os.cpu_count() or 1), psutil.virtual_memory().total
+    return Offer(socket.gethostname(), devices, cpus, memory_bytes, is_watched=emulated is None)
+
+
+def users_of(ids: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The processes on each of these GPUs, as NVML lists them; none where its driver cannot say. Raises NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return {one: _users(pynvml.nvmlDeviceGetHandleByUUID(one)) for one in ids}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _users(handle: Any) -> tuple[int, ...]:
+    import pynvml
+
+    try:
+        return tuple(sorted(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)))
+    except pynvml.NVMLError_NotSupported:
+        return ()
+
+
+def strangers(users: Mapping[str, Sequence[int]], holders: Mapping[str, Sequence[Watch]]) -> dict[str, tuple[int, ...]]:
+    """Of each GPU the processes that belong to no lease on it; GPUs without any are left out."""
+    used = {one: pids for one, pids in users.items() if pids}
+    if not used:
+        return {}
+    snapshot = Snapshot()
+    found = {}
+    for one, pids in used.items():
+        own: set[int] = set()
+        for watch in holders.get(one, ()):
+            roots = [known.asked() for known in (watch.supervisor, *watch.named)]
+            own |= {process.pid for process in snapshot.living(roots, watch.mark)}
+        if others := tuple(pid for pid in pids if pid not in own):
+            found[one] = others
+    return found
 
 
 def _real_devices() -> list[Device]:
@@ -69,10 +112,19 @@ def _real_devices() -> list[Device]:
     except pynvml.NVMLError:
         return []
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        return [Device(_text(pynvml.nvmlDeviceGetUUID(one)), _text(pynvml.nvmlDeviceGetName(one))) for one in handles]
+        return [_real_device(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _real_device(handle: Any) -> Device:
+    import pynvml
+
+    memory_bytes = 0  # a device that shares the host's memory tells none
+    with contextlib.suppress(pynvml.NVMLError):
+        memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    name = _text(pynvml.nvmlDeviceGetName(handle))
+    return Device(_text(pynvml.nvmlDeviceGetUUID(handle)), name, memory_bytes)
 
 
 def _is_visible(device: Device) -> bool:
@@ -85,6 +137,19 @@ def _is_visible(device: Device) -> bool:
     if any(not one.startswith("GPU-") for one in ids):
         raise InputError(CUDA_VISIBLE, f"{named!r} names GPUs by number", "name UUIDs (nvidia-smi -L), or unset it")
     return any(device.id.startswith(one) for one in ids)
+
+
+def _lock_file(path: Path) -> int:
+    """Opened to be read: that is enough for a lock, and another user's file can be."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except PermissionError:  # where others' files may not be opened with O_CREAT (`fs.protected_regular`)
+        try:
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise InputError("egs serve", f"{path}: {error.strerror}", "let all users read it") from None
+    except OSError as error:
+        raise InputError("egs serve", f"{path}: {error.strerror}", "remove it") from None
 
 
 def _lock_folder() -> Path:

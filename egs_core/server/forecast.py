@@ -4,8 +4,8 @@
     GPU 0 | aaaaaaaaaaaaaaaaaaaa | ccccccccccccccccccccccc
     GPU 1 | bbbbbbbbbb | dddddddd
 
-It counts devices only: not CPUs, memory, quotas, or what comes later and goes first. Where a length that it depends on
-is not known it says nothing.
+It counts devices only, and parts of them: not CPUs, memory, quotas, or what comes later and goes first. Where a length
+that it depends on is not known it says nothing.
 """
 
 from __future__ import annotations
@@ -17,29 +17,46 @@ from egs_core.engine import Engine
 from egs_core.engine.rules.ends import expected_end_s
 
 UNKNOWN_S = math.inf
+WHOLE_DEVICE = 1000  # thousandths
+Held = tuple[float, int, tuple[int, ...]]  # until when, of each device so many thousandths
 
 
 def expected_starts(engine: Engine) -> dict[int, float]:
     """Of each ready phase, in the order in which they are expected to start, seconds from now; those of which nothing
     can be said are left out."""
     state = engine.state
-    free = sum(node.gpus for node in state.nodes if node.alive)
-    ends: list[tuple[float, int]] = []
+    first, free = {}, list[int]()
+    for number, node in enumerate(state.nodes):
+        first[number] = len(free)
+        free += node.devices if node.alive else []
+    ends: list[Held] = []
     for phase, lease in state.leases.items():
-        devices = len(lease.devices)
         left_s = UNKNOWN_S if phase in state.unknown else max(0.0, expected_end_s(state, phase) - state.now)
-        heapq.heappush(ends, (left_s, devices))
-        free -= devices
+        heapq.heappush(ends, (left_s, lease.gpu_milli, tuple([first[lease.node] + n for n in lease.devices])))
     found: dict[int, float] = {}
     at_s = 0.0
     for phase in engine.ready_order():
-        wanted = math.ceil(state.shape_of(phase).gpu_milli / 1000)
-        while free < wanted and ends:
-            end_s, devices = heapq.heappop(ends)
-            at_s, free = max(at_s, end_s), free + devices
-        if free < wanted or at_s == UNKNOWN_S:
+        wanted = state.shape_of(phase).gpu_milli
+        each = min(wanted, WHOLE_DEVICE)
+        while (taken := _devices(free, wanted)) is None and ends:
+            end_s, milli, devices = heapq.heappop(ends)
+            at_s = max(at_s, end_s)
+            for device in devices:
+                free[device] += milli
+        if taken is None or at_s == UNKNOWN_S:
             break
         found[phase] = at_s
-        heapq.heappush(ends, (UNKNOWN_S if phase in state.unknown else at_s + state.estimate_s[phase], wanted))
-        free -= wanted
+        for device in taken:
+            free[device] -= each
+        end_s = UNKNOWN_S if phase in state.unknown else at_s + state.estimate_s[phase]
+        heapq.heappush(ends, (end_s, each, taken))
     return found
+
+
+def _devices(free: list[int], wanted: int) -> tuple[int, ...] | None:
+    """Devices for so many thousandths: the fullest that has room for a part, or whole ones."""
+    room = [device for device, milli in enumerate(free) if milli >= min(wanted, WHOLE_DEVICE)]
+    if wanted < WHOLE_DEVICE:
+        return (min(room, key=lambda device: free[device]),) if wanted and room else None if wanted else ()
+    count = wanted // WHOLE_DEVICE
+    return tuple(room[:count]) if len(room) >= count else None

@@ -1,4 +1,4 @@
-"""A run as the server keeps it, who asks for something, and what the server refuses."""
+"""A run as the server keeps it, and what the server refuses."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from egs_core.client.messages import Process, RunRequest
 from egs_core.graph.columns import Shape
 
 NOT_ADMITTED = -1
+WHOLE_DEVICE = 1000  # thousandths
 WAITING, PAUSED, GRANTED, RUNNING, STOPPING, ENDED = "waiting", "paused", "granted", "running", "stopping", "ended"
 
 
 class Refusal(Exception):
-    """A request that cannot be met. status: of HTTP; the text says what to change."""
+    """A request that cannot be met. status: of HTTP; the text says what to change. wait_s: after so long the same
+    request may be met; 0: that does not depend on time."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, wait_s: float = 0.0) -> None:
         super().__init__(text)
         self.status = status
-
-
-class Principal(msgspec.Struct, frozen=True):
-    """Who asks. is_operator: may also change what others run."""
-
-    name: str
-    is_operator: bool = False
+        self.wait_s = wait_s
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -37,19 +33,28 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """id: as `CUDA_VISIBLE_DEVICES` has it."""
+    """id: as `CUDA_VISIBLE_DEVICES` has it; memory_bytes: 0 where it is not known."""
 
     id: str
     label: str = ""
+    memory_bytes: int = 0
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What the host has for leases."""
+    """What the host has for leases. is_new: other devices than before: none is drained. is_watched: its devices may be
+    used by others: none is given out before somebody has looked (`SiteLogic.occupied`)."""
 
     host: str
     devices: tuple[Device, ...]
     cpus: float
     memory_bytes: int
+    is_new: bool = False
+    is_watched: bool = False
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """What each device has at least; None where that is not known."""
+        return min((device.memory_bytes for device in self.devices), default=0) or None
 
 
 class SiteFacts(msgspec.Struct, frozen=True):
@@ -76,7 +81,8 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     after: runs that have to end first, and how (`messages.After`). task: of the engine, from then on. lease: held now.
     named: its processes as its supervisor has told them, without itself. stop: why it must end. ended_at: None while
-    it is open. why: how it came to its end, or to a stop.
+    it is open. why: how it came to its end, or to a stop. changes: how often it was given to the engine anew.
+    is_time_up: its time box was over, so that it had to stop. team: whose it is, "" for nobody's.
     """
 
     id: str
@@ -85,7 +91,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     name: str
     supervisor: Known
     submitted_at: float
-    gpus: int = 0
+    gpus: float = 0
     cpus: float = 0.0
     memory_bytes: int = 0
     queue: str = ""
@@ -107,6 +113,20 @@ class Run(msgspec.Struct, omit_defaults=True):
     outcome: str = ""
     exit_code: int | None = None
     why: str = ""
+    gpu_memory_bytes: int = 0
+    changes: int = 0
+    is_time_up: bool = False
+    team: str = ""
+
+    @property
+    def workload(self) -> str:
+        """What the engine calls it: something new each time that it is given to it."""
+        return f"{self.id}.{self.changes}" if self.changes else self.id
+
+    @property
+    def time_is_up_at(self) -> float | None:
+        """When its time box is over; None for none, or while it waits."""
+        return None if self.for_s is None or self.started_at is None else self.started_at + self.for_s
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +135,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     @property
     def shape(self) -> Shape:
         """What it holds while it runs."""
-        return Shape(round(self.cpus * 1000), self.gpus * 1000, self.memory_bytes)
+        return Shape(round(self.cpus * 1000), round(self.gpus * WHOLE_DEVICE), self.memory_bytes, self.gpu_memory_bytes)
 
     def satisfies(self, when: str) -> bool:
         """Whether it has ended so that what waits for it like this may start."""
@@ -154,4 +174,6 @@ class Run(msgspec.Struct, omit_defaults=True):
             request.expected_s,
             request.for_s,
             request.deadline_s,
+            gpu_memory_bytes=request.gpu_memory_bytes,
+            is_paused=request.hold,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
-import ipaddress
 import os
+import resource
 import signal
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable
@@ -18,10 +20,14 @@ import uvicorn
 from egs_core.client.places import read_token, socket_places, token_file, write_token
 from egs_core.engine.specs import QueueSpec
 from egs_core.errors import EgsError, InputError
-from egs_core.server.access import Access, PeerProtocol, user_name
+from egs_core.queues import Teams
+from egs_core.server.access import HEAD_S, Access, PeerProtocol
 from egs_core.server.app import Site, make_app
-from egs_core.server.devices import DeviceLocks
+from egs_core.server.bounds import RATE, Rates
+from egs_core.server.devices import DeviceLocks, users_of
+from egs_core.server.doors import Door
 from egs_core.server.runs import Offer
+from egs_core.server.sharing import Sharing
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns, Writer
 
@@ -40,34 +46,44 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 def serve(
-    folder: Path, host: str, port: int, offer: Offer, queues: tuple[QueueSpec, ...], told: Callable[[Ready], None]
+    folder: Path,
+    door: Door,
+    offer: Offer,
+    queues: tuple[QueueSpec, ...],
+    teams: Teams,
+    told: Callable[[Ready], None],
+    rate: float = RATE,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. told: called when clients can connect. Raises EgsError."""
-    _check_host(host)
-    lock = _folder_lock(folder)
+    """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
+    may make, 0: no bound. Raises EgsError."""
+    door.check()
+    tls = door.tls()
+    lock = folder_lock(folder)
+    _allow_connections()
     locks = DeviceLocks()
     locks.take([device for device in offer.devices if device.label != "emulated"])
     listening: list[socket.socket] = []
     path: Path | None = None
     try:
         store = SqlStore(folder, time.time())
-        _take_devices(store, offer)
-        tcp = _listen(host, port)
+        offer = _take_devices(store, offer)
+        tcp = door.listen()
         listening.append(tcp)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{tcp.getsockname()[1]}"
+        url = door.url(tcp.getsockname()[1])
         path, local = _local_socket(folder)
         listening.append(local)
-        access = Access(store)
+        access = Access(store, teams)
         _write_own_token(access, url)
-        begin, origin = time.time(), time.monotonic()
-        turns = Turns(store, offer, queues, clock=lambda: begin + time.monotonic() - origin)
-        site = Site(lambda changed: Writer(turns, changed), access)
+        turns = Turns(store, offer, queues, _steady_clock(), teams.of_queue)
+        looks = users_of if offer.is_watched and offer.devices else None
+        sharing = Sharing(queues, teams.of_queue)
+        site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks)
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)
         ready = Ready(url, str(path), str(token_file(url)), str(folder), ids, is_emulated)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _nothing)  # uvicorn raises it again when it has ended: what follows has to be done
-        _Server(_config(site), site, lambda: told(ready)).run(sockets=listening)
+        _Server(_config(site), site, lambda: told(ready), tls).run(sockets=listening)
     except StoreError as error:
         raise EgsError(str(error)) from None
     finally:
@@ -76,6 +92,12 @@ def serve(
         if path is not None:
             path.unlink(missing_ok=True)
         os.close(lock)
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 that never go back."""
+    begin, origin = time.time(), time.monotonic()
+    return lambda: begin + time.monotonic() - origin
 
 
 def _nothing(_number: int, _frame: object) -> None:
@@ -87,7 +109,7 @@ def _config(site: Site) -> uvicorn.Config:
         make_app(site),
         http=PeerProtocol,
         ws="none",
-        loop="asyncio",
+        loop="uvloop",
         proxy_headers=False,  # else whoever is trusted as a proxy could say who asks
         server_header=False,
         access_log=False,
@@ -98,31 +120,41 @@ def _config(site: Site) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, site: Site, told: Callable[[], None]) -> None:
+    """tls: for TCP; the Unix socket, whose peer the kernel names, has none."""
+
+    def __init__(
+        self, config: uvicorn.Config, site: Site, told: Callable[[], None], tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(config)
-        self._site, self._told = site, told
+        self._site, self._told, self._tls = site, told, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        wrapped = [one for one in sockets or () if self._tls is not None and one.family != socket.AF_UNIX]
+        await super().startup([one for one in sockets or () if one not in wrapped])
+        for one in wrapped:
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(
+                self._protocol, sock=one, ssl=self._tls, backlog=self.config.backlog, ssl_handshake_timeout=HEAD_S
+            )
+            self.servers.append(server)
         if not self.should_exit:
             self._told()
+
+    def _protocol(self) -> PeerProtocol:
+        return PeerProtocol(self.config, self.server_state, self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._site.wake_all()
         await super().shutdown(sockets)
 
 
-def _check_host(host: str) -> None:
-    """Without TLS a token would be read by all between: loopback only."""
-    try:
-        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise InputError("--host", f"{host!r} is no address of this host", "127.0.0.1 or ::1") from None
-    if not is_local:
-        raise InputError("--host", f"{host} is no loopback address: there is no TLS yet", "127.0.0.1 or ::1")
+def _allow_connections() -> None:
+    """As many open files as the system lets this process have: each client has a connection or two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _folder_lock(folder: Path) -> int:
+def folder_lock(folder: Path) -> int:
     """One server a folder: the lock ends with this process."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +169,7 @@ def _folder_lock(folder: Path) -> int:
     return handle
 
 
-def _take_devices(store: SqlStore, offer: Offer) -> None:
+def _take_devices(store: SqlStore, offer: Offer) -> Offer:
     """Leases name devices by their place in the list: it must stay as it is while one is held."""
     known, ids = store.devices(), tuple([device.id for device in offer.devices])
     if known and known != ids:
@@ -147,24 +179,7 @@ def _take_devices(store: SqlStore, offer: Offer) -> None:
             raise InputError("egs serve", problem, "start with the same devices as before until it has ended")
     if known != ids:
         store.set_devices(ids)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--host {host} --port {port}", f"cannot be used: {error}") from None
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise InputError(
-            f"--port {port}", f"cannot be used: {error.strerror}", "choose another, or 0 for any"
-        ) from None
-    return listening
+    return msgspec.structs.replace(offer, is_new=known != ids)
 
 
 def _local_socket(folder: Path) -> tuple[Path, socket.socket]:
@@ -204,13 +219,13 @@ def _answers(path: Path) -> bool:
 
 def _write_own_token(access: Access, url: str) -> None:
     """For the clients of the user who started this; the one that is there is kept while it is good."""
-    name, now = user_name(os.getuid()), time.time()
+    now = time.time()
     try:
         token = read_token(url)
     except EgsError:
         token = ""
-    if not token or not access.knows(token, name, now):
+    if not token or not access.knows_own(token, now):
         try:
-            write_token(url, access.new_token(name, now))
+            write_token(url, access.own_token(now))
         except OSError as error:
             raise EgsError(f"{token_file(url)}: cannot be written: {error.strerror}") from None

@@ -1,4 +1,5 @@
-"""Where a site keeps what must outlive it: the engine's journal, the runs, tokens; one transaction a batch.
+"""Where a site keeps what must outlive it: the engine's journal, the runs, tokens, who changed what; one transaction
+a batch.
 
 SQLite in a folder, without any set-up: WAL, and `synchronous=FULL`, so that what `commit` has taken outlives the
 machine. Neither arguments nor environments of commands are in it, and of tokens only hashes.
@@ -7,7 +8,7 @@ machine. Neither arguments nor environments of commands are in it, and of tokens
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +16,11 @@ from typing import Any, Protocol
 import msgspec
 import sqlalchemy as sa
 
+from egs_core.client.tokens import Role
 from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
-from egs_core.server.logic import CONFIG, Batch, SiteLogic
+from egs_core.server.logic import CONFIG, Batch, LogLine, SiteLogic
 from egs_core.server.runs import Run, SiteFacts
 
 VERSION = "1"
@@ -31,17 +33,61 @@ _entries = sa.Table(
     "entries", _tables, sa.Column("number", sa.Integer, primary_key=True), sa.Column("entry", sa.LargeBinary)
 )
 _runs = sa.Table("runs", _tables, sa.Column("number", sa.Integer, primary_key=True), sa.Column("run", sa.LargeBinary))
-_tokens = sa.Table(
-    "tokens",
+_tokens = sa.Table(  # `tokens`, of earlier versions, had but the token that each start writes
+    "access_tokens",
     _tables,
-    sa.Column("hash", sa.String, primary_key=True),
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("digest", sa.String, unique=True),
     sa.Column("name", sa.String),
+    sa.Column("role", sa.String),
+    sa.Column("team", sa.String),
+    sa.Column("created_at", sa.Float),
+    sa.Column("created_by", sa.String),
     sa.Column("expires_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
+)
+_log = sa.Table(
+    "log",
+    _tables,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("at", sa.Float),
+    *(sa.Column(name, sa.String) for name in ("who", "role", "origin", "verb", "subject", "team", "text")),
 )
 
 
 class StoreError(Exception):
     """The store did not take a batch, or cannot be read now; nothing of the batch is in it."""
+
+
+class KeptToken(msgspec.Struct, frozen=True):
+    """A token, as `tokens.TokenView`. digest: of the token, which is not kept."""
+
+    id: str
+    digest: str
+    name: str
+    role: Role
+    team: str
+    created_at: float
+    created_by: str
+    expires_at: float
+    revoked_at: float | None = None
+
+    def is_good(self, now: float) -> bool:
+        return self.revoked_at is None and now < self.expires_at
+
+
+class LoggedChange(msgspec.Struct, frozen=True):
+    """A line of the log, as `tokens.LogEntry`."""
+
+    at: float
+    who: str
+    role: str
+    origin: str
+    verb: str
+    subject: str
+    team: str = ""
+    text: str = ""
+    number: int | None = None
 
 
 class Kept(msgspec.Struct):
@@ -82,7 +128,7 @@ class SqlStore:
         self.path = folder / FILE_NAME
         self._engine = sa.create_engine(f"sqlite:///{self.path}")
         sa.event.listen(self._engine, "connect", _set_up)
-        self._count = 0
+        self._count, self._epoch = 0, now
         with self._begin() as connection:
             _tables.create_all(connection)
             version = self._value(connection, "version")
@@ -99,7 +145,7 @@ class SqlStore:
             entries = list(connection.scalars(sa.select(_entries.c.entry).order_by(_entries.c.number)))
             rows = connection.scalars(sa.select(_runs.c.run).order_by(_runs.c.number))
             runs = [msgspec.json.decode(row, type=Run) for row in rows]
-            self._count = len(entries)
+            self._count, self._epoch = len(entries), facts.epoch
             return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs)
 
     def commit(self, batch: Batch) -> None:
@@ -109,6 +155,11 @@ class SqlStore:
             if batch.runs:
                 rows = [{"number": int(run.id), "run": msgspec.json.encode(run)} for run in batch.runs]
                 connection.execute(_runs.insert().prefix_with("OR REPLACE"), rows)
+            if batch.forgotten:
+                gone = [{"gone": int(run)} for run in batch.forgotten]
+                connection.execute(_runs.delete().where(_runs.c.number == sa.bindparam("gone")), gone)
+            if batch.log:
+                connection.execute(_log.insert(), [msgspec.structs.asdict(self._logged(one)) for one in batch.log])
         self._count += len(batch.entries)
 
     def compact(self, snapshot: bytes) -> None:
@@ -135,16 +186,31 @@ class SqlStore:
         with self._begin() as connection:
             self._set(connection, "devices", msgspec.json.encode(ids))
 
-    def add_token(self, digest: str, name: str, expires_at: float) -> None:
-        """digest: of the token, which is not kept. expires_at: second since 1970."""
+    def tokens(self) -> list[KeptToken]:
+        """All that were made, oldest first."""
         with self._begin() as connection:
-            connection.execute(_tokens.insert(), {"hash": digest, "name": name, "expires_at": expires_at})
+            rows = connection.execute(sa.select(_tokens).order_by(_tokens.c.created_at, _tokens.c.id)).mappings().all()
+            return [KeptToken(**row) for row in rows]
 
-    def token_name(self, digest: str, now: float) -> str | None:
-        """Whose token has this digest; None for an unknown or expired one."""
+    def put_token(self, token: KeptToken, change: LoggedChange) -> None:
+        """A new or changed one, and its line in the log."""
         with self._begin() as connection:
-            row = connection.execute(sa.select(_tokens).where(_tokens.c.hash == digest)).one_or_none()
-        return None if row is None or row.expires_at <= now else str(row.name)
+            connection.execute(_tokens.insert().prefix_with("OR REPLACE"), msgspec.structs.asdict(token))
+            connection.execute(_log.insert(), msgspec.structs.asdict(change))
+
+    def log(self, limit: int, teams: Sequence[str] | None) -> list[LoggedChange]:
+        """The last changes, oldest first. teams: only those of these; None: of all."""
+        wanted = sa.select(_log).order_by(_log.c.number.desc()).limit(limit)
+        if teams is not None:
+            wanted = wanted.where(_log.c.team.in_(teams))
+        with self._begin() as connection:
+            rows = connection.execute(wanted).mappings().all()
+            return [LoggedChange(**row) for row in reversed(rows)]
+
+    def _logged(self, one: LogLine) -> LoggedChange:
+        who = one.who
+        at = self._epoch + one.at
+        return LoggedChange(at, who.name, who.role, who.origin, one.verb, one.run, one.team, one.text)
 
     # --- SQL ---
 

@@ -2,49 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable
 
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
 from egs_core.engine import Engine
 from egs_core.errors import listed
 from egs_core.server.forecast import expected_starts
-from egs_core.server.runs import NOT_ADMITTED, Device, HeldLease, Run, SiteFacts
+from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, HeldLease, Run, SiteFacts
 
 BEAT_S = 5.0  # how often a client is to be heard of
 MOST_EXPLAINED = 100
+OTHERS = "(one of another team)"
+NUMBERED = re.compile(r"\d+(?= \()")
+WORKLOAD = re.compile(r"workload '(\d+)(?:\.\d+)?'")  # as the engine calls a run: see `Run.workload`
+Sees = Callable[[Run], bool]
 LABELS = {"ok": "", "any": " (however it ends)", "failed": " to fail"}
 
 
+def _all(_run: Run) -> bool:
+    return True
+
+
 class Views:
-    """runs: the site's own, by id; by_task: those that the engine knows; living: processes of lost ones."""
+    """What is told is for whoever `sees` some of the runs: of others not even a name is in it.
+
+    runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
+    keeps up; living: processes of lost ones."""
 
     def __init__(self, facts: SiteFacts, engine: Engine, runs: dict[str, Run], by_task: dict[int, Run]) -> None:
         self._facts, self._engine, self._runs, self._by_task = facts, engine, runs, by_task
+        self.open = {run.id: run for run in runs.values() if run.is_open}
         self.devices: tuple[Device, ...] = ()
+        self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
         self.living: dict[str, tuple[int, ...]] = {}
 
     def open_runs(self) -> list[Run]:
-        return [run for run in self._runs.values() if run.is_open]
+        return list(self.open.values())
 
-    def listed(self, *, with_ended: bool = False) -> c.Runs:
+    def listed(self, sees: Sees = _all, *, with_ended: bool = False) -> c.Runs:
         """All open runs, oldest first, and who holds which device."""
-        runs = [run for run in self._runs.values() if with_ended or run.is_open]
-        return c.Runs(runs=tuple([self.view(run) for run in runs]), devices=self._held_devices())
+        runs = [run for run in (self._runs if with_ended else self.open).values() if sees(run)]
+        return c.Runs(runs=tuple([self.view(run) for run in runs]), devices=self._held_devices(sees))
 
-    def queue(self) -> c.Runs:
+    def queue(self, sees: Sees = _all) -> c.Runs:
         """The runs that wait, first first; then those that are paused, or wait for others."""
         order = [self._by_task[self._engine.state.task_of[phase]] for phase in self._engine.ready_order()]
         placed = {run.id for run in order}
         rest = [run for run in self.open_runs() if run.lease is None and run.id not in placed]
         starts = expected_starts(self._engine)
-        views = [self.view(run, n < MOST_EXPLAINED, starts) for n, run in enumerate([*order, *rest])]
-        return c.Runs(runs=tuple(views), devices=self._held_devices())
+        seen = [run for run in [*order, *rest] if sees(run)]
+        views = [self.view(run, n < MOST_EXPLAINED, starts, sees) for n, run in enumerate(seen)]
+        return c.Runs(runs=tuple(views), devices=self._held_devices(sees))
 
-    def view(self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None) -> c.RunView:
+    def view(
+        self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None, sees: Sees = _all
+    ) -> c.RunView:
         """One run. with_reason: also why it is where it is; starts: when what waits should start, where known."""
         epoch, lease = self._facts.epoch, run.lease
-        kind, text = self._reason(run) if run.is_open and with_reason else ("", run.why)
+        kind, text = self._reason(run, sees) if run.is_open and with_reason else ("", self.told_text(run.why, sees))
         starts_in_s = None
         if with_reason and run.is_open and lease is None and run.task != NOT_ADMITTED:
             starts = expected_starts(self._engine) if starts is None else starts
@@ -54,13 +71,17 @@ class Views:
             site=self._facts.id,
             name=run.name,
             user=run.user,
+            team=run.team,
             state=run.state,
             version=run.version,
             gpus=run.gpus,
             cpus=run.cpus,
             memory_bytes=run.memory_bytes,
+            gpu_memory_bytes=run.gpu_memory_bytes,
             queue=run.queue,
             priority=run.priority,
+            expected_s=run.expected_s,
+            for_s=run.for_s,
             submitted_at=epoch + run.submitted_at,
             started_at=None if run.started_at is None else epoch + run.started_at,
             ended_at=None if run.ended_at is None else epoch + run.ended_at,
@@ -72,33 +93,97 @@ class Views:
             starts_in_s=starts_in_s,
             lost=run.is_lost,
             processes=self.living.get(run.id, ()) if run.is_lost else (),
-            stop=run.stop,
+            stop=self.told_text(run.stop, sees),
             grace_s=run.grace_s,
             beat_s=BEAT_S,
         )
 
-    def _reason(self, run: Run) -> tuple[str, str]:
+    def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:
+        if run.task == NOT_ADMITTED and run.is_paused and not run.after:
+            return "paused", f"is held until `egs resume {run.id}`"
+        if run.task == NOT_ADMITTED and not run.after:
+            return "drained", "waits until the host is no longer drained (`egs undrain`)"
         if run.task == NOT_ADMITTED:
-            return "dependency", f"waits for {listed([self._called(*one) for one in run.after], 4)}"
+            text = f"waits for {listed([self._called(*one) for one in run.after], 4)}"
+            return "dependency", self.told_text(text, sees)
         reason = self._engine.explain(run.task)
-        return reason.kind, reason.text + (self._holders() if reason.kind == "capacity" else "")
+        text = reason.text + (self._holders(sees) if reason.kind == "capacity" else "")
+        return reason.kind, self.told_text(text, sees)
 
     def _called(self, run_id: str, when: str) -> str:
         return f"run {run_id} ({self._runs[run_id].name}){LABELS[when]}"
 
-    def _holders(self) -> str:
-        held = [f"{run.id} ({run.name}, {run.user})" for run in self.open_runs() if run.lease and run.lease.devices]
-        return f"; GPUs are held by {listed(held, 4)}" if held else ""
+    def _holders(self, sees: Sees) -> str:
+        holding = [run for run in self.open_runs() if run.lease and run.lease.devices]
+        held = [f"{run.id} ({run.name}, {run.user})" for run in holding if sees(run)]
+        held += [f"{others} of other teams"] if (others := len(holding) - len(held)) else []
+        text = f"; GPUs are held by {listed(held, 4)}" if held else ""
+        taken = [
+            f"{self.devices[n].id} by {listed([str(pid) for pid in pids], 3)}"
+            for n, pids in self.occupied.items()
+            if pids
+        ]
+        return text + (f"; occupied by processes that this server did not start: {listed(taken, 4)}" if taken else "")
+
+    def told_text(self, text: str, sees: Sees) -> str:
+        """The text without the numbers and names of runs that the asker does not see, and with runs for workloads."""
+
+        def called(match: re.Match[str]) -> str:
+            run = self._runs.get(match[1])
+            return f"run {match[1]}" if run is None or sees(run) else OTHERS
+
+        text = WORKLOAD.sub(called, text)
+        if sees is _all:
+            return text
+        found, end = "", 0
+        for match in NUMBERED.finditer(text):
+            run = self._runs.get(match[0])
+            label = "" if run is None or sees(run) else f"{run.id} ({run.name})"
+            if label and match.start() >= end and text.startswith(label, match.start()):
+                found += text[end : match.start()] + OTHERS
+                end = match.start() + len(label)
+        return found + text[end:]
 
     def _told(self, run: Run, lease: HeldLease) -> c.Lease:
         devices = tuple([self.devices[number].id for number in lease.devices])
         mark = lease_mark(run.id, lease.token, self._facts.id)
         return c.Lease(token=lease.token, devices=devices, claimed=lease.claimed_at is not None, mark=mark)
 
-    def _held_devices(self) -> tuple[c.Device, ...]:
-        holders = {number: run.id for run in self.open_runs() if run.lease for number in run.lease.devices}
-        return tuple(_devices(self.devices, holders))
+    def _held_devices(self, sees: Sees) -> tuple[c.Device, ...]:
+        holders: dict[int, list[Run]] = {}
+        for run in self.open_runs():
+            for number in run.lease.devices if run.lease else ():
+                holders.setdefault(number, []).append(run)
+        free = [milli / WHOLE_DEVICE for node in self._engine.state.nodes if node.alive for milli in node.devices]
+        drained = self._drained()
+        views = (
+            _device(one, holders.get(n, []), free[n], n in drained, sees, self.occupied.get(n))
+            for n, one in enumerate(self.devices)
+        )
+        return tuple(views)
+
+    def _drained(self) -> set[int]:
+        return {number for node in self._engine.state.nodes for number in node.drained}
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the host is, with all of its devices: then nothing starts there that needs none either."""
+        return bool(self.devices) and len(self._drained()) == len(self.devices)
 
 
-def _devices(devices: Iterable[Device], holders: dict[int, str]) -> list[c.Device]:
-    return [c.Device(id=one.id, label=one.label, run=holders.get(n, "")) for n, one in enumerate(devices)]
+def _device(
+    one: Device, holders: list[Run], free: float, is_drained: bool, sees: Sees, occupied: tuple[int, ...] | None
+) -> c.Device:
+    idle = "drained" if is_drained else "free" if occupied is None else "occupied"
+    runs = tuple([run.id for run in holders if sees(run)])
+    return c.Device(
+        id=one.id,
+        label=one.label,
+        state="held" if holders else idle,
+        processes=occupied or (),
+        run=runs[0] if runs else "",
+        runs=runs,
+        memory_bytes=one.memory_bytes,
+        free=max(0.0, free),
+        drained=is_drained,
+    )

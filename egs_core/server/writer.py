@@ -11,9 +11,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+import msgspec
 
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.logic import SiteLogic
@@ -34,14 +36,20 @@ class Unavailable(Exception):
 class Turns:
     """The logic and its store: a batch at a time, by whoever calls it. The fault simulation does so too.
 
-    offer, queues: what the host has, told to each logic that is made. clock: seconds since 1970; within the life of
-    one `Turns` it must not go back.
+    offer, queues, team_of_queue: what the host has, and whose the queues are, told to each logic that is made. clock:
+    seconds since 1970; within the life of one `Turns` it must not go back.
     """
 
     def __init__(
-        self, store: Store, offer: Offer, queues: tuple[QueueSpec, ...] = (), clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        offer: Offer,
+        queues: tuple[QueueSpec, ...] = (),
+        clock: Callable[[], float] = time.time,
+        team_of_queue: Mapping[str, str] | None = None,
     ) -> None:
         self._store, self._offer, self._queues, self._clock = store, offer, queues, clock
+        self._team_of_queue = team_of_queue
         self.recover()
 
     def take(self, questions: Iterable[Question[Any]]) -> tuple[list[Any], list[str]]:
@@ -50,7 +58,7 @@ class Turns:
         self.logic.at(self._clock() - self._zero)
         answers = [_answer(question, self.logic) for question in questions]
         batch = self.logic.take()
-        if batch.entries or batch.runs:
+        if batch.entries or batch.runs or batch.forgotten or batch.log:
             self._store.commit(batch)
         return answers, [run.id for run in batch.runs]
 
@@ -59,8 +67,9 @@ class Turns:
         self.logic = self._store.load().logic("the site's store")
         self._zero = min(self.logic.facts.epoch, self._clock() - self.logic.now)  # clocks may have been set back
         self.logic.at(self._clock() - self._zero)
-        self.logic.offer(self._offer, self._queues)
+        self.logic.offer(self._offer, self._queues, self._team_of_queue)
         self._store.commit(self.logic.take())
+        self._offer = msgspec.structs.replace(self._offer, is_new=False)
 
     def compact(self) -> None:
         """Replace the journal by a snapshot when it has become long. Raises StoreError."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from egs_core.adapter import CAPABILITIES, adapter_names, load_adapter
-from egs_core.surfaces import HINT_ROWS, Surface
+from egs_core.surfaces import HINT_ROWS, OF_EGS, OWN, Surface
 from scripts.reference.markdown import code, table
 from tests.proofs import UNTRIED, all_proofs, proofs_by_place
 
@@ -20,27 +20,27 @@ INTRO = """# What works where
 What EGS can do, and which hints it keeps, for each way of using it. It is what `egs doctor` prints. A number is that of
 a test below, which proves the yes on the framework itself; each *no* says why. What is not here, nothing promises.
 
+`egs run` needs no framework: its tests start a real server, with emulated GPUs.
+
 This page is written by `python -m scripts.reference.capabilities`, from what adapters declare and tests are marked with
 (`pytest.mark.proves`, and the scenarios of the conformance suite); a test compares the three.
 """
 
 
 def capabilities_page() -> str:
-    """One section an adapter."""
-    proofs = all_proofs()
-    return "\n".join(
-        [INTRO, *(_section(name, doors_of(name), proofs_by_place(doors(), proofs)) for name in adapter_names())]
-    )
+    """One section an adapter, and one of what needs none."""
+    places = proofs_by_place(doors(), all_proofs())
+    return "\n".join([INTRO, *(_section(name, doors_of(name), places) for name in (*adapter_names(), OF_EGS))])
 
 
 def doors() -> dict[str, Surface]:
-    """The surfaces of all adapters, by adapter and name."""
-    return {door: surface for name in adapter_names() for door, surface in doors_of(name).items()}
+    """The surfaces of all adapters, by adapter and name, and those that need none."""
+    return {door: surface for name in (*adapter_names(), OF_EGS) for door, surface in doors_of(name).items()}
 
 
 def doors_of(adapter: str) -> dict[str, Surface]:
-    """Those of one adapter."""
-    return {f"{adapter} {one.name}": one for one in load_adapter(adapter).surfaces()}
+    """Those of one adapter, or of OF_EGS."""
+    return {f"{adapter} {one.name}": one for one in (OWN if adapter == OF_EGS else load_adapter(adapter).surfaces())}
 
 
 def _section(adapter: str, own: Mapping[str, Surface], places: Mapping[tuple[str, str], Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import typer
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 from egs_airflow.cli import get_cli_commands
@@ -25,12 +26,19 @@ def commands_page() -> str:
     """All commands with their arguments and options."""
     parts = [INTRO]
     for name in app.COMMANDS:
-        parts.append(command(f"egs {name}", app._load(name)))
+        parts += commands_of(f"egs {name}", app._load(name))
     for adapter, one in installed_adapters().items():
-        for registered in one.commands().registered_commands if isinstance(one, Commanding) else ():
-            parts.append(command(f"egs {adapter} {registered.name}", registered.callback))
+        if isinstance(one, Commanding):
+            parts += commands_of(f"egs {adapter}", one.commands())
     parts += [airflow_command(one) for group in get_cli_commands() for one in group.subcommands]
     return "\n".join(parts)
+
+
+def commands_of(title: str, found: Callable[..., Any] | typer.Typer) -> list[str]:
+    """A command, or each of a group."""
+    if not isinstance(found, typer.Typer):
+        return [command(title, found)]
+    return [command(f"{title} {one.name}", one.callback) for one in found.registered_commands if one.callback]
 
 
 def command(title: str, function: Callable[..., Any]) -> str:

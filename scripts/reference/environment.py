@@ -42,12 +42,23 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
     "EGS_URL": (
         "clients of the site server",
         "",
-        "`http://HOST:PORT` or `unix:///PATH` of the server; left out: a socket of this host, if one is there.",
+        "`http://HOST:PORT` or `unix:///PATH` of the server; left out: a socket of this host, if one is there. A Ray "
+        "driver in mode `on` shares the server's order only where this is set.",
     ),
     "EGS_TOKEN": (
         "clients of the site server",
         "",
         "The token for it over TCP; left out: the one that `egs serve` has written for this user. No command gets it.",
+    ),
+    "EGS_CA": (
+        "clients of the site server",
+        "the usual certificates",
+        "File with the certificate of the server, or of who has signed it, in PEM, for `https://`.",
+    ),
+    "EGS_QUEUE": (
+        "Ray drivers that share a site server",
+        "the first of the user's team, or the only one",
+        "Queue of the server's `--queues` file whose quota the driver's tasks use.",
     ),
     "EGS_RUNTIME_DIR": (
         "the site server and its clients",
@@ -90,6 +101,11 @@ INTERNAL = {
     "EGS_DEMO_FACTOR": "set by the demo for its own processes",
     "EGS_DEVICE_FOLDER": "set for workers, where GPUs are emulated",
     "EGS_DURATIONS": "the Airflow option `durations`",
+    "EGS_ARRAY_INDEX": "set for a command of `egs run --array N`: which of the N it is, from 0",
+    "EGS_ARRAY_SIZE": "set for a command of `egs run --array N`: N",
+    "EGS_TRY": "set for a command of `egs run --retries N`: which try it is, from 1",
+    "EGS_GPU_REQUEST": "set for a command of `egs run --split`: what `with egs.gpu():` asks the site server for",
+    "EGS_ACTIVITY": "set for a command of `egs run --idle-timeout`: a file; to touch it tells that somebody is at work",
     "EGS_LEASE": "set for a command that has a lease of the site server: its processes are found by it",
     "EGS_POOLS": "the Airflow option `pools`",
     "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",

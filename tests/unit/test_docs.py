@@ -65,7 +65,7 @@ def test_broken_links_end_the_build(tmp_path: Path) -> None:
     ("page", "names"),
     [
         ("hints", list(hints.HINTS)),
-        ("commands", [f"## egs {name}\n" for name in COMMANDS]),
+        ("commands", [f"\n## egs {name}" for name in COMMANDS]),
         ("commands", ["## egs kubeflow compile\n", "## airflow egs agent\n", "`--emulate-gpus`", "`-o, --output`"]),
         ("airflow-options", list(OPTIONS)),
         ("ray-options", list(Options.__struct_fields__)),

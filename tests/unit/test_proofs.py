@@ -41,7 +41,8 @@ def test_doctor_prints_what_the_page_says(capsys: pytest.CaptureFixture[str], mo
     """Each answer of `egs doctor --json` is in its cell of the page, and the hints kept are in its text."""
     monkeypatch.setenv("COLUMNS", "400")
     app.run(["doctor", "--json"])
-    adapters = json.loads(capsys.readouterr().out)["adapters"]
+    told = json.loads(capsys.readouterr().out)
+    adapters = [*told["adapters"], {"name": "egs", "surfaces": told["own"]}]
     app.run(["doctor"])
     text = " ".join(capsys.readouterr().out.split())
     for adapter in adapters:
@@ -54,6 +55,12 @@ def test_doctor_prints_what_the_page_says(capsys: pytest.CaptureFixture[str], mo
             assert {name: one for name, one in shown.items() if not answers[name].startswith(one)} == {}
             kept = [name for name in HINT_ROWS if surface["hints"].get(name, NO).startswith("yes")]
             assert not surface["hints"] or f"{adapter['name']}: hints, {surface['name']} {', '.join(kept)}" in text
+
+
+def test_doctor_says_what_egs_run_can(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where no framework is installed."""
+    app.run(["doctor"])
+    assert "egs run: can split" in capsys.readouterr().out
 
 
 def _rows(page: str, adapter: str) -> dict[str, dict[str, str]]:

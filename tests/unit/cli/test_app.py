@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,17 @@ def test_help_imports_no_command_and_no_heavy_library() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("line", "found"), [("egs dra", ["drain"]), ("egs run --gp", ["--gpus", "--gpu-memory"])])
+def test_a_shell_completes_commands_and_their_options(line: str, found: list[str]) -> None:
+    """As the script asks that `egs --install-completion` installs; only the command that is named is imported."""
+    words = {"_EGS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    program = "from egs_core.cli import app; app.main([])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | words, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == found, done.stderr
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,3 +99,21 @@ def test_an_adapter_without_control(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(adapters, "load_adapter", lambda _: object())
     assert run(["ps", "--on", "other"]) == 2
     assert "adapter 'other': cannot be controlled from here (these can: " in capsys.readouterr().err
+
+
+def test_ps_where_there_is_nothing(
+    adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a site server nor a cluster: both are said, for whoever meant the other; with `--on` only the cluster."""
+
+    def fails(_address: str) -> list[RunningWorkload]:
+        raise InputError("control of Ray", "no cluster found")
+
+    monkeypatch.setattr(adapter, "running", fails)
+    assert run(["ps"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "error: no EGS server here (start `egs serve`, or name one by EGS_URL), and control of Ray: "
+    )
+    assert run(["ps", "--on", "ray"]) == 2
+    assert "server" not in capsys.readouterr().err

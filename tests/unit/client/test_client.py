@@ -99,6 +99,26 @@ def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
         client.runs()
 
 
+def test_a_server_that_was_too_slow_to_listen_is_asked_again(tmp_path: Path) -> None:
+    """It says that the request was late (408), as after it was suspended: no refusal, which would end an `egs run`."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b'HTTP/1.1 408 Request Timeout\r\ncontent-length: 18\r\n\r\n{"detail": "late"}')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Unreachable, match="408: late"):
+            SiteClient(Address(f"unix://{path}", path), frozenset({os.getuid()})).runs()
+        thread.join()
+
+
 def test_processes_are_found_by_name_by_mark_and_by_parent() -> None:
     """A marked process, its unmarked child, and one that is named; not one whose number another has now."""
     waits = "import sys; print(1, flush=True); sys.stdin.read()"

@@ -62,8 +62,8 @@ class RealSite:
     def close(self) -> None:
         """End all that was begun, and what it has left, also detached."""
         if self.server is not None and self.server.poll() is None:
-            for run in self.open().values():
-                self.client.control(run, "abort", c.Control(grace_s=0))
+            for run in self.client.runs().runs:
+                self.client.control(run.id, "abort", c.Control(grace_s=0))
             wait_for(lambda: not self.open(), "all runs end")
         for one in reversed(self._begun):
             if one.poll() is None:
@@ -73,14 +73,15 @@ class RealSite:
                 if pipe is not None:
                     pipe.close()
 
-    def run(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def run(self, *arguments: str, folder: Path | None = None, **environment: str) -> subprocess.Popen[str]:
         """`egs run ARGUMENTS`, which goes on beside."""
-        return self._begin([*EGS, "run", *arguments], environment)
+        return self._begin([*EGS, "run", *arguments], environment, folder)
 
-    def egs(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def egs(self, *arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
         """A command, to its end."""
         return subprocess.run(
             [*EGS, *arguments],
+            cwd=folder,
             env=self.environment | environment,
             capture_output=True,
             text=True,
@@ -93,6 +94,13 @@ class RealSite:
         done = self.egs(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def detached(self, *arguments: str) -> dict[str, Any]:
+        """What `egs run --detach ARGUMENTS` tells."""
+        done = self.egs("run", "--detach", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
     @property
     def client(self) -> SiteClient:
@@ -112,9 +120,12 @@ class RealSite:
         """Ids of what has not ended, by name."""
         return {run.name: run.id for run in self.client.runs().runs}
 
-    def _begin(self, command: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def _begin(
+        self, command: list[str], environment: dict[str, str] | None = None, folder: Path | None = None
+    ) -> subprocess.Popen[str]:
         begun = subprocess.Popen(
             command,
+            cwd=folder,
             env=self.environment | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from egs_core.client import messages as c
 from egs_core.server.logic import Batch, Seen, SiteLogic
-from egs_core.server.runs import Device, Offer, Principal, Refusal, Run, SiteFacts
+from egs_core.server.principals import Principal
+from egs_core.server.runs import Device, Offer, Refusal, Run, SiteFacts
 from egs_core.server.store import Kept, StoreError
 from egs_core.server.writer import Turns
 
-OFFER = Offer("host", (Device("0"), Device("1"), Device("2")), cpus=8.0, memory_bytes=1 << 40)
-ANN = Principal("ann")
+GIB = 1 << 30
+OFFER = Offer("host", tuple([Device(str(n), memory_bytes=80 * GIB) for n in range(3)]), cpus=8.0, memory_bytes=1 << 40)
+ASKED: tuple[tuple[float, int], ...] = (
+    (0, 0),
+    (0, 20 * GIB),
+    (0, 60 * GIB),
+    (0.5, 0),
+    (1, 0),
+    (1, 0),
+    (1, 40 * GIB),
+    (2, 0),
+    (3, 0),
+)
+ANN, ROOT = Principal("ann"), Principal("root", "admin")
 
 
 class MemoryStore:
@@ -41,6 +55,8 @@ class MemoryStore:
         if fails != "before":
             self.entries += batch.entries
             self.runs |= {run.id: msgspec.json.encode(run) for run in batch.runs}
+            for run in batch.forgotten:
+                self.runs.pop(run, None)
         if fails:
             raise StoreError(f"the disk failed {fails} the commit")
 
@@ -52,14 +68,19 @@ class MemoryStore:
         return len(self.entries) > self.most_entries
 
 
+def _resume(run: str, logic: SiteLogic) -> c.RunView:
+    return logic.control(ROOT, run, "resume", c.Control())
+
+
 class Supervisor:
     """An `egs run`, as a state machine: it asks, claims, starts one process, and tells its end."""
 
-    def __init__(self, pid: int, gpus: int, length_s: float) -> None:
+    def __init__(self, pid: int, gpus: float, gpu_memory_bytes: int, length_s: float) -> None:
         self.process = c.Process(pid=pid, started=pid)
         self.request = c.RunRequest(key=f"key-{pid:05}", supervisor=self.process, name=f"job{pid}", gpus=gpus)
+        self.request = self.request.model_copy(update={"gpu_memory_bytes": gpu_memory_bytes})
         self.waits_for: tuple[Supervisor, str] | None = None  # a run that has to end first, and how
-        self.length_s = length_s
+        self.length_s, self.part = length_s, 1.0
         self.is_alive, self.is_suspended = True, False
         self.run_id = ""
         self.view: c.RunView | None = None
@@ -98,6 +119,7 @@ class Supervisor:
         if lease is not None and is_asked and lease.claimed and not self.started:
             self.started.append(lease.token)
             self.devices, self.ends_at = lease.devices, now + self.length_s
+            self.part = min(answer.gpus, 1.0)  # of each of them
         if answer.stop and self.ends_at is not None:
             self.ends_at = min(self.ends_at, now + 1.0)
 
@@ -110,16 +132,18 @@ class World:
         self.now, self.offset = 0.0, 0.0  # the host's clock is off by so much
         self.store = MemoryStore()
         self.turns = self._server()
-        self.all = [
-            Supervisor(pid, self.random.choice((0, 1, 1, 1, 2, 3)), self.random.uniform(1, 40))
-            for pid in range(1, supervisors + 1)
-        ]
+        self.all = [self._supervisor(pid) for pid in range(1, supervisors + 1)]
         for before, one in zip(self.all, self.all[1:], strict=False):
             if self.random.random() < 0.5:
                 one.waits_for = before, self.random.choice(("ok", "any", "failed"))
+        self._by_pid = {one.process.pid: one for one in self.all}
         self.delayed: list[Callable[[SiteLogic], Any]] = []
         self.faults = 0.25
         self.crashes = 0
+
+    def _supervisor(self, pid: int) -> Supervisor:
+        gpus, memory = self.random.choice(ASKED)
+        return Supervisor(pid, gpus, memory, self.random.uniform(1, 40))
 
     def _server(self) -> Turns:
         return Turns(self.store, OFFER, clock=lambda: self.now + self.offset)
@@ -188,16 +212,24 @@ class World:
         if self.maybe() and self.maybe() and self.all:
             target = self.random.choice(self.all)
             if target.run_id:
-                self.delayed.append(
-                    lambda logic: logic.control(Principal("root", True), target.run_id, "abort", c.Control())
-                )
+                self.delayed.append(self._meddling(target.run_id))
+
+    def _meddling(self, run: str) -> Callable[[SiteLogic], Any]:
+        """What an operator may do to a run at any moment."""
+        verb = self.random.choice(("abort", "pause", "resume", "update", "drain", "release"))
+        priority, gpus = self.random.choice((-1, 3)), self.random.choice((None, None, 1))
+        if verb == "drain":
+            ask = c.Drain(target=self.random.choice(("host", "0", "2")), drained=self.random.random() < 0.5)
+            return lambda logic: logic.drain(ROOT, ask)
+        if verb == "update":
+            return lambda logic: logic.update(ROOT, run, c.Change(priority=priority, gpus=gpus))
+        return lambda logic: logic.control(ROOT, run, verb, c.Control())
 
     def look(self, logic: SiteLogic) -> list[Seen]:
         """What the kernel would say of the watched processes."""
-        by_pid = {one.process.pid: one for one in self.all}
         found = []
         for watch in logic.watched():
-            one = by_pid[watch.supervisor.pid]
+            one = self._by_pid[watch.supervisor.pid]
             living = (10_000 + one.process.pid,) if one.devices and one.started == [watch.token] else ()
             found.append(Seen(watch.run, watch.token, one.is_alive, living))
         return found
@@ -205,13 +237,13 @@ class World:
     # --- invariants ---
 
     def check(self) -> None:
-        """No device is used by two processes, none without a lease of its own, and nothing is started twice."""
-        used = [device for one in self.all for device in one.devices]
-        assert len(used) == len(set(used)), f"a device is used twice: {used}"
-        held = {device.id: device.run for device in self.turns.logic.views.listed().devices}
+        """No device is used by two processes, but in parts; none without a lease; and nothing is started twice."""
+        used = {device.id: sum(one.part for one in self.all if device.id in one.devices) for device in OFFER.devices}
+        assert max(used.values()) <= 1.0, f"more of a device is used than there is: {used}"
+        held = {device: [watch.run for watch in found] for device, found in self.turns.logic.holders().items()}
         for one in self.all:
             assert len(one.started) <= 1, f"started {len(one.started)} times"
-            assert all(held[device] == one.run_id for device in one.devices), (one.run_id, one.devices, held)
+            assert all(one.run_id in held[device] for device in one.devices), (one.run_id, one.devices, held)
 
     def settle(self) -> None:
         """Without faults everything ends."""
@@ -219,6 +251,10 @@ class World:
         for one in self.all:
             one.is_suspended = False
         for _ in range(600):
+            paused = [run.id for run in self.turns.logic.open_runs() if run.is_paused]
+            self.delayed += [partial(_resume, run) for run in paused]
+            if any(device.drained for device in self.turns.logic.views.listed(ROOT.sees).devices):
+                self.delayed.append(lambda logic: logic.drain(ROOT, c.Drain(target="host", drained=False)))
             self.step()
             if not self.turns.logic.open_runs() and all(one.is_done or not one.is_alive for one in self.all):
                 return

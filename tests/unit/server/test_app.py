@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from egs_core.client.processes import process
-from egs_core.server.access import Access, user_name
-from egs_core.server.app import MOST_BODY_BYTES, Site, make_app
+from egs_core.server.access import Access
+from egs_core.server.app import Site, make_app
+from egs_core.server.bounds import MOST_BODY_BYTES
 from egs_core.server.store import SqlStore
 from egs_core.server.writer import Turns, Writer
 from tests.unit.server.asgi import Peer, Running
@@ -60,11 +63,11 @@ def test_whoever_is_named_by_the_kernel_needs_no_token(served: Served) -> None:
 def test_tcp_needs_a_token(served: Served) -> None:
     """Nobody, a wrong token, an expired one, another kind: 401. A good one: its user."""
     now = time.time()
-    served.store.add_token("0" * 64, "ann", now + 60)  # a hash, which is no token
-    good = served.access.new_token(user_name(os.getuid()), now)
-    expired = served.access.new_token("ann", now - 400 * 86400)
+    good = served.access.own_token(now)
+    kept = served.store.tokens()[-1].digest
+    expired = served.access.own_token(now - 400 * 86400)
     assert served.client(TCP, good).get("/v1/runs").status_code == 200
-    for token in ("", "x", "0" * 64, expired, good[:-1], good + "x", f"{good} {good}"):
+    for token in ("", "x", kept, expired, good[:-1], good + "x", f"{good} {good}"):
         assert served.client(TCP, token).get("/v1/runs").status_code == 401, token
     assert served.client(TCP).get("/v1/runs", headers={"Authorization": f"Basic {good}"}).status_code == 401
     assert served.client(TCP).get(f"/v1/runs?token={good}").status_code == 401
@@ -148,3 +151,31 @@ def test_an_end_is_refused_while_a_process_of_the_lease_lives(served: Served) ->
     assert (refused.status_code, str(os.getpid()) in refused.json()["detail"]) == (409, True)
     served.main.post(f"/v1/runs/{run}/beat", json={"token": token, "processes": []})
     assert served.main.post(f"/v1/runs/{run}/end", json=end).json()["outcome"] == "succeeded"
+
+
+def test_a_driver_over_http(served: Served) -> None:
+    """It needs a token over TCP; it is listed with its user; a poll is answered when something is told, an operator's
+    word say; what the server does not know (any more) is 410, and a body has bounds that fit its route."""
+    ask = {"key": "driver-key", "framework": "ray", "pool": "cluster", "name": "train"}
+    assert served.client(TCP).post("/v1/drivers", json=ask).status_code == 401
+    assert served.main.post("/v1/drivers", json=ask | {"framework": "An other"}).status_code == 422
+    driver = served.client(OTHER).post("/v1/drivers", json=ask).json()
+    assert served.client(OTHER).post("/v1/drivers", json=ask).json()["id"] == driver["id"]
+    path, poll = f"/v1/drivers/{driver['id']}", {"epoch": driver["epoch"]}
+    (view,) = [run for run in served.main.get("/v1/runs").json()["runs"] if run["framework"]]
+    assert (view["id"], view["user"], view["name"], view["state"]) == (driver["id"], "uid4242", "train", "idle")
+    assert served.client(OTHER).post(f"{path}/poll", json=poll).json() == {"messages": []}
+    assert served.main.post(f"{path}/poll", json=poll).status_code == 410
+    control = {"reason": "enough"}
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(lambda: served.client(OTHER).post(f"{path}/poll", json={**poll, "wait_s": 30}).json())
+        assert served.main.post(f"/v1/runs/{driver['id']}/abort", json=control).json()["state"] == "stopping"
+        (message,) = waiting.result(60)["messages"]
+    assert (message["asked"]["verb"], message["asked"]["reason"]) == ("abort", "enough")
+    many = {"epoch": driver["epoch"], "seq": 1, "items": [{"i": "mark", "number": n} for n in range(20_000)]}
+    assert len(json.dumps(many)) > MOST_BODY_BYTES
+    assert served.client(OTHER).post(f"{path}/batch", json=many).json() == {"answers": []}
+    assert served.client(OTHER).post(f"{path}/leave", json=poll).json() == {"id": driver["id"]}
+    for what in ("poll", "leave"):
+        assert served.client(OTHER).post(f"{path}/{what}", json=poll).status_code == 410
+    assert served.main.post(f"/v1/runs/{driver['id']}/abort", json=control).status_code == 404

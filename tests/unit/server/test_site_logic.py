@@ -8,22 +8,25 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from egs_core.client import messages as c
 from egs_core.engine import Engine
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
+from egs_core.server import logic
 from egs_core.server.logic import CLAIM_S, CONFIG, SILENT_S, Batch, Seen, SiteLogic
-from egs_core.server.runs import Principal, Refusal, SiteFacts
-from egs_core.server.store import SqlStore, StoreError
+from egs_core.server.principals import Principal
+from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
+from egs_core.server.store import KeptToken, LoggedChange, SqlStore, StoreError
 from egs_core.server.writer import Turns, Unavailable, Writer
-from tests.unit.server.site_world import OFFER, MemoryStore
+from tests.unit.server.site_world import GIB, OFFER, MemoryStore
 
-ANN, BOB, ROOT = Principal("ann"), Principal("bob"), Principal("root", is_operator=True)
+ANN, BOB, ROOT = Principal("ann"), Principal("bob"), Principal("root", "admin")
 
 
-def request(number: int, gpus: int = 1, **more: object) -> c.RunRequest:
+def request(number: int, gpus: float = 1, **more: object) -> c.RunRequest:
     supervisor = c.Process(pid=number, started=number)
     fields = {"key": f"key-{number:04}", "supervisor": supervisor, "name": f"job{number}", "gpus": gpus, **more}
     return c.RunRequest.model_validate(fields)
@@ -37,7 +40,7 @@ def site() -> SiteLogic:
     return logic
 
 
-def start(site: SiteLogic, number: int, gpus: int = 1, who: Principal = ANN, **more: object) -> c.RunView:
+def start(site: SiteLogic, number: int, gpus: float = 1, who: Principal = ANN, **more: object) -> c.RunView:
     """A run that has claimed its lease."""
     view = site.submit(who, request(number, gpus, **more))
     assert view.lease is not None
@@ -62,7 +65,7 @@ def test_what_has_room_is_granted_and_what_has_none_waits_and_says_why(site: Sit
     assert "GPUs are held by 1 (job1, ann)" in second.reason
     assert second.starts_in_s == pytest.approx(40.0)
     assert end(site, first).outcome == "succeeded"
-    assert site.view("2").state == "granted"
+    assert site.view(ANN, "2").state == "granted"
 
 
 def test_no_time_is_promised_where_a_length_is_unknown(site: SiteLogic) -> None:
@@ -85,6 +88,15 @@ def test_what_never_fits_is_refused_with_the_numbers(site: SiteLogic) -> None:
     site.validate()
 
 
+def test_whoever_names_no_queue_uses_the_only_one(site: SiteLogic) -> None:
+    """Where there are several for all it has to be chosen, and the refusal says how."""
+    site.offer(OFFER, (QueueSpec("common"),))
+    assert site.submit(ANN, request(1)).queue == "common"
+    site.offer(OFFER, (QueueSpec("common"), QueueSpec("other")))
+    with pytest.raises(Refusal, match="none is named; there are common, other: choose by --queue"):
+        site.submit(ANN, request(2))
+
+
 def test_a_quota_holds_for_a_queue(site: SiteLogic) -> None:
     """The second run of a queue with one GPU waits for the first, though devices are free."""
     site.offer(OFFER, (QueueSpec("small", nominal=(UNLIMITED, 1000, UNLIMITED)),))
@@ -92,7 +104,7 @@ def test_a_quota_holds_for_a_queue(site: SiteLogic) -> None:
     second = site.submit(BOB, request(2, queue="small"))
     assert (second.state, second.kind) == ("waiting", "quota")
     end(site, first)
-    assert site.view(second.id).state == "granted"
+    assert site.view(ANN, second.id).state == "granted"
 
 
 def test_a_repeated_request_is_the_same_run(site: SiteLogic) -> None:
@@ -106,7 +118,40 @@ def test_a_higher_priority_goes_first(site: SiteLogic) -> None:
     site.submit(ANN, request(3, gpus=3, priority=5))
     assert [run.id for run in site.views.queue().runs] == ["3", "2"]
     end(site, first)
-    assert (site.view("3").state, site.view("2").state) == ("granted", "waiting")
+    assert (site.view(ANN, "3").state, site.view(ANN, "2").state) == ("granted", "waiting")
+
+
+def test_runs_share_a_device_by_memory(site: SiteLogic) -> None:
+    """Three of 25 GiB have one device of 80 GiB, the fourth another; a whole one is not shared. What waits is told
+    how much is free at most, and when it should start."""
+    parts = [start(site, number, gpus=0, gpu_memory_bytes=25 * GIB, expected_s=60.0) for number in range(1, 5)]
+    assert [view.lease.devices for view in parts if view.lease] == [("0",), ("0",), ("0",), ("1",)]
+    assert parts[0].gpus == 0.313
+    assert [device.runs for device in site.views.listed().devices] == [("1", "2", "3"), ("4",), ()]
+    whole = start(site, 5, gpus=1, gpu_memory_bytes=80 * GIB)
+    assert whole.lease is not None
+    assert whole.lease.devices == ("2",)
+    waits = site.submit(BOB, request(6, gpus=0, gpu_memory_bytes=60 * GIB))
+    assert (waits.state, "no GPU with more than 55 GiB free" in waits.reason) == ("waiting", True)
+    assert waits.starts_in_s == pytest.approx(60.0)
+    end(site, parts[3])
+    assert site.view(ANN, "6").state == "granted"
+    site.validate()
+
+
+def test_runs_share_a_device_by_number(site: SiteLogic) -> None:
+    """Four quarters are one GPU."""
+    parts = [start(site, number, gpus=0.25) for number in range(1, 6)]
+    assert [view.lease.devices for view in parts if view.lease] == [("0",)] * 4 + [("1",)]
+    assert [device.free for device in site.views.listed().devices] == [0.0, 0.75, 1.0]
+
+
+def test_memory_that_no_gpu_has_is_refused(site: SiteLogic) -> None:
+    with pytest.raises(Refusal, match="no node has more than 80 GiB of GPU memory"):
+        site.submit(ANN, request(1, gpus=0, gpu_memory_bytes=81 * GIB))
+    site.offer(Offer("host", (Device("0"),), 8.0, 1 << 40))
+    with pytest.raises(Refusal, match="no GPU here whose memory is known"):
+        site.submit(ANN, request(2, gpus=0, gpu_memory_bytes=GIB))
 
 
 def test_an_old_token_is_refused(site: SiteLogic) -> None:
@@ -116,12 +161,12 @@ def test_an_old_token_is_refused(site: SiteLogic) -> None:
     assert view.lease is not None
     site.at(site.now + SILENT_S + CLAIM_S)
     site.seen([Seen(view.id, view.lease.token, has_supervisor=True)])
-    assert site.view(view.id).lease is None
+    assert site.view(ANN, view.id).lease is None
     with pytest.raises(Refusal) as refused:
         site.claim(ANN, view.id, c.Claim(token=view.lease.token))
     assert refused.value.status == 409
     site.at(site.now + 60)
-    again = site.view(view.id).lease
+    again = site.view(ANN, view.id).lease
     assert again is not None
     assert again.token > view.lease.token
     with pytest.raises(Refusal):
@@ -138,7 +183,7 @@ def test_a_claimed_lease_never_ends_because_time_has_passed(site: SiteLogic) -> 
     assert run.lease is not None
     site.at(site.now + 1e6)
     site.seen([Seen(run.id, run.lease.token, has_supervisor=True)])
-    assert (site.view(run.id).state, site.view(run.id).lost) == ("running", True)
+    assert (site.view(ANN, run.id).state, site.view(ANN, run.id).lost) == ("running", True)
     assert site.submit(BOB, request(2)).state == "waiting"
     assert not site.beat(ANN, run.id, c.Beat(token=run.lease.token)).lost
 
@@ -150,12 +195,12 @@ def test_devices_are_kept_while_a_process_of_a_dead_supervisor_lives(site: SiteL
     next_one = site.submit(BOB, request(2))
     for _ in range(3):
         site.seen([Seen(run.id, run.lease.token, has_supervisor=False, living=(4711,))])
-    view = site.view(run.id)
-    assert (view.lost, view.processes, site.view(next_one.id).state) == (True, (4711,), "waiting")
+    view = site.view(ANN, run.id)
+    assert (view.lost, view.processes, site.view(ANN, next_one.id).state) == (True, (4711,), "waiting")
     site.seen([Seen(run.id, run.lease.token, has_supervisor=False)])
-    assert site.view(run.id).state == "running"
+    assert site.view(ANN, run.id).state == "running"
     site.seen([Seen(run.id, run.lease.token, has_supervisor=False)])
-    assert (site.view(run.id).outcome, site.view(next_one.id).state) == ("lost", "granted")
+    assert (site.view(ANN, run.id).outcome, site.view(ANN, next_one.id).state) == ("lost", "granted")
 
 
 def test_what_waits_ends_with_its_supervisor(site: SiteLogic) -> None:
@@ -163,7 +208,7 @@ def test_what_waits_ends_with_its_supervisor(site: SiteLogic) -> None:
     waiting = site.submit(ANN, request(2))
     for _ in range(2):
         site.seen([Seen(waiting.id, 0, has_supervisor=False)])
-    assert (site.view(waiting.id).outcome, site.view(run.id).state) == ("lost", "running")
+    assert (site.view(ANN, waiting.id).outcome, site.view(ANN, run.id).state) == ("lost", "running")
     assert site.views.queue().runs == ()
 
 
@@ -191,8 +236,129 @@ def test_a_paused_run_does_not_start_until_it_is_resumed(site: SiteLogic) -> Non
     paused = site.control(ANN, second.id, "pause", c.Control(reason="later"))
     assert (paused.state, "paused by ann" in paused.reason) == ("paused", True)
     end(site, first)
-    assert site.view(second.id).state == "paused"
+    assert site.view(ANN, second.id).state == "paused"
     assert site.control(ANN, second.id, "resume", c.Control()).state == "granted"
+
+
+def test_a_run_may_be_held_from_its_start(site: SiteLogic) -> None:
+    """Also while it waits for another; resumed, it starts when that has ended too."""
+    held = site.submit(ANN, request(1, hold=True))
+    assert (held.state, held.kind, held.lease) == ("paused", "paused", None)
+    assert site.control(ANN, held.id, "resume", c.Control()).state == "granted"
+    first = start(site, 2)
+    later = site.submit(ANN, behind(3, first))
+    assert site.control(ANN, later.id, "pause", c.Control()).state == "paused"
+    end(site, first)
+    assert site.view(ANN, later.id).state == "paused"
+    assert site.control(ANN, later.id, "resume", c.Control()).state == "granted"
+    site.validate()
+
+
+def test_what_waits_may_be_changed(site: SiteLogic) -> None:
+    """Its priority puts it before others, fewer GPUs let it start; what can never start is refused, and all stays."""
+    first = start(site, 1, gpus=2)
+    for number in (2, 3):
+        site.submit(ANN, request(number, gpus=3))
+    assert site.update(ANN, "3", c.Change(priority=5, for_s=60.0)).priority == 5
+    assert [run.id for run in site.views.queue().runs] == ["3", "2"]
+    with pytest.raises(Refusal, match="needs 9 GPUs"):
+        site.update(ANN, "2", c.Change(gpus=9))
+    with pytest.raises(Refusal, match="nothing is to be changed"):
+        site.update(ANN, "2", c.Change())
+    with pytest.raises(Refusal, match="is of ann"):
+        site.update(BOB, "2", c.Change(priority=9))
+    assert (site.view(ANN, "2").gpus, site.view(ANN, "2").state) == (3, "waiting")
+    assert site.update(ANN, "2", c.Change(gpus=1)).state == "granted"
+    with pytest.raises(Refusal, match="is about to start"):
+        site.update(ANN, "2", c.Change(gpus=1))
+    site.control(ANN, "3", "pause", c.Control())
+    assert site.update(ANN, "3", c.Change(gpus=0, gpu_memory_bytes=20 * GIB)).state == "paused"
+    assert site.control(ANN, "3", "resume", c.Control()).gpus == 0.25
+    with pytest.raises(Refusal, match="run 1 has started: its gpus cannot change"):
+        site.update(ANN, first.id, c.Change(gpus=1))
+    site.validate()
+
+
+def test_what_is_released_has_succeeded(site: SiteLogic) -> None:
+    """However its command ends then; what waits for it starts. What has not started can only be aborted."""
+    run = start(site, 1, gpus=3, for_s=100.0)
+    later = site.submit(ANN, behind(2, run))
+    with pytest.raises(Refusal, match="has not started: `egs abort` takes it back"):
+        site.control(ANN, later.id, "release", c.Control())
+    told = site.control(ANN, run.id, "release", c.Control(grace_s=3.0))
+    assert (told.state, told.stop, told.grace_s) == ("stopping", "released by ann", 3.0)
+    with pytest.raises(Refusal, match="is about to end"):
+        site.control(ANN, run.id, "release", c.Control())
+    assert end(site, run, code=143).outcome == "succeeded"
+    assert site.view(ANN, later.id).state == "granted"
+    site.validate()
+
+
+def test_nothing_new_gets_a_drained_device(site: SiteLogic) -> None:
+    """What holds it keeps it; what waits says so; undrained, it is given again. A drained host starts nothing, also
+    what needs no GPU; that it is drained is known after a restart, but not where the devices are others."""
+    first = start(site, 1, gpus=1)
+    told = site.drain(ROOT, c.Drain(target="0"))
+    assert [(device.drained, device.state) for device in told.devices][:2] == [(True, "held"), (False, "free")]
+    site.drain(ROOT, c.Drain(target="1"))
+    assert start(site, 2).lease == c.Lease(token=2, devices=("2",), claimed=True, mark="site.2.2")
+    waits = site.submit(ANN, request(3, gpus=1))
+    assert (waits.state, "host has 0 of 3 GPUs wholly free (2 drained)" in waits.reason) == ("waiting", True)
+    end(site, first)
+    assert site.view(ANN, "3").state == "waiting"
+    site.drain(ROOT, c.Drain(target="0", drained=False))
+    assert site.view(ANN, "3").state == "granted"
+    site.drain(ROOT, c.Drain(target="host"))
+    small = site.submit(ANN, request(4, gpus=0))
+    assert (small.state, small.kind) == ("waiting", "drained")
+    site.validate()
+    site.offer(OFFER)
+    assert all(device.drained for device in site.listed(ROOT).devices)
+    site.drain(ROOT, c.Drain(target="host", drained=False))
+    assert site.view(ANN, small.id).state == "granted"
+    site.drain(ROOT, c.Drain(target="host"))
+    site.offer(Offer("host", OFFER.devices, 8.0, 1 << 40, is_new=True))
+    assert not any(device.drained for device in site.listed(ROOT).devices)
+    site.validate()
+
+
+def test_who_may_drain(site: SiteLogic) -> None:
+    """Operators of no team; what is not there is named."""
+    for who in (ANN, Principal("olga", "operator", ("blue",))):
+        with pytest.raises(Refusal) as refused:
+            site.drain(who, c.Drain(target="0"))
+        assert refused.value.status == 403
+    with pytest.raises(Refusal, match="no host and no device 'x'; there are host, 0, 1, 2"):
+        site.drain(ROOT, c.Drain(target="x"))
+
+
+def test_a_running_time_box_may_be_longer_or_shorter(site: SiteLogic) -> None:
+    run = start(site, 1, for_s=100.0)
+    site.at(site.now + 90)
+    assert site.update(ANN, run.id, c.Change(for_s=200.0)).for_s == 200
+    assert site.next_wakeup() == site.now + 110
+    site.at(site.now + 20)
+    assert site.view(ANN, run.id).stop == ""
+    site.update(ANN, run.id, c.Change(for_s=1.0))
+    site.at(site.now)
+    assert site.view(ANN, run.id).stop == "over its limit of 1 s"
+
+
+def test_what_has_ended_is_forgotten_in_the_end(site: SiteLogic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest beyond a number, and all after a month; never the latest, so that no number is given twice."""
+    monkeypatch.setattr(logic, "MOST_ENDED", 3)
+    for number in range(1, 6):
+        end(site, start(site, number))
+    still = start(site, 6)
+    site.at(site.now + 1)
+    assert (list(site.runs), site.take().forgotten) == (["3", "4", "5", "6"], ["1", "2"])
+    site.at(site.now + logic.KEEP_S + 1)
+    assert (list(site.runs), site.take().forgotten) == (["6"], ["3", "4", "5"])
+    end(site, still)
+    site.at(site.now + logic.KEEP_S + 1)
+    assert list(site.runs) == ["6"]
+    assert start(site, 7).id == "7"
+    site.validate()
 
 
 def test_only_its_user_and_operators_change_a_run(site: SiteLogic) -> None:
@@ -217,10 +383,10 @@ def test_a_time_box_is_ended_and_has_had_what_it_asked_for(site: SiteLogic) -> N
     """`--for`: after that time it is told to stop; however the command ends then, it has succeeded."""
     run = start(site, 1, for_s=100.0)
     site.at(site.now + 99)
-    assert site.view(run.id).stop == ""
+    assert site.view(ANN, run.id).stop == ""
     site.at(site.now + 2)
-    assert site.view(run.id).stop == "over its limit of 100 s"
-    assert (end(site, run, code=143).outcome, site.view(run.id).exit_code) == ("succeeded", 143)
+    assert site.view(ANN, run.id).stop == "over its limit of 100 s"
+    assert (end(site, run, code=143).outcome, site.view(ANN, run.id).exit_code) == ("succeeded", 143)
     site.validate()
 
 
@@ -267,13 +433,11 @@ def test_a_run_waits_for_others(site: SiteLogic) -> None:
         "waits for run 1 (job1)",
     )
     assert "waits for run 1 (job1) to fail" in waits["failed"].reason
-    with pytest.raises(Refusal, match="waits for others"):
-        site.control(ANN, last.id, "pause", c.Control())
     end(site, first, code=1)
-    found = {when: site.view(view.id) for when, view in waits.items()}
+    found = {when: site.view(ANN, view.id) for when, view in waits.items()}
     assert (found["ok"].outcome, found["any"].state, found["failed"].state) == ("aborted", "granted", "granted")
     assert found["ok"].reason == "run 1 (job1), for which it waited, has ended: failed"
-    assert site.view(last.id).outcome == "aborted"
+    assert site.view(ANN, last.id).outcome == "aborted"
     with pytest.raises(Refusal, match="after: run 1 has ended: failed"):
         site.submit(ANN, behind(6, first))
     with pytest.raises(Refusal, match="after: there is no run '77'"):
@@ -293,11 +457,11 @@ def test_a_long_chain_ends_at_once(site: SiteLogic) -> None:
 
 def test_what_waits_for_a_run_is_known_after_a_restart() -> None:
     turns = run_with(store := MemoryStore())
-    turns.take([lambda site: start(site, 1), lambda site: site.submit(ANN, behind(2, site.view("1")))])
+    turns.take([lambda site: start(site, 1), lambda site: site.submit(ANN, behind(2, site.view(ANN, "1")))])
     again = run_with(store).logic
-    assert again.view("2").kind == "dependency"
-    end(again, again.view("1"))
-    assert again.view("2").state == "granted"
+    assert again.view(ANN, "2").kind == "dependency"
+    end(again, again.view(ANN, "1"))
+    assert again.view(ANN, "2").state == "granted"
 
 
 def test_a_check_says_when_it_would_start_and_asks_for_nothing(site: SiteLogic) -> None:
@@ -348,7 +512,17 @@ def test_a_site_goes_on_from_its_database(tmp_path: Path) -> None:
     assert last.logic.views.listed() == before
     assert last.logic.submit(ANN, request(1)).id == first.id
     end(last.logic, first)
-    assert last.logic.view("2").state == "granted"
+    assert last.logic.view(ANN, "2").state == "granted"
+
+
+def test_what_is_forgotten_leaves_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logic, "MOST_ENDED", 1)
+    store = SqlStore(tmp_path, 1000.0)
+    turns = Turns(store, OFFER, clock=lambda: 1000.0)
+    turns.take([lambda site, n=n: end(site, start(site, n)) for n in range(1, 4)])  # type: ignore[misc]
+    turns.take([])
+    assert [run.id for run in store.load().runs] == ["3"]
+    store.close()
 
 
 def test_the_database_is_durable_and_of_a_known_format(tmp_path: Path) -> None:
@@ -372,11 +546,18 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 
 
 def test_tokens_are_kept_as_hashes_and_expire(tmp_path: Path) -> None:
+    """A revoked one is kept, for the list; each change has its line in the log."""
     store = SqlStore(tmp_path, 0.0)
-    store.add_token("digest", "ann", expires_at=100.0)
-    assert store.token_name("digest", 99.0) == "ann"
-    assert store.token_name("digest", 100.0) is None
-    assert store.token_name("other", 0.0) is None
+    kept = KeptToken("1", "digest", "ann", "viewer", "vision", 0.0, "root", expires_at=100.0)
+    store.put_token(kept, LoggedChange(0.0, "root", "admin", "socket", "token create", "1", "vision"))
+    assert store.tokens() == [kept]
+    assert (kept.is_good(99.0), kept.is_good(100.0)) == (True, False)
+    revoked = replace(kept, revoked_at=50.0)
+    store.put_token(revoked, LoggedChange(50.0, "root", "admin", "socket", "token revoke", "1", "vision"))
+    assert (SqlStore(tmp_path, 0.0).tokens(), revoked.is_good(60.0)) == ([revoked], False)
+    assert [one.verb for one in store.log(10, None)] == ["token create", "token revoke"]
+    assert [one.verb for one in store.log(1, ["vision"])] == ["token revoke"]
+    assert store.log(10, ["other"]) == []
 
 
 def test_nothing_is_told_before_it_is_durable() -> None:
@@ -417,7 +598,7 @@ def test_requests_that_wait_share_a_commit() -> None:
 def test_a_refusal_is_its_askers_alone() -> None:
     """The others of its batch are answered."""
     writer = Writer(run_with(MemoryStore()), lambda _: None)
-    bad, good = writer.ask(lambda site: site.view("7")), writer.ask(lambda site: site.submit(ANN, request(1)))
+    bad, good = writer.ask(lambda site: site.view(ANN, "7")), writer.ask(lambda site: site.submit(ANN, request(1)))
     writer.start()
     assert good.result(30).state == "granted"
     with pytest.raises(Refusal, match="there is no run '7'"):
