@@ -7,12 +7,12 @@ embedded    the site in this process, on an engine of its own
 remote      the site at a server, for all who share a pool; wire: what is sent
 offers      what a holder's own nodes offer
 session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end
-connect     the site of a holder: which kind it gets is not the holder's concern
+connect     the site of a holder: which kind it gets is not the holder's concern; connect_server: at a server or none
 """
 
 from egs_core.engine.state.growth import PRIOR_S
 from egs_core.runlog.added import added_tasks
-from egs_core.site.connecting import connect
+from egs_core.site.connecting import connect, connect_server
 from egs_core.site.learning import Learning
 from egs_core.site.messages import (
     AnyTold,
@@ -68,6 +68,7 @@ __all__ = [
     "WorkloadStatus",
     "added_tasks",
     "connect",
+    "connect_server",
     "could_start_together",
     "fits",
 ]

@@ -17,6 +17,14 @@ NOT_AGAIN_S = 60.0
 _failed: dict[str, float] = {}  # url -> until when (monotonic) that server is not asked again
 
 
+def connect_server(url: str, holder: Holder, joining: Joining) -> Site:
+    """The holder's site at that server, not yet started, and no other. Raises EgsError where there is none, or it does
+    not take the holder."""
+    from egs_core.site.remote import join  # brings requests, which only this needs
+
+    return join(url, joining, holder)
+
+
 def connect(config: EngineConfig, holder: Holder, *, logs_waits: bool = True, joining: Joining | None = None) -> Site:
     """The holder's site, not yet started: at the server that `EGS_URL` names, where the holder says how it joins and
     that server takes it, else in its own process. config: of its own engine; a server has its own. logs_waits: whether
@@ -24,9 +32,7 @@ def connect(config: EngineConfig, holder: Holder, *, logs_waits: bool = True, jo
     url = os.environ.get(URL, "").strip()
     if joining is not None and url and _failed.get(url, 0.0) <= time.monotonic():
         try:
-            from egs_core.site.remote import join  # brings requests, which only this needs
-
-            return join(url, joining, holder)
+            return connect_server(url, holder, joining)
         except Exception as error:  # whatever it is, the pipeline runs
             _failed[url] = time.monotonic() + NOT_AGAIN_S
             said = str(error) if isinstance(error, EgsError) else f"{type(error).__name__}: {error}".splitlines()[0]

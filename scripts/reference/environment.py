@@ -43,7 +43,7 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "clients of the site server",
         "",
         "`http://HOST:PORT` or `unix:///PATH` of the server; left out: a socket of this host, if one is there. A Ray "
-        "driver in mode `on` shares the server's order only where this is set.",
+        "driver in mode `on` shares the server's order only where this is set, and so does an agent of Airflow.",
     ),
     "EGS_TOKEN": (
         "clients of the site server",

@@ -27,7 +27,7 @@ from egs_core.adapter import (
 from egs_core.audit.observed import AuditRequest
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.past import Past
-from egs_core.surfaces import Surface
+from egs_core.surfaces import Surface, hint_answers
 
 _BY_MODE = {
     "observe": "yes",
@@ -58,6 +58,13 @@ _WITH_EDGE = {
 }
 _TRIED_HERE = ("gpus", "priority", "expect")
 _TRIED_THERE = ("priority", "expect")
+_UNTRIED = "no: never tried through a server"
+_AT_SITE = {
+    **dict.fromkeys(_BY_MODE, _UNTRIED),
+    "order": "yes: tasks of one Airflow, in the server's order, with EgsLocalExecutor",
+    "preempt": "no: running tasks are left alone",
+    "abort": "yes: all DAG runs of an Airflow that EGS orders (`egs abort`)",
+}
 _IN_PODS = {
     **dict.fromkeys(_BY_MODE, "no: never tried, no cluster was there"),
     "order": "yes: pods get the class of their priority; weights as in `mode`",
@@ -71,6 +78,12 @@ SURFACES = (
     Surface("mode", "[egs] mode = on, or EGS_MODE=on, in every component", _BY_MODE, hints_at(2, has_agent=False)),
     Surface("executor", "the same with EgsLocalExecutor", _WITH_EXECUTOR, hints_at(0, has_agent=False)),
     Surface("agent", "the same with `airflow egs agent` on each host", _WITH_AGENT, hints_at(0)),
+    Surface(
+        "site",
+        "as agent, with [egs] url of a site server (`egs serve`)",
+        _AT_SITE,
+        hint_answers({"priority": ""}, {}, "never tried through a server"),
+    ),
     Surface("celery", "mode on with EgsCeleryExecutor", _WITH_CELERY, hints_at(1, has_agent=False, tried=_TRIED_HERE)),
     Surface("edge", "mode on with EgsEdgeExecutor", _WITH_EDGE, hints_at(1, has_agent=False, tried=_TRIED_THERE)),
     Surface("kubernetes", "mode on with Airflow's own KubernetesExecutor", _IN_PODS, hints_at(3, tried=_TRIED_AS_PODS)),

@@ -168,6 +168,13 @@ def _database(text: str) -> str:
     return ""
 
 
+def _server(text: str) -> str:
+    from egs_core.client.places import parse_url
+
+    parse_url(text)
+    return ""
+
+
 def _any(text: str) -> str:  # noqa: ARG001  # a pattern or a tag may be whatever it is
     return ""
 
@@ -187,5 +194,6 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "file": _file,
     "file to read": _limits,
     "URL of a database": _database,
+    "URL of a server": _server,
 }
 """Kind -> what is wrong with a text; raises InputError or OSError."""

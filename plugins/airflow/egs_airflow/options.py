@@ -19,7 +19,7 @@ NO = ("no", "off", "false", "0", "never")
 Kind = Literal[
     "mode", "yes or no", "list", "modules", "pools", "name", "classes", "seconds", "seconds or never", "bytes or no"
 ]
-Place = Literal["folder", "file", "file to read", "URL of a database"]
+Place = Literal["folder", "file", "file to read", "URL of a database", "URL of a server"]
 
 TAKES: dict[Kind | Place, str] = {
     "mode": "`off`, `observe` or `on`",
@@ -36,6 +36,7 @@ TAKES: dict[Kind | Place, str] = {
     "file": "a file; it is made when it is needed",
     "file to read": "a YAML file",
     "URL of a database": "a URL as SQLAlchemy takes them",
+    "URL of a server": "`http://HOST:PORT`, `https://HOST:PORT` or `unix:///PATH`",
 }
 """What a user may write, for the reference."""
 
@@ -171,6 +172,22 @@ OPTIONS: dict[str, Option] = {
             "30s",
             "2min",
             "How long a task of several slots waits before slots are kept for it.",
+        ),
+        Option(
+            "url",
+            "URL of a server",
+            "",
+            "https://gpus.example:8470",
+            "The site server (`egs serve`) whose engine orders this Airflow's tasks; only agents speak to it.",
+            "the agent that holds the lease hosts an engine",
+        ),
+        Option(
+            "queue",
+            "name",
+            "",
+            "research",
+            "The site server's queue that this Airflow's tasks are in.",
+            "that of the agent's team, or the server's only one",
         ),
     )
 }

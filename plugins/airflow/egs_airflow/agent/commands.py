@@ -55,9 +55,10 @@ def order_lines(rest: Rest) -> list[str]:
     holder = record_of(text).holder if epoch else ""
     if not holder:
         return ["no agent hosts the engine: weights are those from creation, and pools are Airflow's own"]
-    lines = [f"the engine is hosted by {holder}, epoch {epoch}"]
-    names = {one.id: f"{one.workload} {one.name}" for one in read_instances(rest, state="scheduled")}
     order = order_of(published)
+    who = f"the engine is that of the site server {order.site}, joined by" if order is not None and order.site else ""
+    lines = [f"{who or 'the engine is hosted by'} {holder}, epoch {epoch}"]
+    names = {one.id: f"{one.workload} {one.name}" for one in read_instances(rest, state="scheduled")}
     for turn in order.turns if order is not None else ():
         if turn.id in names:  # else it has begun meanwhile
             kept = "; slots are kept for it" if turn.keeps else ""

@@ -13,6 +13,7 @@ it has grown or was cleared. An agent that takes over needs nothing of the one b
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
@@ -26,11 +27,15 @@ from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
-from egs_core.site import AnyTold, Asked, Grant, Grown, connect
+from egs_core.site import AnyTold, Asked, Grant, Grown, Joining, connect, connect_server
 
 READY = "scheduled"
 NO_LIMIT = 100_000
 MOST_EXPLAINED = 100
+MOST_EXPLAINED_THERE = 20
+"""At a server: each is a way there and back."""
+TOLD_S = 1.0
+"""So long grants are waited for that a server has decided and not told yet."""
 MOST_TOLD = 100_000
 """A site that was told of so many tasks is left for a new one, which is told what there is: it forgets nothing."""
 MOST_TIMES = 4
@@ -83,9 +88,11 @@ class Told:
 
 
 class Session:
-    """See the module; a `Holder`. Used by one thread."""
+    """See the module; a `Holder`. Used by one thread. url: of the server that its site is at, "" for a site of its own;
+    joining: as whom it joins there. Raises EgsError where that server does not take it."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str = "", joining: Joining | None = None) -> None:
+        self.asks: list[Asked] = []
         self.lost: BaseException | None = None
         self._pools: dict[str, Pool] = {}
         self._offered: dict[str, m.NodeAdded] = {}
@@ -96,7 +103,10 @@ class Session:
         self._loads: dict[int, None] = {}  # in the order of the decisions
         self._waiting: list[tuple[int, Instance]] = []
         self._count = 0
-        self.site = connect(EngineConfig(search_placements=0), self, logs_waits=False)
+        if joining is not None:
+            self.site = connect_server(url, self, joining)
+        else:
+            self.site = connect(EngineConfig(search_placements=0), self, logs_waits=False)
         self.site.start()
 
     @property
@@ -112,12 +122,15 @@ class Session:
         self.site.call(lambda: self._tell(picture, now_s), LIMIT_S)
         ready, found = self._instances, self.site.order()
         statuses = {one.task: one.status for one in self.site.tasks(tuple(ready))}
-        granted, loads = self.site.call(lambda: (dict(self._granted), list(self._loads)), LIMIT_S)  # told by now
         may_start = [task for task in ready if statuses[task] == "granted"]
+        granted, loads = self._told_of(may_start)
         may_start.sort(key=lambda task: granted[task].id if task in granted else 0)
         why = {task: f"would start now, by {granted[task].reason}" for task in may_start if task in granted}
         queued = [one.task for one in found.ready if one.task in ready and statuses[one.task] != "granted"]
-        why |= {task: _in_words(self.site.why(task)) for task in queued[:MOST_EXPLAINED]}
+        why |= {
+            task: _in_words(self.site.why(task))
+            for task in queued[: MOST_EXPLAINED_THERE if self.site.is_shared else MOST_EXPLAINED]
+        }
         kept = {one.task for one in found.kept}
         turns = [
             Turn(ready[task].id, statuses[task] == "granted", task in kept, why.get(task, ""))
@@ -126,6 +139,21 @@ class Session:
         waiting = dict(self._waiting)
         places = [(one.dag_id, one.run_id, one.task_id) for task in loads if (one := waiting.get(task))]
         return Order(tuple(turns), loads=tuple(places))
+
+    def take_asks(self) -> list[Asked]:
+        """What operators want, by the site; each once."""
+        asks, self.asks = self.asks, []
+        return asks
+
+    def _told_of(self, wanted: Iterable[int]) -> tuple[dict[int, Grant], list[int]]:
+        """The grants and what is to be loaded: of a site in this process all has been told by now, of a server's these
+        grants are waited for."""
+        until = time.monotonic() + TOLD_S
+        while True:
+            granted, loads = self.site.call(lambda: (dict(self._granted), list(self._loads)), LIMIT_S)
+            if all(task in granted for task in wanted) or not self.site.is_shared or time.monotonic() > until:
+                return granted, loads
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Ask and tell nothing more."""
@@ -147,7 +175,8 @@ class Session:
         """The run log of an Airflow is written where its tasks run."""
 
     def asked(self, request: Asked) -> None:
-        """Operators speak to the agent itself: it joins no server."""
+        """The host carries it out with its next look."""
+        self.asks.append(request)
 
     def site_lost(self, error: BaseException) -> None:
         """The next `order` says so."""

@@ -41,10 +41,11 @@ class Turn:
 @dataclass(frozen=True)
 class Order:
     """Task instances that wait, first first. loads: DAG, run and task of those whose files are to be read into memory
-    now."""
+    now; site: the server whose order it is, "" for that of an agent's own engine."""
 
     turns: tuple[Turn, ...] = ()
     loads: tuple[tuple[str, str, str], ...] = ()
+    site: str = ""
 
     @property
     def by_id(self) -> dict[str, Turn]:
@@ -54,7 +55,7 @@ class Order:
     def text(self) -> str:
         """As it is published."""
         rows = [[t.id, int(t.may_start) + 2 * t.keeps, t.why] for t in self.turns[:MOST_WAITING]]
-        told = {"v": VERSION, "turns": rows, "loads": self.loads[:MOST_WAITING]}
+        told = {"v": VERSION, "turns": rows, "loads": self.loads[:MOST_WAITING], "site": self.site}
         return json.dumps(told, separators=(",", ":"))
 
 
@@ -67,7 +68,7 @@ def order_of(text: str) -> Order | None:
         rows = found["turns"]
         turns = tuple(Turn(str(i), bool(flags & 1), bool(flags & 2), str(y)) for i, flags, y in rows)
         loads = tuple((str(dag), str(run), str(task)) for dag, run, task in found["loads"])
-        return Order(turns, loads)
+        return Order(turns, loads, str(found.get("site", "")))
     except (ValueError, LookupError, TypeError):
         return None
 
