@@ -12,14 +12,14 @@ import pytest
 
 from egs_airflow import config
 from egs_airflow.agent.commands import order_lines
-from egs_airflow.agent.host import DECIDE_S, REFUSED_S, Host
+from egs_airflow.agent.host import AGAIN_S, DECIDE_S, REFUSED_S, Host
 from egs_airflow.agent.lease import record_of
 from egs_airflow.agent.lease_store import ConnectionStore
 from egs_airflow.agent.picture import Camera, Pool
 from egs_airflow.agent.session import Session
 from egs_airflow.agent.tags import Modes
 from egs_airflow.order.durations import packed
-from egs_airflow.order.published import order_of
+from egs_airflow.order.published import Order, order_of
 from egs_airflow.rest import Rest
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
 
@@ -200,3 +200,20 @@ def test_the_order_in_words(site: Site) -> None:
     assert first == f"the engine is hosted by {host.lease.holder}, epoch 1"
     assert len(others) == 2
     assert any("would start now, by" in line for line in others), others
+
+
+def test_a_site_server_that_is_not_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lease is held, nobody's order is published, no engine is hosted, and one line is said, however often it is
+    tried again."""
+    monkeypatch.setenv("EGS_URL", "http://127.0.0.1:1")
+    host = host_of(site)
+    for now_s in (0.0, AGAIN_S, 2 * AGAIN_S):
+        host.look(now_s)
+    assert host.lease.is_held
+    order = order_of(json.loads(site.connections["1"]["extra"])["order"])
+    assert order == Order(site="http://127.0.0.1:1")
+    said = capsys.readouterr().err
+    assert said.count("weights from creation stand until it answers") == 1
+    assert "hosts the engine" not in said
