@@ -47,15 +47,13 @@ def when(made: Any, what: type[Granted] | type[Started], kind: str, phase: int =
 
 
 def both_start_together(made: Any, kind: str, phase: int = 0, attempt: int = 1) -> bool:
-    """Neither before the other had its turn, too."""
+    """Neither before the other had its turn, too. A site at a server hears of a start later than the task's code."""
 
-    def logged() -> tuple[list[float], list[float]] | None:
-        """A site at a server hears of a start later than the task's own code."""
-        granted, started = (when(made, what, kind, phase, attempt) for what in (Granted, Started))
-        return (granted, started) if len(granted) == len(started) == 2 else None
+    def logged(what: type[Granted] | type[Started]) -> list[float]:
+        return when(made, what, kind, phase, attempt)
 
-    granted, started = t.until(logged, "both members' grants and starts are in the run log")
-    return max(granted) <= min(started)
+    t.until(lambda: len(logged(Granted)) == len(logged(Started)) == 2, "the run log has both grants and starts")
+    return max(logged(Granted)) <= min(logged(Started))
 
 
 def test_members_start_together_in_one_placement_group(shared: Session, tmp_path: Path) -> None:
