@@ -21,7 +21,7 @@ from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.runlog import records as r
-from egs_core.server.principals import SUBMITTING, Principal, queue_for
+from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
 from egs_core.server.runs import Refusal
 from egs_core.site import messages as s
 from egs_core.site import wire
@@ -197,7 +197,7 @@ class Pools:
         if batch.seq < driver.seq:
             raise Refusal(409, f"seq: batch {driver.seq} has been answered")
         answers: list[wire.Answer] = []
-        self._guarded(driver.pool, lambda: answers.extend(self._take_all(driver, batch.items)))
+        self._guarded(driver.pool, lambda: answers.extend(self._take_all(who, driver, batch.items)))
         if driver.id not in self._drivers:
             raise Refusal(410, GONE)
         driver.seq, driver.answered = batch.seq, msgspec.json.encode(wire.Answers(tuple(answers)))
@@ -219,12 +219,12 @@ class Pools:
         driver.heard_at = self._now
         return driver
 
-    def _take_all(self, driver: Driver, items: Iterable[wire.AnyItem]) -> list[wire.Answer]:
+    def _take_all(self, who: Principal, driver: Driver, items: Iterable[wire.AnyItem]) -> list[wire.Answer]:
         answers = []
         for item in items:
             if isinstance(item, wire.Reported):
                 try:
-                    driver.seat.report(self._placed(driver, item.event))
+                    driver.seat.report(self._placed(who, driver, item.event))
                 except ValueError as error:
                     raise Refusal(422, str(error)) from error  # nothing was changed by it
             elif isinstance(item, wire.Noted):
@@ -235,11 +235,13 @@ class Pools:
                 answers.append(_answered(driver, item))
         return answers
 
-    def _placed(self, driver: Driver, event: m.Event) -> m.Event:
-        """A workload is its driver's user's, in the queue that it has joined with."""
+    def _placed(self, who: Principal, driver: Driver, event: m.Event) -> m.Event:
+        """A workload is its driver's user's: in the queue that it names if that may be used, else in the one that its
+        driver has joined with."""
         if not isinstance(event, m.WorkloadSubmitted):
             return event
-        queue = event.queue if event.queue in self._names else driver.queue
+        usable = queues_of(who, self._names, self._team_of_queue)
+        queue = event.queue if event.queue in usable else driver.queue
         return msgspec.structs.replace(event, tenant=driver.user, queue=queue)
 
     def _guarded(self, pool: Pool, action: Callable[[], None]) -> None:

@@ -75,11 +75,16 @@ class Principal(msgspec.Struct, frozen=True):
             raise Refusal(403, "a token of role agent reads nothing: use one of role viewer")
 
 
+def queues_of(who: Principal, queues: Sequence[str], team_of_queue: Mapping[str, str]) -> list[str]:
+    """Those that it may use: of its teams, and of none."""
+    return [name for name in queues if not (team := team_of_queue.get(name)) or who.is_of(team)]
+
+
 def queue_for(who: Principal, asked: str, queues: Sequence[str], team_of_queue: Mapping[str, str], option: str) -> str:
     """The queue that is asked for; where none is, the first of its team's own, or the only one that it may use; "" at a
     site without queues for whoever names none. option: by which a queue is named. Raises Refusal (422) for one that is
     not there, or of another team."""
-    allowed = [name for name in queues if not (team := team_of_queue.get(name)) or who.is_of(team)]
+    allowed = queues_of(who, queues, team_of_queue)
     if not queues or asked in allowed:
         return asked
     own = [name for name in allowed if who.team and team_of_queue.get(name) == who.team]

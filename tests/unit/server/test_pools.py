@@ -241,6 +241,17 @@ def test_teams_see_and_use_their_own() -> None:
         Client(pools, Principal("eve", "viewer"), "x")
 
 
+def test_a_workload_in_another_teams_queue_is_in_its_drivers() -> None:
+    """A driver names a queue for each workload: another team's gets no work by that; one that it may use does."""
+    specs = tuple([QueueSpec(name) for name in ("red", "blue", "all")])
+    pools = Pools(specs, EPOCH, 0.0, {"red": "red", "blue": "blue"})
+    mine = Client(pools, Principal("ann", teams=("red",)), "mine")
+    for queue in ("blue", "all", "none"):
+        mine.report(NODE, m.WorkloadSubmitted(queue, queue, submission=queue, queue=queue))
+    state = pools._pools["ray:cluster"].engine.state
+    assert [workload.queue for workload in state.workloads] == ["red", "all", "red"]
+
+
 def test_a_wait_behind_another_team_names_none_of_its_tasks() -> None:
     """Both share a cluster: why one waits is told with who is ahead to whoever sees both, else without."""
     specs = tuple([QueueSpec(name) for name in ("red", "blue")])
