@@ -112,7 +112,9 @@ class Site:
                     await self.ask(partial(_tell_seen, found))
                 if self._users_of is not None:
                     await self._look_at_devices(self._users_of)
-            except Exception as error:  # what is not seen now is seen the next time
+            except Unavailable:  # the writer has said why; what is not seen now is seen the next time
+                pass
+            except Exception as error:
                 LOG.warning("processes could not be looked for: %s: %s", type(error).__name__, error)
             await asyncio.sleep(LOOK_S)
 

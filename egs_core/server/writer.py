@@ -8,6 +8,7 @@ thrown away and made anew from it before anything else is asked.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -20,8 +21,9 @@ import msgspec
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.logic import SiteLogic
 from egs_core.server.runs import Offer, Refusal
-from egs_core.server.store import Store
+from egs_core.server.store import Store, StoreError
 
+LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
 Question = Callable[[SiteLogic], T]
 MOST_AT_ONCE = 512
@@ -97,6 +99,7 @@ class Writer:
         self._changed = changed
         self._queue: queue.SimpleQueue[tuple[Question[Any], Future[Any]] | None] = queue.SimpleQueue()
         self._needs_recovery = False
+        self._said = ""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="egs-writer", daemon=True)
 
@@ -126,13 +129,32 @@ class Writer:
                 for (_, future), answer in zip(batch, answers, strict=True):
                     _settle(future, answer)
                 if changed:
+                    self._stored()
                     self._changed(changed)
                 self._turns.compact()
             except Exception as error:  # the store's, or a bug: what is durable is right in both cases
-                self._needs_recovery = True
+                text = self._failed(error)
                 for _, future in batch:
                     if not future.done():
-                        _settle(future, Unavailable(f"{type(error).__name__}: {error}"))
+                        _settle(future, Unavailable(text))
+
+    def _failed(self, error: Exception) -> str:
+        """What askers are told. The log has it once until it changes, a bug with its traceback."""
+        self._needs_recovery = True
+        if isinstance(error, StoreError):
+            text = f"the site's database cannot be used ({error}); the server goes on by itself as soon as it can be"
+        else:
+            text = f"{type(error).__name__}: {error}"
+        if text != self._said:
+            LOG.warning("%s", text, exc_info=None if isinstance(error, StoreError) else error)
+        self._said = text
+        return text
+
+    def _stored(self) -> None:
+        """Something new is durable: to read what is there works on a full disk, too."""
+        if self._said:
+            LOG.warning("the server goes on: its database takes changes")
+        self._said = ""
 
     def _next(self) -> list[tuple[Question[Any], Future[Any]]]:
         """All that waits; nothing when a timer is due first."""

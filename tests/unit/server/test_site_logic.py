@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from msgspec.structs import replace
 from pydantic import ValidationError
 
@@ -21,6 +22,7 @@ from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
 from egs_core.server.store import KeptToken, LoggedChange, SqlStore, StoreError
 from egs_core.server.writer import Turns, Unavailable, Writer
+from tests.unit.server.real_site import wait_for
 from tests.unit.server.site_world import GIB, OFFER, MemoryStore
 
 ANN, BOB, ROOT = Principal("ann"), Principal("bob"), Principal("root", "admin")
@@ -576,6 +578,36 @@ def test_nothing_is_told_before_it_is_durable() -> None:
     assert (view.id, view.state) == ("1", "granted")
     writer.close()
     assert told[-1] == ["1"]
+
+
+def test_a_full_disk_is_said_once_and_the_site_goes_on_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite's own limit on pages stands for the disk: each request hears what is wrong and that it passes, the log has
+    one line however often it is tried, and with room again the site has what it had, and takes what it is asked."""
+    store, pages = SqlStore(tmp_path, 0.0), [1_000_000]
+    sa.event.listen(
+        store._engine, "checkout", lambda connection, *_: connection.execute(f"PRAGMA max_page_count={pages[0]}")
+    )
+    writer = Writer(run_with(store), lambda _: None)
+    writer.start()
+    assert writer.ask(partial(submitted, 1, 1)).result(30).state == "granted"
+    pages[0] = 1  # SQLite makes it the number of pages that there are
+    states = [writer.ask(partial(submitted, number, 1)).exception(30) for number in range(2, 200)]
+    kept = 1 + states.count(None)  # until a page more is needed
+    assert {type(one) for one in states} == {type(None), Unavailable}
+    text = "database or disk is full); the server goes on by itself"
+    assert all(text in str(one) for one in states if one)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            writer.ask(lambda site: site.submit(ANN, request(999))).result(30)
+    assert len([one for one in caplog.records if "disk is full" in one.message]) == 1
+    pages[0] = 1_000_000
+    wait_for(lambda: writer.ask(lambda site: site.now).exception(30) is None, "the site has room again")
+    assert len(writer.ask(lambda site: site.views.listed().runs).result(30)) == kept
+    assert writer.ask(partial(submitted, 999, 1)).result(30).state == "waiting"
+    writer.close()
+    assert "takes changes" in caplog.records[-1].message
 
 
 def test_requests_that_wait_share_a_commit() -> None:
