@@ -9,7 +9,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from egs_core.adapter import (
     default_adapter,
     load_able,
 )
-from egs_core.cli.site import control_run, show_runs
+from egs_core.cli.site import control_run, print_rows, show_runs
 from egs_core.client import places
 from egs_core.errors import EgsError
 from egs_core.units import parse_seconds
@@ -102,7 +101,7 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
     elif found:
-        Console().print(_table(found, time.time()))
+        print_rows(_table(found, time.time()))
     else:
         typer.echo("nothing runs")
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from egs_core.cli.serve import default_data, needs_server
-from egs_core.cli.site import the_site
+from egs_core.cli.site import print_rows, the_site
 from egs_core.client import tokens as t
 from egs_core.client.http import connected
 
@@ -46,7 +45,7 @@ def log(
         when = datetime.fromtimestamp(one.at).isoformat(" ", "seconds")
         row = (when, one.who, one.role, one.origin, one.verb, one.subject, one.team, one.text)
         table.add_row(*map(escape, row))
-    Console().print(table)
+    print_rows(table)
 
 
 @server.command("backup")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import Annotated
 
@@ -18,6 +20,7 @@ from egs_core.client.supervise import starts_words
 from egs_core.errors import EgsError, InputError
 from egs_core.units import parse_seconds
 
+WIDE = 10_000  # columns, of what no terminal shows: no row is folded
 DONE = {"abort": "ended", "pause": "paused", "resume": "resumed"}
 
 
@@ -29,6 +32,12 @@ def the_site() -> Address:
     return found
 
 
+def print_rows(table: Table) -> None:
+    """A line for each row where the output is a pipe or a file, else as wide as the terminal is, or `COLUMNS` says."""
+    is_shown = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if is_shown else WIDE).print(table)
+
+
 def show_runs(address: Address, as_json: bool) -> None:
     """`egs ps`."""
     with connected(address) as client:
@@ -38,7 +47,7 @@ def show_runs(address: Address, as_json: bool) -> None:
         return
     free = [device.id for device in found.devices if device.state == "free"]
     if found.runs:
-        Console().print(_table(found.runs, time.time()))
+        print_rows(_table(found.runs, time.time()))
     label = next((f"{device.label} " for device in found.devices if device.label == "emulated"), "")
     shared = [f"{device.free:g} of {device.id}" for device in found.devices if device.state == "held" and device.free]
     parts = f"; parts: {', '.join(shared)}" if shared else ""
@@ -73,7 +82,7 @@ def show_queue(address: Address, as_json: bool) -> None:
             gpus, starts = f"{view.tasks.waiting} tasks", view.framework
         row = (view.id, view.name, view.user, view.queue, gpus, starts, view.reason)
         table.add_row(*map(escape, row))
-    Console().print(table)
+    print_rows(table)
 
 
 def show_why(address: Address, run: str, as_json: bool) -> None:

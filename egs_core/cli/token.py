@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from egs_core.cli.site import the_site
+from egs_core.cli.site import print_rows, the_site
 from egs_core.client import tokens as t
 from egs_core.client.http import connected
 from egs_core.errors import InputError
@@ -56,7 +55,7 @@ def list_(as_json: AsJson = False) -> None:
         table.add_column(column, overflow="fold")
     for one in found.tokens:
         table.add_row(*map(escape, (one.id, one.name, one.role, one.team, one.created_by, _state(one, time.time()))))
-    Console().print(table)
+    print_rows(table)
 
 
 @token.command("revoke")

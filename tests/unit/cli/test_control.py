@@ -94,6 +94,21 @@ def test_ps(adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert adapter.asked == []
 
 
+@pytest.mark.parametrize("columns", ["", "60"])
+def test_rows_in_a_pipe_are_whole(
+    adapter: Adapter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    """What `grep` reads has each row in one line, however long; a width that a user states is kept."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert run(["ps", "--on", "x", "--address", "h:1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "node1" in line]
+    assert ("77" in row and len(row) > 80) == (not columns), lines
+    assert adapter.asked == []
+
+
 def test_an_adapter_without_control(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A framework that cannot is named."""
     monkeypatch.setattr(adapters, "load_adapter", lambda _: object())
