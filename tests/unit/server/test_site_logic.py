@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from egs_core.engine import Engine
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
 from egs_core.server import logic
+from egs_core.server import writer as writer_module
 from egs_core.server.logic import CLAIM_S, CONFIG, SILENT_S, Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
@@ -581,10 +583,11 @@ def test_nothing_is_told_before_it_is_durable() -> None:
 
 
 def test_a_full_disk_is_said_once_and_the_site_goes_on_when_there_is_room(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite's own limit on pages stands for the disk: each request hears what is wrong and that it passes, the log has
     one line however often it is tried, and with room again the site has what it had, and takes what it is asked."""
+    monkeypatch.setattr(writer_module, "LOG", logging.getLogger("egs.test"))  # uvicorn's may have handlers of its own
     store, pages = SqlStore(tmp_path, 0.0), [1_000_000]
     sa.event.listen(
         store._engine, "checkout", lambda connection, *_: connection.execute(f"PRAGMA max_page_count={pages[0]}")
