@@ -6,6 +6,7 @@ shared      what an engine tells each of its holders: one, or many; no clock, no
 embedded    the site in this process, on an engine of its own
 remote      the site at a server, for all who share a pool; wire: what is sent
 offers      what a holder's own nodes offer
+holder_thread  the thread on which a holder is called, the same for all kinds of site
 session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end
 connect     the site of a holder: which kind it gets is not the holder's concern; connect_server: at a server or none
 """
