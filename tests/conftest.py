@@ -123,9 +123,9 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
     monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 by default: what runs beside would take its processor
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """Processes that the test starts end on SIGINT, also where pytest itself was started with SIGINT ignored, which
+    """Processes that tests start end on SIGINT, also where pytest itself was started with SIGINT ignored, which
     children inherit (`nohup`, `&` in a script)."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

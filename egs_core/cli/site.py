@@ -15,7 +15,7 @@ from rich.table import Table
 from egs_core.adapter import ControlRequest
 from egs_core.client import messages as c
 from egs_core.client.http import connected
-from egs_core.client.places import Address, find_address
+from egs_core.client.places import URL, Address, find_address, has_listener
 from egs_core.client.supervise import starts_words
 from egs_core.errors import EgsError, InputError
 from egs_core.units import parse_seconds
@@ -25,10 +25,13 @@ DONE = {"abort": "ended", "pause": "paused", "resume": "resumed"}
 
 
 def the_site() -> Address:
-    """The address of the server. Raises EgsError where none is named and none is here."""
+    """The address of the server. Raises EgsError where none is named and none is here, also where a server that was
+    killed left its socket: who asks would wait for ever."""
     found = find_address()
     if found is None:
         raise EgsError("no EGS server here: start `egs serve`, or name one by EGS_URL")
+    if found.socket is not None and not os.environ.get(URL) and not has_listener(found.socket):
+        raise EgsError(f"no EGS server here: {found.socket} was left by one that has ended: start `egs serve`")
     return found
 
 

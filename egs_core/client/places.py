@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import urllib.parse
 from dataclasses import dataclass
@@ -51,6 +52,19 @@ def socket_places() -> list[Path]:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         places.append(Path(runtime) / "egs")
     return [folder / SOCKET_NAME for folder in places]
+
+
+def has_listener(path: Path) -> bool:
+    """False for a socket on which nobody listens: its server was killed. True for all that only an answer tells."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def parse_url(text: str) -> Address:

@@ -83,7 +83,6 @@ def _check_holds(records: list[Record], told: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow  # an Airflow of its own
-@pytest.mark.usefixtures("interruptible")
 def test_a_replay_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C while Airflow's processes run ends them all."""
     require_airflow()

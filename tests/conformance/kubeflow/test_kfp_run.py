@@ -315,7 +315,6 @@ def test_a_run_log_that_cannot_be_written_is_not_named(tmp_path: Path, capsys: p
     assert "run log" not in said.out
 
 
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_all_tasks(ending: signal.Signals, tmp_path: Path) -> None:
     """An interrupted or terminated runner ends its tasks' processes first; its run log says that they were aborted."""

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -539,9 +540,14 @@ def test_without_its_extra_it_names_what_to_install(site: RealSite, tmp_path: Pa
 
 @pytest.mark.slow
 def test_where_there_is_no_server_nothing_runs(site: RealSite, tmp_path: Path) -> None:
-    """No socket and no address: an error, not a command without a lease."""
-    done = site.egs("run", "--", "touch", str(tmp_path / "ran"), EGS_RUNTIME_DIR=str(tmp_path))
+    """No socket and no address, or a socket that a killed server left: an error, not a command without a lease."""
+    command = ("run", "--", "touch", str(tmp_path / "ran"))
+    done = site.egs(*command, EGS_RUNTIME_DIR=str(tmp_path))
     assert (done.returncode, "start `egs serve`" in done.stderr) == (2, True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "egs.sock"))
+    done = site.egs(*command, EGS_RUNTIME_DIR=str(tmp_path))
+    assert (done.returncode, "was left by one that has ended: start `egs serve`" in done.stderr) == (2, True)
     assert not (tmp_path / "ran").exists()
 
 
