@@ -20,7 +20,8 @@ from egs_core.client.tokens import Role
 from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
-from egs_core.server.logic import CONFIG, Batch, LogLine, SiteLogic
+from egs_core.server.book import CONFIG, LogLine
+from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Run, SiteFacts
 
 VERSION = "1"

@@ -15,8 +15,9 @@ from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
 from egs_core.engine import Engine
 from egs_core.errors import InputError
+from egs_core.server.book import CONFIG
 from egs_core.server.devices import DeviceLocks, strangers
-from egs_core.server.logic import CONFIG, SiteLogic, Watch
+from egs_core.server.logic import SiteLogic, Watch
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Known, SiteFacts
 from tests.unit.server.real_app import RealApp

@@ -19,7 +19,8 @@ from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.errors import InputError
 from egs_core.server import logic
 from egs_core.server import writer as writer_module
-from egs_core.server.logic import CLAIM_S, CONFIG, SILENT_S, Batch, Seen, SiteLogic
+from egs_core.server.book import CONFIG
+from egs_core.server.logic import CLAIM_S, SILENT_S, Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
 from egs_core.server.store import KeptToken, LoggedChange, SqlStore, StoreError

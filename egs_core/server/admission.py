@@ -1,0 +1,85 @@
+"""A new run: whether it may be asked for here, and what it then waits for."""
+
+from __future__ import annotations
+
+from egs_core.client import messages as c
+from egs_core.engine.explain import describe_lack
+from egs_core.engine.rules.fit import fits_ever
+from egs_core.engine.state.nodes import UNTRACKED
+from egs_core.server.book import REFUSED, Book
+from egs_core.server.principals import SUBMITTING, Principal, queue_for
+from egs_core.server.runs import WHOLE_DEVICE, Refusal, Run
+
+MOST_OPEN, MOST_OPEN_EACH = 10_000, 2_000  # of a site; of one principal
+
+
+def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
+    """A new run; a known key is answered with its run. Raises Refusal for what can never start here."""
+    who.need(SUBMITTING, "to submit")
+    known = book.by_key.get((who.name, ask.key))
+    if known is not None:
+        return book.view(who, known)
+    _check_open(book, who)
+    run = Run.of(ask, book.last + 1, who.name, book.now)
+    run.queue = queue_asked(book, who, ask.queue)
+    run.team = book.team_of_queue.get(run.queue, "") or who.team
+    take_part(book, run)
+    check_fits(book, run)
+    run.after = _open_after(book, who, ask)
+    book.last += 1
+    book.runs[run.id] = book.by_key[run.user, run.key] = book.views.open[run.id] = run
+    book.open_of[run.user] += 1
+    book.heard[run.id] = book.now
+    book.dirty[run.id] = run
+    book.log(who, "submit", run)
+    if run.after:
+        book.note_after(run)
+    book.admit_if_due(run)
+    if run.outcome == REFUSED:
+        raise Refusal(422, book.views.told_text(run.why, who.sees))
+    return book.view(who, run)
+
+
+def check_fits(book: Book, run: Run) -> None:
+    """Raises Refusal for what no empty host could run."""
+    if not any(fits_ever(node, run.shape) for node in book.engine.state.nodes if node.alive):
+        raise Refusal(422, describe_lack(book.engine.state.nodes, run.shape))
+
+
+def take_part(book: Book, run: Run) -> None:
+    """Memory without GPUs asks for the part of one that has so much. Raises Refusal where it is not known."""
+    if not run.gpu_memory_bytes:
+        return
+    nodes = book.engine.state.nodes
+    most = max((node.gpu_memory_bytes for node in nodes if node.alive and node.gpus), default=UNTRACKED)
+    if most == UNTRACKED:
+        raise Refusal(422, "gpu_memory_bytes: there is no GPU here whose memory is known")
+    if not run.gpus:
+        part = -(-run.gpu_memory_bytes * WHOLE_DEVICE // most)
+        run.gpus = min(part, WHOLE_DEVICE) / WHOLE_DEVICE  # what is more than one has fits nowhere: that is said
+
+
+def _check_open(book: Book, who: Principal) -> None:
+    """Raises Refusal (429) where too many runs are open."""
+    if len(book.views.open) >= MOST_OPEN:
+        raise Refusal(429, f"{MOST_OPEN} runs are open: end some, or wait")
+    if who.role != "admin" and book.open_of[who.name] >= MOST_OPEN_EACH:
+        raise Refusal(429, f"{MOST_OPEN_EACH} runs of {who.name} are open: end some, or wait")
+
+
+def queue_asked(book: Book, who: Principal, asked: str) -> str:
+    return queue_for(who, asked, book.queues, book.team_of_queue, "--queue")
+
+
+def _open_after(book: Book, who: Principal, ask: c.RunRequest) -> tuple[tuple[str, str], ...]:
+    """What it still has to wait for. Raises Refusal for what can never be."""
+    left = []
+    for one in ask.after:
+        found = book.runs.get(one.run)
+        if found is None or not who.sees(found):
+            raise Refusal(422, f"after: there is no run {one.run!r}: `egs ps` lists those that are open")
+        if found.is_open:
+            left.append((one.run, one.when))
+        elif not found.satisfies(one.when):
+            raise Refusal(422, f"after: run {one.run} has ended: {found.outcome}")
+    return tuple(left)

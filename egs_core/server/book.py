@@ -1,0 +1,237 @@
+"""What a site knows of its runs, and each step of a run's life: into the engine, granted, told to stop, over.
+
+The engine's decisions are taken here and nowhere else; what a step changes is noted for the next commit. What clients
+may ask for is in `admission`, `controls` and `logic`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from egs_core.client import messages as c
+from egs_core.driver.barrier import CommitBarrier
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.specs import END
+from egs_core.engine.state.lifecycle import ENDED
+from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.server.principals import Principal
+from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Refusal, Run, SiteFacts
+from egs_core.server.views import Views
+
+REFUSED = "refused"
+CONFIG = EngineConfig(preload=False, record=True, grace_s=10.0, packing="best_fit")
+"""best_fit: parts of GPUs fill one that is in use before they break a free one."""
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """For the log of changes: who did what to which run. at: of the site's clock."""
+
+    at: float
+    who: Principal
+    verb: str
+    run: str
+    team: str = ""
+    text: str = ""
+
+
+class Book:
+    """See the module. engine: new or recovered; runs: all that are known. Moments are seconds of the site's clock.
+
+    by_task: those that the engine knows. boxed: those that will have to stop because their time is up. heard: when
+    something was heard of an open one's supervisor; gone: run -> lease with which that was seen to be gone, once.
+    dirty, forgotten, lines: what the next commit has to write."""
+
+    def __init__(self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = ()) -> None:
+        self.facts = facts
+        self.barrier = CommitBarrier(engine)
+        self.engine = engine
+        self.now = engine.state.now
+        self.offer = Offer("", (), 0.0, 0)
+        self.queues: tuple[str, ...] = ()
+        self.team_of_queue: Mapping[str, str] = {}
+        self.runs = {run.id: run for run in runs}
+        self.by_key = {(run.user, run.key): run for run in self.runs.values()}
+        self.by_task = {run.task: run for run in self.runs.values() if run.task != NOT_ADMITTED}
+        self.views = Views(facts, engine, self.runs, self.by_task)
+        self.last = max((int(run_id) for run_id in self.runs), default=0)
+        self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
+        self.dependents: dict[str, list[Run]] = {}
+        for run in self.open_runs():
+            self.note_after(run)
+        self.heard = dict.fromkeys((run.id for run in self.open_runs()), self.now)  # a full time to live each
+        self.gone: dict[str, int] = {}  # run -> lease with which its supervisor was seen to be gone, once
+        self.dirty: dict[str, Run] = {}
+        ended = [run for run in self.runs.values() if not run.is_open]
+        self.ended = deque(sorted(ended, key=lambda run: (run.ended_at or 0.0, int(run.id))))
+        self.forgotten: list[str] = []
+        self.boxed: dict[str, Run] = {}  # those that will have to stop because their time is up
+        for run in self.open_runs():
+            self.note_box(run)
+        self.lines: list[LogLine] = []
+        self.open_of = Counter(run.user for run in self.open_runs())
+
+    def open_runs(self) -> list[Run]:
+        return self.views.open_runs()
+
+    def note_box(self, run: Run) -> None:
+        if run.is_claimed and run.for_s is not None and not run.stop:
+            self.boxed[run.id] = run
+
+    def note_after(self, run: Run) -> None:
+        for run_id, _ in run.after:
+            self.dependents.setdefault(run_id, []).append(run)
+
+    def admit_if_due(self, run: Run) -> None:
+        """Give it to the engine, unless it waits for others, or to be resumed."""
+        is_kept_out = not run.gpus and self.views.is_drained  # what needs GPUs the engine holds back itself
+        if run.task == NOT_ADMITTED and not run.after and not run.is_paused and not is_kept_out:
+            self.admit(run)
+
+    def admit(self, run: Run) -> None:
+        """From now on the engine orders it."""
+        graph = Graph()
+        options = TaskOptions(priority=run.priority)
+        phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
+        graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
+        run.task = len(self.engine.state.task_ids)
+        self.by_task[run.task] = run
+        self.touch(run)
+        deadline_s = None if run.deadline_s is None else max(0.0, run.submitted_at + run.deadline_s - self.now)
+        self.handle(m.WorkloadSubmitted(run.workload, run.name, run.user, run.queue, deadline_s))
+        self.handle(m.TasksAdded(run.workload, graph))
+        reason = self.engine.explain(run.task)
+        if run.lease is None and reason.kind == "infeasible":
+            self.abort(run, reason.text, REFUSED)
+
+    def handle(self, event: m.Event) -> None:
+        for decision in self.barrier.handle(event, self.now):
+            if isinstance(decision, m.Grant):
+                run = self.touch(self.by_task[decision.task])
+                run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
+            elif isinstance(decision, m.Stop):
+                self._stop(self.by_task[decision.task], decision)
+
+    def _stop(self, run: Run, decision: m.Stop) -> None:
+        if not run.is_open or run.lease is None:
+            return
+        self.touch(run).stop = decision.reason
+        run.grace_s = run.grace_s or decision.grace_s
+
+    def abort(self, run: Run, why: str, outcome: str) -> None:
+        """What waits ends now; what was granted and not started too; what runs is told to stop."""
+        run.why = why
+        if run.task == NOT_ADMITTED:
+            self.close(run, outcome, None)
+            return
+        self.handle(m.AbortRequested("workload", run.workload, run.user, why))
+        if run.is_claimed:
+            self.touch(run).stop = why
+            self.boxed.pop(run.id, None)
+            return
+        if run.lease is not None:
+            self.handle(m.PhaseEnded(run.lease.phase, run.lease.attempt, "aborted"))
+        self.close(run, outcome, None)
+
+    def finish(self, run: Run, outcome: str, exit_code: int | None) -> None:
+        """The end of a lease that was claimed."""
+        lease, state = run.lease, self.engine.state
+        assert lease is not None
+        if run.is_time_up and outcome != "lost":
+            run.why, outcome = run.stop, "succeeded"
+        self.handle(m.PhaseEnded(lease.phase, lease.attempt, "succeeded" if outcome == "succeeded" else "failed"))
+        over = state.over_limit.get(run.task)
+        if over is not None and outcome != "lost":
+            run.why, outcome = over.text, "succeeded" if over.then == END else "failed"
+        elif run.stop and not run.is_time_up and outcome != "lost":
+            outcome = "aborted"
+        assert state.status[state.cursor[run.task]] in ENDED
+        self.close(run, outcome, exit_code)
+
+    def close(self, run: Run, outcome: str, exit_code: int | None) -> None:
+        run.outcome, run.exit_code, run.ended_at = outcome, exit_code, self.now
+        run.lease, run.named, run.is_lost, run.stop = None, (), False, ""
+        if self.views.open.pop(run.id, None):
+            self.open_of[run.user] -= 1
+        self.heard.pop(run.id, None)
+        self.gone.pop(run.id, None)
+        self.boxed.pop(run.id, None)
+        self.views.living.pop(run.id, None)
+        self.touch(run)
+        self.ended.append(run)
+        self._closed.append(run)
+        if len(self._closed) == 1:  # else it is under way, further out
+            while self._closed:
+                self._tell_dependents(self._closed[0])
+                self._closed.popleft()
+
+    def _tell_dependents(self, ended: Run) -> None:
+        """What waits for it may start, or never will."""
+        for run in self.dependents.pop(ended.id, ()):
+            if not run.is_open:
+                continue
+            when = dict(run.after)[ended.id]
+            if not ended.satisfies(when):
+                run.why = f"run {ended.id} ({ended.name}), for which it waited, has ended: {ended.outcome}"
+                self.close(run, "skipped" if when == "failed" else "aborted", None)
+                continue
+            self.touch(run).after = tuple([one for one in run.after if one[0] != ended.id])
+            self.admit_if_due(run)
+
+    def take_back(self, run: Run, lease: HeldLease) -> None:
+        """A grant that its client has not claimed in time: the run waits again."""
+        self.touch(run).lease = None
+        self.handle(m.DecisionRejected(lease.token, "not claimed"))
+
+    def add_node(self, drained: tuple[int, ...]) -> None:
+        offer = self.offer
+        name = next((node.name for node in self.engine.state.nodes), offer.host)  # hosts may be renamed
+        size = offer.cpus, len(offer.devices), offer.memory_bytes, offer.gpu_memory_bytes
+        self.handle(m.NodeAdded(name, *size, drained=drained, closed=tuple(sorted(self.views.occupied))))
+
+    @property
+    def drained(self) -> tuple[int, ...]:
+        return next((node.drained for node in self.engine.state.nodes), ())
+
+    def copy(self) -> Book:
+        copies = [msgspec.structs.replace(run) for run in self.runs.values()]
+        copy = Book(self.facts, Engine.restore(self.engine.snapshot(), CONFIG), copies)
+        copy.views.devices, copy.views.occupied = self.views.devices, dict(self.views.occupied)
+        copy.queues = self.queues
+        copy.team_of_queue = self.team_of_queue
+        return copy
+
+    def touch(self, run: Run) -> Run:
+        """Its client is told, and it is written."""
+        run.version += 1
+        self.dirty[run.id] = run
+        return run
+
+    def log(self, who: Principal, verb: str, run: Run, text: str = "") -> None:
+        self.lines.append(LogLine(self.now, who, verb, run.id, run.team, text))
+
+    def visible(self, who: Principal, run_id: str) -> Run:
+        """Raises Refusal (404), the same for a run of another team and for none."""
+        run = self.runs.get(run_id)
+        if run is None or not who.sees(run):
+            raise Refusal(404, f"there is no run {run_id!r}: `egs ps` lists those that are open")
+        return run
+
+    def changeable(self, who: Principal, run_id: str) -> Run:
+        run = self.visible(who, run_id)
+        if not who.may_change(run):
+            whose = f"run {run_id} is of {run.user}" + (f", team {run.team}" if run.team else "")
+            raise Refusal(403, f"{whose}: only that user and operators may change it")
+        return run
+
+    def held(self, who: Principal, run_id: str) -> Run:
+        run = self.visible(who, run_id)
+        if not who.may_hold(run):
+            raise Refusal(403, f"run {run_id} is of {run.user}: only its own supervisor speaks for it")
+        return run
+
+    def view(self, who: Principal, run: Run, with_reason: bool = True) -> c.RunView:
+        return self.views.view(run, with_reason, sees=who.sees)

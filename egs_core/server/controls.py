@@ -1,0 +1,118 @@
+"""What users and operators change: abort, release, pause, resume and update of a run, drain of a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from egs_core.client import messages as c
+from egs_core.engine import messages as m
+from egs_core.errors import listed
+from egs_core.server.admission import check_fits, queue_asked, take_part
+from egs_core.server.book import REFUSED, Book, LogLine
+from egs_core.server.principals import OPERATING, Principal
+from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
+
+CHANGES_WHILE_RUNNING = ("for_s", "expected_s")
+
+
+def control(book: Book, who: Principal, run_id: str, verb: str, ask: c.Control) -> c.RunView:
+    """abort, release, pause or resume. Raises Refusal (409) for a run that has ended."""
+    run = book.changeable(who, run_id)
+    if not run.is_open:
+        raise Refusal(409, f"run {run.id} has ended: {run.outcome}")
+    if verb == "abort":
+        run.grace_s = ask.grace_s
+        book.log(who, verb, run, ask.reason)
+        book.abort(run, f"aborted by {who.name}" + (f": {ask.reason}" if ask.reason else ""), "aborted")
+        return book.view(who, run)
+    if verb == "release":
+        return _release(book, who, run, ask)
+    book.log(who, verb, run, ask.reason)
+    kind = m.PauseRequested if verb == "pause" else m.ResumeRequested
+    book.touch(run).is_paused = verb == "pause"
+    if run.task == NOT_ADMITTED:
+        book.admit_if_due(run)
+    else:
+        book.handle(kind("workload", run.workload, who.name, ask.reason))
+    return book.view(who, run)
+
+
+def _release(book: Book, who: Principal, run: Run, ask: c.Control) -> c.RunView:
+    """It ends as when its time box is over: it has had what it asked for, and what waits for it may start."""
+    if not run.is_claimed or run.stop:
+        state = "is about to end" if run.stop else "has not started: `egs abort` takes it back"
+        raise Refusal(409, f"run {run.id} {state}")
+    book.log(who, "release", run, ask.reason)
+    book.touch(run).is_time_up = True
+    run.stop = f"released by {who.name}" + (f": {ask.reason}" if ask.reason else "")
+    run.grace_s = ask.grace_s
+    book.boxed.pop(run.id, None)
+    return book.view(who, run)
+
+
+def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
+    """Other wishes of a run: it is given to the engine anew, behind those of its priority that wait. Raises Refusal
+    for what it is too late for, and for what can never start; then all stays as it was."""
+    run = book.changeable(who, run_id)
+    wishes = {name: value for name, value in ask if value is not None}
+    if not run.is_open:
+        raise Refusal(409, f"run {run.id} has ended: {run.outcome}")
+    if not wishes:
+        raise Refusal(422, "nothing is to be changed: name what, as priority")
+    if run.lease is not None and (not run.is_claimed or run.stop):
+        raise Refusal(409, f"run {run.id} is about to {'end' if run.stop else 'start'}: try again")
+    late = [name for name in wishes if name not in CHANGES_WHILE_RUNNING]
+    if run.is_claimed and late:
+        raise Refusal(409, f"run {run.id} has started: its {late[0]} cannot change, --for and --expect can")
+    if "queue" in wishes:
+        wishes["queue"] = queue_asked(book, who, wishes["queue"])
+        wishes["team"] = book.team_of_queue.get(wishes["queue"], "") or run.team
+    _change(book.copy(), run_id, wishes)
+    book.log(who, "update", run, ", ".join(f"{name}={value}" for name, value in wishes.items()))
+    _change(book, run_id, wishes)
+    return book.view(who, run)
+
+
+def _change(book: Book, run_id: str, wishes: dict[str, Any]) -> None:
+    run = book.touch(book.runs[run_id])
+    if "deadline_s" in wishes:
+        wishes = {**wishes, "deadline_s": book.now + wishes["deadline_s"] - run.submitted_at}
+    if "gpu_memory_bytes" in wishes and "gpus" not in wishes and run.gpus < 1:
+        run.gpus = 0  # the part that it was
+    elif "gpus" in wishes and "gpu_memory_bytes" not in wishes and run.gpus % 1:
+        run.gpu_memory_bytes = 0
+    for name, value in wishes.items():
+        setattr(run, name, value)
+    length_s = run.expected_s or run.for_s
+    if run.lease is not None:
+        book.note_box(run)
+        if length_s is not None:
+            book.handle(m.Estimates(((run.lease.phase, length_s, length_s),)))
+        return
+    take_part(book, run)
+    check_fits(book, run)
+    if run.task != NOT_ADMITTED:
+        book.handle(m.AbortRequested("workload", run.workload, run.user, "changed"))
+        del book.by_task[run.task]
+        run.task, run.changes = NOT_ADMITTED, run.changes + 1
+        book.admit_if_due(run)
+    if run.outcome == REFUSED:
+        raise Refusal(422, run.why)
+
+
+def drain(book: Book, who: Principal, ask: c.Drain) -> c.Runs:
+    """Nothing new gets the device, or any of the host's; what runs goes on. Or no longer so. Raises Refusal."""
+    who.need(OPERATING, "to drain")
+    if who.teams is not None:
+        raise Refusal(403, "to drain needs a token that is bound to no team: the devices are everybody's")
+    ids = [device.id for device in book.views.devices]
+    hosts = [book.offer.host, *(node.name for node in book.engine.state.nodes)]
+    if ask.target not in (*ids, *hosts):
+        raise Refusal(404, f"there is no host and no device {ask.target!r}; there are {listed([hosts[0], *ids])}")
+    meant = set(range(len(ids))) if ask.target not in ids else {ids.index(ask.target)}
+    drained = meant.union(book.drained) if ask.drained else set(book.drained) - meant
+    book.lines.append(LogLine(book.now, who, "drain" if ask.drained else "undrain", "", "", ask.target))
+    book.add_node(tuple(sorted(drained)))
+    for run in book.open_runs():
+        book.admit_if_due(run)
+    return book.views.listed(who.sees)
