@@ -8,8 +8,8 @@
 runs       a run as the server keeps it
 principals who asks for something, and what roles may
 logic      what requests, time and processes mean; touches no clock, file, network or process
-pools      drivers of frameworks that share a cluster's devices: one engine a pool; as pure as the logic
-sharing    their shell: a lock, a clock, long polls
+pools      drivers of frameworks that share a cluster's devices (`egs_core.site.pooled`): what each may, and sees
+sharing    their shell (`egs_core.site.sharing`)
 views      what a site tells of its runs
 forecast   when what waits should start
 store      journal, runs and tokens in a database

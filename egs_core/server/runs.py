@@ -6,20 +6,11 @@ import msgspec
 
 from egs_core.client.messages import Process, RunRequest
 from egs_core.graph.columns import Shape
+from egs_core.site.refusal import Refusal as Refusal
 
 NOT_ADMITTED = -1
 WHOLE_DEVICE = 1000  # thousandths
 WAITING, PAUSED, GRANTED, RUNNING, STOPPING, ENDED = "waiting", "paused", "granted", "running", "stopping", "ended"
-
-
-class Refusal(Exception):
-    """A request that cannot be met. status: of HTTP; the text says what to change. wait_s: after so long the same
-    request may be met; 0: that does not depend on time."""
-
-    def __init__(self, status: int, text: str, wait_s: float = 0.0) -> None:
-        super().__init__(text)
-        self.status = status
-        self.wait_s = wait_s
 
 
 class Known(msgspec.Struct, frozen=True):

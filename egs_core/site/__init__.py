@@ -4,7 +4,9 @@ protocol    `Site` and `Holder`: what each may ask and tell; all of it plain val
 messages    what is told and answered beside the engine's own events and decisions
 shared      what an engine tells each of its holders: one, or many; no clock, no thread
 embedded    the site in this process, on an engine of its own
-remote      the site at a server, for all who share a pool; wire: what is sent
+pooled      one engine a pool, for drivers that share it, without clock or network; sharing: these, and long polls
+remote      the holder's end of such a site; wire: what is sent; over_http: the way to a server's
+refusal     what such a site refuses
 offers      what a holder's own nodes offer
 holder_thread  the thread on which a holder is called, the same for all kinds of site
 session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end

@@ -20,7 +20,7 @@ _failed: dict[str, float] = {}  # url -> until when (monotonic) that server is n
 def connect_server(url: str, holder: Holder, joining: Joining) -> Site:
     """The holder's site at that server, not yet started, and no other. Raises EgsError where there is none, or it does
     not take the holder."""
-    from egs_core.site.remote import join  # brings requests, which only this needs
+    from egs_core.site.over_http import join  # brings requests, which only this needs
 
     return join(url, joining, holder)
 

@@ -1,10 +1,10 @@
-"""The site at a server: one engine for all drivers of a pool. It fails open: a server that is lost ends the site only.
+"""A site elsewhere: one engine for all drivers of a pool. It fails open: where that is lost, it ends the site only.
 
-    holder's thread ── items ──► sender ── one batch after the other ──► server
+    holder's thread ── items ──► sender ── one batch after the other ──► `Line`: to a server (`over_http`), an actor …
            ▲                                                               │
            └── told, run log, operators' requests ◄── poller: long polls ──┘
 
-A batch has all that waits when the last one is answered. What the server does not answer for LOST_S is lost with it.
+A batch has all that waits when the last one is answered. What is not answered for LOST_S is lost with the site.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ import itertools
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from egs_core.client import messages as c
-from egs_core.client.http import DRIVER_S, SiteClient, Unreachable, trusted_owners
-from egs_core.client.places import Address, parse_url
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
@@ -34,7 +30,6 @@ from egs_core.site.protocol import Control, Holder
 
 T = TypeVar("T")
 LOST = "the site is lost"
-CONNECT_S = 2.0
 LOST_S = 2.0
 AGAIN_S = 0.2
 POLL_S = 5.0
@@ -42,36 +37,35 @@ MOST_BYTES = 4 * 1024 * 1024  # of a batch
 ANSWER_S = 10.0
 
 
-def join(url: str, joining: s.Joining, holder: Holder) -> RemoteSite:
-    """Join the pool at a server. Raises EgsError where there is none, or it does not take the holder."""
-    address = parse_url(url)
-    ask = c.DriverRequest(
-        key=uuid.uuid4().hex,
-        framework=joining.framework,
-        pool=joining.pool,
-        name=joining.name[:200],
-        queue=joining.queue,
-    )
-    client = _client(address)
-    try:
-        driver = client.join(ask)
-    except BaseException:
-        client.close()
-        raise
-    return RemoteSite(address, client, driver, holder)
+class Line(Protocol):
+    """The way to a site that several share, for a holder that has joined. `batch` and `poll` are for a thread each, and
+    are asked again for LOST_S where they raise one of `silences`: the site knows what it has seen before."""
 
+    @property
+    def silences(self) -> tuple[type[Exception], ...]: ...
+    def batch(self, body: bytes) -> bytes:
+        """The encoded `Answers` to an encoded `Batch`."""
+        ...
 
-def _client(address: Address) -> SiteClient:
-    return SiteClient(address, trusted_owners(), CONNECT_S)
+    def poll(self, ack: int, wait_s: float) -> bytes:
+        """Encoded `Messages` behind number `ack`, after at most that long."""
+        ...
+
+    def leave(self) -> None:
+        """The holder needs the site no more; the last call but for polls."""
+        ...
+
+    def close_poll(self) -> None:
+        """There will be no more polls."""
+        ...
 
 
 class RemoteSite:
-    """A `Site`, see the module. driver: as the server knows the holder."""
+    """A `Site`, see the module. driver: as that knows the holder."""
 
-    def __init__(self, address: Address, client: SiteClient, driver: c.Driver, holder: Holder) -> None:
+    def __init__(self, line: Line, driver: wire.Joined, holder: Holder) -> None:
         self.driver = driver
-        self._holder = holder
-        self._client, self._poll_client = client, _client(address)
+        self._line, self._holder = line, holder
         self._origin = time.monotonic() - driver.now
         self._items: queue.SimpleQueue[tuple[bytes, Future[wire.Answer] | None] | None] = queue.SimpleQueue()
         self._marks: dict[int, r.Record] = {}  # lines of the holder's own, until what is before them has come back
@@ -215,8 +209,7 @@ class RemoteSite:
             self._is_lost_by(error)
             self._fail_all()
         with contextlib.suppress(Exception):
-            self._client.leave(self.driver.id, c.Leave(epoch=self.driver.epoch))
-        self._client.close()
+            self._line.leave()
 
     def _next_batch(self) -> tuple[list[tuple[bytes, Future[wire.Answer] | None]], bool]:
         found: list[tuple[bytes, Future[wire.Answer] | None]] = []
@@ -233,7 +226,7 @@ class RemoteSite:
         encoded = wire.Encoded(self.driver.epoch, seq, [msgspec.Raw(item) for item, _ in batch])
         futures = [future for _, future in batch if future is not None]
         try:
-            body = self._sent(self._client, "batch", msgspec.json.encode(encoded), DRIVER_S)
+            body = self._answered(lambda: self._line.batch(msgspec.json.encode(encoded)))
             answers = msgspec.json.decode(body, type=wire.Answers).answers
             for future, answer in zip(futures, answers, strict=True):
                 future.set_result(answer)
@@ -249,13 +242,13 @@ class RemoteSite:
             if item[1] is not None:
                 item[1].set_exception(TimeoutError(LOST))
 
-    def _sent(self, client: SiteClient, what: str, body: bytes, patience_s: float) -> bytes:
-        """The answer, tried again for a while where nobody answers: the server knows what it has seen before."""
+    def _answered(self, ask: Callable[[], bytes]) -> bytes:
+        """The answer, asked for again for a while where nobody answers."""
         until = time.monotonic() + LOST_S
         while True:
             try:
-                return client.send("POST", f"/v1/drivers/{self.driver.id}/{what}", body, patience_s)
-            except Unreachable:
+                return ask()
+            except self._line.silences:
                 if time.monotonic() > until or self._is_lost or self._is_closed:
                     raise
                 time.sleep(AGAIN_S)
@@ -271,8 +264,7 @@ class RemoteSite:
         ack = 0
         try:
             while not (self._is_lost or self._is_closed):
-                ask = c.Poll(epoch=self.driver.epoch, ack=ack, wait_s=POLL_S)
-                body = self._sent(self._poll_client, "poll", ask.model_dump_json().encode(), POLL_S + DRIVER_S)
+                body = self._answered(lambda ack=ack: self._line.poll(ack, POLL_S))  # type: ignore[misc]  # one each
                 found = msgspec.json.decode(body, type=wire.Messages).messages
                 if found:
                     ack = found[-1].number
@@ -280,7 +272,7 @@ class RemoteSite:
                         self._own.do(lambda message=message: self._take(message))  # type: ignore[misc]  # one each
         except Exception as error:
             self._is_lost_by(error)
-        self._poll_client.close()
+        self._line.close_poll()
 
     def _take(self, message: wire.Message) -> None:
         """On the holder's thread."""

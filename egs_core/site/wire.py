@@ -16,6 +16,16 @@ from egs_core.runlog import records as r
 from egs_core.site import messages as s
 
 
+class Joined(msgspec.Struct, frozen=True):
+    """A holder has joined. epoch: of the site, until it ends; now: second of the site's clock; queue: in which its work
+    is."""
+
+    id: str
+    epoch: str
+    now: float
+    queue: str = ""
+
+
 class Item(msgspec.Struct, frozen=True, tag_field="i"):
     """One of what a batch has."""
 

@@ -13,11 +13,12 @@ from egs_core.engine import messages as m
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
-from egs_core.server.pools import MOST_DRIVERS, TTL_S, Pools
+from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal
 from egs_core.site import messages as s
 from egs_core.site import wire
+from egs_core.site.pooled import MOST_DRIVERS, TTL_S
 
 ANN, BEN, ROOT = Principal("ann"), Principal("ben"), Principal("root", "admin")
 EPOCH = "e"

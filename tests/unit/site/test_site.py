@@ -15,7 +15,6 @@ from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.runlog import records as r
-from egs_core.server import pools
 from egs_core.site import (
     AnyTold,
     Asked,
@@ -31,10 +30,12 @@ from egs_core.site import (
     Site,
     Started,
     Stop,
+    pooled,
 )
 from egs_core.site.embedded import EmbeddedSite
+from egs_core.site.over_http import join
 from egs_core.site.protocol import Holder
-from egs_core.site.remote import RemoteSite, join
+from egs_core.site.remote import RemoteSite
 from egs_core.testing.wire_site import WireSite
 from tests.unit.server.own_server import OwnServer
 
@@ -125,7 +126,7 @@ def make(
     made: list[Played] = []
 
     def at_server(config: EngineConfig, holder: Holder) -> Site:
-        monkeypatch.setattr(pools, "CONFIG", config)
+        monkeypatch.setattr(pooled, "CONFIG", config)
         return join(server.url, Joining("ray", uuid.uuid4().hex, "played"), holder)
 
     def play(config: EngineConfig | None = None) -> Played:

@@ -1,0 +1,291 @@
+"""Drivers of frameworks that share a pool: one engine a pool, and what each is told. Touches no clock or network.
+
+    join ─► seat at the pool's engine ─► batch: events, blocks, questions ─► grants … ─► outbox ─► poll(ack)
+                                          └ silent for TTL_S, or leave: its work is gone, what it held is free
+
+The framework's own books say where a task runs; the engine says when it may. Nothing here outlives the process: drivers
+go on without it. So nothing is committed, and a pool without drivers is forgotten, its decayed shares too. Who may join
+and in which queue is for a subclass to say, as the server's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from egs_core.engine import Engine, EngineConfig
+from egs_core.engine import messages as m
+from egs_core.engine.specs import QueueSpec
+from egs_core.runlog import records as r
+from egs_core.site import messages as s
+from egs_core.site import wire
+from egs_core.site.refusal import Refusal
+from egs_core.site.shared import SharedEngine
+
+LOG = logging.getLogger("uvicorn.error")
+TTL_S = 20.0  # after so long tickets in a framework open by themselves, too
+STALL_S = 5.0
+MOST_DRIVERS = 200
+MOST_UNREAD = 500_000  # messages that a driver has not fetched
+MOST_AT_ONCE = 2000
+CONFIG = EngineConfig()
+GONE = "the server does not know this driver (any more)"
+
+
+class About(msgspec.Struct, frozen=True):
+    """A driver that joins. key: its own, so that a repeated request is known; pool: whose devices; name: what others
+    see; queue: in which its work is."""
+
+    key: str
+    framework: str
+    pool: str
+    name: str
+    queue: str = ""
+    user: str = ""
+    team: str = ""
+
+
+class Driver:
+    """One that has joined; a `Listener`. version: counts what it is told, so that a poll need not look."""
+
+    def __init__(self, number: int, about: About, pool: Pool, now: float) -> None:
+        self.id, self.pool = f"r{number}", pool
+        self.key, self.user, self.framework, self.name = about.key, about.user, about.framework, about.name or "driver"
+        self.queue, self.team = about.queue, about.team
+        self.joined_at = self.heard_at = now
+        self.seq, self.answered = 0, b""
+        self.outbox: deque[wire.Message] = deque()
+        self._decided: list[tuple[s.AnyTold, float]] = []
+        self._ends: list[tuple[s.AnyTold, float]] = []
+        self._number = 0
+        self.is_news = False
+        self.seat = pool.shared.seat(self, f"{self.id}.")
+
+    def tell(self, told: s.AnyTold, now: float, *, is_end: bool) -> None:
+        (self._ends if is_end else self._decided).append((told, now))
+
+    def record(self, record: r.Record) -> None:
+        self._post(record=record)
+
+    def mark(self, number: int) -> None:
+        self._post(mark=number)
+
+    def ask(self, request: s.Asked) -> None:
+        self._post(asked=request)
+
+    def flush(self) -> None:
+        """What was decided goes out, first what may start."""
+        for told, now in (*self._decided, *self._ends):
+            self._post(now=now, told=told)
+        self._decided, self._ends = [], []
+
+    def fetch(self, ack: int) -> tuple[wire.Message, ...]:
+        """What has not arrived."""
+        while self.outbox and self.outbox[0].number <= ack:
+            self.outbox.popleft()
+        return tuple([self.outbox[n] for n in range(min(len(self.outbox), MOST_AT_ONCE))])
+
+    def _post(self, **what: Any) -> None:
+        self._number += 1
+        self.outbox.append(wire.Message(self._number, **what))
+        self.is_news = True
+
+
+class Pool:
+    """One engine, for the drivers of one cluster."""
+
+    def __init__(self, name: str, queues: tuple[QueueSpec, ...], now: float) -> None:
+        self.name, self.now = name, now
+        self.engine = Engine(CONFIG)
+        self.shared = SharedEngine(self.engine, self.handle, lambda: self.now)
+        self.drivers: dict[str, Driver] = {}
+        if queues:
+            self.handle(m.QueuesChanged(queues))
+
+    def handle(self, event: m.Event) -> None:
+        decisions = self.engine.handle(event, self.now)
+        self.shared.after(event, self.now)
+        for decision in decisions:
+            self.shared.decided(decision, self.now)
+
+    def at(self, now: float) -> None:
+        self.now = max(self.now, now)
+        due = self.engine.next_wakeup()
+        if due is not None and due <= self.now:
+            self.handle(m.Tick())
+
+
+class SharedPools:
+    """See the module. epoch: random, of this process's life."""
+
+    def __init__(self, queues: tuple[QueueSpec, ...], epoch: str) -> None:
+        self._queues, self._epoch = queues, epoch
+        self._names = tuple([queue.name for queue in queues])
+        self._pools: dict[str, Pool] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._last = 0
+        self._now = 0.0
+        self._gone: set[str] = set()
+
+    # --- time ---
+
+    def at(self, now: float) -> None:
+        """It is now so late: timers act, and who is silent for too long is taken for gone. To be called again and
+        again: after a pause longer than STALL_S nobody could be heard, so each gets a full time to live."""
+        if now - self._now > STALL_S:
+            for driver in self._drivers.values():
+                driver.heard_at = now
+        self._now = max(self._now, now)
+        for driver in [one for one in self._drivers.values() if self._now - one.heard_at > TTL_S]:
+            self._drop(driver)
+        for pool in list(self._pools.values()):
+            self._guarded(pool, lambda pool=pool: pool.at(self._now))  # type: ignore[misc]  # one each
+
+    def next_wakeup(self) -> float | None:
+        """When `at` has to be called if nothing happens before."""
+        dues = [due for pool in self._pools.values() if (due := pool.engine.next_wakeup()) is not None]
+        return min([*dues, *[one.heard_at + TTL_S for one in self._drivers.values()]], default=None)
+
+    def take_news(self) -> list[str]:
+        """Drivers with something new to fetch, and those that are gone, since the last call."""
+        found = [*self._gone, *[one.id for one in self._drivers.values() if one.is_news]]
+        self._gone = set()
+        for driver in self._drivers.values():
+            driver.is_news = False
+        return found
+
+    def validate(self) -> None:
+        """Raise AssertionError when an invariant of an engine's state does not hold."""
+        for pool in self._pools.values():
+            pool.engine.validate_state()
+            state = pool.engine.state
+            assert all(pool.shared.owner(state.task_of[phase]).is_open for phase in state.leases)
+
+    # --- what drivers ask ---
+
+    def _known(self, key: str, user: str) -> Driver | None:
+        """The driver that has joined with this key."""
+        return next((one for one in self._drivers.values() if (one.user, one.key) == (user, key)), None)
+
+    def _joined(self, about: About) -> Driver:
+        """A seat in its pool. Raises Refusal where there are too many."""
+        if len(self._drivers) >= MOST_DRIVERS:
+            raise Refusal(429, f"{MOST_DRIVERS} drivers have joined: end some, or wait")
+        name = f"{about.framework}:{about.pool}"
+        if name not in self._pools:
+            self._pools[name] = Pool(name, self._queues, self._now)
+        self._last += 1
+        driver = Driver(self._last, about, self._pools[name], self._now)
+        self._drivers[driver.id] = driver.pool.drivers[driver.id] = driver
+        return driver
+
+    def _heard(self, driver_id: str, epoch: str) -> Driver:
+        """The driver, of which this is a sign of life. Raises Refusal."""
+        driver = self._drivers.get(driver_id)
+        if driver is None or epoch != self._epoch:
+            raise Refusal(410, GONE)
+        driver.heard_at = self._now
+        return driver
+
+    def _answers(self, driver: Driver, batch: wire.Batch, usable: Sequence[str]) -> bytes:
+        """What a driver tells and asks: encoded `Answers`. A repeated batch is answered as before. usable: queues that
+        its workloads may name. Raises Refusal."""
+        if batch.seq == driver.seq:
+            return driver.answered
+        if batch.seq < driver.seq:
+            raise Refusal(409, f"seq: batch {driver.seq} has been answered")
+        answers: list[wire.Answer] = []
+        self._guarded(driver.pool, lambda: answers.extend(_take_all(driver, batch.items, usable)))
+        if driver.id not in self._drivers:
+            raise Refusal(410, GONE)
+        driver.seq, driver.answered = batch.seq, msgspec.json.encode(wire.Answers(tuple(answers)))
+        return driver.answered
+
+    def _guarded(self, pool: Pool, action: Callable[[], None]) -> None:
+        """Whatever fails in an engine ends its pool, not the server: its drivers go on without."""
+        try:
+            action()
+        except Refusal:
+            raise
+        except Exception:
+            LOG.exception("the engine of pool %s has failed: its drivers go on without it", pool.name)
+            self._pools.pop(pool.name, None)
+            for driver in pool.drivers.values():
+                self._drivers.pop(driver.id, None)
+                self._gone.add(driver.id)
+            return
+        for driver in pool.drivers.values():
+            driver.flush()
+        for driver in [one for one in pool.drivers.values() if len(one.outbox) > MOST_UNREAD]:
+            self._drop(driver)
+
+    def _drop(self, driver: Driver) -> None:
+        pool = driver.pool
+        self._drivers.pop(driver.id, None)
+        pool.drivers.pop(driver.id, None)
+        self._gone.add(driver.id)
+        if pool.drivers:
+            self._guarded(pool, lambda: pool.shared.leave(driver.seat))
+        else:
+            self._pools.pop(pool.name, None)
+
+
+def batch_of(body: bytes) -> wire.Batch:
+    """What a driver has sent. Raises Refusal."""
+    try:
+        return msgspec.json.decode(body, type=wire.Batch)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(422, f"no batch: {error}") from None
+
+
+def _take_all(driver: Driver, items: Iterable[wire.AnyItem], usable: Sequence[str]) -> list[wire.Answer]:
+    answers = []
+    for item in items:
+        if isinstance(item, wire.Reported):
+            try:
+                driver.seat.report(_placed(driver, item.event, usable))
+            except ValueError as error:
+                raise Refusal(422, str(error)) from error  # nothing was changed by it
+        elif isinstance(item, wire.Noted):
+            driver.seat.note(item.note)
+        elif isinstance(item, wire.Mark):
+            driver.mark(item.number)
+        else:
+            answers.append(_answered(driver, item))
+    return answers
+
+
+def _placed(driver: Driver, event: m.Event, usable: Sequence[str]) -> m.Event:
+    """A workload is its driver's user's: in the queue that it names if that may be used, else in the one that its
+    driver has joined with."""
+    if not isinstance(event, m.WorkloadSubmitted):
+        return event
+    queue = event.queue if event.queue in usable else driver.queue
+    return msgspec.structs.replace(event, tenant=driver.user, queue=queue)
+
+
+def _answered(driver: Driver, item: wire.Asking) -> wire.Answer:
+    try:
+        return wire.Answer(msgspec.Raw(msgspec.json.encode(_found(driver, item))))
+    except KeyError as error:
+        return wire.Answer(problem=str(error), is_unknown=True)
+    except ValueError as error:
+        return wire.Answer(problem=str(error))
+
+
+def _found(driver: Driver, item: wire.Asking) -> Any:
+    seat = driver.seat
+    if isinstance(item, wire.Growing):
+        return seat.grow(item.workload, item.at, item.graph)
+    if isinstance(item, wire.Workload):
+        return seat.workload(item.workload)
+    if isinstance(item, wire.Order):
+        return seat.order()
+    asked: Sequence[int] = (item.task,) if isinstance(item, wire.Why) else item.numbers
+    if not seat.owns(asked):
+        raise ValueError("a task that is not the driver's")
+    return seat.why(asked[0]) if isinstance(item, wire.Why) else [seat.status_of(task) for task in asked]
