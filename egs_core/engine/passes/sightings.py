@@ -150,8 +150,8 @@ class Sightings:
         """Room for the phase on that node, if need be that of grants which were not followed."""
         state = self._state
         while (place := select_place(state, phase, numbers=(number,))) is None:
-            given = [(lease.decision, p) for p, lease in state.leases.items() if lease.node == number]
-            open_grants = [(decision, p) for decision, p in given if state.status[p] == GRANTED]
+            given = [p for p in state.leased_on.get(number, ()) if state.status[p] == GRANTED]
+            open_grants = [(state.leases[p].decision, p) for p in given]
             if not open_grants:
                 return None
             last = max(open_grants)[1]

@@ -56,8 +56,8 @@ def _let_past(state: State, owner: int) -> Iterator[tuple[int, float]]:
     which they were believed to end."""
     kept = state.reservations[owner]
     nodes = {node for _, node in kept.places}
-    for phase, lease in state.leases.items():
-        if lease.decision >= kept.since and lease.node in nodes and state.status[phase] == RUNNING:
+    for phase in (p for node in nodes for p in state.leased_on.get(node, ())):
+        if state.leases[phase].decision >= kept.since and state.status[phase] == RUNNING:
             task = state.task_of[phase]
             if state.first_phase[task] == phase:
                 longest_s = state.estimate_p95_s[phase] + state.options_of(task).warmup_s

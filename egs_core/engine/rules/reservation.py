@@ -163,7 +163,7 @@ def find_for_one(state: State, phases: Sequence[int], now: float) -> tuple[float
         return now, ((phase, places[0][0]),)
     shape = state.shape_of(phase)
     possible = {number for number in possible_nodes(state, phase) if may_start_on(state, phase, number)}
-    ends = [(surely_ended_s(state, p), p) for p, lease in state.leases.items() if lease.node in possible]
+    ends = [(surely_ended_s(state, p), p) for number in possible for p in state.leased_on.get(number, ())]
     rooms: dict[int, Node] = {}
     for at, ended in sorted(ends):
         lease = state.leases[ended]
@@ -295,8 +295,7 @@ def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at
     """The node as it will be at that time if what runs there ends by its P95; when that is not enough for what is
     reserved, because something runs longer than was believed, as it will be once it is."""
     room = copy_node(state.nodes[number])
-    holders = [phase for phase, lease in state.leases.items() if lease.node == number]
-    for end, phase in sorted([(surely_ended_s(state, p), p) for p in holders]):
+    for end, phase in sorted([(surely_ended_s(state, p), p) for p in state.leased_on.get(number, ())]):
         if end > max(at, now) and _take_reserved(state, {number: copy_node(room)}, reserved):
             break
         room.give_back(state.leases[phase])

@@ -106,6 +106,7 @@ class Columns(msgspec.Struct):
     retry_at: dict[int, float] = {}  # phase -> when a held one is tried again
     rejections: dict[int, int] = {}
     leases: dict[int, Lease] = {}
+    leased_on: dict[int, set[int]] = {}  # node -> phases that have a lease there
     decisions: dict[int, int] = {}  # open decision -> phase (grants) or -1 - task (preloads)
 
     # --- questions ---

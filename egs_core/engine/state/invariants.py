@@ -44,6 +44,8 @@ def _check_leases(state: State) -> None:
     assert holders == set(state.leases), f"leases {sorted(state.leases)} against holders {sorted(holders)}"
     for phase, lease in state.leases.items():
         assert state.nodes[lease.node].alive, f"phase {phase} runs on {state.nodes[lease.node].name}, which is lost"
+    on_nodes = {(node, phase) for node, phases in state.leased_on.items() for phase in phases}
+    assert on_nodes == {(lease.node, p) for p, lease in state.leases.items()}, f"leases by node: {state.leased_on}"
     for decision, subject in state.decisions.items():
         known = state.parked.get(-1 - subject) if subject < 0 else state.leases[subject].decision
         assert known == decision, f"decision {decision} is open for nothing"

@@ -18,9 +18,17 @@ def decode_state(data: bytes) -> State:
         version = msgspec.json.decode(data, type=_Versioned).version
         if version != STATE_VERSION:
             raise ValueError(f"snapshot: format version {version}, this engine reads {STATE_VERSION}")
-        return _with_slots(_with_submissions(_with_starts(msgspec.json.decode(data, type=State))))
+        return _with_slots(_with_submissions(_with_starts(_with_leased_on(msgspec.json.decode(data, type=State)))))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"snapshot: {error}") from error
+
+
+def _with_leased_on(state: State) -> State:
+    """Snapshots once did not say which phases have leases on a node."""
+    if not state.leased_on:
+        for phase, lease in state.leases.items():
+            state.leased_on.setdefault(lease.node, set()).add(phase)
+    return state
 
 
 def _with_starts(state: State) -> State:

@@ -87,6 +87,10 @@ class State(StructureState):
         home = self.nodes[node]
         lease = self.leases[phase] = home.lease(decision, node, self.shape_of(phase), devices)
         home.take(lease)
+        if node in self.leased_on:
+            self.leased_on[node].add(phase)
+        else:
+            self.leased_on[node] = {phase}
         if self.queues:
             self._count_use(phase, 1)
         if self.reservations:
@@ -175,6 +179,10 @@ class State(StructureState):
         lease = self.leases.pop(phase, None)
         if lease is not None:
             self.nodes[lease.node].give_back(lease)
+            held = self.leased_on[lease.node]
+            held.discard(phase)
+            if not held:
+                del self.leased_on[lease.node]
             if self.decisions:
                 self.decisions.pop(lease.decision, None)
             if self.queues:
@@ -263,7 +271,7 @@ class State(StructureState):
     def lose_node(self, node: int) -> list[int]:
         """Everything the node offered is gone; returns the started tasks that must be requeued."""
         home = self.nodes[node]
-        hit = {self.task_of[p] for p, lease in self.leases.items() if lease.node == node}
+        hit = {self.task_of[p] for p in self.leased_on.get(node, ())}
         hit |= {t for t, n in self.home.items() if n == node and t not in self.parked}
         home.alive = False
         home.idle_warm = {}

@@ -290,6 +290,17 @@ def test_the_committed_snapshot_of_version_1_is_readable() -> None:
     assert engine.handle(m.NodeAdded("n1", 4.0, 2), 9.0)
 
 
+def test_a_snapshot_that_says_nothing_of_leases_by_node_is_readable() -> None:
+    """Written by a version without that index: it is made from the leases, and the engine goes on from there."""
+    bench = EngineBench(2, 2)
+    bench.submit(graph_of({"a": (), "b": (), "c": ()}, {"b": (gpu(2.0, gpus=2),)}))
+    before = msgspec.json.decode(bench.engine.snapshot())
+    assert before.pop("leased_on") == {"0": [0, 1, 2]}
+    engine = Engine.restore(msgspec.json.encode(before))
+    engine.validate_state()
+    assert canonical(engine.state) == canonical(bench.state)
+
+
 def test_the_committed_fixtures_are_of_this_format() -> None:
     """If this fails the format has changed: give it a new version, and keep these files and their reader."""
     assert (FORMAT, VERSION) == ("egs-journal", 1)
