@@ -103,8 +103,7 @@ class Book:
         deadline_s = None if run.deadline_s is None else max(0.0, run.submitted_at + run.deadline_s - self.now)
         self.handle(m.WorkloadSubmitted(run.workload, run.name, run.user, run.queue, deadline_s))
         self.handle(m.TasksAdded(run.workload, graph))
-        reason = self.engine.explain(run.task)
-        if run.lease is None and reason.kind == "infeasible":
+        if run.lease is None and (reason := self.engine.explain(run.task)).kind == "infeasible":
             self.abort(run, reason.text, REFUSED)
 
     def handle(self, event: m.Event) -> None:

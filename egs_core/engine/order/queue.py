@@ -325,7 +325,17 @@ class ReadyQueue:
     def in_order(self) -> list[int]:
         """All queued phases, first first, the members of a gang behind each other."""
         classes, full_key = self.classes, self.lines.full_key
-        placed = [(self._standing(classes.of(p), p), full_key(p, key), p) for p, key in self.keys.items()]
+        alike: dict[tuple[int, int], Standing] = {}  # of a queue and a shape, where no gang asks for more
+        placed = []
+        for phase, key in self.keys.items():
+            class_id = classes.of(phase)
+            which = class_id[QUEUE], class_id[SHAPE]
+            standing = None if is_gang(class_id) else alike.get(which)
+            if standing is None:
+                standing = self._standing(class_id, phase)
+                if not is_gang(class_id):
+                    alike[which] = standing
+            placed.append((standing, full_key(phase, key), phase))
         return [member for _, _, phase in sorted(placed) for member in self.members(phase)]
 
     def rekey(self, phases: Iterable[int]) -> None:
