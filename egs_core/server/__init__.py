@@ -13,6 +13,7 @@ sharing    their shell (`egs_core.site.sharing`)
 views      what a site tells of its runs
 forecast   when what waits should start
 store      journal, runs and tokens in a database
+database   SQLite or PostgreSQL behind it; tables: as they are today; migrations: how older ones become so
 writer     the one thread that owns the logic: batches, commits, then answers
 devices    what the host offers
 access     who is asking: a Unix socket's peer, or a token; the tokens

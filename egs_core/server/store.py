@@ -1,8 +1,8 @@
 """Where a site keeps what must outlive it: the engine's journal, the runs, tokens, who changed what; one transaction
 a batch.
 
-SQLite in a folder, without any set-up: WAL, and `synchronous=FULL`, so that what `commit` has taken outlives the
-machine. Neither arguments nor environments of commands are in it, and of tokens only hashes.
+In SQLite or PostgreSQL (`database`). Neither arguments nor environments of commands are in it, and of tokens only
+hashes.
 """
 
 from __future__ import annotations
@@ -21,39 +21,13 @@ from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
 from egs_core.server.book import CONFIG, LogLine
+from egs_core.server.database import make_engine, migrate, place_of, upsert
 from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Run, SiteFacts
+from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS
 
 VERSION = "1"
-FILE_NAME = "site.db"
 COMPACT_EVERY = 20_000  # entries: a recovery folds no more than these
-
-_tables = sa.MetaData()
-_meta = sa.Table("meta", _tables, sa.Column("name", sa.String, primary_key=True), sa.Column("value", sa.LargeBinary))
-_entries = sa.Table(
-    "entries", _tables, sa.Column("number", sa.Integer, primary_key=True), sa.Column("entry", sa.LargeBinary)
-)
-_runs = sa.Table("runs", _tables, sa.Column("number", sa.Integer, primary_key=True), sa.Column("run", sa.LargeBinary))
-_tokens = sa.Table(  # `tokens`, of earlier versions, had but the token that each start writes
-    "access_tokens",
-    _tables,
-    sa.Column("id", sa.String, primary_key=True),
-    sa.Column("digest", sa.String, unique=True),
-    sa.Column("name", sa.String),
-    sa.Column("role", sa.String),
-    sa.Column("team", sa.String),
-    sa.Column("created_at", sa.Float),
-    sa.Column("created_by", sa.String),
-    sa.Column("expires_at", sa.Float),
-    sa.Column("revoked_at", sa.Float),
-)
-_log = sa.Table(
-    "log",
-    _tables,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("at", sa.Float),
-    *(sa.Column(name, sa.String) for name in ("who", "role", "origin", "verb", "subject", "team", "text")),
-)
 
 
 class StoreError(Exception):
@@ -123,28 +97,35 @@ class Store(Protocol):
 
 
 class SqlStore:
-    """See the module. now: seconds since 1970, where a new site's clock begins."""
+    """See the module. where: a folder for SQLite, or the URL of PostgreSQL; now: seconds since 1970, where a new site's
+    clock begins."""
 
-    def __init__(self, folder: Path, now: float) -> None:
-        self.path = folder / FILE_NAME
-        self._engine = sa.create_engine(f"sqlite:///{self.path}")
-        sa.event.listen(self._engine, "connect", _set_up)
+    def __init__(self, where: Path | sa.URL, now: float) -> None:
+        self.place = place_of(where)
+        self._engine = make_engine(where)
         self._count, self._epoch = 0, now
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
         with self._begin() as connection:
-            _tables.create_all(connection)
+            migrate(connection, self.place)
             version = self._value(connection, "version")
             if version is None:
-                facts = SiteFacts(secrets.token_hex(8), now)
+                facts = SiteFacts(secrets.token_hex(8), self._epoch)
                 values = {"version": VERSION.encode(), "facts": msgspec.json.encode(facts)}
-                connection.execute(_meta.insert(), [{"name": name, "value": value} for name, value in values.items()])
+                connection.execute(META.insert(), [{"name": name, "value": value} for name, value in values.items()])
             elif version.decode() != VERSION:
-                raise InputError(str(self.path), f"is of format {version.decode()}", f"readable: {VERSION}")
+                raise InputError(self.place, f"is of format {version.decode()}", f"readable: {VERSION}")
 
     def load(self) -> Kept:
         with self._begin() as connection:
             facts = msgspec.json.decode(self._value(connection, "facts") or b"", type=SiteFacts)
-            entries = list(connection.scalars(sa.select(_entries.c.entry).order_by(_entries.c.number)))
-            rows = connection.scalars(sa.select(_runs.c.run).order_by(_runs.c.number))
+            entries = list(connection.scalars(sa.select(ENTRIES.c.entry).order_by(ENTRIES.c.number)))
+            rows = connection.scalars(sa.select(RUNS.c.run).order_by(RUNS.c.number))
             runs = [msgspec.json.decode(row, type=Run) for row in rows]
             self._count, self._epoch = len(entries), facts.epoch
             return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs)
@@ -152,21 +133,21 @@ class SqlStore:
     def commit(self, batch: Batch) -> None:
         with self._begin() as connection:
             if batch.entries:
-                connection.execute(_entries.insert(), [{"entry": entry} for entry in batch.entries])
+                connection.execute(ENTRIES.insert(), [{"entry": entry} for entry in batch.entries])
             if batch.runs:
                 rows = [{"number": int(run.id), "run": msgspec.json.encode(run)} for run in batch.runs]
-                connection.execute(_runs.insert().prefix_with("OR REPLACE"), rows)
+                connection.execute(upsert(connection, RUNS), rows)
             if batch.forgotten:
                 gone = [{"gone": int(run)} for run in batch.forgotten]
-                connection.execute(_runs.delete().where(_runs.c.number == sa.bindparam("gone")), gone)
+                connection.execute(RUNS.delete().where(RUNS.c.number == sa.bindparam("gone")), gone)
             if batch.log:
-                connection.execute(_log.insert(), [msgspec.structs.asdict(self._logged(one)) for one in batch.log])
+                connection.execute(LOG.insert(), [_line(self._logged(one)) for one in batch.log])
         self._count += len(batch.entries)
 
     def compact(self, snapshot: bytes) -> None:
         with self._begin() as connection:
             self._set(connection, "snapshot", snapshot)
-            connection.execute(_entries.delete())
+            connection.execute(ENTRIES.delete())
         self._count = 0
 
     @property
@@ -190,20 +171,20 @@ class SqlStore:
     def tokens(self) -> list[KeptToken]:
         """All that were made, oldest first."""
         with self._begin() as connection:
-            rows = connection.execute(sa.select(_tokens).order_by(_tokens.c.created_at, _tokens.c.id)).mappings().all()
+            rows = connection.execute(sa.select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id)).mappings().all()
             return [KeptToken(**row) for row in rows]
 
     def put_token(self, token: KeptToken, change: LoggedChange) -> None:
         """A new or changed one, and its line in the log."""
         with self._begin() as connection:
-            connection.execute(_tokens.insert().prefix_with("OR REPLACE"), msgspec.structs.asdict(token))
-            connection.execute(_log.insert(), msgspec.structs.asdict(change))
+            connection.execute(upsert(connection, TOKENS), msgspec.structs.asdict(token))
+            connection.execute(LOG.insert(), _line(change))
 
     def log(self, limit: int, teams: Sequence[str] | None) -> list[LoggedChange]:
         """The last changes, oldest first. teams: only those of these; None: of all."""
-        wanted = sa.select(_log).order_by(_log.c.number.desc()).limit(limit)
+        wanted = sa.select(LOG).order_by(LOG.c.number.desc()).limit(limit)
         if teams is not None:
-            wanted = wanted.where(_log.c.team.in_(teams))
+            wanted = wanted.where(LOG.c.team.in_(teams))
         with self._begin() as connection:
             rows = connection.execute(wanted).mappings().all()
             return [LoggedChange(**row) for row in reversed(rows)]
@@ -221,19 +202,16 @@ class SqlStore:
             with self._engine.begin() as connection:
                 yield connection
         except (sa.exc.SQLAlchemyError, msgspec.MsgspecError, OSError) as error:
-            raise StoreError(f"{self.path}: {getattr(error, 'orig', None) or error}") from error
+            raise StoreError(f"{self.place}: {getattr(error, 'orig', None) or error}") from error
 
     def _value(self, connection: sa.Connection, name: str) -> bytes | None:
-        return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == name))
+        return connection.scalar(sa.select(META.c.value).where(META.c.name == name))
 
     def _set(self, connection: sa.Connection, name: str, value: bytes) -> None:
-        connection.execute(_meta.delete().where(_meta.c.name == name))
-        connection.execute(_meta.insert(), {"name": name, "value": value})
+        connection.execute(META.delete().where(META.c.name == name))
+        connection.execute(META.insert(), {"name": name, "value": value})
 
 
-def _set_up(connection: Any, _record: Any) -> None:
-    """Of each connection to SQLite."""
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
+def _line(change: LoggedChange) -> dict[str, Any]:
+    """Its columns; its number is the database's to give."""
+    return {name: value for name, value in msgspec.structs.asdict(change).items() if name != "number"}

@@ -20,8 +20,9 @@ import msgspec
 
 from egs_core.client.processes import Snapshot, is_alive, lease_mark
 from egs_core.errors import EgsError, InputError, listed
+from egs_core.server.database import FILE_NAME
 from egs_core.server.serving import folder_lock
-from egs_core.server.store import FILE_NAME, SqlStore, StoreError
+from egs_core.server.store import SqlStore, StoreError
 
 REPLACED = f"{FILE_NAME}.replaced"
 BUSY_S = 30.0

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from msgspec.structs import replace
 from pydantic import ValidationError
 
 from egs_core.client import messages as c
 from egs_core.engine import Engine
 from egs_core.engine.specs import UNLIMITED, QueueSpec
-from egs_core.errors import InputError
 from egs_core.server import logic
 from egs_core.server import writer as writer_module
 from egs_core.server.book import CONFIG
 from egs_core.server.logic import CLAIM_S, SILENT_S, Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
-from egs_core.server.store import KeptToken, LoggedChange, SqlStore, StoreError
+from egs_core.server.store import SqlStore
 from egs_core.server.writer import Turns, Unavailable, Writer
 from tests.unit.server.real_site import wait_for
 from tests.unit.server.site_world import GIB, OFFER, MemoryStore
@@ -500,69 +497,6 @@ def submitted(number: int, gpus: int, site: SiteLogic) -> c.RunView:
 
 def run_with(store: SqlStore | MemoryStore) -> Turns:
     return Turns(store, OFFER, clock=lambda: 1000.0)
-
-
-def test_a_site_goes_on_from_its_database(tmp_path: Path) -> None:
-    """Leases, what waits, their order and tokens are there again, also after the journal was compacted."""
-    store = SqlStore(tmp_path, 1000.0)
-    turns = run_with(store)
-    (first, _), _ = turns.take([lambda site: start(site, 1, gpus=3), lambda site: site.submit(BOB, request(2))])
-    before = turns.logic.views.listed()
-    store.close()
-    again = run_with(SqlStore(tmp_path, 5000.0))
-    assert again.logic.views.listed() == before
-    again.logic.validate()
-    SqlStore(tmp_path, 0.0).compact(again.logic.snapshot())
-    last = run_with(SqlStore(tmp_path, 5000.0))
-    assert last.logic.views.listed() == before
-    assert last.logic.submit(ANN, request(1)).id == first.id
-    end(last.logic, first)
-    assert last.logic.view(ANN, "2").state == "granted"
-
-
-def test_what_is_forgotten_leaves_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logic, "MOST_ENDED", 1)
-    store = SqlStore(tmp_path, 1000.0)
-    turns = Turns(store, OFFER, clock=lambda: 1000.0)
-    turns.take([lambda site, n=n: end(site, start(site, n)) for n in range(1, 4)])  # type: ignore[misc]
-    turns.take([])
-    assert [run.id for run in store.load().runs] == ["3"]
-    store.close()
-
-
-def test_the_database_is_durable_and_of_a_known_format(tmp_path: Path) -> None:
-    """WAL and a sync at each commit; a newer format is refused with its number."""
-    store = SqlStore(tmp_path, 0.0)
-    with store._begin() as connection:
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
-    store.close()
-    with sqlite3.connect(store.path) as database:
-        database.execute("UPDATE meta SET value = CAST('9' AS BLOB) WHERE name = 'version'")
-    database.close()
-    with pytest.raises(InputError, match="is of format 9"):
-        SqlStore(tmp_path, 0.0)
-
-
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
-    (tmp_path / "site.db").write_text("hello " * 1000)
-    with pytest.raises(StoreError, match=r"site\.db: file is not a database"):
-        SqlStore(tmp_path, 0.0)
-
-
-def test_tokens_are_kept_as_hashes_and_expire(tmp_path: Path) -> None:
-    """A revoked one is kept, for the list; each change has its line in the log."""
-    store = SqlStore(tmp_path, 0.0)
-    kept = KeptToken("1", "digest", "ann", "viewer", "vision", 0.0, "root", expires_at=100.0)
-    store.put_token(kept, LoggedChange(0.0, "root", "admin", "socket", "token create", "1", "vision"))
-    assert store.tokens() == [kept]
-    assert (kept.is_good(99.0), kept.is_good(100.0)) == (True, False)
-    revoked = replace(kept, revoked_at=50.0)
-    store.put_token(revoked, LoggedChange(50.0, "root", "admin", "socket", "token revoke", "1", "vision"))
-    assert (SqlStore(tmp_path, 0.0).tokens(), revoked.is_good(60.0)) == ([revoked], False)
-    assert [one.verb for one in store.log(10, None)] == ["token create", "token revoke"]
-    assert [one.verb for one in store.log(1, ["vision"])] == ["token revoke"]
-    assert store.log(10, ["other"]) == []
 
 
 def test_nothing_is_told_before_it_is_durable() -> None:

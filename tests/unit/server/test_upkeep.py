@@ -16,9 +16,10 @@ from egs_core.cli import app
 from egs_core.client import messages as c
 from egs_core.client.processes import process
 from egs_core.errors import InputError
+from egs_core.server.database import FILE_NAME
 from egs_core.server.principals import Principal
 from egs_core.server.serving import folder_lock
-from egs_core.server.store import FILE_NAME, SqlStore
+from egs_core.server.store import SqlStore
 from egs_core.server.upkeep import REPLACED, Found, Unsound, backup, check, restore
 from egs_core.server.writer import Turns
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
