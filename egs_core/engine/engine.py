@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.engine.explain import explain
+from egs_core.engine.explain import explain, why_never
 from egs_core.engine.order.policy import make_policy
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.passes.aborts import Aborts
@@ -185,6 +185,10 @@ class Engine:
     def explain(self, task: int) -> m.Reason:
         """Why the task is where it is, with the numbers that decide it."""
         return explain(self.state, task, self._queue, self._refused, task in self._processes.cold_wait)
+
+    def why_never(self, task: int) -> m.Reason | None:
+        """What keeps a ready task from ever starting, as nodes and quotas are; None for one that only has to wait."""
+        return why_never(self.state, task, self._queue)
 
     def ready_order(self) -> list[int]:
         """The ready phases in the order in which they come now, first first. One that waits for a process is not among

@@ -149,20 +149,41 @@ def _of(flavors: Sequence[str]) -> str:
     return f" of flavor {' or '.join(flavors)}" if flavors else ""
 
 
-def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mapping[int, Refused]) -> Reason:
-    phase = state.cursor[task]
-    ahead = queue.ahead_of(phase)
-    shape = state.shape_of(phase)
-    allowed = state.options_of(task).flavors
+def why_never(state: State, task: int, queue: ReadyQueue) -> Reason | None:
+    """What keeps a ready task from ever starting, as nodes and quotas are; None for one that only has to wait. Looks at
+    none of those that wait with it."""
+    if state.status[state.cursor[task]] != READY or task in state.stopping:
+        return None
+    reason = _gang(state, task, queue) or _quota(state, task, queue) or _placeless(state, task)
+    return reason if reason is not None and reason.kind == "infeasible" else None
+
+
+def _placeless(state: State, task: int) -> Reason | None:
+    """Why no node could run the task if all were empty; None where one could."""
+    phase, name = state.cursor[task], state.task_ids[task]
+    shape, allowed = state.shape_of(phase), state.options_of(task).flavors
     if allowed and not any(node.alive and node.flavor in allowed for node in state.nodes):
         return Reason(name, "ready", "infeasible", f"there is no node of flavor {' or '.join(allowed)}")
-    fitting = [i for i in possible_nodes(state, phase) if fits_ever(state.nodes[i], shape)]
-    if not fitting:
-        return Reason(name, "ready", "infeasible", describe_lack(state.nodes, shape))
-    if state.is_first_phase(phase):
-        fitting = [i for i in fitting if fits_task(state, task, state.nodes[i])]
-    if not fitting:
+    fitting = _fitting(state, task)
+    if fitting:
+        return None
+    if state.is_first_phase(phase) and any(fits_ever(state.nodes[i], shape) for i in possible_nodes(state, phase)):
         return Reason(name, "ready", "infeasible", f"no one node{_of(allowed)} offers what all its phases need")
+    return Reason(name, "ready", "infeasible", describe_lack(state.nodes, shape))
+
+
+def _fitting(state: State, task: int) -> list[int]:
+    """Nodes that could run the task if they were empty."""
+    phase = state.cursor[task]
+    found = [i for i in possible_nodes(state, phase) if fits_ever(state.nodes[i], state.shape_of(phase))]
+    return [i for i in found if fits_task(state, task, state.nodes[i])] if state.is_first_phase(phase) else found
+
+
+def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mapping[int, Refused]) -> Reason:
+    if (never := _placeless(state, task)) is not None:
+        return never
+    phase = state.cursor[task]
+    shape, fitting, ahead = state.shape_of(phase), _fitting(state, task), queue.ahead_of(phase)
     if phase in refused:
         return Reason(name, "ready", "flavor", refused[phase].text)
     room = [i for i in fitting if not lacking(state.nodes[i], shape)]

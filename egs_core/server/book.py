@@ -103,8 +103,8 @@ class Book:
         deadline_s = None if run.deadline_s is None else max(0.0, run.submitted_at + run.deadline_s - self.now)
         self.handle(m.WorkloadSubmitted(run.workload, run.name, run.user, run.queue, deadline_s))
         self.handle(m.TasksAdded(run.workload, graph))
-        if run.lease is None and (reason := self.engine.explain(run.task)).kind == "infeasible":
-            self.abort(run, reason.text, REFUSED)
+        if run.lease is None and (never := self.engine.why_never(run.task)) is not None:
+            self.abort(run, never.text, REFUSED)
 
     def handle(self, event: m.Event) -> None:
         for decision in self.barrier.handle(event, self.now):

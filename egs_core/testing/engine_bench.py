@@ -130,4 +130,7 @@ class EngineBench:
         return [self.state.task_ids[d.task] for d in self.decisions if isinstance(d, m.Preload)]
 
     def reason(self, name: str) -> m.Reason:
-        return self.engine.explain(self.task(name))
+        task = self.task(name)
+        reason, never = self.engine.explain(task), self.engine.why_never(task)
+        assert never == (reason if reason.kind == "infeasible" else None), (reason, never)
+        return reason
