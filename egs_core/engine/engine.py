@@ -8,8 +8,8 @@ imports only those before it:
     state/     all that is known, as columns and records, and every change of it
     rules/     answers without effects: what fits, what quotas allow, who is in the way
     order/     who is next: the ready phases in the policy's order
-    passes/    one step each: readiness, aborts, pauses, restarts, grant, sightings, warm_pool, preload, limits,
-               look_ahead, scaling, capacity, reordering
+    passes/    one step each: readiness, aborts, pauses, restarts, grant, sightings, takeover, warm_pool, preload,
+               limits, look_ahead, scaling, capacity, reordering
     engine     which pass runs after which event; explain says why a task waits
 """
 
@@ -36,6 +36,7 @@ from egs_core.engine.passes.reordering import Reordering
 from egs_core.engine.passes.restarts import Restarts
 from egs_core.engine.passes.scaling import Scaling
 from egs_core.engine.passes.sightings import Sightings
+from egs_core.engine.passes.takeover import TakeOver
 from egs_core.engine.passes.warm_pool import Processes
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.packer import make_packer
@@ -87,6 +88,7 @@ class Engine:
         is_cheap, horizon_s = objective == "cost", self.config.scaling_horizon_s
         self._scaling = Scaling(self._issuer, horizon_s, is_cheap) if self.config.scaling_hints else None
         self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
+        self._takeover = TakeOver(self._issuer)
         self._reordering = Reordering(self._issuer, self._queue, self._processes)
         capacity = Capacity(self._issuer, self._queue, self._processes, self._readiness, self._restarts, self._limits)
         self._handlers: dict[type[m.Event], Callable[[Any, float], None]] = {
@@ -99,6 +101,7 @@ class Engine:
             m.NodeAdded: capacity.node_added,
             m.NodeLost: capacity.node_lost,
             m.QueuesChanged: capacity.queues_changed,
+            m.GrantsHeld: self._on_held,
             m.FlavorsChanged: capacity.flavors_changed,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
@@ -162,6 +165,8 @@ class Engine:
             queue.age(now)
         if state.has_deadlines:
             queue.apply_deadline_changes(now)
+        if state.held_until is not None and self._are_held(now):
+            return out
         if queue.is_dirty or state.review_at is not None:
             blocked, self._refused = self._granting.run()
             if self._preempts:
@@ -180,6 +185,8 @@ class Engine:
 
     def next_wakeup(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
+        if self.state.held_until is not None:  # what else is due comes behind it
+            return min(self.state.held_until, self._limits.next_due() or self.state.held_until)
         return min([due for next_due in self._next_dues if (due := next_due()) is not None], default=None)
 
     def explain(self, task: int) -> m.Reason:
@@ -223,6 +230,15 @@ class Engine:
     def task_number(self, workload: str, index: int) -> int:
         """The engine's number of a workload's task, by its index in the order in which the graph listed it."""
         return self.state.workloads[self.state.workload_number(workload)].numbers[index]
+
+    def _are_held(self, now: float) -> bool:
+        """Whether nothing is to be granted yet; if it is from now on, all is looked at again."""
+        self._is_settled = False
+        if self.state.held_until is not None and now < self.state.held_until:
+            return True
+        self._transitions.hold_grants(None)
+        self._readiness.freed()
+        return False
 
     # --- events: phases ---
 
@@ -337,12 +353,26 @@ class Engine:
         if any(options.warm_key for options in event.graph.options.values()):
             self._processes.has_keys = True
         self._aborts.after_growth(event.workload, added)
+        if event.begun:
+            changed = [*changed, *self._take_over(event, now)]
         if state.is_metered:
             self._limits.grown(state.workload_number(event.workload))
         for task in added:
             if not state.waiting[task] and state.status[state.cursor[task]] == PENDING:
                 self._readiness.make_ready(state.cursor[task], now)
         self._reordering.ranks_changed(changed)
+
+    def _take_over(self, event: m.TasksAdded, now: float) -> list[int]:
+        """What has begun elsewhere holds what it has, before anything of the block is ready; returns the tasks whose
+        ranks may have changed."""
+        running, changed = self._takeover.take(event, now)
+        for phase in running if self.state.is_metered else ():
+            self._limits.started(phase)
+        self._readiness.freed()
+        return changed
+
+    def _on_held(self, event: m.GrantsHeld, now: float) -> None:
+        self._transitions.hold_grants(now + max(0.0, event.seconds))
 
     def _on_skipped(self, event: m.BranchSkipped, now: float) -> None:
         freed = self._aborts.skip(event.task)

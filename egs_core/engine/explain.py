@@ -40,6 +40,9 @@ def explain(
         return Reason(name, label, "abort", "an abort is under way; it ends when its code has stopped")
     if status == PENDING:
         return _pending(state, task, name)
+    if status == READY and state.held_until is not None:
+        text = f"what runs already is being told: nothing is granted before {state.held_until:.3f} s"
+        return Reason(name, label, "start", text)
     if status == READY and waits_for_process:
         return _cold(state, task, name)
     if status == READY:

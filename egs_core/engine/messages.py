@@ -55,6 +55,12 @@ class QueuesChanged(Event, frozen=True, tag="queues"):
     queues: tuple[QueueSpec, ...]
 
 
+class GrantsHeld(Event, frozen=True, tag="grants_held"):
+    """Nothing is granted or preloaded for so many seconds from now: what runs is still being told. 0 ends it."""
+
+    seconds: float
+
+
 class FlavorsChanged(Event, frozen=True, tag="flavors"):
     """The flavors as now known, all of them. One that is not listed is as fast as the reference and costs nothing. The
     simulator sends this; no adapter does yet."""
@@ -76,14 +82,34 @@ class WorkloadSubmitted(Event, frozen=True, tag="workload"):
     submission: str = ""
 
 
+class Begun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a task of a block is that another engine has ordered so far. task: its index in the block; attempt: the
+    present one; failures: how many of those before have failed.
+
+    node: where it has begun, "" if nowhere: then it waits from its first phase on. index: of its present phase, the
+    earlier ones have succeeded. since_s: how many seconds ago that phase started, with these devices; None: it waits
+    for its turn, in the task's process on that node.
+    """
+
+    task: int
+    attempt: int = 1
+    failures: int = 0
+    node: str = ""
+    index: int = 0
+    since_s: float | None = None
+    devices: tuple[int, ...] = ()
+
+
 class TasksAdded(Event, frozen=True, tag="tasks"):
-    """A block of tasks joins a workload; parents are task numbers within the workload, earlier blocks included.
+    """A block of tasks joins a workload; parents are task numbers within the workload, earlier blocks included. begun:
+    those of it that are under way; what they hold counts at once, also above quotas and beyond what is free.
 
     Blocks carry no number: a driver sends each once, after its workload.
     """
 
     workload: str
     graph: Graph
+    begun: tuple[Begun, ...] = ()
 
 
 class BranchSkipped(Event, frozen=True, tag="skipped"):
@@ -233,6 +259,7 @@ AnyEvent = (
     NodeAdded
     | NodeLost
     | QueuesChanged
+    | GrantsHeld
     | FlavorsChanged
     | WorkloadSubmitted
     | TasksAdded

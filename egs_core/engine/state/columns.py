@@ -29,6 +29,7 @@ class Columns(msgspec.Struct):
     now: float = 0.0
     seq: int = 0  # order in which phases became ready
     next_decision: int = 1
+    held_until: float | None = None  # nothing is granted before
     plan_at: float | None = None  # when the preload planner wants to look again
     nodes: list[Node] = []
     workloads: list[Workload] = []

@@ -19,7 +19,7 @@ from egs_core.engine.state.lifecycle import (
     WARMING,
 )
 from egs_core.engine.state.metering import limits_of, task_reaches, workload_reaches
-from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE
+from egs_core.engine.state.nodes import ELSEWHERE, UNTRACKED, WHOLE_DEVICE
 from egs_core.engine.state.records import COST, GPU_TIME, TIME, amounts_of
 from egs_core.engine.state.state import State
 
@@ -58,7 +58,7 @@ def _check_leases(state: State) -> None:
 
 
 def _check_resources(state: State) -> None:
-    """Used plus free is the total; no device over its capacity."""
+    """Used plus free is the total; no device over its capacity, but by what runs that another engine has granted."""
     for number, node in enumerate(state.nodes):
         held = [lease for lease in state.leases.values() if lease.node == number]
         cpu = sum(lease.cpu_milli for lease in held)
@@ -70,7 +70,8 @@ def _check_resources(state: State) -> None:
         for device, free in enumerate(node.devices):
             used = sum(lease.gpu_milli for lease in held if device in lease.devices)
             offered = 0 if device in node.shut else WHOLE_DEVICE
-            assert offered - WHOLE_DEVICE <= free <= offered, f"{node.name}: device {device} has {free} free"
+            beyond = sum(one.gpu_milli for one in held if device in one.devices and one.decision == ELSEWHERE)
+            assert offered - WHOLE_DEVICE - beyond <= free <= offered, f"{node.name}: device {device} has {free} free"
             assert used + free == offered, f"{node.name}: device {device}: {used} used, {free} free"
             slices = [lease.positions for lease in held if device in lease.devices]
             assert sum(slices) == node.positions.get(device, 0), f"{node.name}: device {device}: slices {slices}"
@@ -116,10 +117,11 @@ def _check_quotas(state: State) -> None:
 
 
 def _check_cohort(state: State, cohort: tuple[int, ...]) -> None:
-    """No more of any kind than the nominal quotas together, but for what was granted under an older configuration."""
+    """No more of any kind than the nominal quotas together, but for what was granted under an older configuration, or
+    by another engine."""
     for kind, name in enumerate(KINDS):
         nominal = [state.queues[number].spec.nominal[kind] for number in cohort]
-        used = sum(state.queues[number].used[kind] for number in cohort)
+        used = sum(state.queues[number].used[kind] for number in cohort) - _taken_over(state, cohort, kind)
         if UNLIMITED in nominal or used <= sum(nominal):
             continue
         for phase, lease in state.leases.items():
@@ -128,6 +130,13 @@ def _check_cohort(state: State, cohort: tuple[int, ...]) -> None:
             is_new = lease.decision >= state.queues_since
             names = [state.queues[number].spec.name for number in cohort]
             assert not (asks and is_member and is_new), f"cohort of {names}: {used} {name} used of {sum(nominal)}"
+
+
+def _taken_over(state: State, cohort: tuple[int, ...], kind: int) -> int:
+    """What the cohort uses that another engine has granted."""
+    taken = [phase for phase, lease in state.leases.items() if lease.decision == ELSEWHERE]
+    own = [phase for phase in taken if state.queue_of(state.task_of[phase]) in cohort]
+    return sum(amounts_of(state.shape_of(phase))[kind] for phase in own)
 
 
 def _check_gangs(state: State) -> None:

@@ -12,6 +12,7 @@ from egs_core.graph.columns import Shape
 UNTRACKED = -1
 WHOLE_DEVICE = 1000
 NOT_STARTED = -1.0
+ELSEWHERE = 0  # the decision of a lease that another engine has granted
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):

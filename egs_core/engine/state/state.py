@@ -22,7 +22,7 @@ from egs_core.engine.state.lifecycle import (
     STATUS_NAMES,
     SUCCEEDED,
 )
-from egs_core.engine.state.nodes import NOT_STARTED
+from egs_core.engine.state.nodes import ELSEWHERE, NOT_STARTED
 from egs_core.engine.state.records import Pause, Reservation
 from egs_core.engine.state.structure import StructureState
 from egs_core.engine.state.submissions import close_submission, end_phase, recount
@@ -276,6 +276,43 @@ class State(StructureState):
         home.alive = False
         home.idle_warm = {}
         return sorted(hit)
+
+    # --- transitions: what another engine has begun ---
+
+    def hold_grants(self, until: float | None) -> None:
+        """Nothing is granted before that moment."""
+        self.held_until = until
+
+    def attempted(self, task: int, attempt: int, failures: int) -> None:
+        """A new task has been tried before."""
+        self.attempt[task] = max(1, attempt)
+        if 0 < failures <= self.attempt[task]:
+            self.failures[task] = failures
+
+    def take_over(self, task: int, index: int, node: int, devices: tuple[int, ...], started_at: float | None) -> None:
+        """A new task has begun on the node: its first `index` phases have succeeded. The next one runs since then, and
+        holds what it has whatever there is room for; None: it is still to be granted."""
+        first = self.first_phase[task]
+        phase = self.cursor[task] = first + index
+        for earlier in range(first, phase):
+            for status in (READY, GRANTED, SUCCEEDED):
+                self._move(earlier, status)
+            end_phase(self, earlier)
+        if started_at is not None:
+            self.ready(phase, started_at)
+            self._move(phase, GRANTED)
+            home = self.nodes[node]
+            lease = self.leases[phase] = home.lease(ELSEWHERE, node, self.shape_of(phase), devices)
+            home.take(lease)
+            if self.queues:
+                self._count_use(phase, 1)
+        if self.reads:
+            self.written_on[task] = node
+        if task in self.options or self.first_phase[task + 1] - first > 1:
+            self._take_process(task, node, warm=False)
+            self.nodes[node].process_slots = max(self.nodes[node].process_slots, self.nodes[node].processes)
+        if started_at is not None:
+            self.start(phase, started_at)
 
     # --- transitions: gangs and reservations ---
 
