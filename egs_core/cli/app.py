@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "report": "Write run logs as one self-contained HTML page.",
     "serve": "Share the GPUs of this host among users.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
+    "request": "Ask the site server for GPUs for a while, in which commands run.",
     "queue": "List what waits for the site server, and why.",
     "update": "Change what a run of the site server asked for.",
     "token": "Make, list and revoke tokens for the site server.",

@@ -21,6 +21,7 @@ from egs_core.client.supervise import request_of, why_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
+OF_THE_REQUEST = ("--gpus", "--gpu-memory", "--cpus", "--memory", "--queue", "--priority", "--deadline", "--split")
 INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
 
 
@@ -55,6 +56,9 @@ def run(
     split: Annotated[
         bool, typer.Option("--split", help="Hold its GPUs only inside of `with egs.gpu():` in the command's own code.")
     ] = False,
+    in_: Annotated[
+        str, typer.Option("--in", metavar="NUMBER", help="Run on the GPUs of this GPU request (`egs request`).")
+    ] = "",
     pty: Annotated[bool, typer.Option("--pty", help="Give the command a terminal of its own.")] = False,
     hold: Annotated[bool, typer.Option("--hold", help="Do not start before `egs resume`.")] = False,
     array: Annotated[
@@ -79,6 +83,9 @@ def run(
         raise InputError("--pty", "an array's commands cannot share a terminal", "leave one of both out")
     if split and not gpus and gpu_memory == "0":
         raise InputError("--split", "there is nothing to split", "name the GPUs of its GPU phases by --gpus")
+    if in_:
+        given = (gpus, gpu_memory != "0", cpus, memory != "0", queue, priority, deadline, split)
+        _check_inside([option for option, value in zip(OF_THE_REQUEST, given, strict=True) if value])
     address = the_site()
     fields: dict[str, object] = {
         "name": name or name_of(command),
@@ -93,6 +100,7 @@ def run(
         "deadline_s": parse_seconds(deadline, "--deadline") if deadline else None,
         "hold": hold,
         "after": [_after(one) for one in after or ()],
+        "inside": in_,
     }
     try:
         request = request_of(fields)
@@ -134,6 +142,12 @@ def option_error(error: ValidationError) -> InputError:
     first = error.errors()[0]
     option = OPTIONS.get(str(first["loc"][0]), f"--{first['loc'][0]}")
     return InputError(option, str(first["msg"]).removeprefix("Value error, "))
+
+
+def _check_inside(given: list[str]) -> None:
+    """Raises InputError for what a command in a request has from it."""
+    if given:
+        raise InputError(given[0], "what runs in a request has the request's", "leave it out, or leave --in out")
 
 
 def _after(text: str) -> dict[str, str]:

@@ -135,6 +135,7 @@ def _table(runs: tuple[c.RunView, ...], now: float) -> Table:
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.state
+        state += ", a request" if view.is_request else f", in {view.inside}" if view.inside else ""
         devices = ", ".join(view.lease.devices) if view.lease else ""
         if view.tasks is not None:
             devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"

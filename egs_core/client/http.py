@@ -19,6 +19,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
 from egs_core.client import messages as c
+from egs_core.client import requests as q
 from egs_core.client import tokens as t
 from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
 from egs_core.errors import EgsError
@@ -95,6 +96,21 @@ class SiteClient:
 
     def queue(self) -> c.Runs:
         return self._ask("GET", "/v1/queue", None, c.Runs)
+
+    def ask_for(self, ask: q.GpuRequest) -> q.RequestView:
+        return self._post("/v1/requests", ask, q.RequestView)
+
+    def gpu_requests(self, *, with_ended: bool = False) -> q.Requests:
+        return self._ask("GET", f"/v1/requests?ended={str(with_ended).lower()}", None, q.Requests)
+
+    def gpu_request(self, number: str) -> q.RequestView:
+        return self._ask("GET", f"/v1/requests/{_segment(number)}", None, q.RequestView)
+
+    def extend(self, number: str, ask: q.Extend) -> q.RequestView:
+        return self._post(f"/v1/requests/{_segment(number)}/extend", ask, q.RequestView)
+
+    def release_request(self, number: str, ask: c.Control) -> q.RequestView:
+        return self._post(f"/v1/requests/{_segment(number)}/release", ask, q.RequestView)
 
     def new_token(self, ask: t.TokenRequest) -> t.NewToken:
         return self._post("/v1/tokens", ask, t.NewToken)

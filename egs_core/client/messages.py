@@ -79,7 +79,8 @@ class RunRequest(Ask):
     client itself, which is there as long as the request is meant. gpus: whole ones, or a part of one; gpu_memory_bytes:
     on each; where no GPUs are named, the part of one that has so much memory. expected_s: how long it is believed to
     take; for_s: after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended,
-    from now; hold: it does not start before it is resumed."""
+    from now; hold: it does not start before it is resumed; inside: of a GPU request (`egs_core.client.requests`) whose
+    GPUs it has, and whose place in the queue: it names neither."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -95,6 +96,7 @@ class RunRequest(Ask):
     deadline_s: Seconds | None = None
     hold: bool = False
     after: Annotated[tuple[After, ...], Field(max_length=100)] = ()
+    inside: Annotated[str, Field(max_length=32)] = ""
 
 
 class Change(Ask):
@@ -216,6 +218,7 @@ class RunView(Told):
     should start, in seconds from now; None where that is not known. lost: nothing is heard of its supervisor, and
     processes (some are named) may still use the devices, which are therefore given to nobody. stop: why it has to end;
     beat_s: how often the server wants to hear of it. Of a framework's driver: framework, tasks; gpus: held now.
+    is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is near.
     """
 
     id: str
@@ -249,6 +252,9 @@ class RunView(Told):
     beat_s: float = 5.0
     framework: str = ""
     tasks: DriverTasks | None = None
+    is_request: bool = False
+    inside: str = ""
+    ends_at: float | None = None
 
 
 class Device(Told):

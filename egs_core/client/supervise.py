@@ -300,6 +300,8 @@ class Supervisor:
                 self._send(taken, child if code is None else None)
             with contextlib.suppress(queue.Empty):
                 news = link.news.get_nowait()
+                if isinstance(news, c.RunView) and news.ends_at is not None and not news.stop:
+                    self._say(ends_line(news, news.ends_at))
                 if isinstance(news, c.RunView) and news.stop and kill_at is None:
                     self._is_to_end = True
                     self._say(f"run {view.id} has to end: {news.stop}")
@@ -384,6 +386,13 @@ def waiting_line(view: c.RunView) -> str:
     return f"run {view.id} {why_words(view)}"
 
 
+def ends_line(view: c.RunView, ends_at: float) -> str:
+    """That the request in which the run is ends soon."""
+    left_s = max(0.0, ends_at - time.time())
+    how = f"`egs request extend {view.inside} --for 1h` makes it last longer"
+    return f"request {view.inside} ends in {left_s:.0f} s, and run {view.id} with it: {how}"
+
+
 def why_words(view: c.RunView) -> str:
     """waits, for what, and until when as far as that is known."""
     return f"waits: {view.reason}; {starts_words(view)}"
@@ -392,9 +401,16 @@ def why_words(view: c.RunView) -> str:
 def starts_words(view: c.RunView) -> str:
     if view.starts_in_s is None:
         return "when it starts is not known"
-    seconds = round(view.starts_in_s)
-    if seconds < 90:
-        return f"it should start in {seconds} s"
-    return (
-        f"it should start in {seconds / 60:.0f} min" if seconds < 5400 else f"it should start in {seconds / 3600:.1f} h"
-    )
+    return f"it should start {in_words(view.starts_in_s)}"
+
+
+def in_words(seconds: float) -> str:
+    """How far away a moment is.
+
+    >>> in_words(89.4), in_words(1800), in_words(7200)
+    ('in 89 s', 'in 30 min', 'in 2.0 h')
+    """
+    whole = round(seconds)
+    if whole < 90:
+        return f"in {whole} s"
+    return f"in {whole / 60:.0f} min" if whole < 5400 else f"in {whole / 3600:.1f} h"

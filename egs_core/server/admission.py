@@ -6,11 +6,13 @@ from egs_core.client import messages as c
 from egs_core.engine.explain import describe_lack
 from egs_core.engine.rules.fit import fits_ever
 from egs_core.engine.state.nodes import UNTRACKED
+from egs_core.server import inside
 from egs_core.server.book import REFUSED, Book
 from egs_core.server.principals import SUBMITTING, Principal, queue_for
 from egs_core.server.runs import WHOLE_DEVICE, Refusal, Run
 
 MOST_OPEN, MOST_OPEN_EACH = 10_000, 2_000  # of a site; of one principal
+MOST_FOR_S = 7 * 86400.0  # that a GPU request lasts
 
 
 def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
@@ -19,25 +21,41 @@ def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
     known = book.by_key.get((who.name, ask.key))
     if known is not None:
         return book.view(who, known)
-    _check_open(book, who)
+    check_open(book, who)
     run = Run.of(ask, book.last + 1, who.name, book.now)
-    run.queue = queue_asked(book, who, ask.queue)
+    if ask.inside:
+        inside.enter(book, who, run, ask)
+    else:
+        place(book, who, run, ask.queue)
+    run.after = _open_after(book, who, ask)
+    take_in(book, who, run)
+    return book.view(who, run)
+
+
+def place(book: Book, who: Principal, run: Run, queue: str) -> None:
+    """Its queue and team, and what it holds. Raises Refusal for what can never start here."""
+    run.queue = queue_asked(book, who, queue)
     run.team = book.team_of_queue.get(run.queue, "") or who.team
     take_part(book, run)
     check_fits(book, run)
-    run.after = _open_after(book, who, ask)
+
+
+def take_in(book: Book, who: Principal, run: Run) -> None:
+    """The site has it from now on. Raises Refusal for what the engine sees can never start."""
     book.last += 1
     book.runs[run.id] = book.by_key[run.user, run.key] = book.views.open[run.id] = run
     book.open_of[run.user] += 1
     book.heard[run.id] = book.now
     book.dirty[run.id] = run
+    book.note_request(run)
     book.log(who, "submit", run)
     if run.after:
         book.note_after(run)
     book.admit_if_due(run)
+    if run.inside:
+        inside.start_waiting(book, book.runs[run.inside])
     if run.outcome == REFUSED:
         raise Refusal(422, book.views.told_text(run.why, who.sees))
-    return book.view(who, run)
 
 
 def check_fits(book: Book, run: Run) -> None:
@@ -59,12 +77,19 @@ def take_part(book: Book, run: Run) -> None:
         run.gpus = min(part, WHOLE_DEVICE) / WHOLE_DEVICE  # what is more than one has fits nowhere: that is said
 
 
-def _check_open(book: Book, who: Principal) -> None:
+def check_open(book: Book, who: Principal) -> None:
     """Raises Refusal (429) where too many runs are open."""
     if len(book.views.open) >= MOST_OPEN:
         raise Refusal(429, f"{MOST_OPEN} runs are open: end some, or wait")
     if who.role != "admin" and book.open_of[who.name] >= MOST_OPEN_EACH:
         raise Refusal(429, f"{MOST_OPEN_EACH} runs of {who.name} are open: end some, or wait")
+
+
+def check_for(for_s: float | None) -> None:
+    """Raises Refusal for a GPU request that would last too long."""
+    if for_s is not None and for_s > MOST_FOR_S:
+        days = MOST_FOR_S / 86400
+        raise Refusal(422, f"for_s: a GPU request lasts {days:g} days at most, with all that it is extended by")
 
 
 def queue_asked(book: Book, who: Principal, asked: str) -> str:

@@ -18,13 +18,15 @@ from fastapi.responses import JSONResponse
 from egs_core import __version__
 from egs_core.client import messages as c
 from egs_core.client.processes import Snapshot, is_alive
+from egs_core.server import requests
 from egs_core.server.access import Access
 from egs_core.server.access_routes import add_access_routes
 from egs_core.server.bounds import BodyBound, Rates, wrong_fields
-from egs_core.server.devices import strangers
+from egs_core.server.devices import strangers, working
 from egs_core.server.driver_routes import add_driver_routes
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.pools import is_driver
+from egs_core.server.request_routes import add_request_routes
 from egs_core.server.runs import Refusal
 from egs_core.server.sharing import Sharing
 from egs_core.server.store import StoreError
@@ -124,6 +126,10 @@ class Site:
         found = await asyncio.to_thread(strangers, users, holders)
         numbered = {number: found[one] for number, one in enumerate(holders) if one in found}
         await self.ask(lambda logic: logic.occupied(numbered))
+        measured = await self.ask(lambda logic: requests.measured(logic.book))
+        if measured:
+            at_work = await asyncio.to_thread(working, list(measured))
+            await self.ask(lambda logic: requests.worked(logic.book, {measured[one] for one in at_work}))
 
     def begin(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -179,6 +185,7 @@ def make_app(site: Site) -> FastAPI:
     _add_routes(app, site)
     add_access_routes(app, site.access)
     add_driver_routes(app, site.sharing)
+    add_request_routes(app, site)
     return app
 
 

@@ -43,7 +43,8 @@ class Book:
 
     by_task: those that the engine knows. boxed: those that will have to stop because their time is up. heard: when
     something was heard of an open one's supervisor; gone: run -> lease with which that was seen to be gone, once.
-    dirty, forgotten, lines: what the next commit has to write."""
+    dirty, forgotten, lines: what the next commit has to write. commands: of each open GPU request those in it that are
+    open; active: when a request was seen to be in use, not kept: after a start of the server it has its full time."""
 
     def __init__(self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = ()) -> None:
         self.facts = facts
@@ -73,6 +74,10 @@ class Book:
             self.note_box(run)
         self.lines: list[LogLine] = []
         self.open_of = Counter(run.user for run in self.open_runs())
+        self.commands: dict[str, dict[str, Run]] = {}
+        self.active: dict[str, float] = {}
+        for run in self.open_runs():
+            self.note_request(run)
 
     def open_runs(self) -> list[Run]:
         return self.views.open_runs()
@@ -85,8 +90,15 @@ class Book:
         for run_id, _ in run.after:
             self.dependents.setdefault(run_id, []).append(run)
 
+    def note_request(self, run: Run) -> None:
+        if run.is_request or run.inside:
+            found = self.commands.setdefault(run.inside or run.id, {})
+            found |= {run.id: run} if run.inside else {}
+
     def admit_if_due(self, run: Run) -> None:
-        """Give it to the engine, unless it waits for others, or to be resumed."""
+        """Give it to the engine, unless it waits for others, or to be resumed; what is in a request never."""
+        if run.inside:
+            return
         is_kept_out = not run.gpus and self.views.is_drained  # what needs GPUs the engine holds back itself
         if run.task == NOT_ADMITTED and not run.after and not run.is_paused and not is_kept_out:
             self.admit(run)
@@ -120,16 +132,25 @@ class Book:
         self.touch(run).stop = decision.reason
         run.grace_s = run.grace_s or decision.grace_s
 
+    def begin(self, run: Run, lease: HeldLease) -> None:
+        """From now on its lease is used."""
+        run.lease, run.started_at = msgspec.structs.replace(lease, claimed_at=self.now), self.now
+        self.touch(run)
+        self.note_box(run)
+        if not run.inside:
+            self.handle(m.PhaseStarted(lease.phase, lease.attempt))
+
     def abort(self, run: Run, why: str, outcome: str) -> None:
         """What waits ends now; what was granted and not started too; what runs is told to stop."""
         run.why = why
-        if run.task == NOT_ADMITTED:
-            self.close(run, outcome, None)
-            return
-        self.handle(m.AbortRequested("workload", run.workload, run.user, why))
+        if run.task != NOT_ADMITTED:
+            self.handle(m.AbortRequested("workload", run.workload, run.user, why))
         if run.is_claimed:
             self.touch(run).stop = why
             self.boxed.pop(run.id, None)
+            return
+        if run.task == NOT_ADMITTED:
+            self.close(run, outcome, None)
             return
         if run.lease is not None:
             self.handle(m.PhaseEnded(run.lease.phase, run.lease.attempt, "aborted"))
@@ -141,13 +162,14 @@ class Book:
         assert lease is not None
         if run.is_time_up and outcome != "lost":
             run.why, outcome = run.stop, "succeeded"
-        self.handle(m.PhaseEnded(lease.phase, lease.attempt, "succeeded" if outcome == "succeeded" else "failed"))
+        if not run.inside:
+            self.handle(m.PhaseEnded(lease.phase, lease.attempt, "succeeded" if outcome == "succeeded" else "failed"))
         over = state.over_limit.get(run.task)
         if over is not None and outcome != "lost":
             run.why, outcome = over.text, "succeeded" if over.then == END else "failed"
         elif run.stop and not run.is_time_up and outcome != "lost":
             outcome = "aborted"
-        assert state.status[state.cursor[run.task]] in ENDED
+        assert run.inside or state.status[state.cursor[run.task]] in ENDED
         self.close(run, outcome, exit_code)
 
     def close(self, run: Run, outcome: str, exit_code: int | None) -> None:
@@ -159,6 +181,9 @@ class Book:
         self.gone.pop(run.id, None)
         self.boxed.pop(run.id, None)
         self.views.living.pop(run.id, None)
+        if run.inside:
+            self.commands[run.inside].pop(run.id, None)
+            self.active[run.inside] = self.now
         self.touch(run)
         self.ended.append(run)
         self._closed.append(run)
@@ -183,7 +208,8 @@ class Book:
     def take_back(self, run: Run, lease: HeldLease) -> None:
         """A grant that its client has not claimed in time: the run waits again."""
         self.touch(run).lease = None
-        self.handle(m.DecisionRejected(lease.token, "not claimed"))
+        if not run.inside:
+            self.handle(m.DecisionRejected(lease.token, "not claimed"))
 
     def add_node(self, drained: tuple[int, ...]) -> None:
         offer = self.offer
@@ -230,6 +256,8 @@ class Book:
         run = self.visible(who, run_id)
         if not who.may_hold(run):
             raise Refusal(403, f"run {run_id} is of {run.user}: only its own supervisor speaks for it")
+        if run.is_request:
+            raise Refusal(409, f"run {run_id} is a GPU request, and has no supervisor: `egs run --in {run_id}`")
         return run
 
     def view(self, who: Principal, run: Run, with_reason: bool = True) -> c.RunView:

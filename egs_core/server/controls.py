@@ -7,7 +7,7 @@ from typing import Any
 from egs_core.client import messages as c
 from egs_core.engine import messages as m
 from egs_core.errors import listed
-from egs_core.server.admission import check_fits, queue_asked, take_part
+from egs_core.server.admission import check_fits, check_for, queue_asked, take_part
 from egs_core.server.book import REFUSED, Book, LogLine
 from egs_core.server.principals import OPERATING, Principal
 from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
@@ -64,6 +64,10 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
     late = [name for name in wishes if name not in CHANGES_WHILE_RUNNING]
     if run.is_claimed and late:
         raise Refusal(409, f"run {run.id} has started: its {late[0]} cannot change, --for and --expect can")
+    if run.inside and late:
+        raise Refusal(409, f"run {run.id} is in request {run.inside}: its {late[0]} is that of the request")
+    if run.is_request:
+        check_for(wishes.get("for_s"))
     if "queue" in wishes:
         wishes["queue"] = queue_asked(book, who, wishes["queue"])
         wishes["team"] = book.team_of_queue.get(wishes["queue"], "") or run.team
@@ -86,8 +90,10 @@ def _change(book: Book, run_id: str, wishes: dict[str, Any]) -> None:
     length_s = run.expected_s or run.for_s
     if run.lease is not None:
         book.note_box(run)
-        if length_s is not None:
+        if length_s is not None and not run.inside:
             book.handle(m.Estimates(((run.lease.phase, length_s, length_s),)))
+        return
+    if run.inside:
         return
     take_part(book, run)
     check_fits(book, run)

@@ -85,6 +85,26 @@ def _users(handle: Any) -> tuple[int, ...]:
         return ()
 
 
+def working(ids: Sequence[str]) -> list[str]:
+    """Those of these GPUs that NVML says compute now, and those of which it cannot say. Raises NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return [one for one in ids if _is_working(pynvml.nvmlDeviceGetHandleByUUID(one))]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _is_working(handle: Any) -> bool:
+    import pynvml
+
+    try:
+        return bool(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0)
+    except pynvml.NVMLError_NotSupported:
+        return True
+
+
 def strangers(users: Mapping[str, Sequence[int]], holders: Mapping[str, Sequence[Watch]]) -> dict[str, tuple[int, ...]]:
     """Of each GPU the processes that belong to no lease on it; GPUs without any are left out."""
     used = {one: pids for one, pids in users.items() if pids}

@@ -22,7 +22,7 @@ from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.engine.state.lifecycle import ENDED
-from egs_core.server import admission, controls
+from egs_core.server import admission, controls, requests
 from egs_core.server.book import CONFIG, Book, LogLine
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
@@ -91,6 +91,7 @@ class SiteLogic:
                 self.book.touch(run).is_time_up = True
                 run.stop = f"over its limit of {run.for_s:g} s"
                 run.grace_s = run.grace_s or CONFIG.grace_s
+        requests.advance(self.book)
         self._forget()
 
     def _forget(self) -> None:
@@ -108,10 +109,12 @@ class SiteLogic:
     def next_wakeup(self) -> float | None:
         """When `at` has to be called if nothing happens before; None: never."""
         due = [self.book.engine.next_wakeup(), *(run.time_is_up_at for run in self.book.boxed.values())]
+        due.append(requests.next_due(self.book))
         return min((at for at in due if at is not None), default=None)
 
     def take(self) -> Batch:
         """What has changed since the last call."""
+        requests.advance(self.book)
         batch = Batch(self.book.barrier.take(), list(self.book.dirty.values()), self.book.forgotten, self.book.lines)
         self.book.dirty, self.book.forgotten, self.book.lines = {}, [], []
         return batch
@@ -126,7 +129,7 @@ class SiteLogic:
         state = self.book.engine.state
         assert list(self.views.open) == [run.id for run in self.runs.values() if run.is_open]
         leases = {lease.decision: phase for phase, lease in state.leases.items()}
-        held = {run.lease.token: run.lease.phase for run in self.open_runs() if run.lease}
+        held = {run.lease.token: run.lease.phase for run in self.open_runs() if run.lease and not run.inside}
         assert leases == held, f"the engine's leases {leases}, those of runs {held}"
         for run in self.book.by_task.values():
             assert run.is_open != (state.status[state.cursor[run.task]] in ENDED), f"run {run.id} is {run.state}"
@@ -151,9 +154,9 @@ class SiteLogic:
             self.book.add_node(self.book.drained)
 
     def holders(self) -> dict[str, list[Watch]]:
-        """Of each device, by its id, the leases that it is held by."""
+        """Of each device, by its id, the leases that it is held by, but for requests: those of the commands in them."""
         found: dict[str, list[Watch]] = {device.id: [] for device in self.views.devices}
-        for run in self.open_runs():
+        for run in self._with_processes():
             for number in run.lease.devices if run.lease else ():
                 found[self.views.devices[number].id].append(self._watch(run))
         return found
@@ -187,12 +190,8 @@ class SiteLogic:
             raise Refusal(409, f"run {run.id} does not hold lease {ask.token} any more")
         self.book.heard[run.id] = self.book.now
         if lease.claimed_at is None:
-            run.lease = msgspec.structs.replace(lease, claimed_at=self.book.now)
-            run.started_at = self.book.now
-            self.book.touch(run)
-            self.book.note_box(run)
             self.book.log(who, "start", run)
-            self.book.handle(m.PhaseStarted(lease.phase, lease.attempt))
+            self.book.begin(run, lease)
         return self.book.view(who, run, with_reason=False)
 
     def end(self, who: Principal, run_id: str, ask: c.End) -> c.RunView:
@@ -243,7 +242,10 @@ class SiteLogic:
 
     def watched(self) -> list[Watch]:
         """Whose processes to look for now."""
-        return [self._watch(run) for run in self.open_runs()]
+        return [self._watch(run) for run in self._with_processes()]
+
+    def _with_processes(self) -> list[Run]:
+        return [run for run in self.open_runs() if not run.is_request]
 
     def _watch(self, run: Run) -> Watch:
         token = run.lease.token if run.lease else 0

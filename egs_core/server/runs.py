@@ -9,6 +9,7 @@ from egs_core.graph.columns import Shape
 from egs_core.site.refusal import Refusal as Refusal
 
 NOT_ADMITTED = -1
+NO_PHASE = -1  # of a lease in a request
 WHOLE_DEVICE = 1000  # thousandths
 WAITING, PAUSED, GRANTED, RUNNING, STOPPING, ENDED = "waiting", "paused", "granted", "running", "stopping", "ended"
 
@@ -21,6 +22,10 @@ class Known(msgspec.Struct, frozen=True):
 
     def asked(self) -> Process:
         return Process(pid=self.pid, started=self.started)
+
+
+NOBODY = Known(0, 0)
+"""The supervisor of what has none."""
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -74,6 +79,10 @@ class Run(msgspec.Struct, omit_defaults=True):
     named: its processes as its supervisor has told them, without itself. stop: why it must end. ended_at: None while
     it is open. why: how it came to its end, or to a stop. changes: how often it was given to the engine anew.
     is_time_up: its time box was over, so that it had to stop. team: whose it is, "" for nobody's.
+
+    is_request: GPUs for a while, see `requests`: it has no supervisor, and is claimed by the site itself. idle_s: after
+    so long without a command and without work on its GPUs it ends. inside: of a command in a request, that one's id;
+    the engine does not know it. is_warned: its client was told that the request ends soon.
     """
 
     id: str
@@ -108,6 +117,10 @@ class Run(msgspec.Struct, omit_defaults=True):
     changes: int = 0
     is_time_up: bool = False
     team: str = ""
+    is_request: bool = False
+    idle_s: float | None = None
+    inside: str = ""
+    is_warned: bool = False
 
     @property
     def workload(self) -> str:

@@ -156,7 +156,8 @@ def _check_that_nobody_lives(folder: Path, force: bool) -> None:
     living: list[str] = []
     for run in kept.runs:
         token = run.lease.token if run.lease else 0
-        found = [run.supervisor.asked()] if is_alive(run.supervisor.asked()) else []
+        is_there = not run.is_request and is_alive(run.supervisor.asked())
+        found = [run.supervisor.asked()] if is_there else []
         found += now.living([one.asked() for one in run.named], lease_mark(run.id, token, kept.facts.id))
         if found:
             living.append(f"run {run.id} (process {found[0].pid})")

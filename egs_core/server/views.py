@@ -63,9 +63,10 @@ class Views:
         epoch, lease = self._facts.epoch, run.lease
         kind, text = self._reason(run, sees) if run.is_open and with_reason else ("", self.told_text(run.why, sees))
         starts_in_s = None
-        if with_reason and run.is_open and lease is None and run.task != NOT_ADMITTED:
+        awaited = self._runs[run.inside] if run.inside else run
+        if with_reason and run.is_open and lease is None and awaited.lease is None and awaited.task != NOT_ADMITTED:
             starts = expected_starts(self._engine) if starts is None else starts
-            starts_in_s = starts.get(self._engine.state.cursor[run.task])
+            starts_in_s = starts.get(self._engine.state.cursor[awaited.task])
         return c.RunView(
             id=run.id,
             site=self._facts.id,
@@ -96,11 +97,16 @@ class Views:
             stop=self.told_text(run.stop, sees),
             grace_s=run.grace_s,
             beat_s=BEAT_S,
+            is_request=run.is_request,
+            inside=run.inside,
+            ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:
         if run.task == NOT_ADMITTED and run.is_paused and not run.after:
             return "paused", f"is held until `egs resume {run.id}`"
+        if run.inside and not run.after:
+            return self._reason_inside(run, sees)
         if run.task == NOT_ADMITTED and not run.after:
             return "drained", "waits until the host is no longer drained (`egs undrain`)"
         if run.task == NOT_ADMITTED:
@@ -110,11 +116,18 @@ class Views:
         text = reason.text + (self._holders(sees) if reason.kind == "capacity" else "")
         return reason.kind, self.told_text(text, sees)
 
+    def _reason_inside(self, run: Run, sees: Sees) -> tuple[str, str]:
+        request = self._runs[run.inside]
+        if run.lease is not None:
+            return "running", f"runs in request {request.id} ({request.name})"
+        kind, text = self._reason(request, sees)
+        return kind, f"request {request.id} ({request.name}): {text}"
+
     def _called(self, run_id: str, when: str) -> str:
         return f"run {run_id} ({self._runs[run_id].name}){LABELS[when]}"
 
     def _holders(self, sees: Sees) -> str:
-        holding = [run for run in self.open_runs() if run.lease and run.lease.devices]
+        holding = [run for run in self.open_runs() if run.lease and run.lease.devices and not run.inside]
         held = [f"{run.id} ({run.name}, {run.user})" for run in holding if sees(run)]
         held += [f"{others} of other teams"] if (others := len(holding) - len(held)) else []
         text = f"; GPUs are held by {listed(held, 4)}" if held else ""
@@ -152,7 +165,7 @@ class Views:
     def _held_devices(self, sees: Sees) -> tuple[c.Device, ...]:
         holders: dict[int, list[Run]] = {}
         for run in self.open_runs():
-            for number in run.lease.devices if run.lease else ():
+            for number in run.lease.devices if run.lease and not run.inside else ():
                 holders.setdefault(number, []).append(run)
         free = [milli / WHOLE_DEVICE for node in self._engine.state.nodes if node.alive for milli in node.devices]
         drained = self._drained()

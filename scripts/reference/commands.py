@@ -35,10 +35,14 @@ def commands_page() -> str:
 
 
 def commands_of(title: str, found: Callable[..., Any] | typer.Typer) -> list[str]:
-    """A command, or each of a group."""
+    """A command, or each of a group, and the group itself where it does something."""
     if not isinstance(found, typer.Typer):
         return [command(title, found)]
-    return [command(f"{title} {one.name}", one.callback) for one in found.registered_commands if one.callback]
+    group = found.registered_callback
+    itself = group.callback if group is not None and group.invoke_without_command is True else None
+    return ([command(title, itself)] if itself else []) + [
+        command(f"{title} {one.name}", one.callback) for one in found.registered_commands if one.callback
+    ]
 
 
 def command(title: str, function: Callable[..., Any]) -> str:
@@ -54,6 +58,8 @@ def parameters(title: str, function: Callable[..., Any]) -> Iterator[tuple[str, 
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         annotation = hints[name]
+        if annotation is typer.Context:
+            continue
         info = next((one for one in get_args(annotation)[1:] if isinstance(one, ParameterInfo)), None)
         if get_origin(annotation) is not Annotated or info is None or not info.help:
             raise MissingText(f"`{title}`: {name} has no help")

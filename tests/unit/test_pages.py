@@ -62,7 +62,8 @@ def test_commands_on_the_page_exist(page: Path) -> None:
         words = line.partition("#")[0].split()
         while words and "=" in words[0]:
             words.pop(0)  # variables of the environment
-        title = next((name for name in sections if words[: len(name.split())] == name.split()), None)
+        named = [name for name in sections if words[: len(name.split())] == name.split()]
+        title = max(named, key=len, default=None)
         if title is None and ("egs" in words[:2]):
             wrong.append(line)
         options = {word for word in words if word.startswith("-")} if title else set()

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from egs_core.client import messages as c
+from egs_core.client import requests as q
+from egs_core.server import requests
 from egs_core.server.logic import Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, Run, SiteFacts
@@ -72,6 +74,17 @@ def _resume(run: str, logic: SiteLogic) -> c.RunView:
     return logic.control(ROOT, run, "resume", c.Control())
 
 
+class Requester:
+    """Somebody who wants GPUs for a while, and asks until it is told the number."""
+
+    def __init__(self, key: str, gpus: float, for_s: float, idle_s: float | None) -> None:
+        self.ask = q.GpuRequest(key=key, gpus=gpus, for_s=for_s, idle_timeout_s=idle_s)
+        self.number = ""
+
+    def next_ask(self) -> Callable[[SiteLogic], q.RequestView]:
+        return lambda logic: requests.ask_for(logic.book, ANN, self.ask)
+
+
 class Supervisor:
     """An `egs run`, as a state machine: it asks, claims, starts one process, and tells its end."""
 
@@ -80,6 +93,7 @@ class Supervisor:
         self.request = c.RunRequest(key=f"key-{pid:05}", supervisor=self.process, name=f"job{pid}", gpus=gpus)
         self.request = self.request.model_copy(update={"gpu_memory_bytes": gpu_memory_bytes})
         self.waits_for: tuple[Supervisor, str] | None = None  # a run that has to end first, and how
+        self.inside: Requester | None = None  # in whose GPUs it runs
         self.length_s, self.part = length_s, 1.0
         self.is_alive, self.is_suspended = True, False
         self.run_id = ""
@@ -97,6 +111,9 @@ class Supervisor:
             if self.waits_for is not None and self.waits_for[0].run_id:
                 after = c.After.model_validate({"run": self.waits_for[0].run_id, "when": self.waits_for[1]})
                 self.request, self.waits_for = self.request.model_copy(update={"after": (after,)}), None
+            if self.inside is not None:
+                more = {"gpus": 0, "gpu_memory_bytes": 0, "inside": self.inside.number}
+                self.request = self.request.model_copy(update=more)
             return lambda logic: logic.submit(ANN, self.request)
         lease = view.lease if view is not None else None
         if lease is not None and self.exit_code is not None:
@@ -124,6 +141,10 @@ class Supervisor:
             self.ends_at = min(self.ends_at, now + 1.0)
 
 
+Asked = tuple["Supervisor | Requester | None", c.Lease | None, Callable[[SiteLogic], Any]]
+"""By whom, with which lease, and what."""
+
+
 class World:
     """See the module. faults: how likely each kind is at a step, 0 to 1; 0 lets everything end."""
 
@@ -136,6 +157,10 @@ class World:
         for before, one in zip(self.all, self.all[1:], strict=False):
             if self.random.random() < 0.5:
                 one.waits_for = before, self.random.choice(("ok", "any", "failed"))
+        self.requesters = [self._requester(number) for number in range(2)]
+        for one in self.all:
+            if self.random.random() < 0.3:
+                one.inside = self.random.choice(self.requesters)
         self._by_pid = {one.process.pid: one for one in self.all}
         self.delayed: list[Callable[[SiteLogic], Any]] = []
         self.faults = 0.25
@@ -144,6 +169,10 @@ class World:
     def _supervisor(self, pid: int) -> Supervisor:
         gpus, memory = self.random.choice(ASKED)
         return Supervisor(pid, gpus, memory, self.random.uniform(1, 40))
+
+    def _requester(self, number: int) -> Requester:
+        gpus, idle_s = self.random.choice((0.5, 1, 2)), self.random.choice((None, None, 20.0))
+        return Requester(f"request-{number}", gpus, self.random.uniform(5, 60), idle_s)
 
     def _server(self) -> Turns:
         return Turns(self.store, OFFER, clock=lambda: self.now + self.offset)
@@ -159,20 +188,23 @@ class World:
             if one.ends_at is not None and one.ends_at <= self.now:
                 one.devices, one.ends_at, one.exit_code = (), None, 0
         self._faults()
-        asks: list[tuple[Supervisor | None, c.Lease | None, Callable[[SiteLogic], Any]]] = []
+        asks: list[Asked] = []
         for one in self.random.sample(self.all, len(self.all)):
-            if one.is_alive and not one.is_suspended and not one.is_done and not self.maybe():
+            is_early = one.inside is not None and not one.inside.number
+            if one.is_alive and not one.is_suspended and not one.is_done and not is_early and not self.maybe():
                 ask = one.next_ask()
                 asks.append((one, one.view.lease if one.view else None, ask))
                 if self.maybe():
                     self.delayed.append(ask)  # it arrives a second time, later
+        unknown = [one for one in self.requesters if not one.number and not self.maybe()]
+        asks += [(one, None, one.next_ask()) for one in unknown]
         if self.delayed and self.random.random() < 0.5:
             asks.append((None, None, self.delayed.pop(self.random.randrange(len(self.delayed)))))
         asks.append((None, None, lambda logic: logic.seen(self.look(logic))))
         self._serve(asks)
         self.check()
 
-    def _serve(self, asks: list[tuple[Supervisor | None, c.Lease | None, Callable[[SiteLogic], Any]]]) -> None:
+    def _serve(self, asks: list[Asked]) -> None:
         try:
             answers, _ = self.turns.take([ask for _, _, ask in asks])
         except StoreError:
@@ -181,9 +213,12 @@ class World:
         for (one, lease, _), answer in zip(asks, answers, strict=True):
             if one is None or self.maybe():
                 continue  # the answer is lost
-            if isinstance(answer, Refusal):
+            if isinstance(one, Requester):
+                one.number = answer.id
+            elif isinstance(answer, Refusal):
                 assert answer.status in (403, 404, 409, 422), answer
-                one.is_done = one.is_done or answer.status == 422  # what it waits for has ended otherwise
+                has_ended = answer.status == 409 and not one.run_id  # the request in which it was to run
+                one.is_done = one.is_done or answer.status == 422 or has_ended  # what it waits for has ended otherwise
                 one.view = None if answer.status == 409 else one.view  # it asks again
             else:
                 one.hear(lease, answer, self.now)
@@ -210,17 +245,19 @@ class World:
             if self.random.random() < 0.05:
                 one.is_suspended = self.maybe()
         if self.maybe() and self.maybe() and self.all:
-            target = self.random.choice(self.all)
-            if target.run_id:
-                self.delayed.append(self._meddling(target.run_id))
+            numbers = [one.run_id for one in self.all] + [one.number for one in self.requesters]
+            if target := self.random.choice(numbers):
+                self.delayed.append(self._meddling(target))
 
     def _meddling(self, run: str) -> Callable[[SiteLogic], Any]:
         """What an operator may do to a run at any moment."""
-        verb = self.random.choice(("abort", "pause", "resume", "update", "drain", "release"))
+        verb = self.random.choice(("abort", "pause", "resume", "update", "drain", "release", "extend"))
         priority, gpus = self.random.choice((-1, 3)), self.random.choice((None, None, 1))
         if verb == "drain":
             ask = c.Drain(target=self.random.choice(("host", "0", "2")), drained=self.random.random() < 0.5)
             return lambda logic: logic.drain(ROOT, ask)
+        if verb == "extend":
+            return lambda logic: requests.extend(logic.book, ROOT, run, q.Extend(more_s=30.0))
         if verb == "update":
             return lambda logic: logic.update(ROOT, run, c.Change(priority=priority, gpus=gpus))
         return lambda logic: logic.control(ROOT, run, verb, c.Control())
@@ -237,9 +274,19 @@ class World:
     # --- invariants ---
 
     def check(self) -> None:
-        """No device is used by two processes, but in parts; none without a lease; and nothing is started twice."""
-        used = {device.id: sum(one.part for one in self.all if device.id in one.devices) for device in OFFER.devices}
+        """No device is used by two processes, but in parts, or in one request; none without a lease, of a request's not
+        without that; and nothing is started twice."""
+        parts: dict[str, dict[object, float]] = {device.id: {} for device in OFFER.devices}
+        for one in self.all:
+            for device in one.devices:
+                parts[device][one.inside or one] = one.part
+        used = {device: sum(found.values()) for device, found in parts.items()}
         assert max(used.values()) <= 1.0, f"more of a device is used than there is: {used}"
+        for one in self.all:
+            if one.devices and one.inside is not None:
+                held_for = self.turns.logic.runs[one.inside.number].lease
+                assert held_for is not None, f"request {one.inside.number} has ended, and {one.run_id} computes"
+                assert set(one.devices) == {OFFER.devices[number].id for number in held_for.devices}
         held = {device: [watch.run for watch in found] for device, found in self.turns.logic.holders().items()}
         for one in self.all:
             assert len(one.started) <= 1, f"started {len(one.started)} times"

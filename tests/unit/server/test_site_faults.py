@@ -39,4 +39,8 @@ def test_the_simulation_does_what_it_claims() -> None:
     assert sum(world.crashes for world in worlds) >= len(worlds)
     assert {"succeeded", "aborted", "lost", "skipped"} <= set(outcomes)
     assert outcomes.count("succeeded") > len(outcomes) / 3
+    inside = [run for world in worlds for run in world.turns.logic.runs.values() if run.inside]
+    assert {"succeeded", "lost"} <= {run.outcome for run in inside if run.started_at is not None}
+    assert any(run.started_at is not None and run.why.startswith("request ") for run in inside)
+    assert any(run.is_request and "idle" in run.why for world in worlds for run in world.turns.logic.runs.values())
     assert any(world.store.snapshot for world in worlds)

@@ -1,0 +1,166 @@
+"""`egs request`: GPUs for a while, without a command; `egs run --in NUMBER` runs commands in them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.markup import escape
+from rich.table import Table
+
+from egs_core.cli.site import print_rows, the_site
+from egs_core.client import messages as c
+from egs_core.client import requests as q
+from egs_core.client.http import connected
+from egs_core.client.supervise import in_words
+from egs_core.errors import InputError
+from egs_core.units import parse_bytes, parse_seconds
+
+Number = Annotated[str, typer.Argument(metavar="NUMBER", help="Number of the request, as `egs request list` has it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+OPTIONS = {
+    "gpus": "--gpus",
+    "for_s": "--for",
+    "more_s": "--for",
+    "gpu_memory_bytes": "--gpu-memory",
+    "idle_timeout_s": "--idle-timeout",
+}
+
+request = typer.Typer(help="Ask for GPUs for a while; `egs run --in NUMBER` runs commands on them.")
+
+
+@request.callback(invoke_without_command=True)
+def make(
+    context: typer.Context,
+    gpus: Annotated[float, typer.Option(help="GPUs: whole ones, or a part of one, as 0.25.")] = 0,
+    for_: Annotated[str, typer.Option("--for", help="How long, from when it has them, as 3h; at most 7d.")] = "",
+    idle_timeout: Annotated[
+        str, typer.Option(help="It ends after so long in which no command was in it, and its GPUs did no work.")
+    ] = "",
+    gpu_memory: Annotated[str, typer.Option(help="Memory that each of its GPUs has at least, as 40GiB.")] = "0",
+    queue: Annotated[str, typer.Option(help="Queue whose quota it uses.")] = "",
+    priority: Annotated[int, typer.Option(help="Of two in a queue the higher one goes first.")] = 0,
+    name: Annotated[str, typer.Option(help="Name to show.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Ask for GPUs for a while, and print the number by which commands run in it. It does not wait for the GPUs: a
+    command does, and `egs request show` tells. Other things to do with it are commands of their own."""
+    if context.invoked_subcommand is not None:
+        return
+    if not gpus:
+        raise InputError("--gpus", "how many is not said", "egs request --gpus 1 --for 2h")
+    if not for_:
+        raise InputError("--for", "how long is not said", "egs request --gpus 1 --for 2h")
+    fields = {
+        "key": secrets.token_hex(16),
+        "gpus": gpus,
+        "for_s": parse_seconds(for_, "--for"),
+        "idle_timeout_s": parse_seconds(idle_timeout, "--idle-timeout") if idle_timeout else None,
+        "gpu_memory_bytes": parse_bytes(gpu_memory, "--gpu-memory"),
+        "queue": queue,
+        "priority": priority,
+        "name": name,
+    }
+    try:
+        ask = q.GpuRequest.model_validate(fields)
+    except ValidationError as error:
+        raise _option_error(error) from None
+    with connected(the_site()) as client:
+        view = client.ask_for(ask)
+    typer.echo(view.model_dump_json() if as_json else f"{line(view)}\nrun in it: egs run --in {view.id} -- CMD")
+
+
+@request.command("list")
+def list_(
+    ended: Annotated[bool, typer.Option("--ended", help="Also those that have ended.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the requests: their states, GPUs, and the commands in them."""
+    with connected(the_site()) as client:
+        found = client.gpu_requests(with_ended=ended)
+    if as_json:
+        typer.echo(found.model_dump_json())
+        return
+    if not found.requests:
+        typer.echo("no GPU requests")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("request", "name", "user", "state", "GPUs", "devices", "ends", "runs in it", "queue"):
+        table.add_column(column, overflow="fold")
+    for one in found.requests:
+        state = f"{one.state}, {one.place}." if one.place is not None else one.state
+        row = (one.id, one.name, one.user, state, f"{one.gpus:g}", ", ".join(one.devices), _ends(one))
+        table.add_row(*map(escape, (*row, ", ".join(one.commands), one.queue)))
+    print_rows(table)
+
+
+@request.command("show")
+def show(number: Number, as_json: AsJson = False) -> None:
+    """Show where a request is: its place in the queue and when it should begin, or its GPUs and what runs in it."""
+    with connected(the_site()) as client:
+        view = client.gpu_request(number)
+    typer.echo(view.model_dump_json() if as_json else line(view))
+
+
+@request.command("extend")
+def extend(
+    number: Number,
+    for_: Annotated[str, typer.Option("--for", help="How much longer, as 1h; it lasts 7d at most in all.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a request that has begun last longer."""
+    try:
+        ask = q.Extend(more_s=parse_seconds(for_, "--for"))
+    except ValidationError as error:
+        raise _option_error(error) from None
+    with connected(the_site()) as client:
+        view = client.extend(number, ask)
+    typer.echo(view.model_dump_json() if as_json else line(view))
+
+
+@request.command("release")
+def release(
+    number: Number,
+    reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
+    grace: Annotated[str, typer.Option(help="Time that commands in it get, before what is left is killed.")] = "10s",
+    as_json: AsJson = False,
+) -> None:
+    """End a request before its time, with the commands in it; or take one back that waits."""
+    with connected(the_site()) as client:
+        ask = c.Control(reason=reason, grace_s=parse_seconds(grace, "--grace"))
+        view = client.release_request(number, ask)
+    typer.echo(view.model_dump_json() if as_json else line(view))
+
+
+def line(view: q.RequestView) -> str:
+    """What a user wants to know of a request, in one line."""
+    head = f"request {view.id} ({view.name}, {view.user}): {view.state}"
+    if view.state in ("queued", "paused"):
+        place = f", place {view.place}" if view.place is not None else ""
+        starts = (
+            "when it begins is not known"
+            if view.starts_in_s is None
+            else f"it should begin {in_words(view.starts_in_s)}"
+        )
+        return f"{head}{place}: {view.reason}; {starts}"
+    if view.state == "ended":
+        return f"{head}: {view.outcome}" + (f": {view.reason}" if view.reason else "")
+    told = f"{head}: GPUs {', '.join(view.devices)}"
+    if view.commands:
+        told += f"; runs in it: {', '.join(view.commands)}"
+    if view.stop:
+        return f"{told}; {view.stop}"
+    return f"{told}; it ends {_ends(view)}"
+
+
+def _ends(view: q.RequestView) -> str:
+    return "" if view.ends_at is None else in_words(max(0.0, view.ends_at - time.time()))
+
+
+def _option_error(error: ValidationError) -> InputError:
+    first = error.errors()[0]
+    option = OPTIONS.get(str(first["loc"][0]), f"--{first['loc'][0]}")
+    return InputError(option, str(first["msg"]).removeprefix("Value error, "))

@@ -1,0 +1,56 @@
+"""Commands in a GPU request: several at once, each with a supervisor and a lease of its own, on the request's devices.
+
+The engine knows the request alone. A command's lease is given as soon as the request has its devices, and is claimed
+and ended like any other: so no process of it is left when it has ended. Its token is higher with each lease it gets.
+"""
+
+from __future__ import annotations
+
+from egs_core.client import messages as c
+from egs_core.server.book import CONFIG, Book
+from egs_core.server.principals import Principal
+from egs_core.server.runs import NO_PHASE, HeldLease, Refusal, Run
+
+OF_THE_REQUEST = ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "queue", "priority", "deadline_s")
+
+
+def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
+    """A new command is to run in a request. Raises Refusal where it may not."""
+    request = book.changeable(who, ask.inside)
+    if not request.is_request:
+        raise Refusal(422, f"inside: run {ask.inside} is no GPU request: `egs request list` lists those")
+    if not request.is_open or request.stop:
+        raise Refusal(409, f"request {request.id} {'is about to end' if request.is_open else 'has ended'}")
+    if named := [name for name in OF_THE_REQUEST if getattr(ask, name)]:
+        raise Refusal(422, f"{named[0]}: what runs in a request has that of the request: leave it out")
+    run.inside, run.queue, run.team = request.id, request.queue, request.team
+
+
+def start_waiting(book: Book, request: Run) -> None:
+    """Those that wait for nothing else get a lease, where the request has its devices."""
+    if not request.is_claimed or request.stop or request.lease is None:
+        return
+    for run in list(book.commands[request.id].values()):
+        if run.lease is None and not run.after and not run.is_paused:
+            version = book.touch(run).version  # of this run no earlier lease had it
+            run.lease = HeldLease(version, NO_PHASE, 0, request.lease.devices, book.now)
+            run.gpus, run.gpu_memory_bytes = request.gpus, request.gpu_memory_bytes
+
+
+def stop(book: Book, request: Run) -> None:
+    """The request ends: what runs in it is told to stop, what waits ends."""
+    why = f"request {request.id} ({request.name}) ends: {request.stop or request.why}"
+    for run in list(book.commands[request.id].values()):
+        if not run.is_claimed:
+            book.abort(run, why, "aborted")
+        elif not run.stop:
+            book.touch(run).stop = why
+            run.is_time_up, run.grace_s = request.is_time_up, request.grace_s or CONFIG.grace_s
+            book.boxed.pop(run.id, None)
+
+
+def warn(book: Book, request: Run, is_near: bool) -> None:
+    """Those that run in it are told that it ends soon, or no longer does."""
+    for run in list(book.commands[request.id].values()):
+        if run.is_claimed and run.is_warned != is_near:
+            book.touch(run).is_warned = is_near

@@ -1,0 +1,114 @@
+"""`egs request` and `egs run --in` as a user has them: a real server, real commands, `kill -9`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from egs_core.cli import app
+from egs_core.client import requests as q
+from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
+from tests.unit.server.test_serve import UNTIL, content
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
+    found = RealSite(tmp_path_factory.mktemp("site"))
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) -> None:
+    """Two at once have its devices; `kill -9` of the server changes nothing; at its end they are told to stop, the one
+    that does not listen is killed, and then what waited has the devices."""
+    made = site.told("request", "--gpus", "2", "--for", "1h", "--name", "lab")
+    assert (made["state"], made["devices"]) == ("ready", ["0", "1"])
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UNTIL
+    files = [tmp_path / "polite", tmp_path / "stubborn"]
+    begun = []
+    for file, program in zip(files, (UNTIL, stubborn), strict=True):
+        words = (sys.executable, "-c", program, str(file), "never", "0")
+        begun.append(site.run("--in", made["id"], "--name", file.name, "--", *words))
+        wait_for(file.exists, "it runs")
+    wait_for(lambda: list(map(content, files)) == ["0,1", "0,1"], "each has both devices")
+    waiting = site.run("--gpus", "2", "--name", "after", "--", "true")
+    wait_for(site.queued, "another waits")
+    site.kill()
+    site.start()
+    view = site.told("request", "show", made["id"])
+    assert (view["state"], view["devices"], len(view["commands"])) == ("in use", ["0", "1"], 2)
+    assert [one["id"] for one in site.told("request", "list")["requests"]] == [made["id"]]
+    assert site.told("request", "extend", made["id"], "--for", "1h")["for_s"] == 7200
+    assert waiting.poll() is None
+    assert "egs: run" not in site.egs("request", "release", made["id"], "--grace", "1s").stderr
+    assert [one.wait(PATIENCE_S) for one in begun] == [143, 137]
+    assert begun[0].stderr is not None
+    assert f"has to end: request {made['id']} (lab) ends: released by" in begun[0].stderr.read()
+    assert waiting.wait(PATIENCE_S) == 0
+    assert site.client.gpu_request(made["id"]).outcome == "succeeded"
+    late = site.egs("run", "--in", made["id"], "--", "true")
+    assert (late.returncode, late.stderr) == (2, f"error: request {made['id']} has ended\n")
+
+
+@pytest.mark.slow
+def test_an_end_is_announced(site: RealSite, tmp_path: Path) -> None:
+    """By itself: a command is told that the time is nearly over, then that it has to end, and so does the request."""
+    made = site.told("request", "--gpus", "1", "--for", "20s", "--idle-timeout", "1h")
+    ready = tmp_path / "ready"
+    command = site.run("--in", made["id"], "--", sys.executable, "-c", UNTIL, str(ready), "never", "0")
+    assert command.wait(PATIENCE_S) == 143
+    assert command.stderr is not None
+    told = command.stderr.read()
+    assert f"request {made['id']} ends in" in told
+    assert f"`egs request extend {made['id']} --for 1h`" in told
+    assert "over its limit of 20 s" in told
+
+    def ended() -> q.RequestView | None:
+        found = site.client.gpu_request(made["id"])
+        return found if found.state == "ended" else None
+
+    assert wait_for(ended, "the request ends").outcome == "succeeded"
+
+
+@pytest.mark.slow
+def test_an_idle_request_is_given_on(site: RealSite) -> None:
+    """Nothing ran in it for so long: its GPUs go to who waits."""
+    made = site.told("request", "--gpus", "2", "--for", "1h", "--idle-timeout", "2s")
+    assert site.run("--gpus", "2", "--", "true").wait(PATIENCE_S) == 0
+    shown = site.egs("request", "show", made["id"]).stdout
+    assert "ended: succeeded: idle for 2 s" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("request",), "--gpus: how many is not said"),
+        (("request", "--gpus", "1"), "--for: how long is not said"),
+        (("request", "--gpus", "1.5", "--for", "1h"), "--gpus: must be a whole number"),
+        (("request", "--gpus", "9", "--for", "1h"), "it fits nowhere"),
+        (("request", "--gpus", "1", "--for", "9d"), "7 days at most"),
+        (("request", "--gpus", "1", "--for", "soon"), "--for"),
+        (("request", "show", "77"), "there is no GPU request '77'"),
+        (("request", "extend", "77", "--for", "1h"), "there is no GPU request '77'"),
+        (("run", "--in", "77", "--", "true"), "there is no run '77'"),
+        (("run", "--in", "77", "--gpus", "1", "--", "true"), "--gpus: what runs in a request has the request's"),
+        (("run", "--in", "77", "--split", "--gpus", "1", "--", "true"), "what runs in a request"),
+    ],
+)
+def test_an_error_is_one_line(
+    site: RealSite,
+    arguments: tuple[str, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("EGS_URL", f"unix://{site.ready['socket']}")
+    assert app.run(list(arguments)) == 2
+    error = capsys.readouterr().err
+    assert (error.count("\n"), told in error) == (1, True), error
