@@ -348,7 +348,7 @@ class Seat:
             return not known or (self.owns([-1 - subject]) if subject < 0 else self._owns_phases([subject]))
         if isinstance(event, CONTROLS):
             return event.target.isdecimal() and self.owns([int(event.target)])
-        if isinstance(event, m.QueuesChanged | m.FlavorsChanged | m.Tick):
+        if isinstance(event, m.QueuesChanged | m.FlavorsChanged | m.GrantsHeld | m.Tick):
             return False  # the site's own affairs
         return self.owns([event.task])  # type: ignore[attr-defined]  # all others name one
 

@@ -304,6 +304,7 @@ class State(StructureState):
             home = self.nodes[node]
             lease = self.leases[phase] = home.lease(ELSEWHERE, node, self.shape_of(phase), devices)
             home.take(lease)
+            self.leased_on.setdefault(node, set()).add(phase)
             if self.queues:
                 self._count_use(phase, 1)
         if self.reads:

@@ -178,6 +178,7 @@ def test_what_is_anothers_is_out_of_reach(pools: Pools) -> None:
         m.AbortRequested("workload", "w"),
         m.TasksSeen((m.Sight(grant.task, "over"),)),
         m.QueuesChanged(()),
+        m.GrantsHeld(60.0),
     )
     other.send(wire.Noted(s.Ended(grant.phase, grant.attempt)))
     (answer,) = other.send(wire.Why(grant.task))
