@@ -1,0 +1,182 @@
+"""The API server, by the `kubernetes` client: plain objects in and out, a time-out on every request.
+
+Only this module imports the client, so that all others can be used, and tested, without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from egs_core.errors import EgsError, InputError
+
+TIMEOUT_S = 15.0
+WATCH_S = 240
+PAGE = 500
+STRATEGIC, MERGE = "application/strategic-merge-patch+json", "application/merge-patch+json"
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A kind of object: where it is below the API server's root. namespaced: whether its objects are in namespaces."""
+
+    root: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        where = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
+        return f"{self.root}{where}/{self.plural}" + (f"/{name}" if name else "")
+
+
+PODS, NODES = Kind("/api/v1", "pods"), Kind("/api/v1", "nodes", False)
+LEASES = Kind("/apis/coordination.k8s.io/v1", "leases")
+_KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+WORKLOADS, LOCAL_QUEUES = Kind(_KUEUE, "workloads"), Kind(_KUEUE, "localqueues")
+CLUSTER_QUEUES = Kind(_KUEUE, "clusterqueues", False)
+WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False)
+
+
+class ApiError(Exception):
+    """The API server, or the way to it, said no. status: of HTTP; 0: there was no answer."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"{status or 'no answer'}: {said}")
+        self.status = status
+
+
+class Cluster:
+    """A connection. kubeconfig: a file; None: the cluster in which this process runs, else the user's usual file."""
+
+    def __init__(self, kubeconfig: Path | None = None, context: str | None = None) -> None:
+        client, config = _client()
+        configuration = client.Configuration()
+        configuration.retries = 1
+        try:
+            if kubeconfig is None and _is_inside():
+                config.load_incluster_config(client_configuration=configuration)
+            else:
+                file = None if kubeconfig is None else str(kubeconfig)
+                config.load_kube_config(file, context, client_configuration=configuration)
+        except Exception as error:  # the client raises its own, YAML's and the file system's
+            place = str(kubeconfig) if kubeconfig is not None else "kubeconfig"
+            raise InputError(place, f"names no cluster: {str(error).splitlines()[0]}", "--kubeconfig FILE") from None
+        self.host = str(configuration.host)
+        self._api = client.ApiClient(configuration)
+
+    def close(self) -> None:
+        self._api.close()
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> dict[str, Any]:
+        return self._call("GET", kind.path(namespace, name))
+
+    def create(self, kind: Kind, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+        return self._call("POST", kind.path(namespace), body)
+
+    def replace(self, kind: Kind, name: str, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+        return self._call("PUT", kind.path(namespace, name), body)
+
+    def delete(self, kind: Kind, name: str, namespace: str = "") -> dict[str, Any]:
+        return self._call("DELETE", kind.path(namespace, name))
+
+    def patch(
+        self, kind: Kind, name: str, body: dict[str, Any], namespace: str = "", how: str = MERGE
+    ) -> dict[str, Any]:
+        return self._call("PATCH", kind.path(namespace, name), body, how)
+
+    def list(self, kind: Kind, namespace: str = "", labels: str = "") -> tuple[list[dict[str, Any]], str]:
+        """All objects of a kind, page by page, and the version of the list."""
+        found: list[dict[str, Any]] = []
+        query = {"limit": str(PAGE), **({"labelSelector": labels} if labels else {})}
+        while True:
+            page = self._call("GET", f"{kind.path(namespace)}?{urlencode(query)}")
+            found += page.get("items") or []
+            more = (page.get("metadata") or {}).get("continue")
+            if not more:
+                return found, str((page.get("metadata") or {}).get("resourceVersion") or "")
+            query["continue"] = more
+
+    def watch(
+        self, kind: Kind, version: str, namespace: str = "", labels: str = "", timeout_s: int = WATCH_S
+    ) -> Iterator[dict[str, Any]]:
+        """What changes after that version: {type, object}. Ends after timeout_s. Raises ApiError, 410 where the version
+        is too old."""
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "timeoutSeconds": str(timeout_s),
+            "allowWatchBookmarks": "true",
+        }
+        query |= {"labelSelector": labels} if labels else {}
+        answer = self._send("GET", f"{kind.path(namespace)}?{urlencode(query)}", read_s=timeout_s + TIMEOUT_S)
+        try:
+            for line in _lines(answer):
+                event = json.loads(line)
+                if event.get("type") == "ERROR":
+                    status = event.get("object") or {}
+                    raise ApiError(int(status.get("code") or 0), str(status.get("message")))
+                yield event
+        except ApiError:
+            raise
+        except Exception as error:  # of the connection, or of half a line
+            raise ApiError(0, f"{type(error).__name__}: {error}") from None
+        finally:
+            answer.close()
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, how: str = "") -> dict[str, Any]:
+        answer = self._send(method, path, body, how)
+        try:
+            found = json.loads(answer.data)
+        except Exception as error:
+            raise ApiError(0, f"{type(error).__name__}: {error}") from None
+        return found if isinstance(found, dict) else {}
+
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, how: str = "", read_s: float = TIMEOUT_S
+    ) -> Any:
+        headers = {"Accept": "application/json", "Content-Type": how or "application/json"}
+        try:
+            return self._api.call_api(
+                path,
+                method,
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=(TIMEOUT_S, read_s),
+            )
+        except Exception as error:  # the client's own, or of the connection
+            status = int(getattr(error, "status", 0) or 0)
+            raise ApiError(status, _said(error)) from None
+
+
+def _lines(answer: Any) -> Iterator[bytes]:
+    rest = b""
+    for chunk in answer.stream(65536, decode_content=False):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in whole if line.strip())
+
+
+def _said(error: Exception) -> str:
+    body = getattr(error, "body", None)
+    try:
+        return str(json.loads(body)["message"])[:500] if body else f"{type(error).__name__}: {error}"[:500]
+    except (ValueError, KeyError, TypeError):
+        return str(body)[:200]
+
+
+def _is_inside() -> bool:
+    return Path("/var/run/secrets/kubernetes.io/serviceaccount/token").exists()
+
+
+def _client() -> tuple[Any, Any]:
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise EgsError("egs kubernetes: needs the client of Kubernetes: pip install 'egs-core[kubernetes]'") from error
+    return client, config

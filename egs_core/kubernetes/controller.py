@@ -1,0 +1,224 @@
+"""The controller's loop: what is listed goes to a site, what that grants becomes opened gates and written priorities.
+
+    watches ──► mirrors ──► session (engine) ──► gates to open ──► one thread patches them, in order
+                   ▲                                                      │
+                   └────────────────────── the cluster ◄──────────────────┘
+
+Level-triggered: each step looks at all that is listed, and what is not done in one is done in the next. Whatever fails,
+gates are opened: without an engine in the order in which pods were made, and past their release-by time always.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from egs_core.kubernetes import gates, names, places, priorities
+from egs_core.kubernetes.cluster import CLUSTER_QUEUES, LOCAL_QUEUES, NODES, PODS, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.leader import Leader
+from egs_core.kubernetes.mirror import Mirror
+from egs_core.kubernetes.opening import open_gate, raise_priority
+from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
+from egs_core.kubernetes.session import ClusterSession
+
+STEP_S = 1.0
+HEALTHY_S = 10.0
+Say = Callable[[str], None]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """namespaces: whose pods are served; none named: all. window: so many opened pods may wait for a node at once;
+    ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time."""
+
+    namespaces: tuple[str, ...] = ()
+    window: int = 50
+    ahead: int = 0
+    longest_s: float = gates.RELEASE_BY_S
+    lease_namespace: str = names.SYSTEM
+    identity: str = "egs"
+    with_kueue: bool = True
+
+
+class Controller:
+    """See the module. say: hears one line for what an administrator should know."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, say: Say, *, watch_s: int = 240) -> None:
+        self._cluster, self._settings, self._say = cluster, settings, say
+        self._woken = threading.Event()
+        self._ended = threading.Event()
+        self._stepped_at = float("-inf")
+        self._said: dict[str, str] = {}
+        self.opened = 0
+        self.leader = Leader(cluster, settings.lease_namespace, names.CONTROLLER, settings.identity)
+        self._pods = Mirror(cluster, PODS, pod_of, self._woken.set, watch_s=watch_s)
+        self._nodes = Mirror(cluster, NODES, node_of, self._woken.set, watch_s=watch_s)
+        self._kueue = {
+            kind: Mirror(cluster, kind, made, self._woken.set, optional=True, watch_s=watch_s)
+            for kind, made in ((WORKLOADS, priorities.workload_of), (LOCAL_QUEUES, _raw), (CLUSTER_QUEUES, _raw))
+            if settings.with_kueue
+        }
+        self._gated: ClusterSession | None = None
+        self._queued: ClusterSession | None = None
+
+    # --- its life ---
+
+    @property
+    def is_healthy(self) -> bool:
+        """It leads, and its loop goes round: only then may new pods be gated."""
+        return self.leader.leads and time.monotonic() - self._stepped_at < HEALTHY_S
+
+    def run(self) -> None:
+        """Until `stop`."""
+        self.leader.start()
+        mirrors = [self._pods, self._nodes, *self._kueue.values()]
+        for mirror in mirrors:
+            mirror.start()
+        try:
+            while not self._ended.is_set():
+                self._woken.wait(STEP_S)
+                self._woken.clear()
+                if not self.leader.leads:
+                    self._drop_sessions()
+                elif all(mirror.is_listed for mirror in mirrors):
+                    self._try_step()
+        finally:
+            for mirror in mirrors:
+                mirror.stop()
+            self._drop_sessions()
+            self.leader.stop()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._woken.set()
+
+    def _try_step(self) -> None:
+        try:
+            self.step(time.time())
+            self._stepped_at = time.monotonic()
+        except Exception as error:  # whatever it is: gates must open
+            self._note("step", f"{type(error).__name__}: {error}")
+            self._drop_sessions()
+            self._ended.wait(STEP_S)
+
+    def _drop_sessions(self) -> None:
+        """What comes next tells a new engine everything."""
+        for session in (self._gated, self._queued):
+            if session is not None:
+                session.close()
+        self._gated = self._queued = None
+
+    # --- one step ---
+
+    def step(self, now: float) -> None:
+        """Tell what is new, open what may be opened. now: Unix time."""
+        listed, nodes = self._pods.items(), list(self._nodes.items().values())
+        pods = {uid: pod for uid, pod in listed.items() if self._serves(pod)}
+        others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
+        self._open(gates.overdue(pods.values(), now, self._settings.longest_s))
+        try:
+            self._order_gates({**others, **pods}, nodes, now)
+            self._note("engine", "")
+        except Exception as error:  # without an engine, pods start as they would without us
+            self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
+            self._drop_sessions()
+            self._open(gates.all_gates(filter(self._serves, self._pods.items().values()), gates.ALONE))
+        if self._settings.with_kueue:
+            self._order_queues({uid: pod for uid, pod in pods.items() if pod.queue})
+
+    def _serves(self, pod: Pod) -> bool:
+        return pod.is_ours and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)
+
+    def _order_gates(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
+        """Pods that Kueue does not hold back; those that it does take room like any other's."""
+        mine = {uid: pod if not pod.queue else msgspec.structs.replace(pod, run="") for uid, pod in pods.items()}
+        if self._gated is None:
+            self._gated = ClusterSession(woken=self._woken.set)
+        session = self._gated
+        placeless = self._placeless(mine.values(), nodes)
+        self._open(gates.stranded(mine.values(), placeless))
+        session.tell({uid: pod for uid, pod in mine.items() if uid not in placeless}, nodes)
+        session.prune(mine)
+        if not session.is_alive:
+            raise RuntimeError("the engine is dead")
+        order = session.order() if self._settings.ahead else []
+        settings = self._settings
+        found = gates.releases(session.granted(), order, mine, now, window=settings.window, ahead=settings.ahead)
+        for uid in self._open(found):
+            session.applied(uid)
+
+    def _placeless(self, pods: Iterable[Pod], nodes: list[Node]) -> set[str]:
+        """Pods, by uid, that no node could ever take; demands are looked at once each."""
+        answers: dict[Any, bool] = {}
+        found = set()
+        for pod in pods:
+            if pod.is_gated and pod.is_ours:
+                demand = pod.where, pod.shape
+                if demand not in answers:
+                    answers[demand] = places.may_ever_run(pod, nodes)
+                if not answers[demand]:
+                    found.add(pod.uid)
+        return found
+
+    def _open(self, openings: Iterable[gates.Opening]) -> list[str]:
+        """Open these gates, one after the other; the uids of those that are open now."""
+        found = []
+        for one in openings:
+            if not self.leader.leads:
+                break
+            try:
+                raw = open_gate(self._cluster, one.pod, one.why, time.time())
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    self._note("open", f"{one.pod.namespace}/{one.pod.name}: {error}")
+                continue
+            if raw is not None:
+                self._pods.put(raw)
+            self.opened += 1
+            found.append(one.pod.uid)
+        return found
+
+    # --- Kueue ---
+
+    def _order_queues(self, pods: dict[str, Pod]) -> None:
+        """Priorities of Workloads that wait, in the engine's order: it has no nodes here, so it grants nothing."""
+        workloads = [one for one in self._kueue[WORKLOADS].items().values() if any(uid in pods for uid in one.pods)]
+        if not workloads:
+            return
+        if self._queued is None or not self._queued.is_alive:
+            self._queued = ClusterSession()
+        waiting = {uid for one in workloads if one.waits for uid in one.pods}
+        # What has quota is ended for this engine: it takes no part in the order, and the rest of its run does.
+        shown = {
+            uid: msgspec.structs.replace(pod, is_gated=False, has_other_gates=False, gang="", where="", node="")
+            for uid, pod in pods.items()
+            if uid in waiting
+        }
+        self._queued.tell(shown)
+        self._queued.prune(shown)
+        quiet = priorities.quiet_queues(
+            self._kueue[LOCAL_QUEUES].items().values(), self._kueue[CLUSTER_QUEUES].items().values()
+        )
+        for loud in sorted({one.queue for one in workloads if one.waits} - quiet):
+            self._note(f"queue {loud}", "is left alone: its ClusterQueue is not known, or preempts by priority")
+        for one in priorities.raises(workloads, self._queued.order(), quiet):
+            if not self.leader.leads:
+                return
+            try:
+                raise_priority(self._cluster, one)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    self._note("priority", f"{one.namespace}/{one.name}: {error}")
+
+    def _note(self, about: str, problem: str) -> None:
+        """Say it once, until it is another."""
+        if problem and self._said.get(about) != problem:
+            self._say(f"{about}: {problem}" if problem else f"{about}: is well again")
+        self._said[about] = problem
+
+
+def _raw(raw: dict[str, Any]) -> dict[str, Any]:
+    return raw

@@ -1,0 +1,100 @@
+"""Which gates are opened now. The state is in the pods alone: who opens, and when it was begun, does not matter.
+
+granted by the engine ──► opened, gangs whole, while fewer than `window` opened pods wait for their node
+the next in order     ──► opened too, until `ahead` of them wait: an autoscaler sees no gated pod
+nowhere to run        ──► opened: that is the scheduler's to say
+past its release-by   ──► opened, whatever else is so
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from egs_core.kubernetes.pods import Pod
+
+STUCK_S = 5.0
+"""What was opened so long ago and has no node waits for what the engine does not know: it no longer counts."""
+RELEASE_BY_S = 3600.0
+"""How long a gate may stay closed, where nobody says otherwise."""
+ORDER, AHEAD, NOWHERE, OVERDUE, ALONE = "order", "ahead", "nowhere", "overdue", "alone"
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """A gate to open, and why."""
+
+    pod: Pod
+    why: str
+
+
+def releases(
+    granted: Sequence[str],
+    order: Sequence[str],
+    pods: Mapping[str, Pod],
+    now: float,
+    *,
+    window: int,
+    ahead: int = 0,
+) -> list[Opening]:
+    """The gates to open now, first first. granted: uids in the order in which the engine has granted them; order: of
+    those that wait for a grant; pods: by uid."""
+    in_flight = sum(_is_in_flight(pod, now) for pod in pods.values())
+    pending = sum(_is_pending(pod) for pod in pods.values())
+    found: list[Opening] = []
+    taken: set[str] = set()
+    for uid in granted:
+        group = [one for one in _together(uid, granted, pods) if one.uid not in taken]
+        if group and in_flight + len(found) >= window:
+            break
+        taken.update(one.uid for one in group)
+        found += [Opening(one, ORDER) for one in group]
+    for uid in order:
+        if pending + len(found) >= ahead:
+            break
+        if uid in pods and pods[uid].is_gated and not pods[uid].gang:
+            found.append(Opening(pods[uid], AHEAD))
+    return found
+
+
+def overdue(pods: Iterable[Pod], now: float, longest_s: float) -> list[Opening]:
+    """The gates that are open too late already, the oldest first. longest_s: of a pod that states no moment."""
+    late = [(due_of(pod, longest_s), pod) for pod in pods if pod.is_gated]
+    return [Opening(pod, OVERDUE) for due, pod in sorted(late, key=lambda one: (one[0], one[1].uid)) if due <= now]
+
+
+def due_of(pod: Pod, longest_s: float) -> float:
+    """When a gate is opened at the latest. No pod can state a later moment than longest_s after it was made."""
+    latest = pod.created + longest_s
+    return min(pod.release_by, latest) if pod.release_by else latest
+
+
+def stranded(pods: Iterable[Pod], placeless: Collection[str]) -> list[Opening]:
+    """The gates of pods that no node could ever take, by uid."""
+    return [Opening(pod, NOWHERE) for pod in pods if pod.is_gated and pod.uid in placeless]
+
+
+def all_gates(pods: Iterable[Pod], why: str) -> list[Opening]:
+    """Every gate, by the user's priority and then in the order in which the pods were made, as without us."""
+    gated = [pod for pod in pods if pod.is_gated]
+    return [Opening(pod, why) for pod in sorted(gated, key=lambda one: (-one.rank, one.created, one.uid))]
+
+
+def _together(uid: str, granted: Sequence[str], pods: Mapping[str, Pod]) -> list[Pod]:
+    """The pods that are opened with this one, itself included: the members of its gang that are granted with it."""
+    pod = pods.get(uid)
+    if pod is None or not pod.is_gated:
+        return []
+    if not pod.gang:
+        return [pod]
+    given = [pods[one] for one in granted if one in pods]
+    return [one for one in given if one.is_gated and (one.run, one.gang) == (pod.run, pod.gang)]
+
+
+def _is_pending(pod: Pod) -> bool:
+    """Open, and without a node."""
+    return pod.is_ours and not (pod.node or pod.is_gated or pod.is_over or pod.is_leaving)
+
+
+def _is_in_flight(pod: Pod, now: float) -> bool:
+    return _is_pending(pod) and pod.opened_at > now - STUCK_S

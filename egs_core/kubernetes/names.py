@@ -1,0 +1,28 @@
+"""Labels, annotations and the gate of pods: what is written into pipelines (decision 40), and what is added to pods."""
+
+from __future__ import annotations
+
+GATE = "egs.io/order"
+"""The one scheduling gate that is ever added or removed."""
+
+WORKLOAD, TASK, RANK, PREDICTED_S, GANG = (
+    f"egs.io/{name}" for name in ("workload", "task", "rank", "predicted-s", "gang")
+)
+RUN = "egs.io/run"
+"""Labels: of which run of its workload the pod is; where it is absent, what made it says so."""
+PRELOAD = "egs.io/preload"
+"""Label of pods that load something ahead: they are never gated."""
+GANG_SIZE, HINTS = "egs.io/gang-size", "egs.io/hints"
+RELEASE_BY = "egs.io/release-by"
+"""Annotation: the moment, as RFC 3339, after which the gate is opened whatever else is so."""
+OPENED = "egs.io/opened"
+"""Annotation: when our gate was opened, and why: order, ahead, nowhere, overdue, alone."""
+BASE = "egs.io/base-priority"
+"""Annotation of a Workload whose priority was raised: what its user gave it."""
+
+ARGO_RUN = "workflows.argoproj.io/workflow"
+QUEUE, POD_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
+SYSTEM = "egs-system"
+"""The usual namespace of the controller."""
+CONTROLLER, OVERDUE = "egs-controller", "egs-overdue"
+"""Service accounts, and what belongs to them."""

@@ -1,0 +1,30 @@
+"""What is written into the cluster: a gate that is opened, a priority. Both may be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from egs_core.kubernetes import names
+from egs_core.kubernetes.cluster import PODS, STRATEGIC, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.pods import Pod, moment
+from egs_core.kubernetes.priorities import Raise
+
+
+def open_gate(cluster: Cluster, pod: Pod, why: str, now: float) -> dict[str, Any] | None:
+    """Take our gate off this very pod, and no other gate. The pod as it is then; None where it is gone."""
+    body = {
+        "metadata": {"uid": pod.uid, "annotations": {names.OPENED: f"{moment(now)} {why}"}},
+        "spec": {"schedulingGates": [{"name": names.GATE, "$patch": "delete"}]},
+    }
+    try:
+        return cluster.patch(PODS, pod.name, body, pod.namespace, STRATEGIC)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+def raise_priority(cluster: Cluster, one: Raise) -> None:
+    """Write a priority, and beside it what its user gave."""
+    body = {"metadata": {"annotations": {names.BASE: str(one.base)}}, "spec": {"priority": one.priority}}
+    cluster.patch(WORKLOADS, one.name, body, one.namespace)

@@ -1,0 +1,41 @@
+"""The second process: it opens what is overdue, whether a controller lives or not.
+
+It needs no engine, no Lease and no state: `egs kubernetes open-overdue` runs it once (in a CronJob), and where the
+controller is alive it finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from egs_core.kubernetes import gates
+from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
+from egs_core.kubernetes.opening import open_gate
+from egs_core.kubernetes.pods import Pod, pod_of
+
+
+def open_overdue(cluster: Cluster, namespaces: Sequence[str], longest_s: float, say: Callable[[str], None]) -> int:
+    """Open the gates that are past their release-by time. How many could not be opened."""
+    return _open_all(cluster, gates.overdue(_gated(cluster, namespaces), time.time(), longest_s), say)
+
+
+def _gated(cluster: Cluster, namespaces: Sequence[str]) -> list[Pod]:
+    found: list[Pod] = []
+    for namespace in namespaces or ("",):
+        found += map(pod_of, cluster.list(PODS, namespace)[0])
+    return found
+
+
+def _open_all(cluster: Cluster, openings: Iterable[gates.Opening], say: Callable[[str], None]) -> int:
+    failed = 0
+    for one in openings:
+        place = f"{one.pod.namespace}/{one.pod.name}"
+        try:
+            open_gate(cluster, one.pod, one.why, time.time())
+            say(f"{place}: opened ({one.why})")
+        except ApiError as error:
+            if error.status not in (404, 409):
+                failed += 1
+                say(f"{place}: cannot be opened: {error}")
+    return failed

@@ -1,0 +1,253 @@
+"""Pods and nodes as values, from the objects of the API server. What cannot be read counts as not stated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from egs_core.graph.columns import Shape
+from egs_core.kubernetes import names
+
+Object = Mapping[str, Any]
+OVER = ("Succeeded", "Failed")
+_SUFFIXES = {
+    "": 1.0,
+    "m": 1e-3,
+    "u": 1e-6,
+    "n": 1e-9,
+    **{unit: 1000.0**power for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{unit: 1024.0**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+}
+MOST_PRIORITY = 499
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """One pod. run: of its workload, unique in the cluster; "" where the pod is none of ours. created, release_by,
+    opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes."""
+
+    uid: str
+    name: str
+    namespace: str
+    run: str = ""
+    task: str = ""
+    phase: str = ""
+    node: str = ""
+    is_gated: bool = False
+    has_other_gates: bool = False
+    is_leaving: bool = False
+    created: float = 0.0
+    release_by: float = 0.0
+    opened_at: float = 0.0
+    priority: int = 0
+    own_priority: int = 0
+    rank_s: float | None = None
+    predicted_s: float | None = None
+    gang: str = ""
+    gang_size: int = 0
+    queue: str = ""
+    shape: Shape = Shape(0)
+    where: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in OVER
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has its place on a node."""
+        return bool(self.node) and not self.is_over
+
+    @property
+    def is_ours(self) -> bool:
+        return bool(self.run)
+
+    @property
+    def rank(self) -> int:
+        """What the user says of its importance: the priority class first, which the scheduler goes by too."""
+        own = max(-MOST_PRIORITY, min(MOST_PRIORITY, self.own_priority))
+        return self.priority * (2 * MOST_PRIORITY + 1) + own
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One node: what pods may ask for, its labels, the taints that keep pods off, and whether it takes new ones."""
+
+    name: str
+    cpu_milli: int = 0
+    gpus: int = 0
+    memory_bytes: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    taints: tuple[tuple[str, str, str], ...] = ()
+    is_open: bool = True
+
+
+def pod_of(raw: Object) -> Pod:
+    """A pod as the API server has it."""
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
+    labels, notes = part(meta, "labels"), part(meta, "annotations")
+    gates = [text(one, "name") for one in items(spec, "schedulingGates")]
+    return Pod(
+        uid=text(meta, "uid"),
+        name=text(meta, "name"),
+        namespace=text(meta, "namespace"),
+        run=_run_of(meta, labels),
+        task=text(labels, names.TASK) or text(meta, "name"),
+        phase=text(status, "phase"),
+        node=text(spec, "nodeName"),
+        is_gated=names.GATE in gates,
+        has_other_gates=any(gate != names.GATE for gate in gates),
+        is_leaving="deletionTimestamp" in meta,
+        created=seconds_of(meta.get("creationTimestamp")),
+        release_by=seconds_of(notes.get(names.RELEASE_BY)),
+        opened_at=seconds_of(text(notes, names.OPENED).partition(" ")[0]),
+        priority=int(_number(spec.get("priority")) or 0),
+        own_priority=int(_number(_hints(notes).get("priority")) or 0),
+        rank_s=_length(labels.get(names.RANK)),
+        predicted_s=_length(labels.get(names.PREDICTED_S)),
+        gang=text(labels, names.GANG),
+        gang_size=int(_number(notes.get(names.GANG_SIZE)) or 0),
+        queue=text(labels, names.QUEUE),
+        shape=_shape(spec),
+        where=_where(spec),
+    )
+
+
+def node_of(raw: Object) -> Node:
+    """A node as the API server has it. One that is not ready, or is cordoned, takes nothing new."""
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
+    offered = part(status, "allocatable")
+    ready = [text(one, "status") for one in items(status, "conditions") if text(one, "type") == "Ready"]
+    taints = [(text(t, "key"), text(t, "value"), text(t, "effect")) for t in items(spec, "taints")]
+    return Node(
+        name=text(meta, "name"),
+        cpu_milli=math.floor(1000 * quantity(offered.get("cpu"))),
+        gpus=_gpus(offered),
+        memory_bytes=math.floor(quantity(offered.get("memory"))),
+        labels=tuple(sorted((str(key), str(value)) for key, value in part(meta, "labels").items())),
+        taints=tuple(sorted(taint for taint in taints if taint[2] in ("NoSchedule", "NoExecute"))),
+        is_open=not spec.get("unschedulable") and ready != ["False"] and ready != ["Unknown"],
+    )
+
+
+def quantity(stated: object) -> float:
+    """A quantity of Kubernetes as a number; what is none counts as 0.
+
+    >>> quantity("1500m"), quantity("2Gi"), quantity("1e3"), quantity("?")
+    (1.5, 2147483648.0, 1000.0, 0.0)
+    """
+    found = str(stated if stated is not None else "0").strip()
+    unit = found[len(found.rstrip("munkKMGTPEi")) :]
+    return max(0.0, (_number(found[: len(found) - len(unit)] if unit else found) or 0.0) * _SUFFIXES.get(unit, 0.0))
+
+
+def seconds_of(stated: object) -> float:
+    """The Unix time of a moment as RFC 3339 has it; 0 where it is none."""
+    try:
+        found = datetime.fromisoformat(stated) if isinstance(stated, str) and stated else None
+    except ValueError:
+        return 0.0
+    return found.timestamp() if found is not None and found.tzinfo is not None else 0.0
+
+
+def moment(at: float) -> str:
+    """A Unix time as RFC 3339, whole seconds."""
+    return datetime.fromtimestamp(int(at), UTC).isoformat().replace("+00:00", "Z")
+
+
+def _run_of(meta: Object, labels: Object) -> str:
+    """Of which run it is: by our label, else by what makes its pods, else by itself."""
+    workload = text(labels, names.WORKLOAD)
+    if not workload or names.PRELOAD in labels:
+        return ""
+    run = text(labels, names.RUN) or text(labels, names.ARGO_RUN)
+    owner = next((text(one, "uid") for one in items(meta, "ownerReferences")), "")
+    return "/".join((text(meta, "namespace"), workload, run or owner or text(meta, "uid")))
+
+
+def _shape(spec: Object) -> Shape:
+    """What it asks the scheduler for: containers together, or the largest of those before them; and its overhead."""
+    found = [0.0, 0.0, 0.0]
+    inits = []
+    for one in items(spec, "initContainers"):
+        if one.get("restartPolicy") == "Always":
+            found = [a + b for a, b in zip(found, _asked(one), strict=True)]
+        else:
+            inits.append([a + b for a, b in zip(found, _asked(one), strict=True)])
+    for one in items(spec, "containers"):
+        found = [a + b for a, b in zip(found, _asked(one), strict=True)]
+    found = [max(column) for column in zip(found, *inits, strict=True)]
+    overhead = _amounts(part(spec, "overhead"))
+    cpus, gpus, memory = (a + b for a, b in zip(found, overhead, strict=True))
+    return Shape(math.ceil(1000 * cpus - 1e-6), 1000 * math.ceil(gpus), math.ceil(memory))
+
+
+def _asked(container: Object) -> list[float]:
+    stated = part(container, "resources")
+    return _amounts({**part(stated, "limits"), **part(stated, "requests")})
+
+
+def _amounts(resources: Object) -> list[float]:
+    return [quantity(resources.get("cpu")), float(_gpus(resources)), quantity(resources.get("memory"))]
+
+
+def _gpus(resources: Object) -> int:
+    """Whole devices, of any vendor; slices and claims are the scheduler's affair."""
+    return sum(math.ceil(quantity(amount)) for name, amount in resources.items() if str(name).endswith("/gpu"))
+
+
+def _where(spec: Object) -> str:
+    """What it says of nodes, the same text for equal demands."""
+    affinity = part(part(spec, "affinity"), "nodeAffinity")
+    required = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    tolerations = [one for one in items(spec, "tolerations") if not text(one, "key").startswith("node.kubernetes.io/")]
+    stated = {
+        "select": part(spec, "nodeSelector"),
+        "terms": items(required, "nodeSelectorTerms"),
+        "tolerate": tolerations,
+    }
+    return json.dumps({key: value for key, value in stated.items() if value}, sort_keys=True, default=str)
+
+
+def _hints(notes: Object) -> Object:
+    try:
+        found = json.loads(text(notes, names.HINTS) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _length(stated: object) -> float | None:
+    found = _number(stated)
+    return found if found is not None and found >= 0 else None
+
+
+def _number(stated: object) -> float | None:
+    if isinstance(stated, bool) or not isinstance(stated, str | int | float):
+        return None
+    try:
+        found = float(stated)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) and abs(found) < 1e15 else None
+
+
+def part(raw: Object, name: str) -> Object:
+    """A field of an object that is one itself; empty where it is not there."""
+    found = raw.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def items(raw: Object, name: str) -> list[Object]:
+    """A field that lists objects."""
+    found: Iterable[object] = raw.get(name) or ()
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list | tuple) else []
+
+
+def text(raw: Object, name: str) -> str:
+    """A field as text."""
+    found = raw.get(name)
+    return "" if found is None else str(found)

@@ -1,0 +1,135 @@
+"""What a list of pods means for an engine that was told of an earlier one: the same list means nothing.
+
+    pod in the list                           status
+    gate of ours and no other                 ready
+    a gate of its author's                    held: not told yet
+    open, no node                             ready; what was granted stays granted
+    on a node, whether it has begun or not    running: it has its place
+    Succeeded, Failed, or no longer there     over
+
+What comes after a pod is not in the cluster yet. So that the engine ranks pods by what waits for them, the rest of
+their run stands behind them as tasks that never start: a chain, of pods that were seen together.
+
+    pods with rank, duration     10, 4      ┌► rest 6 ──► rest 2 ──► rest 3       the longest rest first; each pod
+                                  9, 4 ─────│────────────┘          │             has its own rest behind it: 11 s of
+                                  3, 0 ─────│───────────────────────┘             work at most, and not their sum
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.kubernetes.pods import Pod
+from egs_core.site import PRIOR_S
+
+HELD, READY, RUNNING, OVER = "held", "ready", "running", "over"
+SAME_REST_S = 1.0
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What the engine was told last of a pod: its numbers there, and its status. rests: tasks behind it, of which some
+    are behind others too."""
+
+    task: int
+    phase: int
+    run: str
+    status: str
+    node: str = ""
+    is_gang: bool = False
+    rests: tuple[int, ...] = ()
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """new: pods that the engine does not know, by run; statuses: uid and the status that has changed."""
+
+    new: dict[str, tuple[Pod, ...]]
+    statuses: tuple[tuple[str, str], ...]
+
+    @property
+    def are_none(self) -> bool:
+        return not self.new and not self.statuses
+
+
+def status_of(pod: Pod) -> str:
+    """See the module."""
+    if pod.is_over or (pod.is_leaving and not pod.node):
+        return OVER
+    if pod.node:
+        return RUNNING
+    return HELD if pod.has_other_gates else READY
+
+
+def changes(pods: Mapping[str, Pod], known: Mapping[str, Known]) -> Changes:
+    """What is new in a list of pods, by uid. Members of a gang are new together, when all of them are there."""
+    statuses = [(uid, OVER) for uid, one in known.items() if uid not in pods and one.status != OVER]
+    new: dict[str, list[Pod]] = {}
+    whole = _whole_gangs(pods.values())
+    for uid, pod in pods.items():
+        status, before = status_of(pod), known.get(uid)
+        if before is not None:
+            if status not in (before.status, HELD) and before.status != OVER:
+                statuses.append((uid, status))
+        elif pod.is_ours and status in (READY, RUNNING) and (not pod.gang or (pod.run, pod.gang) in whole):
+            new.setdefault(pod.run, []).append(pod)
+    return Changes({run: tuple(sorted(found, key=_age)) for run, found in new.items()}, tuple(statuses))
+
+
+def starts_together(pods: Sequence[Pod]) -> frozenset[str]:
+    """Of new pods of one run the gangs that start together: all of their members are new and wait."""
+    sizes: dict[str, int] = {}
+    for pod in pods:
+        if pod.gang and status_of(pod) == READY and pod.is_gated:
+            sizes[pod.gang] = sizes.get(pod.gang, 0) + 1
+    wanted = {pod.gang: pod.gang_size for pod in pods if pod.gang}
+    return frozenset(gang for gang, size in sizes.items() if size == wanted[gang] > 1)
+
+
+def block_of(
+    pods: Sequence[Pod], flavors: Mapping[str, tuple[str, ...]], at: int = 0
+) -> tuple[Graph, list[tuple[int, ...]]]:
+    """New pods of one run as a graph, and behind each pod its rests, by their places in it. flavors: by `Pod.where`,
+    none named: any. at: how many tasks the run has, as parents are numbered from its first one on."""
+    graph, gangs = Graph(), starts_together(pods)
+    for pod in pods:
+        kind = GPU if pod.shape.gpu_milli else CPU
+        gang = pod.gang if pod.gang in gangs else ""
+        options = TaskOptions(priority=pod.rank, gang=gang, flavors=flavors.get(pod.where, ()))
+        graph.add_task(pod.uid, (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
+    return graph, _add_rests(graph, pods, at)
+
+
+def rest_s(pod: Pod) -> float:
+    """How long its run goes on after it, along the longest path."""
+    own_s = PRIOR_S if pod.predicted_s is None else pod.predicted_s
+    return 0.0 if pod.rank_s is None else max(0.0, pod.rank_s - own_s)
+
+
+def _add_rests(graph: Graph, pods: Sequence[Pod], at: int) -> list[tuple[int, ...]]:
+    stops = sorted({round(rest_s(pod) / SAME_REST_S) for pod in pods} - {0}, reverse=True)
+    tasks: dict[int, int] = {}
+    for stop, shorter in zip(stops, [*stops, 0][1:], strict=True):
+        before = [number for number, pod in enumerate(pods) if round(rest_s(pod) / SAME_REST_S) == stop]
+        parents = (*before, *([max(tasks.values())] if tasks else []))
+        parents = tuple(at + parent for parent in parents)
+        seconds = (stop - shorter) * SAME_REST_S
+        tasks[stop] = graph.add_task(f"{pods[before[0]].uid}.rest", parents, ((CPU, Shape(0), seconds),), name="rest")
+    return [tuple(task for stop, task in tasks.items() if stop <= round(rest_s(pod) / SAME_REST_S)) for pod in pods]
+
+
+def _whole_gangs(pods: Iterable[Pod]) -> set[tuple[str, str]]:
+    """(run, gang) of which as many pods are there as it has members; what states no size is whole."""
+    there: dict[tuple[str, str], int] = {}
+    size: dict[tuple[str, str], int] = {}
+    for pod in pods:
+        if pod.gang and pod.is_ours and status_of(pod) != HELD:
+            key = pod.run, pod.gang
+            there[key] = there.get(key, 0) + 1
+            size[key] = max(size.get(key, 0), pod.gang_size)
+    return {key for key, count in there.items() if count >= size[key]}
+
+
+def _age(pod: Pod) -> tuple[float, str]:
+    return pod.created, pod.uid

@@ -1,0 +1,225 @@
+"""A site that is told of a cluster's pods and nodes, and what it has granted of them.
+
+The cluster's books are the authority (`TasksSeen`): a pod that runs has its place, whatever was granted. Nothing is
+kept here that a list does not say again, so the site may be made anew at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from egs_core.engine import EngineConfig
+from egs_core.engine import messages as m
+from egs_core.kubernetes import places
+from egs_core.kubernetes.pods import Node, Pod
+from egs_core.kubernetes.seen import OVER, READY, RUNNING, Changes, Known, block_of, changes, status_of
+from egs_core.runlog import records as r
+from egs_core.site import AnyTold, Asked, Dropped, Grant, Site
+from egs_core.site.embedded import EmbeddedSite
+from egs_core.site.protocol import Holder
+
+MOST_TASKS = 200_000
+"""When the site has so many it is made anew: an engine keeps what has ended."""
+Connect = Callable[[Holder], Site]
+
+
+def own_site(holder: Holder) -> Site:
+    """A site in this process."""
+    return EmbeddedSite(EngineConfig(preload=False), holder, logs_waits=False)
+
+
+class ClusterSession:
+    """See the module. `tell` and the questions belong to one thread."""
+
+    def __init__(self, connect: Connect = own_site, woken: Callable[[], None] = lambda: None) -> None:
+        self._connect, self._woken = connect, woken
+        self._lock = threading.Lock()
+        self._is_lost = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._known: dict[str, Known] = {}
+        self._uids: dict[int, str] = {}
+        self._granted: dict[int, Grant] = {}  # by task, in the order in which they were granted
+        self._nodes: dict[str, m.NodeAdded] = {}
+        self._keys: frozenset[str] = frozenset()
+        self._sizes: dict[str, int] = {}  # tasks by run
+        self._before: Counter[int] = Counter()  # pods that have not ended before a task that stands for a rest
+        self.site = self._connect(self)
+        self.site.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.site.is_alive and not self._is_lost
+
+    def close(self) -> None:
+        self.site.close()
+
+    def renew(self) -> None:
+        """A site that knows nothing."""
+        self.site.close()
+        self._begin()
+
+    # --- what the site is told ---
+
+    def tell(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> Changes:
+        """Tell what has changed since the last time; returns it. pods: by uid, all of them, also those of others."""
+        found = list(nodes)
+        keys = places.keys_of({pod.where for pod in pods.values() if pod.is_ours})
+        if not keys <= self._keys or len(self._uids) > MOST_TASKS:
+            self.renew_with(keys)
+        self._tell_nodes(found, pods.values())
+        news = changes(pods, self._known)
+        for run, new in news.new.items():
+            self._grow(run, new, found)
+        self._tell_statuses(pods, news)
+        return news
+
+    def renew_with(self, keys: frozenset[str]) -> None:
+        """Nodes are told apart by more labels: each kind has another name then."""
+        keys |= self._keys
+        if self._nodes or self._known:
+            self.renew()
+        self._keys = keys
+
+    def _tell_nodes(self, nodes: list[Node], pods: Iterable[Pod]) -> None:
+        ours: dict[str, list[Pod]] = {}
+        others: dict[str, list[Pod]] = {}
+        for pod in pods:
+            if pod.holds:
+                (ours if pod.is_ours else others).setdefault(pod.node, []).append(pod)
+        told = {n.name: _capacity(n, self._keys, ours.get(n.name, ()), others.get(n.name, ())) for n in nodes}
+        events: list[m.Event] = [m.NodeLost(name) for name in self._nodes.keys() - told.keys()]
+        events += [event for name, event in told.items() if self._nodes.get(name) != event]
+        self._nodes = told
+        self._report(events)
+
+    def _grow(self, run: str, new: tuple[Pod, ...], nodes: list[Node]) -> None:
+        if run not in self._sizes:
+            self._sizes[run] = 0
+            self.site.submit(m.WorkloadSubmitted(run, name=run.split("/")[1], tenant=run.split("/")[0]))
+        flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new}}
+        graph, rests = block_of(new, flavors, self._sizes[run])
+        grown = self.site.call(lambda: self.site.grow(run, self._sizes[run], graph), 60.0)
+        self._sizes[run] += graph.n_tasks
+        for number, (pod, behind) in enumerate(zip(new, rests, strict=True)):
+            task, is_gang = grown.task + number, bool(graph.options_of(number).gang)
+            numbers = tuple(grown.task + one for one in behind)
+            self._before.update(numbers)
+            self._known[pod.uid] = Known(task, grown.phase + number, run, READY, "", is_gang, numbers)
+            self._uids[task] = pod.uid
+
+    def _flavors(self, where: str, nodes: list[Node]) -> tuple[str, ...]:
+        """The kinds of nodes on which such a pod may run; none named: all."""
+        kinds = {places.flavor_of(node, self._keys): node for node in nodes}
+        fitting = tuple(sorted(kind for kind, node in kinds.items() if places.allows(where, node)))
+        return () if len(fitting) == len(kinds) else fitting
+
+    def _tell_statuses(self, pods: Mapping[str, Pod], news: Changes) -> None:
+        begun = [(uid, RUNNING) for new in news.new.values() for uid in (p.uid for p in new if status_of(p) == RUNNING)]
+        sights: list[m.Sight] = []
+        for uid, status in sorted([*news.statuses, *begun], key=lambda one: one[1] != OVER):
+            known, node = self._known[uid], pods[uid].node if uid in pods else ""
+            self._known[uid] = Known(known.task, known.phase, known.run, status, node, known.is_gang, known.rests)
+            if known.is_gang:
+                self._tell_member(known, status)
+            else:
+                sights.append(m.Sight(known.task, status, node))
+            if status == OVER:
+                sights += [m.Sight(rest, OVER) for rest in self._rests_done(known)]
+                self._ungrant([known.task])
+        if sights:
+            self._report([m.TasksSeen(tuple(sights))])
+
+    def _rests_done(self, known: Known) -> list[int]:
+        """Of what is behind a pod that has ended, that before which nothing is left."""
+        self._before.subtract(known.rests)
+        return [rest for rest in known.rests if not self._before[rest]]
+
+    def _tell_member(self, known: Known, status: str) -> None:
+        """Of gangs the engine hears by events of its own. One that runs ungranted was opened by somebody else."""
+        decision = self._grant_of(known.task)
+        attempt = decision.attempt if decision is not None else 0
+        if decision is None:
+            self._report([m.AbortRequested("task", str(known.task), "cluster", f"its pod is {status}")])
+        elif status == RUNNING:
+            self._report([m.PhaseStarted(known.phase, attempt)])
+        elif status == OVER:
+            if known.status != RUNNING:
+                self._report([m.PhaseStarted(known.phase, attempt)])
+            self._report([m.PhaseEnded(known.phase, attempt)])
+
+    def prune(self, uids: Iterable[str]) -> None:
+        """Only these pods are still listed. What has ended stays known till then, so that it is not told again."""
+        there = set(uids)
+        for uid in [uid for uid, one in self._known.items() if one.status == OVER and uid not in there]:
+            self._uids.pop(self._known.pop(uid).task, None)
+
+    def applied(self, uid: str) -> None:
+        """Its gate is open."""
+        decision = self._grant_of(self._known[uid].task) if uid in self._known else None
+        if decision is not None:
+            self._report([m.DecisionApplied(decision.id)])
+
+    def _report(self, events: Iterable[m.Event]) -> None:
+        found = list(events)
+        if found:
+            self.site.call(lambda: self.site.report(*found), 60.0)
+
+    # --- what it says ---
+
+    def granted(self) -> list[str]:
+        """Uids of pods that may start, in the order in which the site has decided."""
+        with self._lock:
+            return [self._uids[task] for task in self._granted if task in self._uids]
+
+    def order(self) -> list[str]:
+        """Uids of all pods that wait for a grant, the first first."""
+        return [self._uids[one.task] for one in self.site.order().ready if one.task in self._uids]
+
+    def perform(self, decision: AnyTold, now: float) -> None:  # noqa: ARG002
+        """See `Holder`."""
+        if isinstance(decision, Grant):
+            with self._lock:
+                self._granted[decision.task] = decision  # it may come before `grow` has said whose task that is
+        elif isinstance(decision, Dropped):
+            self._ungrant(decision.tasks)
+        self._woken()
+
+    def _grant_of(self, task: int) -> Grant | None:
+        with self._lock:
+            return self._granted.get(task)
+
+    def _ungrant(self, tasks: Iterable[int]) -> None:
+        with self._lock:
+            for task in tasks:
+                self._granted.pop(task, None)
+
+    def record(self, record: r.Record) -> None:
+        """See `Holder`: nothing is logged yet."""
+
+    def asked(self, request: Asked) -> None:
+        """See `Holder`: no operator asks yet."""
+
+    def site_lost(self, error: BaseException) -> None:  # noqa: ARG002
+        """See `Holder`."""
+        self._is_lost = True
+        self._woken()
+
+
+def _capacity(node: Node, keys: frozenset[str], ours: Iterable[Pod], others: Iterable[Pod]) -> m.NodeAdded:
+    """What a node has for pods of ours. One that is closed has what they hold there, and nothing more."""
+    held, foreign = [pod.shape for pod in ours], [pod.shape for pod in others]
+    if node.is_open:
+        cpu_milli = max(0, node.cpu_milli - sum(s.cpu_milli for s in foreign))
+        memory = max(0, node.memory_bytes - sum(s.memory_bytes for s in foreign))
+    else:
+        cpu_milli, memory = sum(s.cpu_milli for s in held), sum(s.memory_bytes for s in held)
+    used = min(node.gpus, sum(s.gpu_milli for s in foreign) // 1000)
+    closed = tuple(range(node.gpus - used, node.gpus)) if node.is_open else tuple(range(node.gpus))
+    flavor = places.flavor_of(node, keys)
+    return m.NodeAdded(
+        node.name, cpu_milli / 1000, node.gpus, memory, flavor=flavor, closed=closed, process_slots=1_000_000
+    )

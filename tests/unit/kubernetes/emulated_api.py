@@ -1,0 +1,289 @@
+"""An emulated API server of Kubernetes, over HTTP: lists in pages, watches, conflicts, patches of gates. No real one.
+
+It checks nothing of an object and schedules nothing: tests bind and end pods. What `tests/cluster` needs is a real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+LIMIT_S = 120.0
+GATE = "egs.io/order"
+
+
+class EmulatedApi:
+    """Objects by kind and name. gone: how many of the next watches are answered with 410; cut: ends all watches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.changed = threading.Condition()
+        self.objects: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+        self.log: list[tuple[int, str, str, dict[str, Any]]] = []
+        self.version = 1
+        self.gone = 0
+        self.cuts = 0
+        self.down = False
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+        self.deleted: list[str] = []
+        api = self
+
+        class Handler(_Handler):
+            server_api = api
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self.kubeconfig = folder / "kubeconfig"
+        address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "emulated",
+            "clusters": [{"name": "emulated", "cluster": {"server": address}}],
+            "users": [{"name": "emulated", "user": {}}],
+            "contexts": [{"name": "emulated", "context": {"cluster": "emulated", "user": "emulated"}}],
+        }
+        self.kubeconfig.write_text(yaml.safe_dump(config))
+
+    def close(self) -> None:
+        self.cut()
+        self._server.shutdown()
+        self._server.server_close()
+
+    # --- what tests do ---
+
+    def add(self, plural: str, raw: dict[str, Any]) -> dict[str, Any]:
+        made = copy.deepcopy(raw)
+        meta = made["metadata"]
+        meta.setdefault("uid", str(uuid.uuid4()))
+        meta.setdefault("creationTimestamp", datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"))
+        self._write(plural, made, "ADDED")
+        return made
+
+    def change(self, plural: str, name: str, act: Callable[[dict[str, Any]], None]) -> None:
+        with self.changed:
+            key = next(key for key in self.objects[plural] if key[1] == name)
+            made = copy.deepcopy(self.objects[plural][key])
+        act(made)
+        self._write(plural, made, "MODIFIED")
+
+    def remove(self, plural: str, name: str) -> None:
+        with self.changed:
+            key = next(key for key in self.objects[plural] if key[1] == name)
+            self._drop(plural, key)
+
+    def bind(self, name: str, node: str) -> None:
+        self.change("pods", name, lambda pod: pod["spec"].update(nodeName=node))
+
+    def end(self, name: str, phase: str = "Succeeded") -> None:
+        self.change("pods", name, lambda pod: pod.setdefault("status", {}).update(phase=phase))
+
+    def all(self, plural: str) -> dict[str, dict[str, Any]]:
+        with self.changed:
+            return {key[1]: copy.deepcopy(one) for key, one in self.objects.get(plural, {}).items()}
+
+    def gated(self) -> set[str]:
+        found = self.all("pods").items()
+        return {name for name, pod in found if any(g["name"] == GATE for g in pod["spec"].get("schedulingGates", ()))}
+
+    def opened(self) -> list[str]:
+        """Names of pods in the order in which their gates were opened."""
+        with self.changed:
+            return [name for name, body in self.patches if "schedulingGates" in (body.get("spec") or {})]
+
+    def cut(self) -> None:
+        with self.changed:
+            self.cuts += 1
+            self.changed.notify_all()
+
+    def until(self, what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        """Waits for a condition."""
+        end = time.monotonic() + limit_s
+        while not what():
+            with self.changed:
+                assert time.monotonic() < end, "it did not come to that"
+                self.changed.wait(0.1)
+
+    # --- its state ---
+
+    def _write(self, plural: str, made: dict[str, Any], kind: str) -> None:
+        with self.changed:
+            self.version += 1
+            made["metadata"]["resourceVersion"] = str(self.version)
+            key = (made["metadata"].get("namespace", ""), made["metadata"]["name"])
+            self.objects.setdefault(plural, {})[key] = made
+            self.log.append((self.version, plural, kind, copy.deepcopy(made)))
+            self.changed.notify_all()
+
+    def _drop(self, plural: str, key: tuple[str, str]) -> None:
+        made = self.objects[plural].pop(key)
+        self.version += 1
+        made["metadata"]["resourceVersion"] = str(self.version)
+        self.log.append((self.version, plural, "DELETED", made))
+        self.deleted.append(f"{plural}/{key[1]}")
+        self.changed.notify_all()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_api: EmulatedApi
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        plural, namespace, name, query = self._asked()
+        api = self.server_api
+        if name:
+            found = api.objects.get(plural, {}).get((namespace, name))
+            self._answer(200, found) if found else self._refuse(404, "not found")
+        elif query.get("watch"):
+            self._watch(plural, namespace, int(query["resourceVersion"]), float(query.get("timeoutSeconds", 60)))
+        else:
+            with api.changed:
+                kept = [one for key, one in sorted(api.objects.get(plural, {}).items()) if namespace in ("", key[0])]
+                first, limit = int(query.get("continue", 0)), int(query.get("limit", 1000))
+                meta = {"resourceVersion": str(api.version)}
+                if first + limit < len(kept):
+                    meta["continue"] = str(first + limit)
+                self._answer(200, {"metadata": meta, "items": kept[first : first + limit]})
+
+    def do_POST(self) -> None:
+        plural, namespace, _, _ = self._asked()
+        body = self._body()
+        if (namespace, body["metadata"]["name"]) in self.server_api.objects.get(plural, {}):
+            self._refuse(409, "already exists")
+        else:
+            self._answer(201, self.server_api.add(plural, body))
+
+    def do_PUT(self) -> None:
+        plural, namespace, name, _ = self._asked()
+        body, api = self._body(), self.server_api
+        with api.changed:
+            found = api.objects.get(plural, {}).get((namespace, name))
+            if found is None:
+                self._refuse(404, "not found")
+            elif body["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
+                self._refuse(409, "the object has been modified")
+            else:
+                api._write(plural, body, "MODIFIED")
+                self._answer(200, body)
+
+    def do_PATCH(self) -> None:
+        plural, namespace, name, _ = self._asked()
+        body, api = self._body(), self.server_api
+        with api.changed:
+            found = api.objects.get(plural, {}).get((namespace, name))
+            if found is None:
+                self._refuse(404, "not found")
+                return
+            if body.get("metadata", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+                self._refuse(409, "the UID in the precondition does not match")
+                return
+            made = _merged(found, body)
+            api.patches.append((name, body))
+            api._write(plural, made, "MODIFIED")
+            self._answer(200, made)
+
+    def do_DELETE(self) -> None:
+        plural, namespace, name, _ = self._asked()
+        with self.server_api.changed:
+            if (namespace, name) in self.server_api.objects.get(plural, {}):
+                self.server_api._drop(plural, (namespace, name))
+                self._answer(200, {"status": "Success"})
+            else:
+                self._refuse(404, "not found")
+
+    def _watch(self, plural: str, namespace: str, version: int, timeout_s: float) -> None:
+        api, end = self.server_api, time.monotonic() + timeout_s
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with api.changed:
+            cuts = api.cuts
+            if api.gone:
+                api.gone -= 1
+                status = {"code": 410, "message": "too old resource version"}
+                self._chunk({"type": "ERROR", "object": status})
+                end = 0.0
+        while time.monotonic() < end:
+            with api.changed:
+                new = [one for one in api.log if one[0] > version and one[1] == plural]
+                if api.cuts != cuts:
+                    self.close_connection = True
+                    return  # half an answer: the connection breaks
+                if not new:
+                    api.changed.wait(0.1)
+            for number, _, kind, raw in new:
+                version = number
+                if namespace in ("", raw["metadata"].get("namespace")):
+                    self._chunk({"type": kind, "object": raw})
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _chunk(self, event: dict[str, Any]) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+        self.wfile.flush()
+
+    def _asked(self) -> tuple[str, str, str, dict[str, str]]:
+        """Kind, namespace, name and query of a request."""
+        if self.server_api.down:
+            self.close_connection = True
+            raise ConnectionAbortedError
+        parts = urlsplit(self.path)
+        words = parts.path.strip("/").split("/")
+        words = words[2:] if words[0] == "api" else words[3:]
+        namespace = ""
+        if words[0] == "namespaces" and len(words) > 2:
+            namespace, words = words[1], words[2:]
+        query = {key: value[0] for key, value in parse_qs(parts.query).items()}
+        return words[0], namespace, words[1] if len(words) > 1 else "", query
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+
+    def _body(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        return found
+
+    def _refuse(self, code: int, message: str) -> None:
+        self._answer(code, {"kind": "Status", "code": code, "message": message})
+
+    def _answer(self, code: int, body: dict[str, Any]) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+def _merged(found: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    """A merge patch; of a list whose members say `$patch: delete`, those of that name go."""
+    made = copy.deepcopy(found)
+    for key, value in body.items():
+        if isinstance(value, dict):
+            made[key] = _merged(made.get(key) or {}, value)
+        elif isinstance(value, list) and value and value[0].get("$patch") == "delete":
+            gone = {one["name"] for one in value}
+            made[key] = [one for one in made.get(key) or [] if one["name"] not in gone]
+        elif value is None:
+            made.pop(key, None)
+        else:
+            made[key] = value
+    return made

@@ -1,0 +1,268 @@
+"""What is decided for a cluster's pods, as functions of lists: pods and nodes, gates, priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egs_core.graph.columns import Shape
+from egs_core.kubernetes import gates, places, priorities, seen
+from egs_core.kubernetes.pods import Pod, node_of, pod_of
+from egs_core.kubernetes.session import ClusterSession
+from tests.unit.kubernetes.made_pods import node, pod
+
+
+def made(name: str, **stated: Any) -> Pod:
+    return pod_of(pod(name, uid=name, **stated))
+
+
+# --- pods, nodes, places ---
+
+
+def test_a_pods_needs_are_those_of_the_scheduler() -> None:
+    """Containers together or the largest before them, sidecars with both, overhead, limits where no request is."""
+    raw = pod("p", cpu=2, gpus=1)
+    raw["spec"]["initContainers"] = [
+        {"name": "first", "resources": {"requests": {"cpu": "5", "memory": "1Gi"}}},
+        {"name": "side", "restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "4"}}},
+    ]
+    raw["spec"]["overhead"] = {"cpu": "250m"}
+    assert pod_of(raw).shape == Shape(5250, 1000, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("labels", {"egs.io/rank": "soon"}), ("labels", {"egs.io/predicted-s": "-1"}), ("notes", {"egs.io/hints": "[1"})],
+)
+def test_what_cannot_be_read_is_not_stated(field: str, value: dict[str, str]) -> None:
+    """A label that somebody mistyped never keeps a pod from being ordered."""
+    found = made("p", **{field: value})
+    assert (found.rank_s, found.predicted_s, found.own_priority) == (None, None, 0)
+
+
+def test_runs_are_told_apart() -> None:
+    """By our label, Argo's, or the object that makes the pods; a pod without our label is none of ours."""
+    argo = pod("a", labels={"workflows.argoproj.io/workflow": "wf-1"})
+    del argo["metadata"]["labels"]["egs.io/run"]
+    job = pod("b")
+    del job["metadata"]["labels"]["egs.io/run"]
+    job["metadata"]["ownerReferences"] = [{"uid": "job-1"}]
+    assert [pod_of(one).run for one in (argo, job)] == ["team/w/wf-1", "team/w/job-1"]
+    assert not pod_of({"metadata": {"name": "x", "labels": {}}}).is_ours
+    assert not made("preload", labels={"egs.io/preload": "k"}).is_ours
+
+
+def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+TAINT = {"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "taints", "may"),
+    [
+        ({}, {}, {}, True),
+        ({"nodeSelector": {"pool": "a"}}, {"pool": "a"}, {}, True),
+        ({"nodeSelector": {"pool": "a"}}, {"pool": "b"}, {}, False),
+        (affinity({"key": "pool", "operator": "NotIn", "values": ["b"]}), {}, {}, True),
+        (affinity({"key": "pool", "operator": "NotIn", "values": ["b"]}), {"pool": "b"}, {}, False),
+        (affinity({"key": "size", "operator": "Gt", "values": ["4"]}), {"size": "8"}, {}, True),
+        (affinity({"key": "size", "operator": "Exists"}), {}, {}, False),
+        ({}, {}, TAINT, False),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, {}, TAINT, True),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, {}, TAINT, False),
+        ({"tolerations": [{"operator": "Exists"}]}, {}, TAINT, True),
+    ],
+)
+def test_nodes_that_take_a_pod(spec: dict[str, Any], labels: dict[str, str], taints: dict[str, Any], may: bool) -> None:
+    """Selector, required affinity, taints."""
+    found = node_of(node("n", labels=labels, spec=taints))
+    assert places.allows(made("p", spec=spec).where, found) is may
+    assert places.may_ever_run(made("p", spec=spec), [found]) is may
+
+
+def test_only_named_labels_tell_kinds_of_nodes_apart() -> None:
+    """A node's own name makes no kind of its own."""
+    nodes = [node_of(node(f"n{number}", labels={"pool": "a" if number < 2 else "b"})) for number in range(4)]
+    assert len({places.flavor_of(one, ()) for one in nodes}) == 1
+    keys = places.keys_of([made("p", spec={"nodeSelector": {"pool": "a"}}).where])
+    assert len({places.flavor_of(one, keys) for one in nodes}) == 2
+
+
+# --- what a list means ---
+
+
+def test_what_comes_after_counts_once() -> None:
+    """Pods of one run that were seen together share what comes behind them: their ranks differ, and their run has the
+    longest rest to do, not the sum."""
+    pods = [made("a", rank=15, predicted=4), made("b", rank=9, predicted=4), made("c", rank=3, predicted=0)]
+    graph, rests = seen.block_of(pods, {})
+    behind = {graph.ids[task]: graph.work_s(task) for task in range(3, graph.n_tasks)}
+    assert behind == {"a.rest": 6.0, "b.rest": 2.0, "c.rest": 3.0}
+    assert [sum(graph.work_s(task) for task in of) for of in rests] == [11.0, 5.0, 3.0]
+
+
+def test_pods_are_ranked_by_their_own_rest_whenever_they_come() -> None:
+    """One by one or all at once: the same order."""
+    pods = {f"p{rank}": made(f"p{rank}", rank=rank, predicted=2) for rank in (10, 40, 11, 13)}
+    session, shown = ClusterSession(), dict[str, Pod]()
+    try:
+        for uid, one in pods.items():
+            shown[uid] = one
+            session.tell(shown)
+        assert session.order() == ["p40", "p13", "p11", "p10"]
+    finally:
+        session.close()
+
+
+def test_a_gang_is_new_when_it_is_whole() -> None:
+    """Members are told together; where one runs already, or was opened by somebody, they are single pods."""
+    first, second = made("a", gang="g", size=2), made("b", gang="g", size=2)
+    assert seen.changes({"a": first}, {}).are_none
+    news = seen.changes({"a": first, "b": second}, {}).new["team/w/r"]
+    assert [one.uid for one in news] == ["a", "b"]
+    assert seen.starts_together(news) == {"g"}
+    assert seen.starts_together([msgspec.structs.replace(first, node="n"), second]) == frozenset()
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[dict[str, Pod]]:
+    """Lists of a few pods that come, are opened, bound, ended and deleted, in any order, some states left out."""
+    stages: list[Callable[[Pod], Pod]] = [
+        lambda one: one,
+        lambda one: msgspec.structs.replace(one, is_gated=False),
+        lambda one: msgspec.structs.replace(one, is_gated=False, node="n1"),
+        lambda one: msgspec.structs.replace(one, is_gated=False, node="n1", phase="Succeeded"),
+    ]
+    count = draw(st.integers(1, 5))
+    gang = draw(st.booleans())
+    pods = [
+        made(
+            f"p{n}",
+            cpu=1,
+            rank=draw(st.integers(0, 99)),
+            predicted=3,
+            **({"gang": "g", "size": 2} if gang and n < 2 else {}),
+        )
+        for n in range(count)
+    ]
+    at = [-1] * count
+    found = []
+    for _ in range(draw(st.integers(1, 8))):
+        at = [draw(st.integers(stage, 4)) for stage in at]
+        found.append({pod.uid: stages[stage](pod) for pod, stage in zip(pods, at, strict=True) if 0 <= stage < 4})
+    return found
+
+
+@given(lives())
+def test_no_list_is_told_twice(lists: list[dict[str, Pod]]) -> None:
+    """Whatever pods do: the same list again changes nothing, the engine stays sound, and nothing is granted twice."""
+    session, nodes = ClusterSession(), [node_of(node("n1", cpu=4))]
+    try:
+        for pods in lists:
+            session.tell(pods, nodes)
+            assert session.tell(pods, nodes).are_none
+            session.prune(pods)
+            assert session.tell(pods, nodes).are_none
+            granted = session.granted()
+            assert len(granted) == len(set(granted))
+            session.site.call(session.site._engine.validate_state, 60.0)  # type: ignore[attr-defined]
+            assert session.is_alive
+    finally:
+        session.close()
+
+
+# --- gates ---
+
+
+def test_a_window_at_a_time_in_the_order_of_grants() -> None:
+    """What was opened and has no node yet counts, unless it is stuck; a gang is opened whole, also past the window."""
+    pods = {name: made(name) for name in "abcd"}
+    pods |= {name: made(name, gang="g", size=2) for name in "gh"}
+    opened = msgspec.structs.replace(made("o", gate=False), opened_at=100.0)
+
+    def names(now: float, window: int, granted: str = "bacd") -> list[str]:
+        found = gates.releases(granted, (), {**pods, "o": opened}, now, window=window)
+        return [one.pod.uid for one in found]
+
+    assert names(101.0, 3) == ["b", "a"]
+    assert names(101.0, 1) == []
+    assert names(100.0 + gates.STUCK_S, 3) == ["b", "a", "c"]
+    assert names(101.0, 2, "gbha") == ["g", "h"]
+
+
+def test_so_many_are_opened_ahead() -> None:
+    """Beyond what has room, in order: an autoscaler sees them. Members of gangs wait to be granted."""
+    pods = {name: made(name) for name in "abc"} | {"g": made("g", gang="g", size=2)}
+    found = gates.releases(["a"], ["g", "c", "b"], pods, 0.0, window=9, ahead=2)
+    assert [(one.pod.uid, one.why) for one in found] == [("a", "order"), ("c", "ahead")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20), st.integers(0, 9000))
+def test_nothing_is_gated_past_its_release_by_time(times: list[tuple[int, int]], now: int) -> None:
+    """After what is overdue was opened, no gated pod is past its moment, or older than the longest there is."""
+    pods = [
+        msgspec.structs.replace(made(f"p{number}"), created=created, release_by=release_by)
+        for number, (created, release_by) in enumerate(times)
+    ]
+    late = {one.pod.uid for one in gates.overdue(pods, now, 1000.0)}
+    for one in pods:
+        if one.uid not in late:
+            assert not one.release_by or now < one.release_by
+            assert now < one.created + 1000.0
+
+
+# --- Kueue ---
+
+
+def waiting(name: str, base: int = 0, priority: int | None = None, queue: str = "q") -> priorities.Workload:
+    return priorities.Workload("ns", name, queue, base, base if priority is None else priority, (name,))
+
+
+def test_what_waits_is_raised_and_no_further_than_the_next_user() -> None:
+    """The first so many of each user's priority, below the next one; the rest keeps its own."""
+    low = [waiting(f"a{number}") for number in range(4)]
+    high = [waiting(f"b{number}", 10) for number in range(3)]
+    order = ["b2", "a3", "a1", "b0", "a0", "b1", "a2"]
+    found = {one.name: one.priority for one in priorities.raises([*low, *high], order, {"q"}, ahead=3)}
+    assert 10 > found["a3"] > found["a1"] > found["a0"] > 0
+    assert found["b2"] > found["b0"] > found["b1"] > 10
+    assert "a2" not in found
+    assert priorities.raises([*low, *high], order, set()) == []
+
+
+@given(st.lists(st.sampled_from([0, 3, 100]), min_size=1, max_size=30), st.randoms(), st.integers(1, 8))
+def test_priorities_follow_any_order_and_settle(bases: list[int], random: Any, ahead: int) -> None:
+    """Whatever was written before: afterwards the first of each user's priority stand in order, none reaches the next
+    user's, no more is written for the same order, and one that goes first costs no more patches than it must."""
+    found = {f"w{number}": waiting(f"w{number}", base) for number, base in enumerate(bases)}
+    for _ in range(4):
+        order = list(found)
+        random.shuffle(order)
+        for one in priorities.raises(found.values(), order, {"q"}, ahead):
+            found[one.name] = msgspec.structs.replace(found[one.name], priority=one.priority)
+        assert priorities.raises(found.values(), order, {"q"}, ahead) == []
+        for base in set(bases):
+            group = [found[name].priority for name in order if found[name].base == base]
+            above = min((other for other in set(bases) if other > base), default=1 << 40)
+            raised = [priority for priority in group if priority > base]
+            assert raised == sorted(set(raised), reverse=True)
+            assert len(raised) == min(len(group), ahead, above - 1 - base)
+            assert group[: len(raised)] == raised
+            assert all(base <= priority < above for priority in group)
+
+
+def test_one_that_is_admitted_costs_no_patch_of_the_others() -> None:
+    """The others stand in the right order already; only who is now among the first is raised."""
+    found = [waiting(f"w{number}") for number in range(60)]
+    order = [one.name for one in found]
+    raised = {one.name: one.priority for one in priorities.raises(found, order, {"q"})}
+    left = [msgspec.structs.replace(one, priority=raised.get(one.name, 0)) for one in found[1:]]
+    assert [one.name for one in priorities.raises(left, order, {"q"})] == ["w50"]
