@@ -64,8 +64,9 @@ def records_of(graph: Graph, notes: Sequence[Note], result: Result) -> list[r.Re
     """The records of a run of which only the tasks' own notes are there, by time."""
     spans: dict[str, tuple[float, float]] = {}
     for note in notes:
-        start, end = spans.get(note.task, (note.start, note.end))
-        spans[note.task] = min(start, note.start - result.began), max(end, note.end) - result.began
+        start, end = max(0.0, note.start - result.began), note.end - result.began  # a process's start is told in ticks
+        first, last = spans.get(note.task, (start, end))
+        spans[note.task] = min(first, start), max(last, end)
     starts = dict(zip(graph.ids, (_started(graph, task, spans) for task in range(graph.n_tasks)), strict=True))
     found: list[r.Record] = [
         r.Capacity(0.0, "local", times.CPUS, times.GPUS),
