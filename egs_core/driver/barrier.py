@@ -30,6 +30,11 @@ class CommitBarrier:
         self._entries.append(encode_entry(event, max(now, self.engine.state.now), self.engine.take_transitions()))
         return decisions
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether there are entries to take."""
+        return bool(self._entries)
+
     def take(self) -> list[bytes]:
         """The entries since the last call, in order, for one commit."""
         taken, self._entries = self._entries, []

@@ -22,6 +22,7 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.explain import explain, why_never
+from egs_core.engine.order.contenders import waiting_for_quota
 from egs_core.engine.order.policy import make_policy
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.passes.aborts import Aborts
@@ -40,7 +41,7 @@ from egs_core.engine.passes.takeover import TakeOver
 from egs_core.engine.passes.warm_pool import Processes
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.packer import make_packer
-from egs_core.engine.specs import EngineConfig
+from egs_core.engine.specs import Amounts, EngineConfig
 from egs_core.engine.state.invariants import validate_state
 from egs_core.engine.state.journal import Transition
 from egs_core.engine.state.lifecycle import (
@@ -102,6 +103,7 @@ class Engine:
             m.NodeLost: capacity.node_lost,
             m.QueuesChanged: capacity.queues_changed,
             m.GrantsHeld: self._on_held,
+            m.UsedElsewhere: capacity.elsewhere_changed,
             m.FlavorsChanged: capacity.flavors_changed,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
@@ -201,6 +203,15 @@ class Engine:
         """The ready phases in the order in which they come now, first first. One that waits for a process is not among
         them."""
         return self._queue.in_order()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing holds anything, and nothing is ready."""
+        return not self.state.leases and not self._queue.keys
+
+    def waiting_for_quota(self) -> dict[str, Amounts]:
+        """Of each queue, by name, what the first of those needs for which there is room and quota is not."""
+        return waiting_for_quota(self._queue)
 
     def snapshot(self) -> bytes:
         """The whole state, versioned."""

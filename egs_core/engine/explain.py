@@ -131,7 +131,7 @@ def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     wanted = quota.demand(state, phases)
     never = quota.never_fits(state.queues, number, wanted)
     queues = queues_with_kept(state, phases) if state.reservations else state.queues
-    blocked = never or quota.blocked_by(queues, number, wanted)
+    blocked = never or quota.blocked_by(quota.without_turns(queues), number, wanted)
     if blocked is None:
         return None
     spec = state.queues[number].spec
@@ -140,6 +140,8 @@ def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
         more = _amount(blocked.kind, max(blocked.available, 0))
         limit += f", and {more} more may be used now with what {spec.cohort!r} lends"
     used = "" if never else f" and it uses {_amount(blocked.kind, blocked.used)}"
+    if not never and blocked.elsewhere:
+        used += f", {_amount(blocked.kind, blocked.elsewhere)} of it in other pools"
     text = f"needs {_amount(blocked.kind, blocked.wanted)}: queue {spec.name!r} has no quota for that, {limit}{used}"
     return Reason(state.task_ids[task], "ready", "infeasible" if never else "quota", text)
 

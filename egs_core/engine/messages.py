@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_core.engine.specs import FlavorSpec, Limits, QueueSpec
+from egs_core.engine.specs import NO_LIMIT, NOTHING, Amounts, FlavorSpec, Limits, QueueSpec
 from egs_core.graph.columns import Graph
 
 
@@ -59,6 +59,21 @@ class GrantsHeld(Event, frozen=True, tag="grants_held"):
     """Nothing is granted or preloaded for so many seconds from now: what runs is still being told. 0 ends it."""
 
     seconds: float
+
+
+class Elsewhere(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of one queue. used: what work on other nodes than this engine's holds of its quota; most: what this engine's may
+    hold for now, where the engines of several pools take turns."""
+
+    queue: str
+    used: Amounts = NOTHING
+    most: Amounts = NO_LIMIT
+
+
+class UsedElsewhere(Event, frozen=True, tag="elsewhere"):
+    """What is used of the queues' quotas beside this engine, all of it: of a queue that is not listed, nothing."""
+
+    queues: tuple[Elsewhere, ...]
 
 
 class FlavorsChanged(Event, frozen=True, tag="flavors"):
@@ -260,6 +275,7 @@ AnyEvent = (
     | NodeLost
     | QueuesChanged
     | GrantsHeld
+    | UsedElsewhere
     | FlavorsChanged
     | WorkloadSubmitted
     | TasksAdded

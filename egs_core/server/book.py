@@ -7,7 +7,8 @@ may ask for is in `admission`, `controls` and `logic`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -21,6 +22,7 @@ from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Refusal, Run, SiteFacts
 from egs_core.server.views import Views
+from egs_core.site.spanning import Member, Spanning
 
 REFUSED = "refused"
 CONFIG = EngineConfig(preload=False, record=True, grace_s=10.0, packing="best_fit")
@@ -78,6 +80,34 @@ class Book:
         self.active: dict[str, float] = {}
         for run in self.open_runs():
             self.note_request(run)
+        self._spanning: tuple[Spanning, Member] | None = None
+
+    def join(self, spanning: Spanning, woken: Callable[[], None]) -> None:
+        """Its queues' quotas hold over other pools, too. woken: called when one of those has let a run start."""
+        self._spanning = spanning, spanning.join(self.engine, self._take, self._holders, woken)
+        self.views.used_elsewhere = partial(spanning.holders, self._spanning[1])
+
+    def leave(self) -> None:
+        """Another one takes its place."""
+        if self._spanning is not None:
+            self._spanning[0].leave(self._spanning[1])
+            self._spanning = None
+
+    def fails(self) -> None:
+        """What it decides is not durable: what it holds is counted, and it gets no more."""
+        if self._spanning is not None:
+            self._spanning[1].is_closed = True
+
+    def look_around(self) -> None:
+        """Count what others use by now. Raises what has failed in a turn of others."""
+        if self._spanning is not None:
+            spanning, member = self._spanning
+            member.check()
+            spanning.refresh(member, self.now)
+
+    def _holders(self, queue: str) -> list[tuple[Run, str]]:
+        holding = [run for run in self.open_runs() if run.lease is not None and run.queue == queue]
+        return [(run, f"{run.id} ({run.name}, {run.user})") for run in holding]
 
     def open_runs(self) -> list[Run]:
         return self.views.open_runs()
@@ -119,6 +149,12 @@ class Book:
             self.abort(run, never.text, REFUSED)
 
     def handle(self, event: m.Event) -> None:
+        if self._spanning is None:
+            self._take(event)
+        else:
+            self._spanning[0].handle(self._spanning[1], event)
+
+    def _take(self, event: m.Event) -> None:
         for decision in self.barrier.handle(event, self.now):
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])

@@ -12,7 +12,7 @@ supervisor and all its processes were twice seen to be gone: never because time 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from egs_core.server import admission, controls, requests
 from egs_core.server.book import CONFIG, Book, LogLine
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
+from egs_core.site.spanning import Spanning
 
 SILENT_S = 15.0  # after so long it counts as silent
 CLAIM_S = 15.0  # in so long a grant has to be claimed
@@ -72,6 +73,23 @@ class SiteLogic:
 
     # --- the writer's side ---
 
+    def join(self, spanning: Spanning, woken: Callable[[], None]) -> None:
+        """See `Book.join`."""
+        self.book.join(spanning, woken)
+
+    def leave(self) -> None:
+        """See `Book.leave`."""
+        self.book.leave()
+
+    def fails(self) -> None:
+        """See `Book.fails`."""
+        self.book.fails()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `take` has something of the engine to make durable."""
+        return self.book.barrier.has_entries
+
     @property
     def now(self) -> float:
         return self.book.now
@@ -91,6 +109,7 @@ class SiteLogic:
                 self.book.touch(run).is_time_up = True
                 run.stop = f"over its limit of {run.for_s:g} s"
                 run.grace_s = run.grace_s or CONFIG.grace_s
+        self.book.look_around()
         requests.advance(self.book)
         self._forget()
 

@@ -12,6 +12,7 @@ from egs_core.site import messages as s
 from egs_core.site import wire
 from egs_core.site.pooled import GONE, TTL_S, About, Driver, SharedPools, batch_of
 from egs_core.site.refusal import Refusal
+from egs_core.site.spanning import Spanning
 
 
 class Pools(SharedPools):
@@ -23,8 +24,9 @@ class Pools(SharedPools):
         epoch: str,
         started_at: float,
         team_of_queue: Mapping[str, str] | None = None,
+        spanning: Spanning | None = None,
     ) -> None:
-        super().__init__(queues, epoch)
+        super().__init__(queues, epoch, spanning)
         self._team_of_queue = team_of_queue or {}
         self._started_at = started_at
 
@@ -117,6 +119,7 @@ class Pools(SharedPools):
         ]
         paused = any(f"workload:{workload}" in state.pauses for workload in driver.seat.workloads)
         reason = driver.seat.why(state.task_of[waiting[0]]) if waiting else None
+        where = self._spanning.holders(pool.member, driver.queue, who.sees) if reason and reason.kind == "quota" else ""
         tell = _whole if all(who.sees(one) for one in pool.drivers.values()) else _without_names
         held = sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000
         return c.RunView(
@@ -133,7 +136,7 @@ class Pools(SharedPools):
             priority=0,
             submitted_at=self._started_at + driver.joined_at,
             kind=reason.kind if reason is not None else "",
-            reason=f"{reason.task}: {tell(reason)}" if reason is not None else "",
+            reason=f"{reason.task}: {tell(reason)}{where}" if reason is not None else "",
             beat_s=TTL_S,
             framework=driver.framework,
             tasks=c.DriverTasks(running=len(leases), waiting=len(waiting)),

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from egs_core.server.runs import Offer
 from egs_core.server.sharing import Sharing
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns, Writer
+from egs_core.site.spanning import Spanning
 
 SOCKET_MODE = 0o666  # who asks is told by the kernel, for each connection
 
@@ -74,9 +76,10 @@ def serve(
         listening.append(local)
         access = Access(store, teams)
         _write_own_token(access, url)
-        turns = Turns(store, offer, queues, _steady_clock(), teams.of_queue)
+        spanning, turn = Spanning(), threading.Lock()
+        turns = Turns(store, offer, queues, _steady_clock(), teams.of_queue, spanning, turn)
         looks = users_of if offer.is_watched and offer.devices else None
-        sharing = Sharing(queues, teams.of_queue)
+        sharing = Sharing(queues, teams.of_queue, spanning, turn)
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks)
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)

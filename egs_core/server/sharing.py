@@ -5,19 +5,28 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 from egs_core.client import messages as c
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
 from egs_core.site.sharing import Shell
+from egs_core.site.spanning import Spanning
 
 
 class Sharing(Shell[Pools]):
     """See `Shell`."""
 
-    def __init__(self, queues: tuple[QueueSpec, ...] = (), team_of_queue: Mapping[str, str] | None = None) -> None:
-        super().__init__(Pools(queues, secrets.token_hex(8), time.time(), team_of_queue))
+    def __init__(
+        self,
+        queues: tuple[QueueSpec, ...] = (),
+        team_of_queue: Mapping[str, str] | None = None,
+        spanning: Spanning | None = None,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        super().__init__(Pools(queues, secrets.token_hex(8), time.time(), team_of_queue, spanning), lock)
 
     async def poll(self, who: Principal, driver: str, ask: c.Poll) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""

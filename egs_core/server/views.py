@@ -29,13 +29,14 @@ class Views:
     """What is told is for whoever `sees` some of the runs: of others not even a name is in it.
 
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
-    keeps up; living: processes of lost ones."""
+    keeps up; living: processes of lost ones; used_elsewhere: who holds something in a queue in other pools."""
 
     def __init__(self, facts: SiteFacts, engine: Engine, runs: dict[str, Run], by_task: dict[int, Run]) -> None:
         self._facts, self._engine, self._runs, self._by_task = facts, engine, runs, by_task
         self.open = {run.id: run for run in runs.values() if run.is_open}
         self.devices: tuple[Device, ...] = ()
         self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
+        self.used_elsewhere: Callable[[str, Sees], str] = lambda _queue, _sees: ""
         self.living: dict[str, tuple[int, ...]] = {}
 
     def open_runs(self) -> list[Run]:
@@ -114,6 +115,7 @@ class Views:
             return "dependency", self.told_text(text, sees)
         reason = self._engine.explain(run.task)
         text = reason.text + (self._holders(sees) if reason.kind == "capacity" else "")
+        text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         return reason.kind, self.told_text(text, sees)
 
     def _reason_inside(self, run: Run, sees: Sees) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.server.logic import SiteLogic
 from egs_core.server.runs import Offer, Refusal
 from egs_core.server.store import Store, StoreError
+from egs_core.site.spanning import Spanning
 
 LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
@@ -39,7 +41,9 @@ class Turns:
     """The logic and its store: a batch at a time, by whoever calls it. The fault simulation does so too.
 
     offer, queues, team_of_queue: what the host has, and whose the queues are, told to each logic that is made. clock:
-    seconds since 1970; within the life of one `Turns` it must not go back.
+    seconds since 1970; within the life of one `Turns` it must not go back. spanning: what else its queues' quotas hold
+    over; turn: held by whoever calls one of that, so by one thread at a time. woken: called by others where they have
+    let a run start, which has to be committed and told.
     """
 
     def __init__(
@@ -49,7 +53,12 @@ class Turns:
         queues: tuple[QueueSpec, ...] = (),
         clock: Callable[[], float] = time.time,
         team_of_queue: Mapping[str, str] | None = None,
+        spanning: Spanning | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
+        self._spanning, self._turn = spanning or Spanning(), turn or nullcontext()
+        self.woken: Callable[[], None] = lambda: None
+        self._before: SiteLogic | None = None
         self._store, self._offer, self._queues, self._clock = store, offer, queues, clock
         self._team_of_queue = team_of_queue
         self.recover()
@@ -57,30 +66,50 @@ class Turns:
     def take(self, questions: Iterable[Question[Any]]) -> tuple[list[Any], list[str]]:
         """The answer of each, an exception where it raises one, after one commit of all; and the runs that changed.
         Raises StoreError when the commit fails, and what is no refusal: none may be told then, `recover` is due."""
-        self.logic.at(self._clock() - self._zero)
-        answers = [_answer(question, self.logic) for question in questions]
-        batch = self.logic.take()
-        if batch.entries or batch.runs or batch.forgotten or batch.log:
-            self._store.commit(batch)
+        try:
+            with self._turn:
+                self.logic.at(self._clock() - self._zero)
+                answers = [_answer(question, self.logic) for question in questions]
+                batch = self.logic.take()
+            if batch.entries or batch.runs or batch.forgotten or batch.log:
+                self._store.commit(batch)
+        except Exception:
+            self.logic.fails()
+            raise
         return answers, [run.id for run in batch.runs]
 
     def recover(self) -> None:
         """Go on from what is durable. Raises StoreError while the store cannot be used."""
-        self.logic = self._store.load().logic("the site's store")
-        self._zero = min(self.logic.facts.epoch, self._clock() - self.logic.now)  # clocks may have been set back
-        self.logic.at(self._clock() - self._zero)
-        self.logic.offer(self._offer, self._queues, self._team_of_queue)
-        self._store.commit(self.logic.take())
+        logic = self._store.load().logic("the site's store")
+        with self._turn:
+            logic.join(self._spanning, lambda: self.woken())
+            if self._before is not None:
+                self._before.leave()  # only now: what both hold was never free
+            self.logic = self._before = logic
+            self._zero = min(logic.facts.epoch, self._clock() - logic.now)  # clocks may have been set back
+            logic.at(self._clock() - self._zero)
+            logic.offer(self._offer, self._queues, self._team_of_queue)
+            batch = logic.take()
+        try:
+            self._store.commit(batch)
+        except StoreError:
+            logic.fails()
+            raise
         self._offer = msgspec.structs.replace(self._offer, is_new=False)
 
     def compact(self) -> None:
         """Replace the journal by a snapshot when it has become long. Raises StoreError."""
-        if self._store.wants_snapshot:
-            self._store.compact(self.logic.snapshot())
+        if not self._store.wants_snapshot:
+            return
+        with self._turn:
+            snapshot = None if self.logic.has_news else self.logic.snapshot()
+        if snapshot is not None:  # else it has what the journal is still to get: after the next commit
+            self._store.compact(snapshot)
 
     def wait_s(self) -> float:
         """How long nothing is due."""
-        due = self.logic.next_wakeup()
+        with self._turn:
+            due = self.logic.next_wakeup()
         return IDLE_S if due is None else min(IDLE_S, max(0.0, due - (self._clock() - self._zero)))
 
 
@@ -96,6 +125,7 @@ class Writer:
 
     def __init__(self, turns: Turns, changed: Callable[[list[str]], None]) -> None:
         self._turns = turns
+        turns.woken = self._woken
         self._changed = changed
         self._queue: queue.SimpleQueue[tuple[Question[Any], Future[Any]] | None] = queue.SimpleQueue()
         self._needs_recovery = False
@@ -112,6 +142,9 @@ class Writer:
         future: Future[T] = Future()
         self._queue.put((question, future))
         return future
+
+    def _woken(self) -> None:
+        self.ask(_nothing)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Answer what was asked, then end."""
@@ -170,6 +203,10 @@ class Writer:
             first = self._queue.get()
         self._is_closing = True
         return batch
+
+
+def _nothing(_logic: SiteLogic) -> None:
+    """A batch for what others have caused."""
 
 
 def _settle(future: Future[Any], answer: Any) -> None:

@@ -25,6 +25,7 @@ from egs_core.site import messages as s
 from egs_core.site import wire
 from egs_core.site.refusal import Refusal
 from egs_core.site.shared import SharedEngine
+from egs_core.site.spanning import Spanning
 
 LOG = logging.getLogger("uvicorn.error")
 TTL_S = 20.0  # after so long tickets in a framework open by themselves, too
@@ -96,34 +97,52 @@ class Driver:
 
 
 class Pool:
-    """One engine, for the drivers of one cluster."""
+    """One engine, for the drivers of one cluster. spanning: over which its queues' quotas hold."""
 
-    def __init__(self, name: str, queues: tuple[QueueSpec, ...], now: float) -> None:
+    def __init__(self, name: str, queues: tuple[QueueSpec, ...], now: float, spanning: Spanning) -> None:
         self.name, self.now = name, now
         self.engine = Engine(CONFIG)
         self.shared = SharedEngine(self.engine, self.handle, lambda: self.now)
         self.drivers: dict[str, Driver] = {}
+        self.spanning = spanning
+        self.member = spanning.join(self.engine, self._take, self._holders)
         if queues:
             self.handle(m.QueuesChanged(queues))
 
     def handle(self, event: m.Event) -> None:
+        self.spanning.handle(self.member, event)
+
+    def _take(self, event: m.Event) -> None:
         decisions = self.engine.handle(event, self.now)
         self.shared.after(event, self.now)
         for decision in decisions:
             self.shared.decided(decision, self.now)
 
+    def _holders(self, queue: str) -> list[tuple[Driver, str]]:
+        """The drivers that hold something in this queue."""
+        state = self.engine.state
+        tasks = [state.task_of[phase] for phase in state.leases]
+        seats = {
+            id(self.shared.owner(task)) for task in tasks if state.workloads[state.task_workload[task]].queue == queue
+        }
+        holding = [one for one in self.drivers.values() if id(one.seat) in seats]
+        return [(one, f"{one.id} ({one.name}, {one.user})") for one in holding]
+
     def at(self, now: float) -> None:
+        self.member.check()
         self.now = max(self.now, now)
         due = self.engine.next_wakeup()
         if due is not None and due <= self.now:
             self.handle(m.Tick())
+        self.spanning.refresh(self.member, self.now)
 
 
 class SharedPools:
-    """See the module. epoch: random, of this process's life."""
+    """See the module. epoch: random, of this process's life. spanning: what else its queues' quotas hold over."""
 
-    def __init__(self, queues: tuple[QueueSpec, ...], epoch: str) -> None:
+    def __init__(self, queues: tuple[QueueSpec, ...], epoch: str, spanning: Spanning | None = None) -> None:
         self._queues, self._epoch = queues, epoch
+        self._spanning = spanning or Spanning()
         self._names = tuple([queue.name for queue in queues])
         self._pools: dict[str, Pool] = {}
         self._drivers: dict[str, Driver] = {}
@@ -152,6 +171,8 @@ class SharedPools:
 
     def take_news(self) -> list[str]:
         """Drivers with something new to fetch, and those that are gone, since the last call."""
+        for driver in self._drivers.values():
+            driver.flush()  # another pool's end may have let it start something
         found = [*self._gone, *[one.id for one in self._drivers.values() if one.is_news]]
         self._gone = set()
         for driver in self._drivers.values():
@@ -177,7 +198,7 @@ class SharedPools:
             raise Refusal(429, f"{MOST_DRIVERS} drivers have joined: end some, or wait")
         name = f"{about.framework}:{about.pool}"
         if name not in self._pools:
-            self._pools[name] = Pool(name, self._queues, self._now)
+            self._pools[name] = Pool(name, self._queues, self._now, self._spanning)
         self._last += 1
         driver = Driver(self._last, about, self._pools[name], self._now)
         self._drivers[driver.id] = driver.pool.drivers[driver.id] = driver
@@ -213,7 +234,7 @@ class SharedPools:
             raise
         except Exception:
             LOG.exception("the engine of pool %s has failed: its drivers go on without it", pool.name)
-            self._pools.pop(pool.name, None)
+            self._forget(pool)
             for driver in pool.drivers.values():
                 self._drivers.pop(driver.id, None)
                 self._gone.add(driver.id)
@@ -231,7 +252,11 @@ class SharedPools:
         if pool.drivers:
             self._guarded(pool, lambda: pool.shared.leave(driver.seat))
         else:
-            self._pools.pop(pool.name, None)
+            self._forget(pool)
+
+    def _forget(self, pool: Pool) -> None:
+        self._pools.pop(pool.name, None)
+        self._spanning.leave(pool.member)
 
 
 def batch_of(body: bytes) -> wire.Batch:

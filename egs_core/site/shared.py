@@ -27,7 +27,16 @@ from egs_core.runlog import records as r
 from egs_core.site import messages as s
 
 ENDS_NO_TASK = frozenset(
-    {m.PhaseStarted, m.DecisionApplied, m.PreloadReady, m.PreloadFailed, m.NodeAdded, m.Estimates, m.Checkpointed}
+    {
+        m.PhaseStarted,
+        m.DecisionApplied,
+        m.PreloadReady,
+        m.PreloadFailed,
+        m.NodeAdded,
+        m.UsedElsewhere,
+        m.Estimates,
+        m.Checkpointed,
+    }
 )
 CONTROLS = (m.AbortRequested, m.PauseRequested, m.ResumeRequested)
 
@@ -348,7 +357,7 @@ class Seat:
             return not known or (self.owns([-1 - subject]) if subject < 0 else self._owns_phases([subject]))
         if isinstance(event, CONTROLS):
             return event.target.isdecimal() and self.owns([int(event.target)])
-        if isinstance(event, m.QueuesChanged | m.FlavorsChanged | m.GrantsHeld | m.Tick):
+        if isinstance(event, m.QueuesChanged | m.UsedElsewhere | m.FlavorsChanged | m.GrantsHeld | m.Tick):
             return False  # the site's own affairs
         return self.owns([event.task])  # type: ignore[attr-defined]  # all others name one
 

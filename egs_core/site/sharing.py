@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -20,12 +20,12 @@ IDLE_S, TICK_S = 1.0, 0.2
 
 
 class Shell(Generic[P]):
-    """See the module. Its coroutines are for one event loop."""
+    """See the module. Its coroutines are for one event loop. lock: for whoever decides about the same quotas."""
 
-    def __init__(self, pools: P) -> None:
+    def __init__(self, pools: P, lock: AbstractContextManager[Any] | None = None) -> None:
         self._pools = pools
         self._origin = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = lock or threading.Lock()
         self._waiting: dict[str, asyncio.Event] = {}
         self._news: set[str] = set()
         self._is_closing = False

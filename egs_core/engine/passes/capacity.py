@@ -56,6 +56,11 @@ class Capacity:
         self._transitions.absorb_queues(event)
         self._reconfigured()
 
+    def elsewhere_changed(self, event: m.UsedElsewhere, _now: float) -> None:
+        """Quota is there that was not, or the other way round."""
+        self._transitions.absorb_elsewhere(event)
+        self._queue.mark_changed()
+
     def flavors_changed(self, event: m.FlavorsChanged, _now: float) -> None:
         self._transitions.absorb_flavors(event)
         self._reconfigured()

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.fit import Place
 from egs_core.engine.rules.reservation import queues_with_kept, select_gang_after
 from egs_core.engine.specs import NO_QUEUE, Amounts
-from egs_core.engine.state.records import QueueState, amounts_of
+from egs_core.engine.state.records import amounts_of
 from egs_core.engine.state.state import State
 
 MOST_TRIALS = 16  # of leaving one of the victims alone
@@ -86,5 +88,5 @@ def _is_within(state: State, phases: Sequence[int], number: int, wanted: Amounts
         if owner != NO_QUEUE:
             queue, amounts = queues[owner], amounts_of(state.shape_of(phase))
             used = [used - amount for used, amount in zip(queue.used, amounts, strict=True)]
-            queues[owner] = QueueState(queue.spec, queue.cohort, used)
+            queues[owner] = msgspec.structs.replace(queue, used=used)
     return quota.blocked_by(queues, number, wanted) is None

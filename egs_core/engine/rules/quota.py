@@ -6,8 +6,9 @@
     borrowed             |======|           beyond nominal, out of what others of the cohort leave idle
 
 A kind of resource that no queue of a cohort names is not limited there. Usage is what the leases of a queue's phases
-hold, so a workload in its CPU phase uses no GPU quota. The arithmetic is Kueue's (cohorts, borrowing and lending
-limits); fair share is dominant resource fairness (Ghodsi et al., NSDI 2011) on usage that decays with a half-life.
+hold, and what is said to be used elsewhere (`Elsewhere`), so a workload in its CPU phase uses no GPU quota. The
+arithmetic is Kueue's (cohorts, borrowing and lending limits); fair share is dominant resource fairness (Ghodsi et al.,
+NSDI 2011) on usage that decays with a half-life.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from egs_core.engine.specs import KINDS, NO_QUEUE, UNLIMITED, Amounts, QueueSpec
+from egs_core.engine.specs import KINDS, NO_LIMIT, NO_QUEUE, UNLIMITED, Amounts, QueueSpec
 from egs_core.engine.state.columns import Columns
 from egs_core.engine.state.records import QueueState, smoothed_at
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """What keeps a phase out: the kind of resource, and the numbers."""
+    """What keeps a phase out: the kind of resource, and the numbers. elsewhere: what of `used` other pools hold."""
 
     kind: str
     wanted: int
@@ -30,6 +31,7 @@ class Blocked(msgspec.Struct, frozen=True):
     nominal: int
     used: int
     borrows: bool
+    elsewhere: int
 
 
 def demand(state: Columns, phases: Iterable[int]) -> Amounts:
@@ -47,17 +49,24 @@ def pool_free(queues: Sequence[QueueState], cohort: Sequence[int], kind: int) ->
     """What the cohort's lendable quotas leave unused by all of its queues."""
     free = 0
     for number in cohort:
-        spec, used = queues[number].spec, queues[number].used[kind]
+        spec, used = queues[number].spec, queues[number].total(kind)
         own = own_part(spec, kind)
         free += spec.nominal[kind] - own - max(0, used - own)
     return free
 
 
 def available(queues: Sequence[QueueState], number: int, kind: int) -> int:
-    """How much more of this kind the queue may use now: what is left of its own part, and of the pool up to its
-    borrowing limit. Negative when capacity it counted on has been taken away."""
+    """How much more of this kind the queue may use here now: what its quota leaves, when others do not have a turn.
+    Negative when capacity it counted on has been taken away."""
     queue = queues[number]
-    spec, used = queue.spec, queue.used[kind]
+    left = left_of_quota(queues, number, kind)
+    return left if queue.most[kind] >= UNLIMITED else min(left, queue.most[kind] - queue.used[kind])
+
+
+def left_of_quota(queues: Sequence[QueueState], number: int, kind: int) -> int:
+    """What is left of the queue's own part, and of the pool up to its borrowing limit."""
+    queue = queues[number]
+    spec, used = queue.spec, queue.total(kind)
     if spec.nominal[kind] >= UNLIMITED:
         return UNLIMITED
     if len(queue.cohort) < 2:
@@ -80,9 +89,14 @@ def blocked_by(queues: Sequence[QueueState], number: int, wanted: Amounts) -> Bl
     for kind, amount in enumerate(wanted):
         if amount and amount > (free := available(queues, number, kind)):
             queue = queues[number]
-            nominal, used = queue.spec.nominal[kind], queue.used[kind]
-            return Blocked(KINDS[kind], amount, free, nominal, used, used + amount > nominal)
+            nominal, used = queue.spec.nominal[kind], queue.total(kind)
+            return Blocked(KINDS[kind], amount, free, nominal, used, used + amount > nominal, queue.elsewhere[kind])
     return None
+
+
+def without_turns(queues: Sequence[QueueState]) -> Sequence[QueueState]:
+    """The same queues, as if no other pool took turns with this one."""
+    return [queue if queue.most == NO_LIMIT else msgspec.structs.replace(queue, most=NO_LIMIT) for queue in queues]
 
 
 def never_fits(queues: Sequence[QueueState], number: int, wanted: Amounts) -> Blocked | None:
@@ -95,10 +109,7 @@ def never_fits(queues: Sequence[QueueState], number: int, wanted: Amounts) -> Bl
 
 def borrows(queue: QueueState, wanted: Amounts) -> bool:
     """Whether the queue would use more than its nominal quota with this."""
-    return any(
-        amount and used + amount > nominal
-        for amount, used, nominal in zip(wanted, queue.used, queue.spec.nominal, strict=True)
-    )
+    return any(amount and queue.total(kind) + amount > queue.spec.nominal[kind] for kind, amount in enumerate(wanted))
 
 
 def fair_share(queue: QueueState, wanted: Amounts, capacity: Amounts, now: float) -> float:
@@ -109,7 +120,7 @@ def fair_share(queue: QueueState, wanted: Amounts, capacity: Amounts, now: float
     """
     past = smoothed_at(queue, now)
     shares = [
-        (0.5 * (past[kind] + queue.used[kind]) + wanted[kind]) / capacity[kind]
+        (0.5 * (past[kind] + queue.total(kind)) + wanted[kind]) / capacity[kind]
         for kind in range(len(KINDS))
         if capacity[kind] > 0
     ]

@@ -210,7 +210,7 @@ def queues_with_kept(state: State, phases: Sequence[int]) -> list[QueueState]:
         amounts = quota.demand(state, [p for p, _ in kept.places])
         queue = queues[number]
         used = [used + amount for used, amount in zip(queue.used, amounts, strict=True)]
-        queues[number] = QueueState(queue.spec, queue.cohort, used)
+        queues[number] = msgspec.structs.replace(queue, used=used)
     return queues
 
 

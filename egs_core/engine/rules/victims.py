@@ -144,7 +144,7 @@ def _borrowers(state: State, number: int, wanted: Amounts, running: RunningTasks
 
 
 def _borrowed(state: State, number: int, wanted: Amounts) -> int:
-    """The most that the queue uses beyond nominal of a kind that is wanted."""
+    """The most that the queue uses beyond nominal of a kind that is wanted, wherever it does."""
     queue = state.queues[number]
-    kinds = zip(wanted, queue.used, queue.spec.nominal, strict=True)
-    return max((used - nominal for amount, used, nominal in kinds if amount), default=0)
+    kinds = zip(wanted, queue.spec.nominal, strict=True)
+    return max((queue.total(kind) - nominal for kind, (amount, nominal) in enumerate(kinds) if amount), default=0)

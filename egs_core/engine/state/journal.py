@@ -18,6 +18,7 @@ TRANSITIONS = frozenset(
     {
         "absorb_node",
         "absorb_queues",
+        "absorb_elsewhere",
         "absorb_flavors",
         "absorb_flavor_estimates",
         "review",

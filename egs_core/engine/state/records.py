@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from egs_core.engine.specs import NO_LIMITS, Amounts, Limits, QueueSpec
+from egs_core.engine.specs import NO_LIMIT, NO_LIMITS, NOTHING, Amounts, Limits, QueueSpec
 from egs_core.graph.columns import Shape
 
 TIME, GPU_TIME, COST, IDLE = range(4)
@@ -85,18 +85,29 @@ class Over(msgspec.Struct, frozen=True):
 
 
 class QueueState(msgspec.Struct):
-    """A queue's usage. smoothed: usage averaged over the past with the half-life, as it was at `smoothed_at`."""
+    """A queue's usage. used: of this engine's leases; elsewhere, most: see `Elsewhere`. smoothed: all usage averaged
+    over the past with the half-life, as it was at `smoothed_at`."""
 
     spec: QueueSpec
     cohort: tuple[int, ...] = ()  # numbers of the queues it shares quota with, itself included
     used: list[int] = msgspec.field(default_factory=lambda: [0, 0, 0])
     smoothed: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])
     smoothed_at: float = 0.0
+    elsewhere: Amounts = NOTHING
+    most: Amounts = NO_LIMIT
 
-    def use(self, amounts: Amounts, sign: int, now: float) -> None:
-        """Take what a lease holds, or give it back; usage so far goes into the average first."""
+    def total(self, kind: int) -> int:
+        """All that is used of this kind, here and elsewhere."""
+        return self.used[kind] + self.elsewhere[kind]
+
+    def settle(self, now: float) -> None:
+        """Usage so far goes into the average; before it changes."""
         self.smoothed = smoothed_at(self, now)
         self.smoothed_at = max(now, self.smoothed_at)
+
+    def use(self, amounts: Amounts, sign: int, now: float) -> None:
+        """Take what a lease holds, or give it back."""
+        self.settle(now)
         for kind, amount in enumerate(amounts):
             self.used[kind] += sign * amount
 
@@ -110,7 +121,7 @@ def smoothed_at(queue: QueueState, now: float) -> list[float]:
     """Usage averaged with weights that halve every `half_life_s`, as of now."""
     passed = max(0.0, now - queue.smoothed_at)
     keep = 2.0 ** (-passed / queue.spec.half_life_s) if queue.spec.half_life_s > 0 else 0.0
-    return [keep * past + (1 - keep) * used for past, used in zip(queue.smoothed, queue.used, strict=True)]
+    return [keep * past + (1 - keep) * queue.total(kind) for kind, past in enumerate(queue.smoothed)]
 
 
 def make_queues(specs: Sequence[QueueSpec], known: Sequence[QueueState] = ()) -> list[QueueState]:
@@ -126,6 +137,7 @@ def make_queues(specs: Sequence[QueueSpec], known: Sequence[QueueState] = ()) ->
         if queue.spec.name in used:
             before = used[queue.spec.name]
             queue.used, queue.smoothed, queue.smoothed_at = list(before.used), list(before.smoothed), before.smoothed_at
+            queue.elsewhere, queue.most = before.elsewhere, before.most
     for number, queue in enumerate(out):
         cohort = queue.spec.cohort
         queue.cohort = tuple([i for i, q in enumerate(out) if cohort and q.spec.cohort == cohort]) or (number,)

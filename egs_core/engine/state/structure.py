@@ -5,12 +5,14 @@ from __future__ import annotations
 from math import isfinite
 
 from egs_core.engine.messages import (
+    Elsewhere,
     Estimates,
     FlavorEstimates,
     FlavorsChanged,
     NodeAdded,
     QueuesChanged,
     TasksAdded,
+    UsedElsewhere,
     WorkloadSubmitted,
 )
 from egs_core.engine.state.growth import append_block, detach, pass_up, reads_of, refresh_ranks
@@ -46,6 +48,15 @@ class StructureState(UsageState):
             self._count_use(phase, 1)
         self._meter_queues()
         self.has_deadlines = self.has_deadlines or any(queue.spec.deadline_s is not None for queue in self.queues)
+
+    def absorb_elsewhere(self, event: UsedElsewhere) -> None:
+        """What other pools use of the queues' quotas."""
+        told = {one.queue: one for one in event.queues}
+        for queue in self.queues:
+            one = told.get(queue.spec.name) or Elsewhere(queue.spec.name)
+            if one.used != queue.elsewhere:
+                queue.settle(self.now)
+            queue.elsewhere, queue.most = one.used, one.most
 
     def absorb_flavors(self, event: FlavorsChanged) -> None:
         """Take the flavors over; those with a speed or price that is no such thing are left out."""

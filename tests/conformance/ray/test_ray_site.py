@@ -49,9 +49,9 @@ Begin = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[RealSite]:
-    """A server whose one queue has one GPU, while Ray has two."""
+    """A server whose one queue has one GPU, while Ray has two and the server's own host (an emulated) one."""
     (tmp_path / "queues.yaml").write_text(QUEUES)
-    found = RealSite(tmp_path / "site", gpus=0)
+    found = RealSite(tmp_path / "site", gpus=1)
     try:
         found.start("--queues", str(tmp_path / "queues.yaml"))
         yield found
@@ -116,6 +116,32 @@ def test_a_quota_holds_across_drivers_and_people_see_them(begin: Begin, site: Re
     assert len(rows) == 40
     assert all(before[3] <= after[2] for before, after in pairwise(rows)), rows
     wait_for(lambda: not site.open(), "the server knows that they have gone")
+
+
+TIMED = "date +%s.%N; until [ -e {go} ]; do sleep 0.1; done; date +%s.%N"
+
+
+def test_a_quota_holds_over_drivers_and_runs(begin: Begin, site: RealSite, tmp_path: Path) -> None:
+    """`egs run` and a script in one queue with one GPU, though each has one free: the script waits and is told for
+    whom, a later `egs run` gets its turn between the script's tasks, and no two ever hold it at once."""
+    log, go, later = tmp_path / "log", tmp_path / "go", tmp_path / "later"
+    first = site.run("--gpus", "1", "--", "sh", "-c", TIMED.format(go=go))
+    run_id = wait_for(lambda: [view.id for view in site.client.runs().runs if view.state == "running"], "it runs")[0]
+    script = begin(SCRIPT, "a", log, 12, 0.5)
+    (told,) = wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "the script waits")
+    assert f"in other pools it is used by {run_id} (" in told.reason
+    go.touch()
+    assert first.wait(LIMIT_S) == 0
+    wait_for(lambda: held(log), "a task of the script has ended")
+    later.touch()
+    second = site.run("--gpus", "1", "--", "sh", "-c", TIMED.format(go=later))
+    assert (second.wait(LIMIT_S), output(script)) == (0, (0, "132", []))
+    rows = held(log)
+    for run in (first, second):
+        assert run.stdout is not None
+        began, ended = (float(line) for line in run.stdout.read().split())
+        assert all(ended <= row[2] or row[3] <= began for row in rows), (began, ended, rows)
+    assert began < rows[-1][2], "the later run had no turn before the script was done"
 
 
 @pytest.mark.proves("ray site script", "order", "priority")

@@ -270,15 +270,27 @@ def test_a_wait_behind_another_team_names_none_of_its_tasks() -> None:
     assert [view.reason for view in pools.queue(ben)] == [own]
 
 
-def test_clusters_are_apart(pools: Pools) -> None:
-    """Each cluster is a pool of its own, with its own quota; one without drivers is forgotten."""
-    one, two = Client(pools, ANN, "one", pool="x"), Client(pools, ANN, "two", pool="y")
-    for client in (one, two):
-        client.submit(2)
-        client.poll()
-        assert len(client.held) == 1
-    one.leave()
-    again = Client(pools, ANN, "again", pool="x")
+def test_clusters_are_apart_under_one_quota(pools: Pools) -> None:
+    """Each cluster is a pool of its own; a queue's quota holds over both, and what waits is told who has it. A cluster
+    without drivers is forgotten, and what it held is free."""
+    one, two = Client(pools, ANN, "one", pool="x"), Client(pools, BEN, "two", pool="y")
+    one.submit(1)
+    two.submit(2)
+    one.poll()
+    two.poll()
+    assert (len(one.held), len(two.held)) == (1, 0)
+    reason = pools.view(ROOT, two.id).reason
+    assert "it uses 1 GPUs, 1 GPUs of it in other pools; in other pools it is used by r1 (one, ann)" in reason
+    one.end_one()
+    pools.take_news()
+    two.poll()
+    assert len(two.held) == 1
+    one.submit(1)
+    two.leave()
+    pools.take_news()
+    one.poll()
+    assert len(one.held) == 1
+    again = Client(pools, ANN, "again", pool="y")
     assert again.submit(1) == s.Grown(0, 0)
 
 
