@@ -50,7 +50,7 @@ COMMANDS: dict[str, str] = {
     "pause": "Start no more tasks of a workload or a stage; running ones continue.",
     "resume": "End a pause.",
     "preempt": "Stop a workload, a stage or a task now and restart it later.",
-    "kubernetes": "Order the pods of a Kubernetes cluster: a controller, and what opens gates without it.",
+    "kubernetes": "Order the pods of a Kubernetes cluster: controller, manifests, the way out.",
     "doctor": "Check Python, packages, adapters, GPUs and the history store.",
 }
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from egs_core.errors import EgsError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.units import parse_seconds
@@ -39,17 +40,28 @@ def controller(
         typer.Option(min=0, help="Open so many beyond what has room: a cluster autoscaler sees only opened pods."),
     ] = 0,
     lease_namespace: Annotated[str, typer.Option(help="Namespace of the Lease by which one leads.")] = names.SYSTEM,
+    webhook_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Serve the admission webhook, which the API server calls by this name; again for more."),
+    ] = None,
+    webhook_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the webhook.")] = 9443,
+    priority_class: Annotated[
+        str, typer.Option(help="The webhook gives it to pods of EGS that name none; default: none.")
+    ] = "",
     kueue: Annotated[bool, typer.Option("--kueue/--no-kueue", help="Order what waits in Kueue too.")] = True,
 ) -> None:
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
     Changes in the cluster: the scheduling gate `egs.io/order` is taken off pods that have the label `egs.io/workload`
     (with the annotation `egs.io/opened`), `spec.priority` of Workloads that wait in ClusterQueues which preempt nothing
-    (with the annotation `egs.io/base-priority`), and one Lease. Nothing is made, deleted or placed. It adds no gate:
-    pods without one are left alone.
+    (with the annotation `egs.io/base-priority`), and one Lease. With --webhook-host: pods with that label get the gate,
+    its release-by time and the priority class when they are made, while the controller lives; and its certificate is
+    written into the webhook's configuration. No pod is made, deleted or placed, and no running one is changed.
     """
+    from egs_core.kubernetes.admission import Rules
     from egs_core.kubernetes.cluster import Cluster
     from egs_core.kubernetes.controller import Controller, Settings
+    from egs_core.kubernetes.webhook import Webhook
 
     settings = Settings(
         namespaces=tuple(serve or ()),
@@ -63,6 +75,13 @@ def controller(
     found = Controller(Cluster(kubeconfig, context), settings, _say)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: found.stop())
+    if webhook_host:
+        rules = Rules(settings.longest_s, priority_class)
+        # a connection of its own: what it waits for is in nobody's way
+        hook = Webhook(
+            Cluster(kubeconfig, context), rules, webhook_host, lambda: found.is_healthy, _say, ("", webhook_port)
+        )
+        hook.start()
     found.run()
 
 
@@ -81,6 +100,56 @@ def open_overdue(
     from egs_core.kubernetes.cluster import Cluster
 
     failed = overdue.open_overdue(Cluster(kubeconfig, context), serve or (), parse_seconds(release_by), _say)
+    return 1 if failed else 0
+
+
+@kubernetes.command("manifests")
+def manifests(
+    image: Annotated[str, typer.Option(help="Image with egs-core[kubernetes], its entry point `egs`.")],
+    namespace: Annotated[str, typer.Option(help="Namespace of the controller, which is written too.")] = names.SYSTEM,
+    serve: Serve = None,
+    release_by: ReleaseBy = f"{RELEASE_BY_S:.0f}s",
+    argument: Annotated[
+        list[str] | None, typer.Option(help="One more argument of the controller; again for more.")
+    ] = None,
+) -> None:
+    """Print what the controller needs in a cluster, as YAML for `kubectl apply --server-side -f -`.
+
+    Changes nothing: no connection is made. What is printed: a namespace, two service accounts with the least rights
+    that suffice, policies that hold them to opening gates and raising priorities, the controller, a CronJob that opens
+    what is overdue, and a webhook that lets pods pass where it is not there.
+    """
+    import yaml
+
+    from egs_core.kubernetes.manifests import Installation, objects
+
+    found = objects(
+        Installation(image, namespace, tuple(serve or ()), parse_seconds(release_by), tuple(argument or ()))
+    )
+    typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=110), nl=False)
+
+
+@kubernetes.command("leave")
+def leave(
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Annotated[str, typer.Option(help="Namespace of the controller.")] = names.SYSTEM,
+    serve: Serve = None,
+) -> int:
+    """Take EGS out of a cluster: what runs and what waits goes on without it.
+
+    Changes in the cluster, in this order: the webhook's configuration is deleted; the gate `egs.io/order` is taken off
+    every pod that has it; what `egs kubernetes manifests` has printed (with the same --namespace and --serve) is
+    deleted, but for the namespace. It may be repeated.
+    """
+    from egs_core.kubernetes.cluster import ApiError, Cluster
+    from egs_core.kubernetes.leaving import leave as go
+    from egs_core.kubernetes.manifests import Installation
+
+    try:
+        failed = go(Cluster(kubeconfig, context), Installation(namespace=namespace, serve=tuple(serve or ())), _say)
+    except ApiError as error:
+        raise EgsError(f"egs kubernetes leave: {error}; repeat it with the rights of an administrator") from error
     return 1 if failed else 0
 
 

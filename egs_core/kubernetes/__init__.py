@@ -5,12 +5,15 @@ pods         pods and nodes as values; places: on which nodes a pod may run
 seen         what a list of pods means for an engine that was told of an earlier one
 gates        which gates are opened now, and which are overdue
 priorities   the order of what waits in Kueue, as priorities of its Workloads
+admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
 session      a site (`egs_core.site`) that is told of the pods of a cluster
 cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches
 leader       one of several controllers leads, by a Lease
 controller   the loop; opening: what it writes
 overdue      the second process, which opens what is overdue
+webhook      the admission webhook, in the controller's process; certificate: its own
+manifests    what all of that needs in the cluster; guard: what it may not do there; leaving: how it goes again
 
 Nothing else of the core imports this room but the command line.
 """

@@ -19,6 +19,8 @@ TIMEOUT_S = 15.0
 WATCH_S = 240
 PAGE = 500
 STRATEGIC, MERGE = "application/strategic-merge-patch+json", "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+Body = dict[str, Any] | list[Any]
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -39,6 +41,8 @@ _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS, LOCAL_QUEUES = Kind(_KUEUE, "workloads"), Kind(_KUEUE, "localqueues")
 CLUSTER_QUEUES = Kind(_KUEUE, "clusterqueues", False)
 WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False)
+
+PRIORITY_CLASSES = Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", False)
 
 
 class ApiError(Exception):
@@ -83,9 +87,7 @@ class Cluster:
     def delete(self, kind: Kind, name: str, namespace: str = "") -> dict[str, Any]:
         return self._call("DELETE", kind.path(namespace, name))
 
-    def patch(
-        self, kind: Kind, name: str, body: dict[str, Any], namespace: str = "", how: str = MERGE
-    ) -> dict[str, Any]:
+    def patch(self, kind: Kind, name: str, body: Body, namespace: str = "", how: str = MERGE) -> dict[str, Any]:
         return self._call("PATCH", kind.path(namespace, name), body, how)
 
     def list(self, kind: Kind, namespace: str = "", labels: str = "") -> tuple[list[dict[str, Any]], str]:
@@ -127,7 +129,7 @@ class Cluster:
         finally:
             answer.close()
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, how: str = "") -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: Body | None = None, how: str = "") -> dict[str, Any]:
         answer = self._send(method, path, body, how)
         try:
             found = json.loads(answer.data)
@@ -136,7 +138,12 @@ class Cluster:
         return found if isinstance(found, dict) else {}
 
     def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, how: str = "", read_s: float = TIMEOUT_S
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        how: str = "",
+        read_s: float = TIMEOUT_S,
     ) -> Any:
         headers = {"Accept": "application/json", "Content-Type": how or "application/json"}
         try:

@@ -18,7 +18,7 @@ STUCK_S = 5.0
 """What was opened so long ago and has no node waits for what the engine does not know: it no longer counts."""
 RELEASE_BY_S = 3600.0
 """How long a gate may stay closed, where nobody says otherwise."""
-ORDER, AHEAD, NOWHERE, OVERDUE, ALONE = "order", "ahead", "nowhere", "overdue", "alone"
+ORDER, AHEAD, NOWHERE, OVERDUE, ALONE, LEAVING = "order", "ahead", "nowhere", "overdue", "alone", "leaving"
 
 
 class Opening(msgspec.Struct, frozen=True):

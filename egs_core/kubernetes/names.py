@@ -16,7 +16,7 @@ GANG_SIZE, HINTS = "egs.io/gang-size", "egs.io/hints"
 RELEASE_BY = "egs.io/release-by"
 """Annotation: the moment, as RFC 3339, after which the gate is opened whatever else is so."""
 OPENED = "egs.io/opened"
-"""Annotation: when our gate was opened, and why: order, ahead, nowhere, overdue, alone."""
+"""Annotation: when our gate was opened, and why: order, ahead, nowhere, overdue, alone, leaving."""
 BASE = "egs.io/base-priority"
 """Annotation of a Workload whose priority was raised: what its user gave it."""
 

@@ -17,7 +17,7 @@ from egs_core.kubernetes.pods import Pod, pod_of
 
 def open_overdue(cluster: Cluster, namespaces: Sequence[str], longest_s: float, say: Callable[[str], None]) -> int:
     """Open the gates that are past their release-by time. How many could not be opened."""
-    return _open_all(cluster, gates.overdue(_gated(cluster, namespaces), time.time(), longest_s), say)
+    return open_all(cluster, gates.overdue(_gated(cluster, namespaces), time.time(), longest_s), say)
 
 
 def _gated(cluster: Cluster, namespaces: Sequence[str]) -> list[Pod]:
@@ -27,7 +27,8 @@ def _gated(cluster: Cluster, namespaces: Sequence[str]) -> list[Pod]:
     return found
 
 
-def _open_all(cluster: Cluster, openings: Iterable[gates.Opening], say: Callable[[str], None]) -> int:
+def open_all(cluster: Cluster, openings: Iterable[gates.Opening], say: Callable[[str], None]) -> int:
+    """Open these gates. How many could not be opened."""
     failed = 0
     for one in openings:
         place = f"{one.pod.namespace}/{one.pod.name}"

@@ -34,7 +34,7 @@ class EmulatedApi:
         self.gone = 0
         self.cuts = 0
         self.down = False
-        self.patches: list[tuple[str, dict[str, Any]]] = []
+        self.patches: list[tuple[str, Any]] = []
         self.deleted: list[str] = []
         api = self
 
@@ -100,7 +100,8 @@ class EmulatedApi:
     def opened(self) -> list[str]:
         """Names of pods in the order in which their gates were opened."""
         with self.changed:
-            return [name for name, body in self.patches if "schedulingGates" in (body.get("spec") or {})]
+            found = [(name, body) for name, body in self.patches if not isinstance(body, list)]
+            return [name for name, body in found if "schedulingGates" in (body.get("spec") or {})]
 
     def cut(self) -> None:
         with self.changed:
@@ -188,10 +189,11 @@ class _Handler(BaseHTTPRequestHandler):
             if found is None:
                 self._refuse(404, "not found")
                 return
-            if body.get("metadata", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            stated = {} if isinstance(body, list) else body.get("metadata", {})
+            if stated.get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
                 self._refuse(409, "the UID in the precondition does not match")
                 return
-            made = _merged(found, body)
+            made = _replaced(found, body) if isinstance(body, list) else _merged(found, body)
             api.patches.append((name, body))
             api._write(plural, made, "MODIFIED")
             self._answer(200, made)
@@ -257,8 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def _body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+    def _body(self) -> Any:
+        found: Any = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         return found
 
     def _refuse(self, code: int, message: str) -> None:
@@ -271,6 +273,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+
+def _replaced(found: dict[str, Any], body: list[dict[str, Any]]) -> dict[str, Any]:
+    """A JSON patch that adds or replaces fields."""
+    made = copy.deepcopy(found)
+    for one in body:
+        *way, last = one["path"].split("/")[1:]
+        place: Any = made
+        for step in way:
+            place = place[int(step)] if isinstance(place, list) else place[step]
+        place[last] = one["value"]
+    return made
 
 
 def _merged(found: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from egs_core.graph.columns import Shape
@@ -161,7 +161,7 @@ def lives(draw: st.DrawFn) -> list[dict[str, Pod]]:
     return found
 
 
-@settings(deadline=None)  # a machine that does other things besides
+@settings(deadline=None, suppress_health_check=list(HealthCheck))  # machines do other things besides
 @given(lives())
 def test_no_list_is_told_twice(lists: list[dict[str, Pod]]) -> None:
     """Whatever pods do: the same list again changes nothing, the engine stays sound, and nothing is granted twice."""
@@ -206,7 +206,7 @@ def test_so_many_are_opened_ahead() -> None:
     assert [(one.pod.uid, one.why) for one in found] == [("a", "order"), ("c", "ahead")]
 
 
-@settings(deadline=None)  # a machine that does other things besides
+@settings(deadline=None, suppress_health_check=list(HealthCheck))  # machines do other things besides
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=20), st.integers(0, 9000))
 def test_nothing_is_gated_past_its_release_by_time(times: list[tuple[int, int]], now: int) -> None:
     """After what is overdue was opened, no gated pod is past its moment, or older than the longest there is."""
@@ -240,7 +240,7 @@ def test_what_waits_is_raised_and_no_further_than_the_next_user() -> None:
     assert priorities.raises([*low, *high], order, set()) == []
 
 
-@settings(deadline=None)  # a machine that does other things besides
+@settings(deadline=None, suppress_health_check=list(HealthCheck))  # machines do other things besides
 @given(st.lists(st.sampled_from([0, 3, 100]), min_size=1, max_size=30), st.randoms(), st.integers(1, 8))
 def test_priorities_follow_any_order_and_settle(bases: list[int], random: Any, ahead: int) -> None:
     """Whatever was written before: afterwards the first of each user's priority stand in order, none reaches the next

@@ -1,0 +1,201 @@
+"""What the controller needs in its cluster, as objects in the order in which they are applied; `leave` deletes them.
+
+Nothing here is the cluster's own: each name begins with `egs-`, but for the namespace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from egs_core.kubernetes import names
+from egs_core.kubernetes.cluster import Kind
+from egs_core.kubernetes.gates import RELEASE_BY_S
+from egs_core.kubernetes.guard import API as ADMISSION
+from egs_core.kubernetes.guard import policies
+
+Object = dict[str, Any]
+RBAC = "rbac.authorization.k8s.io"
+PORT = 9443
+READ = ["get", "list", "watch"]
+APP = {"app.kubernetes.io/name": "egs", "app.kubernetes.io/component": "controller"}
+KINDS = {
+    "MutatingWebhookConfiguration": Kind(f"/apis/{ADMISSION}", "mutatingwebhookconfigurations", False),
+    "ValidatingAdmissionPolicy": Kind(f"/apis/{ADMISSION}", "validatingadmissionpolicies", False),
+    "ValidatingAdmissionPolicyBinding": Kind(f"/apis/{ADMISSION}", "validatingadmissionpolicybindings", False),
+    "ClusterRole": Kind(f"/apis/{RBAC}/v1", "clusterroles", False),
+    "ClusterRoleBinding": Kind(f"/apis/{RBAC}/v1", "clusterrolebindings", False),
+    "Role": Kind(f"/apis/{RBAC}/v1", "roles"),
+    "RoleBinding": Kind(f"/apis/{RBAC}/v1", "rolebindings"),
+    "Namespace": Kind("/api/v1", "namespaces", False),
+    "ServiceAccount": Kind("/api/v1", "serviceaccounts"),
+    "Service": Kind("/api/v1", "services"),
+    "Deployment": Kind("/apis/apps/v1", "deployments"),
+    "CronJob": Kind("/apis/batch/v1", "cronjobs"),
+}
+
+
+class Installation(msgspec.Struct, frozen=True):
+    """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
+    the controller's."""
+
+    image: str = ""
+    namespace: str = names.SYSTEM
+    serve: tuple[str, ...] = ()
+    release_by_s: float = RELEASE_BY_S
+    arguments: tuple[str, ...] = ()
+
+
+def objects(of: Installation) -> list[Object]:
+    """All of them; the webhook, which gates pods, last."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": of.namespace, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+        },
+        *(_made("v1", "ServiceAccount", name, of.namespace) for name in (names.CONTROLLER, names.OVERDUE)),
+        *_rights(of),
+        *policies(dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace)),
+        _service(of),
+        _deployment(of),
+        _cron_job(of),
+        _webhook(of),
+    ]
+
+
+# --- rights ---
+
+
+def _rights(of: Installation) -> list[Object]:
+    """Pods and nodes are read everywhere, for the room there is; changed they are only where they are served."""
+    kueue, here = "kueue.x-k8s.io", of.namespace
+    controller = [
+        _rule("", ["pods", "nodes"], READ),
+        _rule(kueue, ["workloads", "localqueues", "clusterqueues"], READ),
+        _rule("scheduling.k8s.io", ["priorityclasses"], ["get"]),
+        {**_rule("admissionregistration.k8s.io", ["mutatingwebhookconfigurations"], ["get", "patch"]),
+         "resourceNames": [names.CONTROLLER]},
+    ]  # fmt: skip
+    lease = [
+        {**_rule("coordination.k8s.io", ["leases"], ["get", "update"]), "resourceNames": [names.CONTROLLER]},
+        _rule("coordination.k8s.io", ["leases"], ["create"]),
+    ]
+    opens = [_rule("", ["pods"], ["get", "list", "patch"])]
+    changes = [_rule("", ["pods"], ["patch"]), _rule(kueue, ["workloads"], ["patch"])]
+    return [
+        *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
+        *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
+        *(
+            one
+            for where in of.serve or ("",)
+            for one in (
+                *_granted(f"{names.CONTROLLER}-changes", where, changes, names.CONTROLLER, here),
+                *_granted(names.OVERDUE, where, opens, names.OVERDUE, here),
+            )
+        ),
+    ]
+
+
+def _rule(group: str, resources: list[str], verbs: list[str]) -> Object:
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+
+
+def _granted(name: str, where: str, rules: list[Object], account: str, home: str) -> list[Object]:
+    kind = "Role" if where else "ClusterRole"
+    subjects = [{"kind": "ServiceAccount", "name": account, "namespace": home}]
+    reference = {"apiGroup": RBAC, "kind": kind, "name": name}
+    return [
+        _made(f"{RBAC}/v1", kind, name, where, rules=rules),
+        _made(f"{RBAC}/v1", f"{kind}Binding", name, where, roleRef=reference, subjects=subjects),
+    ]
+
+
+# --- processes ---
+
+
+def _service(of: Installation) -> Object:
+    spec = {"selector": APP, "ports": [{"name": "https", "port": 443, "targetPort": PORT}]}
+    return _made("v1", "Service", names.CONTROLLER, of.namespace, spec=spec)
+
+
+def _deployment(of: Installation) -> Object:
+    """Recreate: ready means leading, so a rolling update would wait for ever for the new one."""
+    host = f"{names.CONTROLLER}.{of.namespace}.svc"
+    arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
+    pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *of.arguments])
+    probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
+    pod["containers"][0] |= {"ports": [{"containerPort": PORT}], "readinessProbe": probe}
+    template = {"metadata": {"labels": APP}, "spec": pod}
+    spec = {"replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": APP}, "template": template}
+    return _made("apps/v1", "Deployment", names.CONTROLLER, of.namespace, spec=spec)
+
+
+def _cron_job(of: Installation) -> Object:
+    """Each minute, which is as often as there may be."""
+    pod = _pod_spec(of, names.OVERDUE, ["kubernetes", "open-overdue", *_stated(of)]) | {"restartPolicy": "Never"}
+    job = {"activeDeadlineSeconds": 300, "backoffLimit": 0, "template": {"spec": pod}}
+    spec = {
+        "schedule": "* * * * *",
+        "concurrencyPolicy": "Forbid",
+        "successfulJobsHistoryLimit": 1,
+        "failedJobsHistoryLimit": 1,
+        "jobTemplate": {"spec": job},
+    }
+    return _made("batch/v1", "CronJob", names.OVERDUE, of.namespace, spec=spec)
+
+
+def _stated(of: Installation) -> list[str]:
+    return [f"--release-by={of.release_by_s:.0f}s", *(f"--serve={one}" for one in of.serve)]
+
+
+def _pod_spec(of: Installation, account: str, arguments: list[str]) -> Object:
+    container = {
+        "name": "egs",
+        "image": of.image,
+        "args": arguments,
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    user = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
+    volumes = [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}]
+    return {"serviceAccountName": account, "securityContext": user, "volumes": volumes, "containers": [container]}
+
+
+def _webhook(of: Installation) -> Object:
+    """No `caBundle`: the controller writes its own. Until then, and whenever it is away, pods pass as they are."""
+    name = "kubernetes.io/metadata.name"
+    chosen = (
+        {"key": name, "operator": "In", "values": list(of.serve)}
+        if of.serve
+        else {"key": name, "operator": "NotIn", "values": ["kube-system", of.namespace]}
+    )
+    ours = [{"key": names.WORKLOAD, "operator": "Exists"}, {"key": names.PRELOAD, "operator": "DoesNotExist"}]
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    webhook = {
+        "name": "pods.egs.io",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {
+            "service": {"name": names.CONTROLLER, "namespace": of.namespace, "path": "/pods", "port": 443}
+        },
+        "failurePolicy": "Ignore",
+        "timeoutSeconds": 1,
+        "sideEffects": "None",
+        "reinvocationPolicy": "Never",
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": {"matchExpressions": [chosen]},
+        "objectSelector": {"matchExpressions": ours},
+        "rules": [{**rules[0], "scope": "Namespaced"}],
+    }
+    return _made(ADMISSION, "MutatingWebhookConfiguration", names.CONTROLLER, "", webhooks=[webhook])
+
+
+def _made(api: str, kind: str, name: str, namespace: str = "", **content: Any) -> Object:
+    meta = {"name": name, **({"namespace": namespace} if namespace else {}), "labels": APP}
+    return {"apiVersion": api, "kind": kind, "metadata": meta, **content}

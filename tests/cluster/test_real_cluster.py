@@ -1,0 +1,243 @@
+"""On a real API server with its scheduler: the cluster that `EGS_TEST_KUBECONFIG` names, which is for tests alone.
+
+A node of the tests' own is made up: pods get a place there and never run. Each test takes away what it has made.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from egs_core.kubernetes import names
+from egs_core.kubernetes.admission import Rules
+from egs_core.kubernetes.cluster import JSON_PATCH, NODES, PODS, WEBHOOKS, ApiError, Cluster, Kind
+from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.leaving import leave
+from egs_core.kubernetes.manifests import KINDS, Installation, objects
+from egs_core.kubernetes.opening import open_gate
+from egs_core.kubernetes.overdue import open_overdue
+from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.webhook import Webhook
+from tests.unit.kubernetes.made_pods import node, pod
+
+FILE = os.environ.get("EGS_TEST_KUBECONFIG", "")
+pytestmark = pytest.mark.skipif(
+    not FILE, reason="EGS_TEST_KUBECONFIG names no kubeconfig of a cluster for tests: nothing was tried on a real one"
+)
+LIMIT_S = 120.0
+APPLY = "application/apply-patch+yaml"
+TOKENS = Kind("/api/v1", "serviceaccounts")
+HERE: dict[str, Any] = {"tolerations": [{"operator": "Exists"}]}
+
+
+def until(what: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.1)
+
+
+class Site:
+    """A namespace of its own with a node of one GPU, what `egs kubernetes manifests` prints applied for it alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.admin = folder, Cluster(Path(FILE))
+        self.name = f"egs-test-{uuid.uuid4().hex[:8]}"
+        self.of = Installation("egs:1", f"{self.name}-system", (self.name,))
+        self.admin.create(KINDS["Namespace"], {"metadata": {"name": self.name}})
+        made = node(self.name, gpus=1, labels={"egs-test": self.name})
+        self.admin.create(NODES, made)
+        status = {**made["status"], "capacity": made["status"]["allocatable"]}
+        self.admin.patch(Kind("/api/v1", "nodes", False), f"{self.name}/status", {"status": status})
+
+    def apply(self) -> None:
+        for one in objects(self.of):
+            meta, kind = one["metadata"], KINDS[one["kind"]]
+            path = f"{meta['name']}?fieldManager=egs-test"
+            self.admin.patch(kind, path, one, meta.get("namespace", ""), APPLY)
+
+    def account(self, name: str) -> Cluster:
+        """The cluster, as one of our service accounts."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        kind = Kind(f"/api/v1/namespaces/{self.of.namespace}/serviceaccounts/{name}", "token", False)
+        token = self.admin.create(kind, body)["status"]["token"]
+        config = yaml.safe_load(Path(FILE).read_text())
+        for one in config["users"]:
+            one["user"] = {"token": token}
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return Cluster(file)
+
+    def add(self, name: str, **stated: Any) -> Pod:
+        spec = {**HERE, "nodeSelector": {"egs-test": self.name}, **stated.pop("spec", {})}
+        made = pod(name, namespace=self.name, spec=spec, **stated)
+        return pod_of(self.admin.create(PODS, made, self.name))
+
+    def pods(self) -> dict[str, Pod]:
+        return {one.name: one for one in map(pod_of, self.admin.list(PODS, self.name)[0])}
+
+    def delete(self, name: str) -> None:
+        self.admin.delete(PODS, f"{name}?gracePeriodSeconds=0", self.name)
+
+    def close(self) -> None:
+        leave(self.admin, self.of, lambda _: None, lambda _: None)
+        for one in self.pods():
+            self.delete(one)
+        for kind, name in (
+            (NODES, self.name),
+            (KINDS["Namespace"], self.name),
+            (KINDS["Namespace"], self.of.namespace),
+        ):
+            with suppress(ApiError):
+                self.admin.delete(kind, name)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    found = Site(tmp_path)
+    try:
+        found.apply()
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def controlled(site: Site) -> Iterator[Controller]:
+    """A controller under its own account."""
+    settings = Settings((site.name,), lease_namespace=site.of.namespace, identity="test")
+    said: list[str] = []
+    found = Controller(site.account(names.CONTROLLER), settings, said.append)
+    thread = threading.Thread(target=found.run, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+        thread.join(LIMIT_S)
+        assert said == []
+
+
+def test_pods_get_their_places_in_the_engines_order(site: Site) -> None:
+    """One GPU, three pods: the scheduler gets them one by one, with the least rights that are written."""
+    for name, rank in (("short", 10), ("long", 99), ("middle", 50)):
+        site.add(name, gpus=1, rank=rank, predicted=5)
+    with controlled(site):
+        for name in ("long", "middle", "short"):
+            until(lambda n=name: site.pods()[n].node == site.name)  # type: ignore[misc]
+            assert all(one.is_gated for one in site.pods().values() if one.name != name)
+            site.delete(name)
+
+
+def test_the_second_process_has_the_rights_that_it_needs(site: Site) -> None:
+    """It opens what is overdue, and nothing else, under its own account."""
+    site.add("late", notes={names.RELEASE_BY: "2020-01-01T00:00:00Z"})
+    site.add("new")
+    said: list[str] = []
+    assert open_overdue(site.account(names.OVERDUE), (site.name,), 3600.0, said.append) == 0
+    assert {one.name for one in site.pods().values() if one.is_gated} == {"new"}, said
+
+
+REFUSED: dict[str, dict[str, Any] | list[Any]] = {
+    "label": {"metadata": {"labels": {"x": "y"}}},
+    "annotation": {"metadata": {"annotations": {"x": "y"}}},
+    "finalizer": {"metadata": {"finalizers": ["x.io/y"]}},
+    "image": [{"op": "replace", "path": "/spec/containers/0/image", "value": "other:1"}],
+    "selector": {"spec": {"nodeSelector": {"egs-test": "x", "more": "x"}}},
+    "toleration": {"spec": {"tolerations": [{"operator": "Exists"}, {"key": "x", "operator": "Exists"}]}},
+    "deadline": {"spec": {"activeDeadlineSeconds": 5}},
+    "other gate": [{"op": "remove", "path": "/spec/schedulingGates/1"}],
+    "all gates": {"spec": {"schedulingGates": []}},
+}
+
+
+@pytest.mark.parametrize("account", [names.CONTROLLER, names.OVERDUE])
+def test_its_accounts_change_nothing_but_our_gate(site: Site, account: str) -> None:
+    """Each further change is refused, by policy or by the API server's own checks; our gate goes."""
+    gates = [{"name": names.GATE}, {"name": "theirs.io/gate"}]
+    made, cluster = site.add("one", spec={"schedulingGates": gates}), site.account(account)
+    until(lambda: _is_refused(cluster, site, REFUSED["label"]))  # a policy is in force a moment after it was made
+    allowed = [what for what, body in REFUSED.items() if not _is_refused(cluster, site, body)]
+    assert allowed == []
+    for act in (
+        lambda: cluster.delete(PODS, "one", site.name),
+        lambda: cluster.create(PODS, pod("two", namespace=site.name), site.name),
+        lambda: cluster.list(Kind("/api/v1", "secrets"), site.name),
+        lambda: cluster.patch(PODS, "x", {"metadata": {"annotations": {}}}, "default"),
+    ):
+        with pytest.raises(ApiError, match="403"):
+            act()
+    assert open_gate(cluster, made, "order", time.time()) is not None
+    assert not site.pods()["one"].is_gated
+    assert site.pods()["one"].has_other_gates
+
+
+def _is_refused(cluster: Cluster, site: Site, body: dict[str, Any] | list[Any]) -> bool:
+    how = JSON_PATCH if isinstance(body, list) else "application/merge-patch+json"
+    try:
+        cluster.patch(PODS, "one?dryRun=All", body, site.name, how)
+    except ApiError as error:
+        return error.status in (403, 422)
+    return False
+
+
+def test_the_webhook_gates_while_the_controller_lives(site: Site) -> None:
+    """The API server trusts its certificate, also the next one; where it is down, a pod passes as it is."""
+    lives = threading.Event()
+    lives.set()
+    hook = Webhook(site.admin, Rules(600.0), ["127.0.0.1"], lives.is_set, lambda _: None, ("127.0.0.1", 0))
+    config = next(one for one in objects(site.of) if one["kind"] == "MutatingWebhookConfiguration")
+    config["webhooks"][0]["clientConfig"] = {"url": f"https://127.0.0.1:{hook.port}/pods"}
+    site.admin.delete(WEBHOOKS, names.CONTROLLER)
+    site.admin.create(WEBHOOKS, config)
+    hook.start()
+    made = iter(range(1000))
+
+    def is_gated() -> bool:
+        return site.add(f"p{next(made)}", gate=False).is_gated
+
+    until(is_gated)
+    assert site.add("stated", gate=False).release_by > time.time()
+    hook._renew()
+    hook._tell_certificate()
+    until(is_gated)
+    lives.clear()
+    assert not is_gated()
+    lives.set()
+    until(is_gated)
+    hook.stop()
+    assert not is_gated()
+
+
+def test_who_leaves_leaves_nothing(site: Site) -> None:
+    """Twice: the second time there is nothing to do. Pods that waited go on; the namespace stays."""
+    site.add("waits", gpus=1)
+    site.add("waits-too", gpus=1)
+    for _ in range(2):
+        assert leave(site.admin, site.of, lambda _: None) == 0
+    assert not any(one.is_gated for one in site.pods().values())
+    for one in objects(site.of)[1:]:
+        meta = one["metadata"]
+        with pytest.raises(ApiError, match="404"):
+            site.admin.get(KINDS[one["kind"]], meta["name"], meta.get("namespace", ""))
+
+
+def test_the_manifests_are_applied_again_without_a_conflict(site: Site) -> None:
+    """Also when the controller has written its certificate; which stays."""
+    bundle = base64.b64encode(b"-----BEGIN CERTIFICATE-----\n").decode()
+    with suppress(ApiError):  # it checks that it is one
+        site.admin.patch(
+            WEBHOOKS, names.CONTROLLER, [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}],
+            how=JSON_PATCH,
+        )  # fmt: skip
+    site.apply()
