@@ -11,7 +11,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from egs_core.errors import EgsError
+from egs_core.client.places import TOKEN, URL, parse_url
+from egs_core.errors import EgsError, InputError
 from egs_core.places import data_folder
 from egs_core.queues import Teams, load_queues, load_teams
 
@@ -33,7 +34,12 @@ def needs_server(command: str) -> Iterator[None]:
         raise EgsError(f"{command}: needs {missing}: pip install 'egs-core[server]'") from error
 
 
+SHARED = {"join", "devices", "emulated_gpus", "as_json"}
+"""Options that `--join` goes with: all others are the server's own."""
+
+
 def serve(
+    ctx: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen at: a loopback one, unless there is TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = DEFAULT_PORT,
     data: Annotated[Path | None, typer.Option(help="Folder of its database; default: one of this user's.")] = None,
@@ -44,6 +50,10 @@ def serve(
         int | None, typer.Option(help="Offer so many emulated GPUs, 0 to N-1; refused where there are real ones.")
     ] = None,
     queues: Annotated[Path | None, typer.Option(help="YAML file with queues, their quotas, and teams.")] = None,
+    join: Annotated[
+        str,
+        typer.Option(help="URL of a server that this host joins (several, with commas): it has none of its own then."),
+    ] = "",
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate for TLS over TCP, with its chain, in PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, in PEM, without a passphrase.")] = None,
     behind_proxy: Annotated[
@@ -55,7 +65,13 @@ def serve(
     ] = 500.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
 ) -> None:
-    """Share the GPUs of this host among users: `egs run` asks it for leases. Ends on SIGINT or SIGTERM."""
+    """Share the GPUs of this host among users: `egs run` asks it for leases. Or, with --join, offer them to a server on
+    another host, to commands that are started on this one. Ends on SIGINT or SIGTERM."""
+    chosen = [one.strip() for one in devices.split(",") if one.strip()]
+    if join:
+        _check_alone(ctx)
+        _join(join, emulated_gpus, chosen, as_json)
+        return
     with needs_server("egs serve"):
         from egs_core.server.devices import host_offer
         from egs_core.server.doors import Door
@@ -75,7 +91,6 @@ def serve(
 
     specs = load_queues(queues, has_prices=False) if queues is not None else ()
     teams = load_teams(queues) if queues is not None else Teams()
-    chosen = [one.strip() for one in devices.split(",") if one.strip()]
     begin(
         data or default_data(),
         Door(host, port, tls_cert, tls_key, behind_proxy),
@@ -85,3 +100,34 @@ def serve(
         told,
         rate,
     )
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raises InputError for an option that only a server has."""
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(str(parameter.name))
+        if parameter.name not in SHARED and source is not None and source.name == "COMMANDLINE":
+            problem = "cannot be combined with --join: it is the server's own"
+            raise InputError(max(parameter.opts, key=len), problem, "leave it out here")
+
+
+def _join(urls: str, emulated: int | None, chosen: list[str], as_json: bool) -> None:
+    with needs_server("egs serve --join"):
+        from egs_core.server.devices import host_offer
+        from egs_core.server.joined import Ready, serve_host
+
+    def told(ready: Ready) -> None:
+        kind = "emulated GPUs" if ready.emulated else "GPUs"
+        named = f" ({', '.join(ready.devices)})" if ready.devices else ""
+        line = f"host {ready.host} has joined {ready.url} with {len(ready.devices)} {kind}{named}; users of it ask at "
+        print(json.dumps(msgspec.to_builtins(ready)) if as_json else f"{line}unix://{ready.socket}", flush=True)
+
+    try:
+        addresses = [parse_url(one.strip()) for one in urls.split(",") if one.strip()]
+    except InputError as error:
+        raise InputError("--join" if error.place == URL else error.place, error.problem, error.hint) from None
+    for address in addresses:
+        if address.socket is None and not address.token:
+            hint = "an admin makes one: egs token create --role agent --host NAME"
+            raise InputError(f"--join {address.url}", f"needs a token of role agent in {TOKEN}", hint)
+    serve_host(data_folder() / "agent", addresses, host_offer(emulated, chosen), told)

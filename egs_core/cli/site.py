@@ -48,15 +48,20 @@ def show_runs(address: Address, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    free = [device.id for device in found.devices if device.state == "free"]
+    several = len({device.host for device in found.devices} | {run.host for run in found.runs} - {""}) > 1
+    free = [_called(device, several) for device in found.devices if device.state == "free"]
     if found.runs:
-        print_rows(_table(found.runs, time.time()))
+        print_rows(_table(found.runs, time.time(), several))
     label = next((f"{device.label} " for device in found.devices if device.label == "emulated"), "")
-    shared = [f"{device.free:g} of {device.id}" for device in found.devices if device.state == "held" and device.free]
+    held = [device for device in found.devices if device.state == "held" and device.free]
+    shared = [f"{device.free:g} of {_called(device, several)}" for device in held]
     parts = f"; parts: {', '.join(shared)}" if shared else ""
     typer.echo(
         f"{len(free)} of {len(found.devices)} {label}GPUs free" + (f": {', '.join(free)}" if free else "") + parts
     )
+    suspect = sorted({device.host for device in found.devices if device.suspect})
+    for host in suspect:
+        typer.echo(f"host {host} is silent: its GPUs are given to nobody new, and what runs there goes on")
     drained = [device for device in found.devices if device.drained]
     if drained:
         typer.echo(f"{len(drained)} drained, nothing new starts there{_named(drained)}")
@@ -76,14 +81,16 @@ def show_queue(address: Address, as_json: bool) -> None:
         typer.echo("nothing waits")
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "name", "user", "queue", "GPUs", "starts", "why"):
+    several = len({device.host for device in found.devices} | {run.host for run in found.runs} - {""}) > 1
+    for column in ("run", "name", "user", *(["host"] if several else []), "queue", "GPUs", "starts", "why"):
         table.add_column(column, overflow="fold")
     for view in found.runs:
         starts = starts_words(view).removeprefix("it should start ").replace("when it starts is not known", "not known")
         gpus = f"{view.gpus:g}"
         if view.tasks is not None:
             gpus, starts = f"{view.tasks.waiting} tasks", view.framework
-        row = (view.id, view.name, view.user, view.queue, gpus, starts, view.reason)
+        where = (view.host,) if several else ()
+        row = (view.id, view.name, view.user, *where, view.queue, gpus, starts, view.reason)
         table.add_row(*map(escape, row))
     print_rows(table)
 
@@ -102,7 +109,8 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
         return
     when = f"; {starts_words(view)}" if view.state == "waiting" else ""
     text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
-    typer.echo(f"run {view.id} ({view.name}, {view.user}): {view.state}: {text}{when}")
+    on = f", on {view.host}" if view.host else ""
+    typer.echo(f"run {view.id} ({view.name}, {view.user}{on}): {view.state}: {text}{when}")
     if view.lost:
         left = f"; end these processes: {', '.join(map(str, view.processes))}" if view.processes else ""
         typer.echo(f"nothing is heard of its supervisor, so its devices are given to nobody{left}")
@@ -128,9 +136,13 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
     typer.echo(f"{kind} {view.id} ({view.name}): {what}")
 
 
-def _table(runs: tuple[c.RunView, ...], now: float) -> Table:
+def _called(device: c.Device, several: bool) -> str:
+    return f"{device.host}/{device.id}" if several else device.id
+
+
+def _table(runs: tuple[c.RunView, ...], now: float, several: bool = False) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("run", "name", "user", "state", "for", "GPUs", "devices", "queue"):
+    for column in ("run", "name", "user", *(["host"] if several else []), "state", "for", "GPUs", "devices", "queue"):
         table.add_column(column, overflow="fold")
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
@@ -139,7 +151,17 @@ def _table(runs: tuple[c.RunView, ...], now: float) -> Table:
         devices = ", ".join(view.lease.devices) if view.lease else ""
         if view.tasks is not None:
             devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"
-        row = (view.id, view.name, view.user, state, f"{max(0.0, now - since):,.0f} s", f"{view.gpus:g}", devices)
+        where = (view.host,) if several else ()
+        row = (
+            view.id,
+            view.name,
+            view.user,
+            *where,
+            state,
+            f"{max(0.0, now - since):,.0f} s",
+            f"{view.gpus:g}",
+            devices,
+        )
         table.add_row(*map(escape, (*row, view.queue)))
     return table
 
@@ -190,4 +212,5 @@ def _drain(target: str, is_wanted: bool, as_json: bool) -> None:
 
 
 def _named(devices: list[c.Device]) -> str:
-    return f": {', '.join(device.id for device in devices)}" if devices else ""
+    several = len({device.host for device in devices}) > 1
+    return f": {', '.join(_called(device, several) for device in devices)}" if devices else ""

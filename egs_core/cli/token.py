@@ -27,10 +27,11 @@ def create(
     team: Annotated[str, typer.Option(help="Team to which it is bound; default: all.")] = "",
     expires: Annotated[str, typer.Option(help="How long it is good, as 12h or 30d.")] = "90d",
     name: Annotated[str, typer.Option(help="Whose runs are its own, and what the log says; default: made up.")] = "",
+    host: Annotated[str, typer.Option(help="Host for which an agent's token speaks: the name that it joins by.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a token, and print it: this once, for the server keeps but its hash."""
-    fields = {"role": role, "team": team, "name": name, "expires_s": parse_seconds(expires, "--expires")}
+    fields = {"role": role, "team": team, "name": name, "host": host, "expires_s": parse_seconds(expires, "--expires")}
     try:
         request = t.TokenRequest.model_validate(fields)
     except ValidationError as error:

@@ -7,7 +7,7 @@ import socket
 import stat
 import struct
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 
+from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.client import tokens as t
@@ -121,6 +122,12 @@ class SiteClient:
     def revoke(self, token: str) -> t.TokenView:
         return self._ask("POST", f"/v1/tokens/{_segment(token)}/revoke", None, t.TokenView)
 
+    def hosts(self) -> h.Hosts:
+        return self._ask("GET", "/v1/hosts", None, h.Hosts)
+
+    def forget_host(self, name: str) -> h.Hosts:
+        return self._ask("POST", f"/v1/hosts/{_segment(name)}/forget", None, h.Hosts)
+
     def log(self, limit: int) -> t.Log:
         return self._ask("GET", f"/v1/log?limit={limit}", None, t.Log)
 
@@ -143,15 +150,22 @@ class SiteClient:
         except ValidationError as error:
             raise Unreachable(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
 
-    def send(self, method: str, path: str, body: bytes | None, patience_s: float = ANSWER_S) -> bytes:
-        """One request, and the body of its answer. Raises as `_ask`."""
-        headers = {"Content-Type": "application/json"} if body else None
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        patience_s: float = ANSWER_S,
+        more: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """One request, and the body of its answer. more: headers. Raises as `_ask`."""
+        headers = {**({"Content-Type": "application/json"} if body else {}), **(more or {})}
         try:
             answer = self._session.request(
                 method, self._base + path, data=body, headers=headers, timeout=(self._connect_s, patience_s)
             )
             if answer.status_code == 401 and self._take_new_token():
-                return self.send(method, path, body, patience_s)
+                return self.send(method, path, body, patience_s, more)
             is_busy = answer.status_code == 408 or (answer.status_code == 429 and "Retry-After" in answer.headers)
             if is_busy or answer.status_code >= 500:
                 raise Unreachable(f"{self.address.url}: {answer.status_code}: {_detail(answer)}")

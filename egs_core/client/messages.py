@@ -217,8 +217,9 @@ class RunView(Told):
     state: waiting, paused, granted, running, stopping or ended. kind, reason: why it is there. starts_in_s: when it
     should start, in seconds from now; None where that is not known. lost: nothing is heard of its supervisor, and
     processes (some are named) may still use the devices, which are therefore given to nobody. stop: why it has to end;
-    beat_s: how often the server wants to hear of it. Of a framework's driver: framework, tasks; gpus: held now.
-    is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is near.
+    beat_s: how often the server wants to hear of it. host: on which it was started. Of a framework's driver: framework,
+    tasks; gpus: held now. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends,
+    once that is near.
     """
 
     id: str
@@ -251,6 +252,7 @@ class RunView(Told):
     grace_s: float = 0.0
     beat_s: float = 5.0
     framework: str = ""
+    host: str = ""
     tasks: DriverTasks | None = None
     is_request: bool = False
     inside: str = ""
@@ -258,10 +260,11 @@ class RunView(Told):
 
 
 class Device(Told):
-    """id: as `CUDA_VISIBLE_DEVICES` has it; state: free, held, drained: free, and nothing new gets it, or occupied by
-    `processes` that hold no lease of it; run: which holds it, "" for none, and for one that the asker does not see;
-    runs: all that do, where each has a part of it. memory_bytes: 0 where it is not known; free: the part that nobody
-    holds, 0 to 1; drained: nothing new gets it."""
+    """id: as `CUDA_VISIBLE_DEVICES` has it; host: that has it; state: free, held, drained: free, and nothing new gets
+    it, occupied by `processes` that hold no lease of it, or suspect; run: which holds it, "" for none, and for one that
+    the asker does not see; runs: all that do, where each has a part of it. memory_bytes: 0 where it is not known; free:
+    the part that nobody holds, 0 to 1; drained: nothing new gets it; suspect: the same, for nothing is heard of its
+    host's agent."""
 
     id: str
     label: str = ""
@@ -272,6 +275,8 @@ class Device(Told):
     drained: bool = False
     state: str = "free"
     processes: tuple[int, ...] = ()
+    host: str = ""
+    suspect: bool = False
 
 
 class Runs(Told):

@@ -8,7 +8,9 @@ GET  /v1/log                               ─► Log        who changed what, n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from egs_core.client.messages import Ask, Name, Seconds, Told
 
@@ -20,11 +22,12 @@ MOST_LOGGED = 1000
 
 class TokenRequest(Ask):
     """team: whose runs alone it is good for; "": all. name: whose runs are its own, and what the log says; "": one is
-    made. expires_s: how long it is good."""
+    made. host: of an agent, the one host for which it speaks; expires_s: how long it is good."""
 
     role: Role
     team: Name = ""
     name: Name = ""
+    host: Annotated[str, Field(max_length=200, pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")] = ""
     expires_s: Seconds = TOKEN_S
 
 

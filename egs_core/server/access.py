@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import os
 import pwd
+import re
 import secrets
 import socket
 import threading
@@ -38,6 +39,7 @@ MOST_STRANGERS = 256  # connections over TCP of those that nobody knows yet
 MOST_OF_A_USER = 32_768  # over the socket: each `egs run` has two, and 10,000 may be open
 STRANGERS = "strangers"
 IS_KNOWN = "is_known"  # in a request's state: what to call when it is known who asks
+USER_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+\-\\]{0,63}\$?")
 _numbers = itertools.count()
 
 
@@ -155,7 +157,19 @@ class Access:
             return None
         scope.get("state", {}).get(IS_KNOWN, _nobody)()
         origin = f"{host} port {port}, token {found.id}"
-        return Principal(found.name, found.role, (found.team,) if found.team else None, origin)
+        host = found.name if found.role == "agent" else ""
+        return Principal(found.name, found.role, (found.team,) if found.team else None, origin, host)
+
+    def at_host(self, agent: Principal, peer: str) -> Principal:
+        """A user for whom the agent of their host asks: never more than a submitter, and bound to that host. peer: user
+        id and name. Raises Refusal."""
+        uid, _, name = peer.partition(" ")
+        if agent.role != "agent":
+            raise Refusal(403, "only a host's agent may say who asks: leave EGS-Peer out")
+        if not uid.isdecimal() or len(uid) > 10 or not USER_NAME.fullmatch(name):
+            raise Refusal(400, "EGS-Peer: needs a user id and a name")
+        teams = self._teams.of_user(name, int(uid))
+        return Principal(name, "submitter", teams, f"{agent.origin}, host {agent.host}, uid {uid}", agent.host)
 
     def _of_user(self, uid: int) -> Principal:
         name, origin = user_name(uid), f"socket, uid {uid}"
@@ -172,8 +186,13 @@ class Access:
             raise Refusal(422, "team: an admin is of the whole site: leave the team out, or ask for an operator")
         if ask.team and self._teams.names and ask.team not in self._teams.names:
             raise Refusal(422, f"team: there is no team {ask.team!r}; there are {', '.join(self._teams.names)}")
+        if (ask.role == "agent") != bool(ask.host):
+            rule = "a token of role agent speaks for one host: name it by --host; tokens of other roles have none"
+            raise Refusal(422, f"host: {rule}")
+        if ask.host and (ask.team or ask.name not in ("", ask.host)):
+            raise Refusal(422, "host: the token of a host's agent has the host's name and no team")
         number = secrets.token_hex(6)
-        name = ask.name or f"{ask.role}-{number}"
+        name = ask.host or ask.name or f"{ask.role}-{number}"
         token = PREFIX + secrets.token_urlsafe(32)
         with self._lock:
             self._check_name(name, ask.team)

@@ -23,6 +23,8 @@ def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
         return book.view(who, known)
     check_open(book, who)
     run = Run.of(ask, book.last + 1, who.name, book.now)
+    run.host = who.host
+    check_host(book, run)
     if ask.inside:
         inside.enter(book, who, run, ask)
     else:
@@ -60,16 +62,25 @@ def take_in(book: Book, who: Principal, run: Run) -> None:
 
 def check_fits(book: Book, run: Run) -> None:
     """Raises Refusal for what no empty host could run."""
-    if not any(fits_ever(node, run.shape) for node in book.engine.state.nodes if node.alive):
-        raise Refusal(422, describe_lack(book.engine.state.nodes, run.shape))
+    node = book.views.node_of(run.host)
+    nodes = [node] if node else []
+    if not any(fits_ever(one, run.shape) for one in nodes):
+        where = f" on host {book.views.name_of(run.host)}, where it would start" if book.has_several else ""
+        raise Refusal(422, describe_lack(nodes, run.shape) + where)
+
+
+def check_host(book: Book, run: Run) -> None:
+    """Raises Refusal for one of a host that offers nothing."""
+    if book.views.node_of(run.host) is None:
+        raise Refusal(409, f"host {run.host} has not joined: start `egs serve --join` there")
 
 
 def take_part(book: Book, run: Run) -> None:
     """Memory without GPUs asks for the part of one that has so much. Raises Refusal where it is not known."""
     if not run.gpu_memory_bytes:
         return
-    nodes = book.engine.state.nodes
-    most = max((node.gpu_memory_bytes for node in nodes if node.alive and node.gpus), default=UNTRACKED)
+    node = book.views.node_of(run.host)
+    most = node.gpu_memory_bytes if node and node.gpus else UNTRACKED
     if most == UNTRACKED:
         raise Refusal(422, "gpu_memory_bytes: there is no GPU here whose memory is known")
     if not run.gpus:

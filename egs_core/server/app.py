@@ -24,6 +24,7 @@ from egs_core.server.access_routes import add_access_routes
 from egs_core.server.bounds import BodyBound, Rates, wrong_fields
 from egs_core.server.devices import strangers, working
 from egs_core.server.driver_routes import add_driver_routes
+from egs_core.server.host_routes import add_host_routes
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.pools import is_driver
 from egs_core.server.request_routes import add_request_routes
@@ -36,6 +37,9 @@ from egs_core.server.writer import Unavailable, Writer
 T = TypeVar("T")
 LOG = logging.getLogger("uvicorn.error")
 LOOK_S = 1.0
+CLIENTS = (
+    "the client must run on the server's host, in its process namespace, or at the socket of a host that has joined"
+)
 UsersOf = Callable[[Sequence[str]], Mapping[str, Sequence[int]]]
 RunId = Annotated[str, Path(max_length=32)]
 
@@ -186,6 +190,7 @@ def make_app(site: Site) -> FastAPI:
     add_access_routes(app, site.access)
     add_driver_routes(app, site.sharing)
     add_request_routes(app, site)
+    add_host_routes(app, site)
     return app
 
 
@@ -236,9 +241,9 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
     @app.post("/v1/runs")
     async def submit(who: Who, ask: c.RunRequest) -> c.RunView:
-        if not is_alive(ask.supervisor):
+        if not who.host and not is_alive(ask.supervisor):  # else its agent has looked
             problem = f"supervisor: there is no process {ask.supervisor.pid} here"
-            raise HTTPException(422, f"{problem}: the client must run on the server's host, in its process namespace")
+            raise HTTPException(422, f"{problem}: {CLIENTS}")
         return await site.ask(lambda logic: logic.submit(who, ask))
 
     @app.post("/v1/check")
@@ -256,7 +261,7 @@ def _add_routes(app: FastAPI, site: Site) -> None:
     @app.post("/v1/runs/{run}/end")
     async def end(who: Who, run: RunId, ask: c.End) -> c.RunView:
         watch = await site.ask(lambda logic: logic.watch(who, run))
-        if watch is not None and watch.token == ask.token:
+        if watch is not None and not who.host and watch.token == ask.token:
             named = [one.asked() for one in watch.named]
             left = (await site.processes()).living(named, watch.mark, watch.supervisor.asked())
             if left:

@@ -19,6 +19,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.specs import END
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.server.hosts import OWN, Hosts, JoinedHost
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Refusal, Run, SiteFacts
 from egs_core.server.views import Views
@@ -45,10 +46,13 @@ class Book:
 
     by_task: those that the engine knows. boxed: those that will have to stop because their time is up. heard: when
     something was heard of an open one's supervisor; gone: run -> lease with which that was seen to be gone, once.
-    dirty, forgotten, lines: what the next commit has to write. commands: of each open GPU request those in it that are
-    open; active: when a request was seen to be in use, not kept: after a start of the server it has its full time."""
+    dirty, forgotten, lines: what the next commit has to write, beside what `hosts` has. commands: of each open GPU
+    request those in it that are open; active: when a request was seen to be in use, not kept: after a start of the
+    server it has its full time."""
 
-    def __init__(self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = ()) -> None:
+    def __init__(
+        self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = (), hosts: Iterable[JoinedHost] = ()
+    ) -> None:
         self.facts = facts
         self.barrier = CommitBarrier(engine)
         self.engine = engine
@@ -59,7 +63,8 @@ class Book:
         self.runs = {run.id: run for run in runs}
         self.by_key = {(run.user, run.key): run for run in self.runs.values()}
         self.by_task = {run.task: run for run in self.runs.values() if run.task != NOT_ADMITTED}
-        self.views = Views(facts, engine, self.runs, self.by_task)
+        self.hosts = Hosts(hosts)
+        self.views = Views(facts, engine, self.runs, self.by_task, self.hosts)
         self.last = max((int(run_id) for run_id in self.runs), default=0)
         self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
         self.dependents: dict[str, list[Run]] = {}
@@ -129,14 +134,14 @@ class Book:
         """Give it to the engine, unless it waits for others, or to be resumed; what is in a request never."""
         if run.inside:
             return
-        is_kept_out = not run.gpus and self.views.is_drained  # what needs GPUs the engine holds back itself
+        is_kept_out = not run.gpus and self.views.is_shut(run.host)  # what needs GPUs the engine holds back itself
         if run.task == NOT_ADMITTED and not run.after and not run.is_paused and not is_kept_out:
             self.admit(run)
 
     def admit(self, run: Run) -> None:
         """From now on the engine orders it."""
         graph = Graph()
-        options = TaskOptions(priority=run.priority)
+        options = TaskOptions(priority=run.priority, flavors=self._place(run))
         phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
         graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
         run.task = len(self.engine.state.task_ids)
@@ -148,6 +153,28 @@ class Book:
         if run.lease is None and (never := self.engine.why_never(run.task)) is not None:
             self.abort(run, never.text, REFUSED)
 
+    def _place(self, run: Run) -> tuple[str, ...]:
+        """Where it may start: on its own host. To the engine each host is a flavor, once there are several."""
+        return (self.views.name_of(run.host),) if self.has_several else ()
+
+    @property
+    def has_several(self) -> bool:
+        """Whether a host has ever joined."""
+        nodes = self.engine.state.nodes
+        return bool(nodes) and nodes[0].flavor != ""
+
+    def readmit(self, run: Run) -> None:
+        """Give it to the engine anew: it is in the queue as it is now, behind those of its priority."""
+        self.handle(m.AbortRequested("workload", run.workload, run.user, "changed"))
+        del self.by_task[run.task]
+        run.task, run.changes = NOT_ADMITTED, run.changes + 1
+        self.admit_if_due(run)
+
+    def _misplaced(self, run: Run, grant: m.Grant) -> None:
+        """Granted on another host than its own: it was given to the engine when there was but one."""
+        self.handle(m.DecisionRejected(grant.id, "it is of another host"))
+        self.readmit(run)
+
     def handle(self, event: m.Event) -> None:
         if self._spanning is None:
             self._take(event)
@@ -158,6 +185,9 @@ class Book:
         for decision in self.barrier.handle(event, self.now):
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])
+                if decision.node != self.views.name_of(run.host):
+                    self._misplaced(run, decision)
+                    continue
                 run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
             elif isinstance(decision, m.Stop):
                 self._stop(self.by_task[decision.task], decision)
@@ -251,15 +281,27 @@ class Book:
         offer = self.offer
         name = next((node.name for node in self.engine.state.nodes), offer.host)  # hosts may be renamed
         size = offer.cpus, len(offer.devices), offer.memory_bytes, offer.gpu_memory_bytes
-        self.handle(m.NodeAdded(name, *size, drained=drained, closed=tuple(sorted(self.views.occupied))))
+        closed = tuple(sorted(self.views.occupied))
+        self.handle(m.NodeAdded(name, *size, flavor=name if self.has_several else "", drained=drained, closed=closed))
+
+    def add_host(self, host: JoinedHost, drained: tuple[int, ...]) -> None:
+        """One that has joined, or has changed."""
+        size = host.cpus, len(host.devices), host.memory_bytes, host.gpu_memory_bytes
+        closed = self.hosts.closed(host)
+        self.handle(m.NodeAdded(host.name, *size, flavor=host.name, drained=drained, closed=closed))
 
     @property
     def drained(self) -> tuple[int, ...]:
-        return next((node.drained for node in self.engine.state.nodes), ())
+        return self.drained_of(OWN)
+
+    def drained_of(self, host: str) -> tuple[int, ...]:
+        node = self.views.node_of(host)
+        return node.drained if node else ()
 
     def copy(self) -> Book:
         copies = [msgspec.structs.replace(run) for run in self.runs.values()]
         copy = Book(self.facts, Engine.restore(self.engine.snapshot(), CONFIG), copies)
+        copy.hosts = copy.views.hosts = self.hosts.copy()
         copy.views.devices, copy.views.occupied = self.views.devices, dict(self.views.occupied)
         copy.queues = self.queues
         copy.team_of_queue = self.team_of_queue
@@ -286,6 +328,8 @@ class Book:
         if not who.may_change(run):
             whose = f"run {run_id} is of {run.user}" + (f", team {run.team}" if run.team else "")
             raise Refusal(403, f"{whose}: only that user and operators may change it")
+        if who.host and run.host != who.host:
+            raise Refusal(403, f"run {run_id} is on host {self.views.name_of(run.host)}: change it there")
         return run
 
     def held(self, who: Principal, run_id: str) -> Run:
@@ -294,6 +338,8 @@ class Book:
             raise Refusal(403, f"run {run_id} is of {run.user}: only its own supervisor speaks for it")
         if run.is_request:
             raise Refusal(409, f"run {run_id} is a GPU request, and has no supervisor: `egs run --in {run_id}`")
+        if run.host != who.host:
+            raise Refusal(403, f"run {run_id} is on host {self.views.name_of(run.host)}: its supervisor is there")
         return run
 
     def view(self, who: Principal, run: Run, with_reason: bool = True) -> c.RunView:

@@ -9,6 +9,7 @@ from egs_core.engine import messages as m
 from egs_core.errors import listed
 from egs_core.server.admission import check_fits, check_for, queue_asked, take_part
 from egs_core.server.book import REFUSED, Book, LogLine
+from egs_core.server.hosts import OWN
 from egs_core.server.principals import OPERATING, Principal
 from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
 
@@ -98,10 +99,7 @@ def _change(book: Book, run_id: str, wishes: dict[str, Any]) -> None:
     take_part(book, run)
     check_fits(book, run)
     if run.task != NOT_ADMITTED:
-        book.handle(m.AbortRequested("workload", run.workload, run.user, "changed"))
-        del book.by_task[run.task]
-        run.task, run.changes = NOT_ADMITTED, run.changes + 1
-        book.admit_if_due(run)
+        book.readmit(run)
     if run.outcome == REFUSED:
         raise Refusal(422, run.why)
 
@@ -111,14 +109,34 @@ def drain(book: Book, who: Principal, ask: c.Drain) -> c.Runs:
     who.need(OPERATING, "to drain")
     if who.teams is not None:
         raise Refusal(403, "to drain needs a token that is bound to no team: the devices are everybody's")
-    ids = [device.id for device in book.views.devices]
-    hosts = [book.offer.host, *(node.name for node in book.engine.state.nodes)]
-    if ask.target not in (*ids, *hosts):
-        raise Refusal(404, f"there is no host and no device {ask.target!r}; there are {listed([hosts[0], *ids])}")
-    meant = set(range(len(ids))) if ask.target not in ids else {ids.index(ask.target)}
-    drained = meant.union(book.drained) if ask.drained else set(book.drained) - meant
+    host, meant = _meant(book, ask.target)
+    drained = meant.union(book.drained_of(host)) if ask.drained else set(book.drained_of(host)) - meant
     book.lines.append(LogLine(book.now, who, "drain" if ask.drained else "undrain", "", "", ask.target))
-    book.add_node(tuple(sorted(drained)))
+    if host == OWN:
+        book.add_node(tuple(sorted(drained)))
+    else:
+        book.add_host(book.hosts.all[host], tuple(sorted(drained)))
     for run in book.open_runs():
         book.admit_if_due(run)
     return book.views.listed(who.sees)
+
+
+def _meant(book: Book, target: str) -> tuple[str, set[int]]:
+    """The host and its devices that a name means: of a host, of a device, or HOST/DEVICE. Raises Refusal for none, and
+    for a device's name that several hosts have."""
+    names = {OWN: {book.offer.host, book.views.name_of(OWN)}} | {one.name: {one.name} for one in book.hosts.joined()}
+    found: list[tuple[str, set[int]]] = []
+    known: list[str] = []
+    for host, called in names.items():
+        ids = [device.id for device in book.views.devices_of(host)]
+        if target in called:
+            return host, set(range(len(ids)))
+        shown = book.views.name_of(host)
+        known += [shown, *(ids if len(names) == 1 else [f"{shown}/{one}" for one in ids])]
+        found += [(host, {n}) for n, one in enumerate(ids) if target in (one, *(f"{name}/{one}" for name in called))]
+    if not found:
+        raise Refusal(404, f"there is no host and no device {target!r}; there are {listed(known)}")
+    if len(found) > 1:
+        choice = " or ".join(f"{book.views.name_of(host)}/{target}" for host, _ in found)
+        raise Refusal(409, f"several hosts have a device {target!r}: say {choice}")
+    return found[0]

@@ -19,6 +19,7 @@ from egs_core.server.logic import Watch
 from egs_core.server.runs import Device, Offer
 
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+HOST = "EGS_HOST"  # what this host is called, where that is not its own name
 MOST_EMULATED = 1024
 EMULATED_BYTES = 80 << 30
 
@@ -62,7 +63,7 @@ def host_offer(emulated: int | None, chosen: Sequence[str]) -> Offer:
             raise InputError("--devices", f"no GPU {unknown[0]!r} here", f"there are: {listed(list(known))}")
         devices = tuple([known[one] for one in dict.fromkeys(chosen)] or real)
     cpus, memory_bytes = float(os.cpu_count() or 1), psutil.virtual_memory().total
-    return Offer(socket.gethostname(), devices, cpus, memory_bytes, is_watched=emulated is None)
+    return Offer(os.environ.get(HOST) or socket.gethostname(), devices, cpus, memory_bytes, is_watched=emulated is None)
 
 
 def users_of(ids: Sequence[str]) -> dict[str, tuple[int, ...]]:

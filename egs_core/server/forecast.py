@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from egs_core.engine import Engine
 from egs_core.engine.rules.ends import expected_end_s
@@ -23,21 +25,37 @@ Held = tuple[float, int, tuple[int, ...]]  # until when, of each device so many 
 
 def expected_starts(engine: Engine) -> dict[int, float]:
     """Of each ready phase, in the order in which they are expected to start, seconds from now; those of which nothing
-    can be said are left out."""
+    can be said are left out. Where there are several hosts each has its own queue, for each is a flavor of its own."""
     state = engine.state
-    first, free = {}, list[int]()
+    if len(state.nodes) < 2:
+        return _starts_on(engine, 0, engine.ready_order) if state.nodes else {}
+    found: dict[int, float] = {}
     for number, node in enumerate(state.nodes):
-        first[number] = len(free)
-        free += node.devices if node.alive else []
+        if node.alive:
+            found |= _starts_on(engine, number, partial(_order_on, engine, node.flavor))
+    return found
+
+
+def _order_on(engine: Engine, flavor: str) -> list[int]:
+    options = engine.state.options_of
+    return [one for one in engine.ready_order() if options(engine.state.task_of[one]).flavors == (flavor,)]
+
+
+def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) -> dict[int, float]:
+    """Of what waits for one node."""
+    state = engine.state
+    free = list(state.nodes[number].devices)
     ends: list[Held] = []
     for phase, lease in state.leases.items():
+        if lease.node != number:
+            continue
         left_s = UNKNOWN_S if phase in state.unknown else max(0.0, expected_end_s(state, phase) - state.now)
-        heapq.heappush(ends, (left_s, lease.gpu_milli, tuple([first[lease.node] + n for n in lease.devices])))
+        heapq.heappush(ends, (left_s, lease.gpu_milli, lease.devices))
     found: dict[int, float] = {}
     if not any(free) and all(left_s == UNKNOWN_S for left_s, _, _ in ends):
         return found  # the common case, and an order of thousands costs milliseconds
     at_s = 0.0
-    for phase in engine.ready_order():
+    for phase in order():
         wanted = state.shape_of(phase).gpu_milli
         each = min(wanted, WHOLE_DEVICE)
         while (taken := _devices(free, wanted)) is None and ends:

@@ -21,6 +21,8 @@ def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
         raise Refusal(422, f"inside: run {ask.inside} is no GPU request: `egs request list` lists those")
     if not request.is_open or request.stop:
         raise Refusal(409, f"request {request.id} {'is about to end' if request.is_open else 'has ended'}")
+    if run.host != request.host:
+        raise Refusal(409, f"request {request.id} is on host {book.views.name_of(request.host)}: start it there")
     if named := [name for name in OF_THE_REQUEST if getattr(ask, name)]:
         raise Refusal(422, f"{named[0]}: what runs in a request has that of the request: leave it out")
     run.inside, run.queue, run.team = request.id, request.queue, request.team

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.engine.state.lifecycle import ENDED
-from egs_core.server import admission, controls, requests
+from egs_core.server import admission, controls, joining, requests
 from egs_core.server.book import CONFIG, Book, LogLine
+from egs_core.server.hosts import OWN, JoinedHost
+from egs_core.server.hosts import SILENT_S as HOST_SILENT_S
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
 from egs_core.site.spanning import Spanning
@@ -35,12 +38,14 @@ MOST_ENDED, KEEP_S = 10_000, 30 * 86400.0  # what is kept of runs that have ende
 
 class Batch(msgspec.Struct):
     """What one commit makes durable. entries: of the engine's journal; runs: as they are now; forgotten: ids of those
-    that are kept no longer; log: who changed what."""
+    that are kept no longer; log: who changed what; hosts: all that have ever joined,
+    none where these are as they were."""
 
     entries: list[bytes]
     runs: list[Run]
     forgotten: list[str] = []
     log: list[LogLine] = []
+    hosts: list[JoinedHost] = []
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -66,9 +71,11 @@ class Seen(msgspec.Struct, frozen=True):
 class SiteLogic:
     """See the module. engine: new or recovered; runs: all that are known. Moments are seconds of the site's clock."""
 
-    def __init__(self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = ()) -> None:
+    def __init__(
+        self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = (), hosts: Iterable[JoinedHost] = ()
+    ) -> None:
         self.facts = facts
-        self.book = book = Book(facts, engine, runs)
+        self.book = book = Book(facts, engine, runs, hosts)
         self.runs, self.views = book.runs, book.views
 
     # --- the writer's side ---
@@ -110,6 +117,7 @@ class SiteLogic:
                 run.stop = f"over its limit of {run.for_s:g} s"
                 run.grace_s = run.grace_s or CONFIG.grace_s
         self.book.look_around()
+        joining.note_silent(self.book)
         requests.advance(self.book)
         self._forget()
 
@@ -127,14 +135,17 @@ class SiteLogic:
 
     def next_wakeup(self) -> float | None:
         """When `at` has to be called if nothing happens before; None: never."""
-        due = [self.book.engine.next_wakeup(), *(run.time_is_up_at for run in self.book.boxed.values())]
-        due.append(requests.next_due(self.book))
+        due = [self.book.engine.next_wakeup(), self.book.hosts.next_silence(), requests.next_due(self.book)]
+        due += [run.time_is_up_at for run in self.book.boxed.values()]
         return min((at for at in due if at is not None), default=None)
 
     def take(self) -> Batch:
         """What has changed since the last call."""
         requests.advance(self.book)
-        batch = Batch(self.book.barrier.take(), list(self.book.dirty.values()), self.book.forgotten, self.book.lines)
+        book = self.book
+        hosts = list(book.hosts.all.values()) if book.hosts.is_dirty else []
+        book.hosts.is_dirty = False
+        batch = Batch(book.barrier.take(), list(book.dirty.values()), book.forgotten, book.lines, hosts)
         self.book.dirty, self.book.forgotten, self.book.lines = {}, [], []
         return batch
 
@@ -162,6 +173,8 @@ class SiteLogic:
         self.book.queues = tuple([queue.name for queue in queues])
         self.book.offer = offer
         self.views.occupied = dict.fromkeys(range(len(offer.devices)), ()) if offer.is_watched else {}
+        for host in self.book.hosts.joined():  # silent until they report
+            self.book.add_host(host, self.book.drained_of(host.name))
         self.book.add_node(() if offer.is_new else self.book.drained)
         if queues or self.book.engine.state.queues:
             self.book.handle(m.QueuesChanged(queues))
@@ -175,7 +188,7 @@ class SiteLogic:
     def holders(self) -> dict[str, list[Watch]]:
         """Of each device, by its id, the leases that it is held by, but for requests: those of the commands in them."""
         found: dict[str, list[Watch]] = {device.id: [] for device in self.views.devices}
-        for run in self._with_processes():
+        for run in self._with_processes(OWN):
             for number in run.lease.devices if run.lease else ():
                 found[self.views.devices[number].id].append(self._watch(run))
         return found
@@ -260,11 +273,11 @@ class SiteLogic:
     # --- processes ---
 
     def watched(self) -> list[Watch]:
-        """Whose processes to look for now."""
-        return [self._watch(run) for run in self._with_processes()]
+        """Whose processes to look for now, on the server's own host."""
+        return [self._watch(run) for run in self._with_processes(OWN)]
 
-    def _with_processes(self) -> list[Run]:
-        return [run for run in self.open_runs() if not run.is_request]
+    def _with_processes(self, host: str) -> list[Run]:
+        return [run for run in self.open_runs() if run.host == host and not run.is_request]
 
     def _watch(self, run: Run) -> Watch:
         token = run.lease.token if run.lease else 0
@@ -310,3 +323,40 @@ class SiteLogic:
     def note_change(self, who: Principal, verb: str, driver: str, team: str, text: str = "") -> None:
         """For the log: a change to a framework's driver, which the logic does not know."""
         self.book.lines.append(LogLine(self.book.now, who, verb, driver, team, text))
+
+    # --- hosts that join ---
+
+    def join_host(self, who: Principal, ask: h.HostOffer) -> h.Joined:
+        """Raises Refusal; so do the next."""
+        host = joining.join(self.book, who, ask)
+        return h.Joined(session=host.session, ttl_s=HOST_SILENT_S, watches=self._watches(host.name))
+
+    def report(self, who: Principal, ask: h.Report) -> h.Watches:
+        """What an agent has found; what it says of runs of other hosts changes nothing."""
+        if joining.heard(self.book, who, ask):
+            own = [one for one in ask.found if (run := self.runs.get(one.run)) and run.host == who.host]
+            self.seen([Seen(one.run, one.token, one.supervisor, one.living) for one in own])
+        return h.Watches(watches=self._watches(who.host))
+
+    def forget_host(self, who: Principal, name: str) -> h.Hosts:
+        joining.forget(self.book, who, name)
+        return joining.views(self.views.listed_hosts(who.sees))
+
+    def listed_hosts(self, who: Principal) -> h.Hosts:
+        who.need_to_see()
+        return joining.views(self.views.listed_hosts(who.sees))
+
+    def _watches(self, host: str) -> tuple[h.WatchView, ...]:
+        return tuple([self._watch_view(run) for run in self._with_processes(host)])
+
+    def _watch_view(self, run: Run) -> h.WatchView:
+        one, devices = self._watch(run), self.views.devices_of(run.host)
+        return h.WatchView(
+            run=one.run,
+            token=one.token,
+            supervisor=one.supervisor.asked(),
+            claimed=one.is_claimed,
+            named=tuple([known.asked() for known in one.named]),
+            mark=one.mark,
+            devices=tuple([devices[number].id for number in run.lease.devices]) if run.lease else (),
+        )

@@ -5,7 +5,7 @@
     submitter   its teams        yes       its own runs
     operator    its teams        yes       all runs of its teams
     admin       everything       yes       everything; makes and revokes tokens
-    agent       nothing          no        nothing: for hosts that will join
+    agent       nothing          no        nothing: it speaks for the host that its token is bound to, see `joining`
 
 A principal that is bound to no team is of all of them. Its own runs a principal sees always.
 """
@@ -34,12 +34,14 @@ class Owned(Protocol):
 
 class Principal(msgspec.Struct, frozen=True):
     """Who asks. teams: that it is bound to, the first one its own; None: bound to none. origin: for the log: the
-    address that the request came from, and by what it was known."""
+    address that the request came from, and by what it was known. host: that it is bound to: of an agent, and of a
+    user for whom an agent asks; "" for everybody else."""
 
     name: str
     role: Role = "submitter"
     teams: tuple[str, ...] | None = None
     origin: str = ""
+    host: str = ""
 
     @property
     def team(self) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.server import inside
-from egs_core.server.admission import check_for, check_open, place, take_in
+from egs_core.server.admission import check_for, check_host, check_open, place, take_in
 from egs_core.server.book import CONFIG, Book
 from egs_core.server.controls import control, update
 from egs_core.server.forecast import expected_starts
+from egs_core.server.hosts import OWN
 from egs_core.server.principals import SUBMITTING, Principal
 from egs_core.server.runs import NOBODY, Refusal, Run
 
@@ -33,6 +34,8 @@ def ask_for(book: Book, who: Principal, ask: q.GpuRequest) -> q.RequestView:
     check_open(book, who)
     check_for(ask.for_s)
     run = Run(str(book.last + 1), ask.key, who.name, ask.name or "request", NOBODY, book.now, ask.gpus, is_request=True)
+    run.host = who.host
+    check_host(book, run)
     run.gpu_memory_bytes, run.priority = ask.gpu_memory_bytes, ask.priority
     run.for_s, run.idle_s = ask.for_s, ask.idle_timeout_s
     place(book, who, run, ask.queue)
@@ -94,8 +97,9 @@ def next_due(book: Book) -> float | None:
 
 
 def measured(book: Book) -> dict[str, str]:
-    """Devices whose work is to be measured, each with its request."""
+    """Devices of the server's own host whose work is to be measured, each with its request."""
     held = [request for request in _open(book) if request.idle_s and request.lease and not _is_used(book, request)]
+    held = [request for request in held if request.host == OWN]
     return {book.views.devices[n].id: one.id for one in held for n in (one.lease.devices if one.lease else ())}
 
 

@@ -61,8 +61,8 @@ class SiteFacts(msgspec.Struct, frozen=True):
 
 
 class HeldLease(msgspec.Struct, frozen=True):
-    """token: of the grant's decision; devices: by their place in the site's list. claimed_at: from then on its devices
-    are given to nobody until its processes are gone; None: nothing was started with it."""
+    """token: of the grant's decision; devices: by their place in their host's list. claimed_at: from then on its
+    devices are given to nobody until its processes are gone; None: nothing was started with it."""
 
     token: int
     phase: int
@@ -78,7 +78,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     after: runs that have to end first, and how (`messages.After`). task: of the engine, from then on. lease: held now.
     named: its processes as its supervisor has told them, without itself. stop: why it must end. ended_at: None while
     it is open. why: how it came to its end, or to a stop. changes: how often it was given to the engine anew.
-    is_time_up: its time box was over, so that it had to stop. team: whose it is, "" for nobody's.
+    is_time_up: its time box was over, so that it had to stop. team: whose it is, "" for nobody's. host: on which it was
+    started, "" for the server's own.
 
     is_request: GPUs for a while, see `requests`: it has no supervisor, and is claimed by the site itself. idle_s: after
     so long without a command and without work on its GPUs it ends. inside: of a command in a request, that one's id;
@@ -121,6 +122,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     idle_s: float | None = None
     inside: str = ""
     is_warned: bool = False
+    host: str = ""
 
     @property
     def workload(self) -> str:

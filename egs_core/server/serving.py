@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import uvicorn
+from fastapi import FastAPI
 
 from egs_core.client.places import read_token, socket_places, token_file, write_token
 from egs_core.engine.specs import QueueSpec
@@ -61,7 +62,7 @@ def serve(
     door.check()
     tls = door.tls()
     lock = folder_lock(folder)
-    _allow_connections()
+    allow_connections()
     locks = DeviceLocks()
     locks.take([device for device in offer.devices if device.label != "emulated"])
     listening: list[socket.socket] = []
@@ -72,7 +73,7 @@ def serve(
         tcp = door.listen()
         listening.append(tcp)
         url = door.url(tcp.getsockname()[1])
-        path, local = _local_socket(folder)
+        path, local = local_socket(folder)
         listening.append(local)
         access = Access(store, teams)
         _write_own_token(access, url)
@@ -85,7 +86,7 @@ def serve(
         is_emulated = any(device.label == "emulated" for device in offer.devices)
         ready = Ready(url, str(path), str(token_file(url)), str(folder), ids, is_emulated)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _nothing)  # uvicorn raises it again when it has ended: what follows has to be done
+            signal.signal(number, nothing)  # uvicorn raises it again when it has ended: what follows has to be done
         _Server(_config(site), site, lambda: told(ready), tls).run(sockets=listening)
     except StoreError as error:
         raise EgsError(str(error)) from None
@@ -103,13 +104,18 @@ def _steady_clock() -> Callable[[], float]:
     return lambda: begin + time.monotonic() - origin
 
 
-def _nothing(_number: int, _frame: object) -> None:
+def nothing(_number: int, _frame: object) -> None:
     """The answer to a signal that has had its effect."""
 
 
 def _config(site: Site) -> uvicorn.Config:
+    return config_of(make_app(site))
+
+
+def config_of(app: FastAPI) -> uvicorn.Config:
+    """For whatever listens on a socket whose peers the kernel names."""
     return uvicorn.Config(
-        make_app(site),
+        app,
         http=PeerProtocol,
         ws="none",
         loop="uvloop",
@@ -151,7 +157,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _allow_connections() -> None:
+def allow_connections() -> None:
     """As many open files as the system lets this process have: each client has a connection or two."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -185,7 +191,7 @@ def _take_devices(store: SqlStore, offer: Offer) -> Offer:
     return msgspec.structs.replace(offer, is_new=known != ids)
 
 
-def _local_socket(folder: Path) -> tuple[Path, socket.socket]:
+def local_socket(folder: Path) -> tuple[Path, socket.socket]:
     """The first place at which this user may have one and nobody answers; at last the data folder."""
     for path in [*socket_places(), folder / "egs.sock"]:
         try:

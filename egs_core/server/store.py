@@ -22,6 +22,7 @@ from egs_core.engine import Engine
 from egs_core.errors import InputError
 from egs_core.server.book import CONFIG, LogLine
 from egs_core.server.database import make_engine, migrate, place_of, upsert
+from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Run, SiteFacts
 from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS
@@ -72,11 +73,12 @@ class Kept(msgspec.Struct):
     snapshot: bytes
     entries: list[bytes]
     runs: list[Run]
+    hosts: list[JoinedHost] = []
 
     def logic(self, place: str) -> SiteLogic:
         """The site's logic as it was after the last commit. Raises InputError for a damaged store."""
         state = folded(self.snapshot, self.entries, place)
-        return SiteLogic(self.facts, Engine(CONFIG, state), self.runs)
+        return SiteLogic(self.facts, Engine(CONFIG, state), self.runs, self.hosts)
 
 
 class Store(Protocol):
@@ -128,7 +130,8 @@ class SqlStore:
             rows = connection.scalars(sa.select(RUNS.c.run).order_by(RUNS.c.number))
             runs = [msgspec.json.decode(row, type=Run) for row in rows]
             self._count, self._epoch = len(entries), facts.epoch
-            return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs)
+            hosts = msgspec.json.decode(self._value(connection, "hosts") or b"[]", type=list[JoinedHost])
+            return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs, hosts)
 
     def commit(self, batch: Batch) -> None:
         with self._begin() as connection:
@@ -140,6 +143,8 @@ class SqlStore:
             if batch.forgotten:
                 gone = [{"gone": int(run)} for run in batch.forgotten]
                 connection.execute(RUNS.delete().where(RUNS.c.number == sa.bindparam("gone")), gone)
+            if batch.hosts:
+                self._set(connection, "hosts", msgspec.json.encode(batch.hosts))
             if batch.log:
                 connection.execute(LOG.insert(), [_line(self._logged(one)) for one in batch.log])
         self._count += len(batch.entries)

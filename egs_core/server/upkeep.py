@@ -155,6 +155,8 @@ def _check_that_nobody_lives(folder: Path, force: bool) -> None:
     now = Snapshot()
     living: list[str] = []
     for run in kept.runs:
+        if run.host and run.is_open:
+            living.append(f"run {run.id} (on host {run.host}, where nobody can look from here)")
         token = run.lease.token if run.lease else 0
         is_there = not run.is_request and is_alive(run.supervisor.asked())
         found = [run.supervisor.asked()] if is_there else []

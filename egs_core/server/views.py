@@ -8,8 +8,10 @@ from collections.abc import Callable
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
 from egs_core.engine import Engine
+from egs_core.engine.state.nodes import Node
 from egs_core.errors import listed
 from egs_core.server.forecast import expected_starts
+from egs_core.server.hosts import OWN, Hosts
 from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, HeldLease, Run, SiteFacts
 
 BEAT_S = 5.0  # how often a client is to be heard of
@@ -29,18 +31,48 @@ class Views:
     """What is told is for whoever `sees` some of the runs: of others not even a name is in it.
 
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
-    keeps up; living: processes of lost ones; used_elsewhere: who holds something in a queue in other pools."""
+    keeps up; living: processes of lost ones; used_elsewhere: who holds something in a queue in other pools; devices,
+    occupied: of the server's own host; hosts: the others."""
 
-    def __init__(self, facts: SiteFacts, engine: Engine, runs: dict[str, Run], by_task: dict[int, Run]) -> None:
+    def __init__(
+        self, facts: SiteFacts, engine: Engine, runs: dict[str, Run], by_task: dict[int, Run], hosts: Hosts
+    ) -> None:
         self._facts, self._engine, self._runs, self._by_task = facts, engine, runs, by_task
         self.open = {run.id: run for run in runs.values() if run.is_open}
         self.devices: tuple[Device, ...] = ()
         self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
         self.used_elsewhere: Callable[[str, Sees], str] = lambda _queue, _sees: ""
         self.living: dict[str, tuple[int, ...]] = {}
+        self.hosts = hosts
 
     def open_runs(self) -> list[Run]:
         return list(self.open.values())
+
+    def devices_of(self, host: str) -> tuple[Device, ...]:
+        """Of a host as runs name it, in the order in which leases name them."""
+        return self.devices if host == OWN else self.hosts.all[host].devices if host in self.hosts.all else ()
+
+    def node_of(self, host: str) -> Node | None:
+        """What the engine knows of it; the server's own is told it first. None for one that has not joined."""
+        nodes = self._engine.state.nodes
+        if host == OWN:
+            return nodes[0] if nodes else None
+        return next((node for node in nodes if node.name == host and node.alive), None)
+
+    def name_of(self, host: str) -> str:
+        node = self.node_of(OWN) if host == OWN else None
+        return node.name if node else host
+
+    def listed_hosts(self, sees: Sees = _all) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+        """Of each host its name, state, devices and open runs: see `client.hosts.HostView`."""
+        found = []
+        for host in [OWN, *self.hosts.all]:
+            known = self.hosts.all.get(host)
+            state = "forgotten" if known and known.is_gone else "silent" if self.hosts.is_silent(host) else "joined"
+            runs = tuple([run.id for run in self.open_runs() if run.host == host and sees(run)])
+            ids = tuple([device.id for device in self.devices_of(host)])
+            found.append((self.name_of(host), "own" if host == OWN else state, ids, runs))
+        return found
 
     def listed(self, sees: Sees = _all, *, with_ended: bool = False) -> c.Runs:
         """All open runs, oldest first, and who holds which device."""
@@ -74,6 +106,7 @@ class Views:
             name=run.name,
             user=run.user,
             team=run.team,
+            host=self.name_of(run.host),
             state=run.state,
             version=run.version,
             gpus=run.gpus,
@@ -108,13 +141,15 @@ class Views:
             return "paused", f"is held until `egs resume {run.id}`"
         if run.inside and not run.after:
             return self._reason_inside(run, sees)
+        if run.task == NOT_ADMITTED and not run.after and self.hosts.is_silent(run.host):
+            return "suspect", f"waits{self._silence(run.host)}"
         if run.task == NOT_ADMITTED and not run.after:
             return "drained", "waits until the host is no longer drained (`egs undrain`)"
         if run.task == NOT_ADMITTED:
             text = f"waits for {listed([self._called(*one) for one in run.after], 4)}"
             return "dependency", self.told_text(text, sees)
         reason = self._engine.explain(run.task)
-        text = reason.text + (self._holders(sees) if reason.kind == "capacity" else "")
+        text = reason.text + (self._holders(run.host, sees) if reason.kind == "capacity" else "")
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         return reason.kind, self.told_text(text, sees)
 
@@ -128,16 +163,24 @@ class Views:
     def _called(self, run_id: str, when: str) -> str:
         return f"run {run_id} ({self._runs[run_id].name}){LABELS[when]}"
 
-    def _holders(self, sees: Sees) -> str:
+    def _silence(self, host: str) -> str:
+        """That a host is silent, and what then; "" where it is not."""
+        if not self.hosts.is_silent(host):
+            return ""
+        return f": nothing is heard of the agent of host {host}, so nothing new starts there until it answers"
+
+    def _holders(self, host: str, sees: Sees) -> str:
         holding = [run for run in self.open_runs() if run.lease and run.lease.devices and not run.inside]
+        holding = [run for run in holding if run.host == host]
         held = [f"{run.id} ({run.name}, {run.user})" for run in holding if sees(run)]
         held += [f"{others} of other teams"] if (others := len(holding) - len(held)) else []
         text = f"; GPUs are held by {listed(held, 4)}" if held else ""
         taken = [
-            f"{self.devices[n].id} by {listed([str(pid) for pid in pids], 3)}"
-            for n, pids in self.occupied.items()
+            f"{self.devices_of(host)[n].id} by {listed([str(pid) for pid in pids], 3)}"
+            for n, pids in self._occupied(host).items()
             if pids
         ]
+        text += self._silence(host)
         return text + (f"; occupied by processes that this server did not start: {listed(taken, 4)}" if taken else "")
 
     def told_text(self, text: str, sees: Sees) -> str:
@@ -160,45 +203,47 @@ class Views:
         return found + text[end:]
 
     def _told(self, run: Run, lease: HeldLease) -> c.Lease:
-        devices = tuple([self.devices[number].id for number in lease.devices])
+        of_host = self.devices_of(run.host)
+        devices = tuple([of_host[number].id for number in lease.devices])
         mark = lease_mark(run.id, lease.token, self._facts.id)
         return c.Lease(token=lease.token, devices=devices, claimed=lease.claimed_at is not None, mark=mark)
 
     def _held_devices(self, sees: Sees) -> tuple[c.Device, ...]:
-        holders: dict[int, list[Run]] = {}
+        holders: dict[tuple[str, int], list[Run]] = {}
         for run in self.open_runs():
             for number in run.lease.devices if run.lease and not run.inside else ():
-                holders.setdefault(number, []).append(run)
-        free = [milli / WHOLE_DEVICE for node in self._engine.state.nodes if node.alive for milli in node.devices]
-        drained = self._drained()
-        views = (
-            _device(one, holders.get(n, []), free[n], n in drained, sees, self.occupied.get(n))
-            for n, one in enumerate(self.devices)
-        )
+                holders.setdefault((run.host, number), []).append(run)
+        views = []
+        for host in [OWN, *(one.name for one in self.hosts.joined())]:
+            if (node := self.node_of(host)) is None:
+                continue
+            occupied, is_suspect = self._occupied(host), self.hosts.is_silent(host)
+            for n, one in enumerate(self.devices_of(host)):
+                idle = "suspect" if is_suspect else "drained" if n in node.drained else ""
+                idle = idle or ("occupied" if n in occupied else "free")
+                view = _device(one, holders.get((host, n), []), node.devices[n] / WHOLE_DEVICE, idle, sees)
+                more = {"host": node.name, "drained": n in node.drained, "suspect": is_suspect}
+                views.append(view.model_copy(update={**more, "processes": occupied.get(n, ())}))
         return tuple(views)
 
-    def _drained(self) -> set[int]:
-        return {number for node in self._engine.state.nodes for number in node.drained}
+    def _occupied(self, host: str) -> dict[int, tuple[int, ...]]:
+        return self.occupied if host == OWN else self.hosts.occupied.get(host, {})
 
-    @property
-    def is_drained(self) -> bool:
-        """Whether the host is, with all of its devices: then nothing starts there that needs none either."""
-        return bool(self.devices) and len(self._drained()) == len(self.devices)
+    def is_shut(self, host: str) -> bool:
+        """Whether nothing starts there that needs no device either: it is silent, or drained with all of its own."""
+        node, devices = self.node_of(host), self.devices_of(host)
+        return self.hosts.is_silent(host) or (node is not None and bool(devices) and len(node.drained) == len(devices))
 
 
-def _device(
-    one: Device, holders: list[Run], free: float, is_drained: bool, sees: Sees, occupied: tuple[int, ...] | None
-) -> c.Device:
-    idle = "drained" if is_drained else "free" if occupied is None else "occupied"
+def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees) -> c.Device:
+    """idle: its state where nobody holds it."""
     runs = tuple([run.id for run in holders if sees(run)])
     return c.Device(
         id=one.id,
         label=one.label,
         state="held" if holders else idle,
-        processes=occupied or (),
         run=runs[0] if runs else "",
         runs=runs,
         memory_bytes=one.memory_bytes,
         free=max(0.0, free),
-        drained=is_drained,
     )

@@ -10,13 +10,18 @@ from fastapi import Depends, Header, HTTPException, Request
 from egs_core.client import messages as c
 from egs_core.server.access import Access
 from egs_core.server.bounds import BEAT_COST
+from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
+from egs_core.server.runs import Refusal
+
+PASSED_ON = ("runs", "requests", "queue", "check", "hosts")
 
 
 async def principal(
     request: Request,
     authorization: Annotated[str | None, Header()] = None,
     egs_protocol: Annotated[str | None, Header()] = None,
+    egs_peer: Annotated[str | None, Header()] = None,
 ) -> Principal:
     """Who asks, in a version of the protocol that this server has."""
     if egs_protocol is not None and egs_protocol != str(c.PROTOCOL):
@@ -26,11 +31,24 @@ async def principal(
     if found is None:
         problem = "nobody is known by this request: send a good token: Authorization: Bearer …"
         raise HTTPException(401, problem, headers={"WWW-Authenticate": "Bearer"})
+    if egs_peer is not None:
+        found = access.at_host(found, egs_peer)
+        check_passed_on(request.method, request.scope["path"])
     if found.role != "admin":
-        is_frequent = request.scope["path"].endswith(("/beat", "/batch", "/poll"))
+        is_frequent = request.scope["path"].endswith(("/beat", "/batch", "/poll", "/report"))
         cost = BEAT_COST if is_frequent else 1.0
-        request.app.state.site.rates.take(found.name, cost, time.monotonic())
+        request.app.state.site.rates.take(
+            f"{found.name} on {found.host}" if found.host else found.name, cost, time.monotonic()
+        )
     return found
+
+
+def check_passed_on(method: str, path: str) -> None:
+    """An agent passes on what plain commands need. Raises Refusal (403) for the rest: it takes a token of one's own."""
+    parts = path.split("/")
+    is_known = len(parts) > 2 and parts[1] == "v1" and parts[2] in PASSED_ON
+    if not is_known or (method != "GET" and len(parts) > 3 and is_driver(parts[3])):
+        raise Refusal(403, "not over the socket of a joined host: ask the server itself, by EGS_URL and a token")
 
 
 Who = Annotated[Principal, Depends(principal)]

@@ -71,7 +71,7 @@ class Turns:
                 self.logic.at(self._clock() - self._zero)
                 answers = [_answer(question, self.logic) for question in questions]
                 batch = self.logic.take()
-            if batch.entries or batch.runs or batch.forgotten or batch.log:
+            if batch.entries or batch.runs or batch.forgotten or batch.log or batch.hosts:
                 self._store.commit(batch)
         except Exception:
             self.logic.fails()

@@ -55,6 +55,11 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "the usual certificates",
         "File with the certificate of the server, or of who has signed it, in PEM, for `https://`.",
     ),
+    "EGS_HOST": (
+        "`egs serve`",
+        "the host's own name",
+        "What the host is called at the site; with `--join` the one that its token names.",
+    ),
     "EGS_QUEUE": (
         "Ray drivers that share a site server",
         "the first of the user's team, or the only one",

@@ -114,7 +114,9 @@ class RealApp:
 
     def token(self, role: str, team: str = "", name: str = "") -> Asker:
         """Somebody with a new token."""
-        made = self.admin.post("/v1/tokens", {"role": role, "team": team, "name": name})
+        made = self.admin.post(
+            "/v1/tokens", {"role": role, "team": team, "name": name, **({"host": "far"} if role == "agent" else {})}
+        )
         assert made.status == 200, made.body
         return self.over_tcp(made.told["token"])
 

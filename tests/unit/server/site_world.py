@@ -16,6 +16,7 @@ import msgspec
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.server import requests
+from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, Run, SiteFacts
@@ -45,18 +46,20 @@ class MemoryStore:
     def __init__(self) -> None:
         self.facts = SiteFacts("site", 0.0)
         self.snapshot, self.entries, self.runs = b"", list[bytes](), dict[str, bytes]()
+        self.hosts = list[JoinedHost]()
         self.fails = ""
         self.most_entries = 25
 
     def load(self) -> Kept:
         runs = [msgspec.json.decode(run, type=Run) for run in self.runs.values()]
-        return Kept(self.facts, self.snapshot, list(self.entries), runs)
+        return Kept(self.facts, self.snapshot, list(self.entries), runs, list(self.hosts))
 
     def commit(self, batch: Batch) -> None:
         fails, self.fails = self.fails, ""
         if fails != "before":
             self.entries += batch.entries
             self.runs |= {run.id: msgspec.json.encode(run) for run in batch.runs}
+            self.hosts = batch.hosts or self.hosts
             for run in batch.forgotten:
                 self.runs.pop(run, None)
         if fails:

@@ -674,7 +674,7 @@ def test_connections_of_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_as_many_open_files_as_the_system_lets() -> None:
     """54. The usual bound of 1,024, which 512 commands would reach, is not the server's."""
-    program = "import resource as r; from egs_core.server.serving import _allow_connections as allow\n"
+    program = "import resource as r; from egs_core.server.serving import allow_connections as allow\n"
     program += "most = r.getrlimit(r.RLIMIT_NOFILE)[1]; r.setrlimit(r.RLIMIT_NOFILE, (64, most))\n"
     program += "allow(); print(r.getrlimit(r.RLIMIT_NOFILE) == (most, most))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
@@ -764,7 +764,7 @@ def test_a_link_where_the_server_makes_its_socket(tmp_path: Path, monkeypatch: p
     victim.write_text("needed")
     victim.chmod(0o600)
     link.symlink_to(victim)
-    path, made = serving._local_socket(tmp_path / "data")
+    path, made = serving.local_socket(tmp_path / "data")
     made.close()
     assert (path, victim.read_text(), victim.stat().st_mode & 0o777) == (
         tmp_path / "data" / "egs.sock",
@@ -773,7 +773,7 @@ def test_a_link_where_the_server_makes_its_socket(tmp_path: Path, monkeypatch: p
     )
     link.unlink()
     link.symlink_to(tmp_path / "nothing")
-    path, made = serving._local_socket(tmp_path / "data")
+    path, made = serving.local_socket(tmp_path / "data")
     made.close()
     assert (path, link.is_symlink(), (tmp_path / "nothing").exists()) == (link, False, False)
 

@@ -1,0 +1,211 @@
+"""Two hosts as users have them, on this machine: an `egs serve`, and one that has joined it by another name, with a
+Unix socket, a user's files and emulated GPUs of its own. All is real but the GPUs, and that both are one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egs_core.client import messages as c
+from egs_core.client.http import SiteClient, trusted_owners
+from egs_core.client.places import Address
+from egs_core.client.processes import process
+from tests.unit.server.real_site import EGS, PATIENCE_S, RealSite, wait_for
+from tests.unit.server.test_doors import certificate
+from tests.unit.server.test_serve import UNTIL, content
+
+
+class FarHost:
+    """The second host, `far`: its agent and the commands of its users."""
+
+    def __init__(self, site: RealSite, folder: Path) -> None:
+        self.site = site
+        made = site.told("token", "create", "--role", "agent", "--host", "far")
+        self.environment = {
+            **{name: value for name, value in site.environment.items() if name != "XDG_DATA_HOME"},
+            "EGS_RUNTIME_DIR": str(folder / "run"),
+            "XDG_DATA_HOME": str(folder / "home"),
+            "EGS_HOST": "far",
+        }
+        (folder / "run").mkdir(parents=True)
+        self.token = made["token"]
+        self.ready: dict[str, Any] = {}
+        self.agent: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        token = {**self.environment, "EGS_TOKEN": self.token}
+        arguments = ("serve", "--join", self.site.ready["url"], "--emulated-gpus", "2", "--json")
+        self.agent = self.site._begin([*EGS, *arguments], token)
+        assert self.agent.stdout is not None
+        line = self.agent.stdout.readline()
+        assert line, self.agent.communicate()[1]
+        self.ready = json.loads(line)
+
+    def kill(self) -> None:
+        assert self.agent is not None
+        self.agent.kill()
+        self.agent.wait(PATIENCE_S)
+
+    def run(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.site._begin([*EGS, "run", *arguments], self.environment)
+
+    def egs(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {**self.site.environment, **self.environment, **more}
+        return subprocess.run(
+            [*EGS, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+
+    @property
+    def client(self) -> SiteClient:
+        path = Path(self.ready["socket"])
+        return SiteClient(Address(f"unix://{path}", path), trusted_owners())
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarHost]:
+    site = RealSite(tmp_path_factory.mktemp("site"), gpus=1)
+    site.start()
+    found = FarHost(site, tmp_path_factory.mktemp("far"))
+    try:
+        found.start()
+        yield found
+    finally:
+        if found.agent is None or found.agent.poll() is not None:
+            found.start()  # runs there hear of their end over it
+        site.close()
+
+
+def states(far: FarHost) -> dict[str, str]:
+    return {f"{one.host}/{one.id}": one.state for one in far.site.client.runs().devices if one.host == "far"}
+
+
+def joined(far: FarHost) -> str:
+    return next(one.state for one in far.site.client.hosts().hosts if one.name == "far")
+
+
+FREE = {"far/0": "free", "far/1": "free"}
+
+
+def test_a_command_gets_devices_of_the_host_that_it_is_started_on(far: FarHost, tmp_path: Path) -> None:
+    """Two GPUs at once, which only the second host has; asked for at the first one that is refused. Both hosts' users
+    see it with its host; only there it is spoken for, and it ends with its own exit code."""
+    wait_for(lambda: states(far) == FREE, "it has joined")
+    assert "needs 2 GPUs" in far.site.egs("run", "--gpus", "2", "--", "true").stderr
+    wrote, stop = tmp_path / "wrote", tmp_path / "stop"
+    begun = far.run("--gpus", "2", "--", sys.executable, "-c", UNTIL, str(wrote), str(stop), "5")
+    wait_for(lambda: content(wrote), "it has started")
+    assert content(wrote) == "0,1"
+    (run,) = far.site.client.runs().runs
+    assert (run.host, run.state, states(far)) == ("far", "running", {"far/0": "held", "far/1": "held"})
+    assert far.client.runs().runs[0].host == "far"
+    assert "far" in far.egs("ps").stdout
+    waits = far.client.check(c.RunRequest(key="check-key", supervisor=_own(), gpus=1))
+    assert "far has 0 of 2 GPUs wholly free" in waits.reason
+    stop.touch()
+    assert begun.wait(PATIENCE_S) == 5
+    wait_for(lambda: states(far) == FREE, "it is given back")
+
+
+@pytest.mark.slow
+def test_the_agent_is_killed_and_comes_back(far: FarHost, tmp_path: Path) -> None:
+    """`kill -9` of the agent while a command runs: it runs on, and its devices are suspect when the server has heard
+    nothing for a while; what is started meanwhile waits. The agent comes back: the command is as it was, and what
+    ended in the meantime has ended."""
+    wrote, stop = tmp_path / "wrote", tmp_path / "stop"
+    begun = far.run("--gpus", "1", "--", sys.executable, "-c", UNTIL, str(wrote), str(stop), "0")
+    dies = far.run("--gpus", "1", "--", sys.executable, "-c", UNTIL, str(tmp_path / "other"), str(stop), "0")
+    wait_for(lambda: content(wrote) and content(tmp_path / "other"), "both have started")
+    far.kill()
+    dies.kill()
+    command = next(int(one) for one in os.listdir("/proc") if one.isdecimal() and _has(one, str(tmp_path / "other")))
+    os.kill(command, signal.SIGKILL)
+    wait_for(lambda: joined(far) == "silent", "the host is suspect")
+    assert [run.state for run in far.site.client.runs().runs] == ["running", "running"]
+    assert "host far is silent" in far.site.egs("ps").stdout
+    assert begun.poll() is None
+    far.start()
+    wait_for(lambda: sorted(states(far).values()) == ["free", "held"], "what is gone has ended")
+    (left,) = far.site.client.runs().runs
+    assert left.state == "running"
+    stop.touch()
+    assert begun.wait(PATIENCE_S) == 0
+    wait_for(lambda: states(far) == FREE, "it is given back")
+
+
+@pytest.mark.slow
+def test_the_server_is_killed_and_comes_back(far: FarHost, tmp_path: Path) -> None:
+    """`kill -9` of the server while a command runs on the other host and one waits there: neither notices."""
+    wrote, stop = tmp_path / "wrote", tmp_path / "stop"
+    begun = far.run("--gpus", "2", "--", sys.executable, "-c", UNTIL, str(wrote), str(stop), "0")
+    wait_for(lambda: content(wrote), "it has started")
+    waits = far.run("--gpus", "1", "--", sys.executable, "-c", UNTIL, str(tmp_path / "next"), str(stop), "3")
+    wait_for(lambda: len(far.site.client.queue().runs) == 1, "one waits")
+    far.site.kill()
+    far.site.start()
+    wait_for(lambda: joined(far) == "joined", "the agent is heard of")
+    assert states(far) == {"far/0": "held", "far/1": "held"}
+    assert (begun.poll(), waits.poll()) == (None, None)
+    stop.touch()
+    assert (begun.wait(PATIENCE_S), waits.wait(PATIENCE_S)) == (0, 3)
+    wait_for(lambda: states(far) == FREE, "all is given back")
+
+
+@pytest.mark.slow
+def test_what_ends_an_agent_is_one_line(far: FarHost) -> None:
+    """An option of the server's own, no token, one that is not good, one of another host, a host that has an agent."""
+    url = far.site.ready["url"]
+
+    def said(*arguments: str, **more: str) -> str:
+        done = far.egs("serve", "--join", url, "--emulated-gpus", "2", *arguments, **more)
+        assert (done.returncode, done.stderr.count("\n"), "Traceback" in done.stderr) == (2, 1, False), done.stderr
+        return done.stderr
+
+    for option, value in (("--data", "/tmp"), ("--queues", "x.yaml"), ("--port", "1")):
+        assert f"{option}: cannot be combined with --join" in said(option, value)
+    assert "needs a token of role agent in EGS_TOKEN" in said()
+    assert "not known there" in said(EGS_TOKEN="egs_wrong")
+    assert "this token is for host far, not for near" in said(EGS_TOKEN=far.token, EGS_HOST="near")
+    assert "is submitter" in said(EGS_TOKEN=far.site.told("token", "create", "--role", "submitter")["token"])
+    assert "answers already" in said(EGS_TOKEN=far.token)
+
+
+@pytest.mark.slow
+def test_over_tls(tmp_path: Path) -> None:
+    """An agent whose user does not trust the server's certificate ends with one line; one that does joins over it."""
+    cert, key = certificate(tmp_path)
+    site = RealSite(tmp_path / "site", gpus=1)
+    try:
+        site.start("--tls-cert", str(cert), "--tls-key", str(key))
+        far = FarHost(site, tmp_path / "far")
+        done = far.egs("serve", "--join", site.ready["url"], "--emulated-gpus", "2", EGS_TOKEN=far.token)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "certificate" in done.stderr
+        assert "EGS_CA" in done.stderr
+        far.environment["EGS_CA"] = str(cert)
+        far.start()
+        wait_for(lambda: states(far) == FREE, "it has joined")
+        assert far.egs("run", "--gpus", "1", "--", "true").returncode == 0
+    finally:
+        site.close()
+
+
+def _own() -> c.Process:
+    own = process(os.getpid())
+    assert own is not None
+    return own
+
+
+def _has(pid: str, argument: str) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return arguments[1:2] == ["-c"] and argument in arguments
