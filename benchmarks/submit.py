@@ -62,7 +62,7 @@ VARIANTS = {
     "native gpu": Variant("gpu", {}),
     "local gate": Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "local"}),
 }
-if find_spec("egs_ray.gate.nested"):  # an installation without a cluster's gate falls back to the local one
+if find_spec("egs_ray.site"):  # an installation without an actor's site falls back to the local gate
     VARIANTS["cluster gate"] = Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "cluster"})
 NATIVE: dict[Kind, str] = {"cpu": "native", "gpu": "native gpu"}
 

@@ -28,7 +28,7 @@ RAY = "tests/conformance/ray/test_ray_"
 AIRFLOW = "tests/conformance/airflow/test_"
 TOGETHER: dict[str, tuple[str, ...]] = {
     "scripts on Ray": tuple(
-        RAY + name for name in ("act", "cluster_gate", "faults", "hook_options", "hook_workers", "observe", "tickets")
+        RAY + name for name in ("act", "faults", "hook_options", "observe", "site_actor", "tickets")
     ),
     "Airflows of their own": tuple(AIRFLOW + name for name in ("airflow_demo", "celery", "engine_hosting", "own")),
     "Airflow": ("tests/conformance/airflow/",),

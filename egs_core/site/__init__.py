@@ -7,7 +7,7 @@ embedded    the site in this process, on an engine of its own
 pooled      one engine a pool, for drivers that share it, without clock or network; sharing: these, and long polls
 spanning    quotas and shares over several of these engines, and runs': who has it elsewhere, and whose turn it is
 remote      the holder's end of such a site; wire: what is sent; over_http: the way to a server's
-refusal     what such a site refuses
+trusting    such pools where nobody has to say who it is; refusal: what a shared site refuses
 offers      what a holder's own nodes offer
 holder_thread  the thread on which a holder is called, the same for all kinds of site
 session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end

@@ -1,9 +1,10 @@
-"""The site of a holder: the server that `EGS_URL` names, for holders that can share one, else one of its own."""
+"""The site of a holder: the server that `EGS_URL` names, or another, for holders that can share one, else its own."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from egs_core.engine import EngineConfig
 from egs_core.errors import EgsError
@@ -25,16 +26,33 @@ def connect_server(url: str, holder: Holder, joining: Joining) -> Site:
     return join(url, joining, holder)
 
 
-def connect(config: EngineConfig, holder: Holder, *, logs_waits: bool = True, joining: Joining | None = None) -> Site:
+def connect(
+    config: EngineConfig,
+    holder: Holder,
+    *,
+    logs_waits: bool = True,
+    joining: Joining | None = None,
+    elsewhere: Callable[[Holder], Site] | None = None,
+) -> Site:
     """The holder's site, not yet started: at the server that `EGS_URL` names, where the holder says how it joins and
-    that server takes it, else in its own process. config: of its own engine; a server has its own. logs_waits: whether
-    the run log gets a line when a phase becomes ready, and why it waits, also before it is granted."""
+    that server takes it; where none is named, the one that `elsewhere` joins, if that is given; else in its own
+    process. config: of its own engine; others have theirs. logs_waits: whether the run log gets a line when a phase
+    becomes ready, and why it waits, also before it is granted."""
     url = os.environ.get(URL, "").strip()
     if joining is not None and url and _failed.get(url, 0.0) <= time.monotonic():
         try:
             return connect_server(url, holder, joining)
         except Exception as error:  # whatever it is, the pipeline runs
             _failed[url] = time.monotonic() + NOT_AGAIN_S
-            said = str(error) if isinstance(error, EgsError) else f"{type(error).__name__}: {error}".splitlines()[0]
-            warn(f"{said}: this process orders its own work, without the others of the site")
+            _say_alone(error)
+    elif elsewhere is not None and not url:
+        try:
+            return elsewhere(holder)
+        except Exception as error:
+            _say_alone(error)
     return EmbeddedSite(config, holder, logs_waits=logs_waits)
+
+
+def _say_alone(error: Exception) -> None:
+    said = str(error) if isinstance(error, EgsError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    warn(f"{said}: this process orders its own work, without the others of the site")

@@ -34,7 +34,7 @@ MOST_DRIVERS = 200
 MOST_UNREAD = 500_000  # messages that a driver has not fetched
 MOST_AT_ONCE = 2000
 CONFIG = EngineConfig()
-GONE = "the server does not know this driver (any more)"
+GONE = "the site does not know this driver (any more)"
 
 
 class About(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ class RemoteSite:
         self._marks: dict[int, r.Record] = {}  # lines of the holder's own, until what is before them has come back
         self._numbers = itertools.count(1)
         self._seen = 0
-        self._is_lost = self._is_closed = False
+        self._is_lost = self._is_closed = self._is_leaving = False
         self._own = HolderThread(lambda: self._is_lost, self._lose)
         self._sender = threading.Thread(target=self._send, name="egs-send", daemon=True)
         self._poller = threading.Thread(target=self._poll, name="egs-poll", daemon=True)
@@ -105,6 +105,7 @@ class RemoteSite:
         until = time.monotonic() + timeout_s
         with contextlib.suppress(TimeoutError):
             self.call(lambda: None, timeout_s)
+        self._is_leaving = True
         self._items.put(None)
         if self._sender.is_alive():
             self._sender.join(max(0.1, until - time.monotonic()))
@@ -271,7 +272,8 @@ class RemoteSite:
                     for message in found:
                         self._own.do(lambda message=message: self._take(message))  # type: ignore[misc]  # one each
         except Exception as error:
-            self._is_lost_by(error)
+            if not self._is_leaving:  # else the answer is that the site knows the holder no more
+                self._is_lost_by(error)
         self._line.close_poll()
 
     def _take(self, message: wire.Message) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from egs_core.engine import EngineConfig
 from egs_core.runlog import records as r
 from egs_core.site.connecting import connect
 from egs_core.site.learning import Learning
 from egs_core.site.messages import AnyTold, Asked, Joining
+from egs_core.site.protocol import Holder, Site
 
 
 class HolderSession(ABC):
@@ -18,10 +20,16 @@ class HolderSession(ABC):
     """
 
     def __init__(
-        self, config: EngineConfig, learning: Learning, *, logs_waits: bool = True, joining: Joining | None = None
+        self,
+        config: EngineConfig,
+        learning: Learning,
+        *,
+        logs_waits: bool = True,
+        joining: Joining | None = None,
+        elsewhere: Callable[[Holder], Site] | None = None,
     ) -> None:
         self.learning = learning
-        self.site = connect(config, self, logs_waits=logs_waits, joining=joining)
+        self.site = connect(config, self, logs_waits=logs_waits, joining=joining, elsewhere=elsewhere)
 
     @abstractmethod
     def perform(self, decision: AnyTold, now: float) -> None:

@@ -61,9 +61,9 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "What the host is called at the site; with `--join` the one that its token names.",
     ),
     "EGS_QUEUE": (
-        "Ray drivers that share a site server",
+        "Ray drivers that share a site server, or an actor's order",
         "the first of the user's team, or the only one",
-        "Queue of the server's `--queues` file whose quota the driver's tasks use.",
+        "Queue of the server's `--queues` file, or of `EGS_QUEUES`, whose quota the driver's tasks use.",
     ),
     "EGS_RUNTIME_DIR": (
         "the site server and its clients",
@@ -79,7 +79,13 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
     "EGS_GATE": (
         "Ray",
         "`local`",
-        "`local`: a driver orders its own GPU tasks. `cluster`: one actor orders those of all drivers and of workers.",
+        "`local`: a driver orders its own GPU tasks. `cluster`: one actor orders those of all drivers of a Ray, "
+        "unless `EGS_URL` names a server.",
+    ),
+    "EGS_QUEUES": (
+        "Ray, with `EGS_GATE=cluster`",
+        "",
+        "YAML file of queues and quotas for the actor, read by the driver that starts it.",
     ),
     "EGS_SPLIT": (
         "Ray",
@@ -117,7 +123,6 @@ INTERNAL = {
     "EGS_REPLAY_NOTES": "set by a replay for its own processes",
     "EGS_ROLE": "set for processes that EGS starts",
     "EGS_RUNLOG_OWNER": "set for processes that a driver starts",
-    "EGS_SCRIPT": "set for workers, by the cluster's gate",
 }
 """Variables that the code names and users do not set, or that are described elsewhere."""
 

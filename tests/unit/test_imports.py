@@ -104,7 +104,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: Imports) -> None:
 def test_no_import_inside_a_function_closes_a_circle() -> None:
     """A module that is loaded late, or by its name, is not one that is needed both ways."""
     others = {name: imported - {name} for name, imported in imports(inside_functions=True).items()}
-    assert "egs_ray.worker.start" in others["egs_ray.worker.hook"]  # by its name
+    assert "egs_ray.compat" in others["egs_ray.adapter"]  # by its name
     assert circle_in(others) == []
 
 

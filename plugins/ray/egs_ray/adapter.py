@@ -150,10 +150,8 @@ def _mode_check() -> Check:
         return Check("mode", False, found)
     if mode != "on":
         return Check("mode", True, f"{mode}; EGS_MODE=on orders GPU tasks")
-    reach = (
-        "workers get a setup hook, which runs a script's own after EGS's" if gate == "cluster" else "no worker changes"
-    )
-    return Check("mode", True, f"on, {gate} gate: {reach}")
+    whose = "those of all drivers of the cluster" if gate == "cluster" else "the script's own only"
+    return Check("mode", True, f"on, {gate} gate: GPU tasks are ordered with {whose}")
 
 
 def _hook_check(compat: ModuleType) -> Check:

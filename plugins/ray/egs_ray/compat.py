@@ -1,8 +1,7 @@
 """Which private or version-dependent Ray API is there: `FEATURES` has each with probe, fallback and what is lost.
 
 The uses are in files of their own: `functions`, `submitting` (submit, auto_init, auto_start), `waiting` (ready,
-disconnect), `events` (task_events, actors), `actors` (actor_handles), `gcs` (kv), `launch` (job_config, uv) and
-`autoscaler`.
+disconnect), `events` (task_events, actors), `actors` (actor_handles), `launch` (uv) and `autoscaler`.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -14,10 +13,8 @@ import ray
 
 from egs_core.compat import Feature, Features
 from egs_ray.functions import (
-    SETUP_HOOK_VARIABLE,
     function_behind,
     function_of,
-    init_code,
     rewrapped,
     submit_classes,
     upstream_of,
@@ -94,18 +91,6 @@ def _probe_dag() -> bool:
     return function_of(node) is _probe_dag and upstream_of(node) == []
 
 
-def _probe_kv() -> bool:
-    from ray.experimental import internal_kv
-
-    return all(callable(getattr(internal_kv, f"_internal_kv_{name}")) for name in ("put", "get", "list", "del"))
-
-
-def _probe_job_config() -> bool:
-    from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
-
-    return "job_config" in init_code().co_varnames and WORKER_PROCESS_SETUP_HOOK_ENV_VAR == SETUP_HOOK_VARIABLE
-
-
 def _probe_uv() -> bool:
     from ray._private.runtime_env.uv_runtime_env_hook import _get_uv_run_cmdline, hook
 
@@ -158,13 +143,6 @@ FEATURES = Features(
         "ready", "ObjectRef._on_ready", _probe_ready, "one thread in ray.wait", "ends of tasks are found by polling"
     ),
     Feature(
-        "kv",
-        "ray.experimental.internal_kv: the GCS's table",
-        _probe_kv,
-        "the gate's journal is a file of its node",
-        "the cluster's gate survives its process, not its node",
-    ),
-    Feature(
         "task_events",
         "ray._private.state: task events",
         _probe_task_events,
@@ -191,13 +169,6 @@ FEATURES = Features(
         _probe_disconnect,
         "ray.shutdown is replaced",
         "the end of a session is seen in ray.shutdown only",
-    ),
-    Feature(
-        "job_config",
-        "local variable of ray.init",
-        _probe_job_config,
-        "none",
-        "GPU tasks that workers submit are not ordered",
     ),
     Feature(
         "uv",

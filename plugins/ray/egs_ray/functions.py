@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import ray
-
-SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-"""In env_vars: Ray has exported the setup hook of this runtime_env. Ray's name for it, which is no public one."""
-
-
-def init_code() -> Any:
-    """The code of `ray.init` itself, without what Ray has wrapped around it."""
-    return inspect.unwrap(ray.init).__code__
 
 
 def submit_classes() -> list[type]:

@@ -19,8 +19,8 @@ import ray
 
 from egs_core.mode import current_mode
 from egs_core.notices import warn
-from egs_ray import compat, launch, submitting, waiting
-from egs_ray.settings import chosen_gate, chosen_split, for_workers
+from egs_ray import compat, submitting, waiting
+from egs_ray.settings import chosen_gate, chosen_split
 
 MAKERS = {"observe": "egs_ray.observe", "on": "egs_ray.gate.act"}
 """The modules whose `make_interceptor` makes that of a mode."""
@@ -60,15 +60,10 @@ class Interceptor(Protocol):
 interceptor: Interceptor | None = None
 """The one in use; None: every submission is native."""
 
-_reaches_workers = False
-
 
 def install(runtime_env: Any) -> Any:
-    """Start a session, after installing the mode's interceptor when there is none; returns the runtime environment.
-
-    It is the argument itself, but in mode on with the cluster's gate, which needs a hook in workers.
-    """
-    global interceptor, _reaches_workers
+    """Start a session, after installing the mode's interceptor when there is none; returns the argument."""
+    global interceptor
     if ray.is_initialized():  # a repeated ray.init, or one inside a worker: nothing connects
         return runtime_env
     if interceptor is None:
@@ -76,10 +71,12 @@ def install(runtime_env: Any) -> Any:
         chosen: Interceptor = import_module(MAKERS[mode]).make_interceptor()
         chosen.session_starts()
         _put_in_place(chosen)
-        interceptor, _reaches_workers = chosen, mode == "on" and _gate() == "cluster"
+        interceptor = chosen
+        if mode == "on":
+            _warn_of_settings()
     else:
         interceptor.session_starts()
-    return _for_workers(runtime_env) if _reaches_workers else runtime_env
+    return runtime_env
 
 
 def _mode() -> str:
@@ -94,27 +91,10 @@ def _mode() -> str:
     return mode
 
 
-def _gate() -> str:
-    gate, problem = chosen_gate()
-    for found in (problem, chosen_split()[1]):
+def _warn_of_settings() -> None:
+    for found in (chosen_gate()[1], chosen_split()[1]):
         if found:
             warn(found)
-    return gate
-
-
-def _for_workers(runtime_env: Any) -> Any:
-    """The runtime environment with EGS's hook for workers; the argument where that is not possible."""
-    try:
-        from egs_ray.worker.hook import with_hook
-
-        # A hook's answer takes the place of what ray.init got in `job_config`.
-        changed = with_hook(runtime_env or launch.runtime_env_of_job_config(), for_workers())
-        problem = "its runtime_env has no room for a setup hook"
-    except Exception as error:
-        changed, problem = None, f"{type(error).__name__}: {error}".splitlines()[0]
-    if changed is None:
-        warn(f"GPU tasks that workers submit are not ordered: {problem}")
-    return runtime_env if changed is None else changed
 
 
 def _put_in_place(chosen: Interceptor) -> None:

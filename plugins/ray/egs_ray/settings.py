@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 GATES = ("local", "cluster")
-"""Who orders GPU tasks in mode on: each driver its own, or one named actor those of all drivers and their workers."""
+"""With whose GPU tasks a driver's are ordered where no server is named: its own, or those of all drivers of the Ray."""
 
 
 def chosen_gate() -> tuple[str, str]:
@@ -25,12 +24,3 @@ def chosen_split() -> tuple[str, str]:
     said = os.environ.get("EGS_SPLIT", "")
     split = said.strip().lower() or "hints"
     return (split, "") if split in SPLITS else ("hints", f"EGS_SPLIT={said!r} is none of {', '.join(SPLITS)}: hints")
-
-
-def for_workers() -> dict[str, str]:
-    """What workers are told of this driver: its EGS_ variables, but where its own run log goes and its token, and its
-    name."""
-    own = ("EGS_RUNLOG", "EGS_TOKEN")
-    told = {name: value for name, value in os.environ.items() if name.startswith("EGS_") and not name.startswith(own)}
-    script = os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0]
-    return {**told, "EGS_MODE": "on", "EGS_GATE": chosen_gate()[0], "EGS_SCRIPT": script or "python"}

@@ -33,11 +33,11 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class Arrival(msgspec.Struct):
-    """One submission as a gate needs it: names and numbers only, so that it can be sent to another process.
+    """One submission as a gate needs it: names and numbers only.
 
     key: of its ticket; "" for one that passed ungated. direct: references that Ray waits for, each (its own id, that of
     the task behind it); nested: ids of the tasks behind all others, for which the task may wait or not. seconds: that
-    it is believed to take. parent: the task that has submitted it; "" for one of a driver.
+    it is believed to take.
     """
 
     key: str
@@ -46,7 +46,6 @@ class Arrival(msgspec.Struct):
     direct: list[tuple[str, str]]
     nested: list[str]
     seconds: float | None = None
-    parent: str = ""
 
 
 class Ordered(msgspec.Struct):

@@ -58,6 +58,7 @@ _BY_HOOK = {
 }
 
 _UNTRIED = "never tried through a server"
+_UNTRIED_AT_ACTOR = "never tried with the actor"
 _NOT_AT_SITE = f"no: {_UNTRIED}"
 _AT_SITE = {
     "observe": "no: in mode observe nothing waits for a server, so it is the same as without it",
@@ -79,15 +80,17 @@ SURFACES = (
     ),
     Surface(
         "cluster",
-        "the same with EGS_GATE=cluster",
+        "as hinted script, with EGS_GATE=cluster",
         {
-            **_BY_HOOK,
-            "order": "yes: GPU tasks",
+            "order": "yes: GPU tasks of all drivers, by queue, quota and priority",
             "observe": "no: in mode observe nothing is gated, so it is the same as without it",
-            **dict.fromkeys(("split", "preload", "gang", "limits"), "no: this gate reads no hints"),
-            "abort": "yes: GPU tasks at the gate, also those that workers submitted (`egs abort`)",
+            **dict.fromkeys(("split", "preload", "limits"), f"no: {_UNTRIED_AT_ACTOR}"),
+            "audit": "yes",
+            "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
+            "preempt": "no: in an order of several drivers nothing is preempted",
+            "abort": "yes: GPU tasks, also those that wait (`egs abort`), and `pause` of those",
         },
-        hint_answers({}, {}, "this gate reads no hints"),
+        hint_answers({"priority": "of GPU tasks, also before those of other drivers"}, _NEVER, _UNTRIED_AT_ACTOR),
     ),
     Surface(
         "run",

@@ -23,12 +23,6 @@ def is_plain_driver() -> bool:
     return bool(ray._private.worker.global_worker.mode == ray.SCRIPT_MODE)
 
 
-def has_core() -> bool:
-    """Whether this process is a driver or a worker with a core of its own: no Ray Client, no local mode."""
-    mode = ray._private.worker.global_worker.mode
-    return bool(mode in (ray.SCRIPT_MODE, ray.WORKER_MODE))
-
-
 # --- ready: a public wait costs a thread, polls, and keeps every reference alive --------------------------------------
 
 

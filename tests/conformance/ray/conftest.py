@@ -33,15 +33,14 @@ ADDRESS: list[str] = []
 
 SLOW = {
     "test_ray_ahead",
-    "test_ray_cluster_gate",
     "test_ray_control",
     "test_ray_control_gate",
     "test_ray_control_life",
     "test_ray_faults",
     "test_ray_hook_actors",
     "test_ray_hook_elsewhere",
-    "test_ray_hook_workers",
     "test_ray_residue",
+    "test_ray_site_actor",
 }
 
 
@@ -181,9 +180,9 @@ def run_script(ray_address: str, tmp_path: Path) -> Script:
     return run
 
 
-def end_gate() -> None:
-    """The cluster's gate knows nothing of the tests before, whose workers it may still wait for."""
-    _end("egs-gate")
+def end_site() -> None:
+    """The site of all drivers: the next test's has that test's queues."""
+    _end("egs-site")
 
 
 def end_control() -> None:

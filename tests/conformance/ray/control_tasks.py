@@ -160,13 +160,6 @@ def plain(folder: str, name: str, *_: Any) -> str:
     return name
 
 
-@ray.remote(num_cpus=0)
-def outer(folder: str) -> list[str]:
-    """Submits two GPU tasks of its own."""
-    note_start(folder, "outer")
-    return list(ray.get([plain.remote(folder, f"nested{i}") for i in range(2)]))
-
-
 def graph(folder: str) -> Any:
     """Two loads, a fit of each, and one task after both."""
     fits = [fit.bind(folder, f"fit{i}", load.bind(folder, f"load{i}")) for i in range(2)]
@@ -196,12 +189,6 @@ def drive_hook(folder: str) -> None:
     print_ends(refs)
 
 
-def drive_gate(folder: str) -> None:
-    """One GPU task of the script's own, then two of a task of it."""
-    own = plain.remote(folder, "own")
-    print_ends([own, outer.remote(folder)])
-
-
 def print_ends(refs: list[Any]) -> None:
     for number, ref in enumerate(refs):
         try:
@@ -227,5 +214,5 @@ def start(kind: str, folder: Path, address: str, **environment: str) -> subproce
 
 def main(kind: str, folder: str) -> None:
     ray.init(log_to_driver=False)
-    {"run": drive_run, "hook": drive_hook, "gate": drive_gate}[kind](folder)
+    {"run": drive_run, "hook": drive_hook, "gate": drive_hook}[kind](folder)
     ray.shutdown()

@@ -185,15 +185,14 @@ def test_same_as_native(run_script: Script, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_same_as_native_with_the_clusters_gate(run_script: Script) -> None:
-    """With tickets from the named actor, too, everything is as with Ray alone; only the environment may differ, by the
-    hook in workers."""
+    """Ordered by the actor, too, everything is as with Ray alone."""
     native, ordered = run_script(USES, hook=False), run_script(USES, EGS_MODE="on", EGS_GATE="cluster")
     assert (native.returncode, ordered.returncode) == (0, 0), ordered.stderr
     both = [[line for line in own_lines(done) if not line.startswith("(")] for done in (native, ordered)]
     assert both[0] == both[1]
     assert len(both[0]) == 18 + 1
     (line,) = egs_lines(ordered)
-    assert line.startswith("egs: ordered 23 GPU tasks")
+    assert line.startswith("egs: ordered 24 GPU tasks")
 
 
 ORDER = """

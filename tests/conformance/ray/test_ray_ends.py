@@ -128,3 +128,29 @@ def test_a_closed_stderr_is_nobodys_error(run_script: Script, tmp_path: Path) ->
     history = f"sqlite:///{tmp_path}/not_a_folder/history.sqlite"
     done = run_script(SILENT, EGS_MODE="on", EGS_GATE="clustr", EGS_HISTORY=history, EGS_CONTROL="perhaps")
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
+POLLED = """
+import ray
+
+@ray.remote(num_gpus=1)
+def fit(x):
+    return x
+
+for cycle in range(2):
+    ray.init(logging_level="ERROR")
+    print(ray.get([fit.remote(fit.remote(i)) for i in range(2)]))
+    left = fit.remote(0)
+    if cycle == 0:
+        ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_polling_for_ends_ends_before_ray(run_script: Script, tmp_path: Path) -> None:
+    """Where Ray has no callback for the end of a task (2.59), the thread that polls in its place is not inside of Ray
+    when the script disconnects, which would end the process with an error; nor does it start another Ray."""
+    done = run_script(POLLED, EGS_MODE="on", EGS_RAY_WITHOUT="ready", XDG_DATA_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "[0, 1]\n[0, 1]\n"), done.stderr
+    assert "ordered 10 GPU tasks" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr

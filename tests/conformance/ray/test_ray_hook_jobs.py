@@ -195,7 +195,7 @@ def test_variable_in_the_submitting_shell_too(head: Head) -> None:
 
 
 def test_users_setup_hook_in_a_job(head: Head) -> None:
-    """A job's own worker_process_setup_hook runs after EGS's."""
+    """A job's own worker_process_setup_hook runs as it does natively."""
     variables = hooked(head, "users", **MODES["cluster"], PYTHONPATH=f"{EGS_PATH}:{head.folder}")
     done = head.submit(variables, worker_process_setup_hook="users.hook")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -78,7 +78,7 @@ def test_another_tools_hook_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("", "", True, "observe; EGS_MODE=on orders"),
         ("on", "", True, "on, local gate"),
-        ("ON", " cluster ", True, "on, cluster gate: workers get a setup hook, which runs a script's own"),
+        ("ON", " cluster ", True, "on, cluster gate: GPU tasks are ordered with those of all"),
         ("on", "clusterr", False, "EGS_GATE='clusterr' is none of local, cluster"),
         ("onn", "", False, "EGS_MODE='onn' is none of off, observe, on: observing"),
     ],

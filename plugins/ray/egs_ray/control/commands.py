@@ -26,11 +26,10 @@ from egs_core.adapter import (
     unknown_workload,
     who,
 )
-from egs_core.errors import InputError, labelled
+from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 from egs_ray.control import controller
 from egs_ray.events import processes_of
-from egs_ray.gate.messages import PASSED
 
 PLACE = "control of Ray"
 REACH_S = 3.0
@@ -70,9 +69,7 @@ def preempt(workload: str, **options: Any) -> ControlOutcome:
 def ps(address: str = "") -> list[RunningWorkload]:
     """The workloads that run with EGS on the cluster, with the tasks that run of each."""
     _, table = _table(address)
-    rows = [(driver, row) for driver in table for row in driver["workloads"]]
-    at_gate = _at_gate() if any("job" in row for _, row in rows) else None
-    return [_workload(driver, row, at_gate) for driver, row in rows]
+    return [_workload(driver, row) for driver in table for row in driver["workloads"]]
 
 
 def carry_out(request: ControlRequest) -> ControlOutcome:
@@ -86,8 +83,6 @@ def carry_out(request: ControlRequest) -> ControlOutcome:
     asked["actor"] = request.actor or who()
     patience_s = controller.PATIENCE_S if request.verb == "abort" else controller.PATIENT_S
     answer = _answer(control.command.remote(key, asked, patience_s))
-    if answer.get("hangs") and (job := _job_of(table, key, request.workload)):
-        answer = _without_driver(job, asked, answer)
     if "problem" in answer:
         raise InputError(request.workload, answer["problem"], answer.get("known", ""))
     hangs = bool(answer.get("hangs"))
@@ -180,33 +175,6 @@ def _no_answer(error: Exception) -> InputError:
     return InputError(PLACE, problem, "it starts again by itself: try once more")
 
 
-def _job_of(table: Table, key: str, workload: str) -> str:
-    """The Ray job, where the workload's tasks are at the cluster's gate; else ""."""
-    rows = [row for driver in table if driver["driver"] == key for row in driver["workloads"]]
-    return str(next((row["job"] for row in rows if row["workload"] == workload and "job" in row), ""))
-
-
-def _without_driver(job: str, asked: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """What the cluster's gate can do while the driver hangs, beside what the controller did: all of a pause."""
-    from egs_ray.gate.cluster_operations import at_gate
-
-    done, _ = at_gate(job, asked)
-    if "problem" in done:
-        return answer if answer["tasks"] else done
-    hangs = asked["verb"] == "abort"
-    return {**answer, "tasks": list(dict.fromkeys([*answer["tasks"], *done["tasks"]])), "hangs": hangs}
-
-
-def _at_gate() -> list[Any] | None:
-    """What the cluster's gate has; None where it does not say."""
-    from egs_ray.gate.client import tasks_at_gate
-
-    try:
-        return tasks_at_gate()
-    except Exception:  # whatever it is, what drivers have told is there
-        return None
-
-
 def _driver_of(table: list[dict[str, Any]], request: ControlRequest) -> str:
     """The one driver that has the workload. Raises InputError for none, or several."""
     names = [(row["workload"], driver) for driver in table for row in driver["workloads"]]
@@ -224,11 +192,8 @@ def _driver_of(table: list[dict[str, Any]], request: ControlRequest) -> str:
     return str(found[0]["driver"])
 
 
-def _workload(driver: dict[str, Any], row: dict[str, Any], at_gate: list[Any] | None) -> RunningWorkload:
-    if "job" in row and at_gate is not None:
-        tasks = [_gate_task(task) for task in at_gate if task.workload == row["job"]]
-    else:
-        tasks = [_task(task) for task in driver["tasks"] if task["workload"] == row["workload"]]
+def _workload(driver: dict[str, Any], row: dict[str, Any]) -> RunningWorkload:
+    tasks = [_task(task) for task in driver["tasks"] if task["workload"] == row["workload"]]
     return RunningWorkload(
         workload=row["workload"],
         driver=driver["driver"],
@@ -240,13 +205,6 @@ def _workload(driver: dict[str, Any], row: dict[str, Any], at_gate: list[Any] | 
         stages=tuple(row["stages"]),
         running=tuple(sorted(tasks, key=lambda task: task.since)),
     )
-
-
-def _gate_task(task: Any) -> RunningTask:
-    name = labelled(task.name, task.task_id)
-    state = f"{task.state} (nested)" if task.is_nested else task.state
-    gpus = task.gpus if task.state == PASSED else 0.0  # what waits at the gate holds none
-    return RunningTask(task=name, name=task.name, state=state, since=task.since, gpus=gpus)
 
 
 def _task(row: dict[str, Any]) -> RunningTask:

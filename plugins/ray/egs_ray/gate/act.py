@@ -7,8 +7,8 @@ it then as it would without EGS. Gated are plain functions with `num_gpus` whose
 (see `ticketing`). All else passes as it is: actors, placement groups, generators, labels and custom resources (their
 placement is the user's word), and what no node can run.
 
-EGS_GATE=local (the default): this process's session orders what the script itself submits (`session.program`).
-EGS_GATE=cluster: one gate orders the GPU tasks of all drivers, and those that their workers submit (`client`, `actor`).
+This process's session orders what the script itself submits (`session.program`): with others' where its site is one
+that several share (a server's; with EGS_GATE=cluster that of an actor, `egs_ray.site`), else alone.
 """
 
 from __future__ import annotations
@@ -27,17 +27,12 @@ from egs_core.history.pending import learn_pending
 from egs_core.notices import warn
 from egs_core.predict import Estimate, Predictor, signature_of
 from egs_core.runlog.records import Record
-from egs_ray.control.reporting import Reporter
-from egs_ray.demand import cluster_grows
-from egs_ray.gate.client import ClusterGate
-from egs_ray.gate.cluster_operations import ClusterOperations
 from egs_ray.gate.ordering import AnyGate, Ordering
 from egs_ray.observe import Observer, runlog_path, script_name
 from egs_ray.session import learning
 from egs_ray.session.api import default_session
 from egs_ray.session.described import Hinted
 from egs_ray.session.program import Outlook, Program
-from egs_ray.settings import chosen_gate
 from egs_ray.submission import Needs, Ordered, Submission
 
 
@@ -51,16 +46,13 @@ class Orderer(Observer):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, policy="egs", mode="on")
-        hinted = Hinted() if chosen_gate()[0] == "local" else None
-        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off, hinted=hinted)
+        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off, Hinted())
         learning.reserve(path)
         self._told: deque[Ordered | Record] = deque()
-        self._nested: deque[Submission] = deque()  # of workers of this session
         self._script = script_name()
         self._predictor = Predictor()
         self._estimates: dict[tuple[str, int, Shape], Estimate | None] = {}  # what that has said
         self._is_learning = False
-        self._reporter: Reporter | None = None
 
     def submit(
         self,
@@ -93,12 +85,7 @@ class Orderer(Observer):
         """As for the observer; the gate goes with its session."""
         if os.getpid() != self._process:
             return
-        if (gate := self._gate) is not None:
-            gate.settle()
         super().session_ends()
-        if self._reporter is not None:
-            self._reporter.close()
-            self._reporter = None
         self._ordering.end_session()
 
     @property
@@ -106,24 +93,7 @@ class Orderer(Observer):
         return self._ordering.gate
 
     def _make_gate(self) -> AnyGate:
-        gate: AnyGate | None = None
-        if chosen_gate()[0] == "cluster":
-            try:
-                if cluster_grows():
-                    raise RuntimeError("an autoscaler would not be told of what waits there")
-                gate = self._make_cluster_gate()
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                warn(f"no gate for the whole cluster, this script's tasks are ordered by its own: {reason}")
         self._learn_from_history()
-        return gate or self._make_local_gate()
-
-    def _make_cluster_gate(self) -> ClusterGate:
-        gate = ClusterGate(self._estimate, self._tell, self._switch_off, self._note_nested)
-        self._reporter = Reporter(ClusterOperations(gate, self._name, self.log.reasons))
-        return gate
-
-    def _make_local_gate(self) -> Program:
         outlook = Outlook(self._estimate, self._beliefs, self._tell, self._tell, self._switch_off, self.log.reasons)
         return Program(default_session(), self._name, script_name(), outlook)
 
@@ -190,10 +160,6 @@ class Orderer(Observer):
         if not self._broken:
             self._told.append(told)
 
-    def _note_nested(self, submission: Submission) -> None:
-        if not self._broken:
-            self._nested.append(submission)
-
     def _write_noted(self, most: int = sys.maxsize) -> None:
         super()._write_noted(most)
         if len(self._noted) and most < sys.maxsize:
@@ -204,8 +170,6 @@ class Orderer(Observer):
                 self.log.ordered(told)
             else:
                 self.log.phased(told)
-        while self._nested:
-            self.log.submitted(self._nested.popleft())
 
     def _what_was_done(self) -> str:
         return f"ordered {self._ordering.ordered} GPU tasks"

@@ -1,4 +1,4 @@
-"""How a submission gets its ticket: what mode `on` does in a driver and in a worker alike."""
+"""How a submission gets its ticket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class AnyGate(Protocol):
     def waits_for(self, task_ids: list[str]) -> bool: ...
     def add(self, arrival: Arrival, refs: dict[str, Any]) -> None: ...
     def learned(self) -> None: ...
-    def settle(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -57,7 +56,7 @@ class Ordering:
     """Gives tickets to the submissions of this process. One gate for each Ray session, made at its first GPU task.
 
     on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
-    hinted: what knows tasks with hints; None: the gate orders whole tasks only.
+    hinted: what knows tasks with hints.
     """
 
     def __init__(
@@ -65,15 +64,14 @@ class Ordering:
         make_gate: Callable[[], AnyGate],
         estimate: Callable[[Needs], float | None],
         on_failure: Callable[[BaseException], None],
-        parent: Callable[[], str] = lambda: "",
-        hinted: Any = None,
+        hinted: Any,
     ) -> None:
         self.gate: AnyGate | None = None
         self.ordered = 0
-        self._make_gate, self._estimate, self._on_failure, self._parent = make_gate, estimate, on_failure, parent
+        self._make_gate, self._estimate, self._on_failure = make_gate, estimate, on_failure
         self._lock = threading.Lock()
         self._is_off = False
-        self._twins = Twins(splits_all=hinted is not None and chosen_split()[0] == "auto")
+        self._twins = Twins(splits_all=chosen_split()[0] == "auto")
         self._hinted = hinted
         self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
@@ -81,7 +79,7 @@ class Ordering:
         """Make the submission, with a ticket if it is one for the gate."""
         args, kwargs = args or (), kwargs or {}
         hints, asked, made = self._twins.hints_of(target), options, actors.class_behind(target)
-        if hints is not None and hints.flavors and (made is None or self._hinted is not None):
+        if hints is not None and hints.flavors:
             options = {**options, **preferred_options(hints, options)}
         if not self._is_off and (hints is not None or options.get("num_gpus")):
             turn_of: Callable[..., Turn | None] = self._turn if made is None else self._turn_of_actor
@@ -113,10 +111,10 @@ class Ordering:
         try:
             found = self._twins.asked_of(target, asked)
             described = None
-            if hints is not None and self._hinted is not None:
+            if hints is not None:
                 described = self._hinted.described(target, hints, options)
             if not (options.get("num_gpus") or described is not None) or not found.is_free:
-                if hints is not None and self._hinted is not None:
+                if hints is not None:
                     self._hinted.warn_of_lost(target, hints)
                 return None
             twin = self._twins.of(target, args, kwargs)
@@ -149,7 +147,7 @@ class Ordering:
         """The same for an actor's creation. One that others may find by its name, or that Ray shall start again (with
         arguments that are there then), never waits; one that may not be this driver's passes as it is."""
         try:
-            if self._hinted is None or not available("actor_handles"):
+            if not available("actor_handles"):
                 return None
             described = self._hinted.described_actor(target, actors.class_behind(target), hints, options)
             is_own = not options.get("get_if_exists") and options.get("lifetime") != "detached"
@@ -235,7 +233,7 @@ class Ordering:
             self._on_failure(error)
 
     def _add(self, gate: AnyGate, arrival: Arrival, refs: dict[str, Any], described: Any = None) -> None:
-        known, arrival.parent = self._estimate(arrival.needs), self._parent()
+        known = self._estimate(arrival.needs)
         arrival.seconds = arrival.seconds if known is None else known
         hinting: Any = gate
         gate.add(arrival, refs) if described is None else hinting.add(arrival, refs, described)

@@ -43,13 +43,12 @@ class Room:
     def __init__(
         self,
         rows: list[dict[str, Any]],
-        offered: dict[str, int] | None = None,
         *,
         grows: bool = False,
         is_exact: bool = False,
     ) -> None:
-        """offered: what an engine that was recovered has been told. is_exact: as many as GPUs and no more, because
-        others' tasks are ordered with these: nothing may be ahead of its turn."""
+        """is_exact: as many as GPUs and no more, because others' tasks are ordered with these: nothing may be ahead of
+        its turn."""
         self.grows, self.is_exact = grows, is_exact
         self.ahead = 0
         self.extra = 0
@@ -57,7 +56,7 @@ class Room:
         self._means_s: dict[Needs, float] = {}
         self._idle = 0
         self._calm = 0
-        self._offered = dict(offered or {})
+        self._offered: dict[str, int] = {}
         self._nodes = _nodes(rows)
 
     @property

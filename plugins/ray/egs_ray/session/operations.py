@@ -13,7 +13,6 @@ from egs_core.engine import messages as m
 from egs_core.errors import InputError, listed
 from egs_core.site import Asked, TaskStatus
 from egs_ray.control.reporting import Told, answer_of
-from egs_ray.gate.messages import PASSED
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.tasks import Job, RunBooks, Way, first_of
@@ -23,6 +22,8 @@ SHOWN = 12
 ANSWER_S = 10.0
 LET_GO = ("granted", "running")
 PASSED_ON = (Way.TICKET, Way.ACTOR)
+PASSED, WAITS, EARLY = "passed the gate", "waits at the gate", "waits for others"
+TURN = ("ready", "held")
 
 
 class Operations:
@@ -125,7 +126,10 @@ class Operations:
     def _listed(self) -> list[Job]:
         """Tasks that Ray has and that have not ended."""
         listed = [job for job in self._shared.submitted.values() if _is_listed(job)]
-        return listed if self._shared.tickets is None else [*listed, *self._shared.tickets.passed()]
+        if (program := self._shared.tickets) is None:
+            return listed
+        waiting = program.waiting(SHOWN) if self._shared.site.is_shared else []  # perhaps for others' tasks
+        return [*listed, *program.passed(), *waiting]
 
     def _told(self, rows: dict[str, Any], jobs: list[Job], statuses: dict[int, TaskStatus]) -> Told:
         listed = [job for job in jobs if _is_listed(job)]
@@ -152,9 +156,9 @@ class Operations:
 
     def _row(self, job: Job, status: TaskStatus) -> dict[str, Any]:
         graph = job.run.converted.graph
-        is_let_go = status.status in LET_GO
-        holds = (is_let_go or job.way in PASSED_ON) and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
         let_go_at = self._shared.tickets.let_go_at(job) if job.way in PASSED_ON else None
+        is_let_go = status.status in LET_GO if job.way not in PASSED_ON else let_go_at is not None
+        holds = is_let_go and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
         shape = job.run.block.shapes[job.run.block.phase_shape[job.run.block.phase_offsets[job.index] + status.index]]
         pids = [(job.node, job.pid)] if job.pid and job.node else []
         if job.lease is not None and job.lease.pid:
@@ -164,7 +168,7 @@ class Operations:
             "stage": graph.options_of(job.index).stage,
             "task": job.label,
             "name": graph.names[job.index],
-            "state": _state_of(job, status),
+            "state": _state_of(job, status, is_let_go),
             "since": round(self._wall_s + (status.since if let_go_at is None else let_go_at), 3),
             "gpus": shape.gpu_milli / 1000 if holds else 0.0,
             "node": job.node,
@@ -175,11 +179,11 @@ class Operations:
         }
 
 
-def _state_of(job: Job, status: TaskStatus) -> str:
+def _state_of(job: Job, status: TaskStatus, is_let_go: bool) -> str:
     if job.stopped:
         return "stopping"
     if job.way in PASSED_ON:
-        return PASSED
+        return PASSED if is_let_go else WAITS if status.status in TURN else EARLY
     return f"waits in Ray: {job.lack}" if job.lack else status.status
 
 

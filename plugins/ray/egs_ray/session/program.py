@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -140,9 +141,6 @@ class Program:
         self._arrivals.append((arrival, refs, described))
         self._pace.wake(may_rest=self._is_full or self._is_ahead)
 
-    def settle(self) -> None:
-        """What it has to tell was told at once."""
-
     def learned(self) -> None:
         """More is known of durations now."""
         self.site.do(self._believe_again)
@@ -257,6 +255,11 @@ class Program:
         before = self.site.now() - LEAST_S
         jobs = [self.books.jobs[index] for index, (at_s, _) in self._line.items() if at_s < before]
         return [job for job in jobs if job.way in WITH_TICKET and not job.is_over]
+
+    def waiting(self, most: int) -> list[Job]:
+        """The first of those that have not been let go."""
+        waits = (job for job in self.books.unfinished if job.way in WITH_TICKET and job.index not in self._line)
+        return list(islice(waits, most))
 
     def let_go_at(self, job: Job) -> float | None:
         """When a task was let go, on the site's clock."""

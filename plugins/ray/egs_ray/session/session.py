@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, RunBooks, Way
 from egs_ray.session.ways import Plan, check_gangs, for_site, lack_of, plan_ways, unshared
 from egs_ray.session.workers import Workers
+from egs_ray.settings import chosen_gate
+from egs_ray.site.joining import join
 from egs_ray.worker import device_memory
 
 __all__ = ["Options", "Session"]
@@ -80,7 +83,10 @@ class Session(s.HolderSession):
         self._watched_at = 0.0
         self._early: list[r.Record] = []  # nodes that came before the first run of this session's own
         learning = make_learning(self.options.runlog, self.options.history, self.options.policy)
-        super().__init__(config, learning, joining=None if queues else joining_of_driver())
+        joining = None if queues else joining_of_driver()
+        elsewhere = partial(join, joining) if joining is not None and chosen_gate()[0] == "cluster" else None
+        super().__init__(config, learning, joining=joining, elsewhere=elsewhere)
+        is_served = self.site.is_shared and bool(os.environ.get("EGS_URL", "").strip())
         self._make_parts()
         self.site.do(submitting.submit_directly)
         self.site.start()
@@ -90,7 +96,7 @@ class Session(s.HolderSession):
         if queues:
             self.site.report(m.QueuesChanged(queues))
         self._describe_cluster()
-        self._reporter = Reporter(self._operations, self.options.control and not self.site.is_shared)
+        self._reporter = Reporter(self._operations, self.options.control and not is_served)  # a server has its own
 
     def _make_parts(self) -> None:
         self._shared = shared = Shared(

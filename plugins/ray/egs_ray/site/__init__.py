@@ -1,0 +1,1 @@
+"""The site that all drivers of a Ray share where there is no server: in an actor."""
