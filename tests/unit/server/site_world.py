@@ -97,6 +97,7 @@ class Supervisor:
         self.request = self.request.model_copy(update={"gpu_memory_bytes": gpu_memory_bytes})
         self.waits_for: tuple[Supervisor, str] | None = None  # a run that has to end first, and how
         self.inside: Requester | None = None  # in whose GPUs it runs
+        self.who = ANN
         self.length_s, self.part = length_s, 1.0
         self.is_alive, self.is_suspended = True, False
         self.run_id = ""
@@ -117,15 +118,15 @@ class Supervisor:
             if self.inside is not None:
                 more = {"gpus": 0, "gpu_memory_bytes": 0, "inside": self.inside.number}
                 self.request = self.request.model_copy(update=more)
-            return lambda logic: logic.submit(ANN, self.request)
+            return lambda logic: logic.submit(self.who, self.request)
         lease = view.lease if view is not None else None
         if lease is not None and self.exit_code is not None:
             end = c.End(token=lease.token, outcome="succeeded", exit_code=self.exit_code)
-            return lambda logic: logic.end(ANN, run_id, end)
+            return lambda logic: logic.end(self.who, run_id, end)
         if lease is not None and not self.started and not (view and view.stop):
-            return lambda logic: logic.claim(ANN, run_id, c.Claim(token=lease.token))
+            return lambda logic: logic.claim(self.who, run_id, c.Claim(token=lease.token))
         beat = c.Beat(token=lease.token if lease else 0)
-        return lambda logic: logic.beat(ANN, run_id, beat)
+        return lambda logic: logic.beat(self.who, run_id, beat)
 
     def hear(self, asked_for: c.Lease | None, answer: c.RunView, now: float) -> None:
         """asked_for: the lease that it had when it asked. A claimed lease is started with once."""

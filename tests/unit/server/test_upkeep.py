@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from egs_core.cli import app
+from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.client.processes import process
 from egs_core.errors import InputError
@@ -153,6 +154,19 @@ def test_nothing_is_replaced_while_processes_live(kept: Kept, tmp_path: Path) ->
     with pytest.raises(InputError, match=rf"processes of its runs live: run 5 \(process {os.getpid()}\)"):
         restore(kept.folder, copy, force=True)
     assert runs(check(kept.folder)) == (5, 5, 3)
+
+
+def test_nothing_is_replaced_while_a_run_of_another_host_is_open(kept: Kept, tmp_path: Path) -> None:
+    """Nobody can look there; a copy with it is sound."""
+    offer = h.HostOffer(host="far", devices=(h.OfferedDevice(id="0"),), cpus=1)
+    ask = c.RunRequest(key="some-key-far", supervisor=NOBODY, gpus=1)
+    agent, user = Principal("far", "agent", host="far"), Principal("ann", host="far")
+    kept.turns.take([lambda logic: logic.join_host(agent, offer), lambda logic: logic.submit(user, ask)])
+    copy = tmp_path / "copy.db"
+    assert runs(backup(kept.folder, copy)) == (5, 5, 3)
+    kept.store.close()
+    with pytest.raises(InputError, match=r"run 5 \(on host far, where nobody can look from here\)"):
+        restore(kept.folder, copy)
 
 
 def test_a_database_that_cannot_be_read_is_replaced_by_force(kept: Kept, tmp_path: Path) -> None:
