@@ -4,9 +4,9 @@
     client.create_run_from_pipeline_func(my_pipeline, {"epochs": 3})
 
 Runs, recurring runs and uploads are rewritten, from a file or a function. What fails in the rewriting costs a warning:
-the pipeline is then submitted as it is. A run that is started from the web page does not come by here: upload the
-pipeline with this client, or compile it with `egs kubeflow compile`. `EGS_MODE=observe` submits what it was given, and
-says what would be changed; `EGS_MODE=off` says nothing.
+the pipeline is then submitted as it is; with `strict=True` it is an error, and nothing is submitted. A run that is
+started from the web page does not come by here: upload the pipeline with this client, or compile it with `egs kubeflow
+compile`. `EGS_MODE=observe` submits what it was given, and says what would be changed; `EGS_MODE=off` says nothing.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ from egs_kubeflow.convert.documents import dump_documents, load_documents
 from egs_kubeflow.rewrite.changes import Rewritten
 from egs_kubeflow.rewrite.history import load_history
 from egs_kubeflow.rewrite.pipeline import rewrite
-from egs_kubeflow.rewrite.profile import load_profile
+from egs_kubeflow.rewrite.profile import Profile, load_profile
 
 PACKAGE = "pipeline_package_path"
 
 
 class Client(kfp.Client):  # type: ignore[misc]  # kfp ships no types
     """See the module. profile: the file of the site; history: where durations are, as `egs kubeflow compile` takes it;
-    all else is `kfp.Client`'s."""
+    strict: a profile that cannot be read, now or later, or a pipeline that cannot be rewritten, is an InputError; all
+    else is `kfp.Client`'s."""
 
     def __init__(
         self,
         *args: Any,
         profile: str | Path | None = None,
         history: str | None = None,
+        strict: bool = False,
         **kwargs: Any,
     ) -> None:
+        if strict:
+            _profile_of(profile)
         super().__init__(*args, **kwargs)
-        self._profile, self._history = profile, history
+        self._profile, self._history, self._strict = profile, history, strict
 
     def run_pipeline(self, *args: Any, **kwargs: Any) -> Any:
         """As kfp's; `create_run_from_pipeline_package` and `…_func` come here too."""
@@ -107,12 +111,18 @@ class Client(kfp.Client):  # type: ignore[misc]  # kfp ships no types
                 for note in found.notes:
                     warn(note)
             except Exception as error:  # whatever it is, the user's run comes first
+                if self._strict:
+                    raise
                 warn(f"{path} is submitted as it is: {error}")
             yield path
 
     def _found(self, path: str, arguments: Mapping[str, Any], run_id: str) -> Rewritten:
-        if self._profile is None:
-            raise InputError("Client", "has no profile of the site", "Client(profile='site.yaml')")
-        documents, profile = load_documents(path), load_profile(self._profile)
+        documents, profile = load_documents(path), _profile_of(self._profile)
         history = load_history(self._history, documents.name) if self._history is not None else None
         return rewrite(documents, profile, history, arguments, run_id, path)
+
+
+def _profile_of(path: str | Path | None) -> Profile:
+    if path is None:
+        raise InputError("Client", "has no profile of the site", "Client(profile='site.yaml')")
+    return load_profile(path)

@@ -12,6 +12,7 @@ import kfp
 import pytest
 from kfp import compiler, dsl
 
+from egs_core.errors import InputError
 from egs_kubeflow.client import Client
 
 # kfp.Client says so each time that one is made
@@ -150,6 +151,28 @@ def test_a_rewrite_that_fails_submits_the_original(
     assert api.last()[0] == path == theirs[0]
     assert "egs.io" not in api.last()[1]
     assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("egs: ")]) == 1
+
+
+def test_a_strict_client_is_not_made_with_a_profile_that_cannot_be_read(api: Api, tmp_path: Path) -> None:
+    """Mistyped, or left out: an error that names it, before anything could be submitted."""
+    for profile, named in ((tmp_path / "mistyped.yaml", "mistyped.yaml"), (None, "no profile")):
+        with pytest.raises(InputError, match=named):
+            client_for(api, tmp_path, profile=profile, strict=True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_strict_client_submits_nothing_that_is_not_rewritten(
+    way: str, api: Api, tmp_path: Path, package: str
+) -> None:
+    """Also where the profile is gone later."""
+    client = client_for(api, tmp_path, strict=True)
+    WAYS[way][1](client, package)
+    posted = len(api.posted)
+    assert "egs.io/task" in api.last()[1]
+    (tmp_path / "site.yaml").write_text("pools: 1")
+    with pytest.raises(InputError, match=r"site\.yaml"):
+        WAYS[way][1](client, package)
+    assert len([path for path, _ in api.posted[posted:] if path != "/experiments"]) == 0
 
 
 def test_a_run_has_its_arguments_and_pipeline(api: Api, tmp_path: Path, package: str) -> None:

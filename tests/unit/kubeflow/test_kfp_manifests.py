@@ -15,17 +15,21 @@ import kubernetes_validate
 import pytest
 import yaml
 from celpy.adapter import json_to_cel
+from celpy.celtypes import DoubleType, IntType
 from kfp import compiler
 
 from egs_core.cli.app import run
 from egs_core.errors import InputError
+from egs_core.kubernetes.pods import quantity as amount_of
 from egs_kubeflow.convert.documents import documents_of
+from egs_kubeflow.manifests.command import uncounted_memory
 from egs_kubeflow.manifests.files import files_of, write_files
 from egs_kubeflow.manifests.plan import plan_preloads
 from egs_kubeflow.manifests.site import quantity
 from egs_kubeflow.rewrite.pipeline import rewrite
 from egs_kubeflow.rewrite.profile import Profile, parse_profile
 from tests.unit.kubeflow.made_site import SITE, SITE_TEXT, made_up
+from tests.unit.kubeflow.made_unwanted import unwanted
 
 KUBERNETES = "1.36"
 CRDS = Path(os.environ.get("EGS_KUEUE_CRDS") or Path(os.environ.get("EGS_DATA", "")) / "kueue-crds")
@@ -197,7 +201,8 @@ def test_a_profile_that_asks_for_nothing_gets_nothing_of_kueue_or_dra() -> None:
         "site/preload-class.yaml",
         "site/kustomization.yaml",
     ]
-    assert "kueue" not in files["site/access.yaml"]
+    granted = [one["rules"] for one in yaml.safe_load_all(files["site/access.yaml"]) if "rules" in one]
+    assert "kueue" not in json.dumps(granted)
     assert "resource.k8s.io" not in files["site/access.yaml"]
 
 
@@ -219,6 +224,25 @@ def test_a_preload_pod_holds_no_gpu_and_makes_way_for_everything(objects: list[O
     assert yaml.safe_load(files["pipelines/made-up/preload-serve.yaml"])["spec"]["containers"][0]["command"] == ["true"]
 
 
+def test_a_sidecar_is_kept_out_of_preloads(files: dict[str, str]) -> None:
+    """It would bring what the guard refuses, and go on when the preload has ended."""
+    pod = yaml.safe_load(files["pipelines/made-up/preload-train.yaml"])
+    assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_the_guard_has_the_sites_deadline() -> None:
+    """A site whose images take longer may say so."""
+    text = made(parse_profile(SITE_TEXT.replace("deadline: 10min", "deadline: 20min")))["site/access.yaml"]
+    assert "activeDeadlineSeconds <= 1200" in " ".join(text.split())
+
+
+def test_a_cluster_queue_without_memory_is_noted() -> None:
+    """Pods of a pipeline state memory, and Kueue admits none that asks for what a queue does not count."""
+    assert uncounted_memory(parse_profile(SITE_TEXT.replace("gpus: 4", "gpus: 4, memory: 1GiB"))) == []
+    (note,) = uncounted_memory(SITE)
+    assert "'devices' counts no memory" in note
+
+
 def test_the_plan_is_data_for_a_controller(files: dict[str, str]) -> None:
     """What to load, where, from when, and until when, with the pod's file."""
     plan = yaml.safe_load(files["pipelines/made-up/plan.yaml"])
@@ -238,14 +262,24 @@ def test_the_plan_is_data_for_a_controller(files: dict[str, str]) -> None:
     }
 
 
+def compared(first: float, second: float) -> IntType:
+    """`compareTo` of the API server's quantities, which the interpreter of CEL lacks."""
+    return IntType((first > second) - (first < second))
+
+
 def test_the_controller_may_make_and_delete_preloads_and_no_other_pods(
     objects: list[Object], files: dict[str, str]
 ) -> None:
     """The policy's rules, evaluated: its own pods pass, a pod that would gain anything is refused by one of them."""
     (policy,) = of_kind(objects, "ValidatingAdmissionPolicy").values()
     environment = celpy.Environment()
+    functions: dict[str, Any] = {
+        "quantity": lambda text: DoubleType(amount_of(text)),
+        "compareTo": compared,
+        "dyn": lambda any_: any_,
+    }
     rules = {
-        rule["message"]: environment.program(environment.compile(rule["expression"]))
+        rule["message"]: environment.program(environment.compile(rule["expression"]), functions=functions)
         for rule in policy["spec"]["validations"]
     }
 
@@ -258,33 +292,9 @@ def test_the_controller_may_make_and_delete_preloads_and_no_other_pods(
     other = changed(pod, lambda o: o["metadata"].pop("labels"))
     assert refused(pod) == refused(None, "DELETE", pod) == []
     assert refused(None, "DELETE", other) == ["the pod is no preload"]
-    in_spec: list[Object] = [
-        {"priorityClassName": "system-node-critical"},
-        {"automountServiceAccountToken": True},
-        {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]},
-        {"hostPID": True},
-        {"nodeName": "master"},
-        {"initContainers": [{"name": "other"}]},
-        {"resourceClaims": [{"name": "gpus"}]},
-    ]
-    in_container: list[Object] = [
-        {"resources": {"limits": {"cpu": "1", "nvidia.com/gpu": "1"}}},
-        {"resources": {}},
-        {"securityContext": {}},
-        {"securityContext": pod["spec"]["containers"][0]["securityContext"] | {"privileged": True}},
-        {"securityContext": pod["spec"]["containers"][0]["securityContext"] | {"capabilities": {"add": ["ALL"]}}},
-    ]
-    tries = [other]
-    for part in in_spec:
-        tries.append(copy.deepcopy(pod))
-        tries[-1]["spec"].update(part)
-    for part in in_container:
-        tries.append(copy.deepcopy(pod))
-        tries[-1]["spec"]["containers"][0].update(part)
-    for field in ("activeDeadlineSeconds", "priorityClassName"):
-        tries.append(copy.deepcopy(pod))
-        del tries[-1]["spec"][field]
-    assert [len(refused(one)) for one in tries] == [1] * len(tries)
+    tries = {what: refused(one) for what, one in unwanted(pod).items()}
+    assert {what: why for what, why in tries.items() if len(why) != 1} == {}
+    assert {one["reason"] for one in policy["spec"]["validations"]} == {"Forbidden"}
     (condition,) = policy["spec"]["matchConditions"]
     account = f"system:serviceaccount:egs:{next(iter(of_kind(objects, 'ServiceAccount')))}"
     assert condition["expression"] == f"request.userInfo.username == '{account}'"

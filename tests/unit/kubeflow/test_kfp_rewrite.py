@@ -245,6 +245,35 @@ def test_hints_become_resources_limits_and_labels() -> None:
     }
 
 
+def test_no_queue_for_a_task_that_its_quotas_never_admit() -> None:
+    """An author's selector that fits no pool of the queue's quotas: Kueue would keep the pod for ever. One that a pool
+    fits, or of a queue whose quotas the profile does not say, gets its queue."""
+    site = """
+pools: [{name: cpu, selector: {pool: cpu}}, {name: edge, selector: {pool: edge}}]
+cluster_queues: [{name: shared, quotas: {cpu: {cpus: 4}}}]
+queues: [{name: team, exists: true, cluster_queue: shared}]
+"""
+
+    @dsl.pipeline(name="placed")
+    def pipeline() -> None:
+        kubernetes.add_node_selector(step(), "pool", "edge")
+        kubernetes.add_node_selector(step(), "zone", "b")
+        step()
+
+    def queued(profile: str) -> tuple[set[str], tuple[str, ...]]:
+        found = rewrite(documents_of(pipeline), parse_profile(profile))
+        labels = {name: config["podMetadata"]["labels"] for name, config in configs(found).items()}
+        return {name for name, one in labels.items() if "kueue.x-k8s.io/queue-name" in one}, found.notes
+
+    known, notes = queued(site)
+    assert known == {"step-2", "step-3"}
+    assert notes == (
+        "step: queue 'team' is not written: its node selector pool=edge fits none of the pools that ClusterQueue "
+        "'shared' has: cpu",
+    )
+    assert queued(site.replace(", cluster_queue: shared", "")) == ({"step", "step-2", "step-3"}, ())
+
+
 def test_only_kueue_objects_that_exist_are_named() -> None:
     """A class that is not there would keep the pod waiting for ever: it is a note. Without queues there is no class."""
 

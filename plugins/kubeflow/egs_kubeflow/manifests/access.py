@@ -1,4 +1,5 @@
-"""What a controller that reads runs and makes preload pods may do, and no more.
+"""What a controller that reads runs and makes preload pods may do, and no more. Its account is its own: the controller
+that opens gates (`egs kubernetes manifests`) makes no pods.
 
 `pods create` is a right to much: a pod may use any service account of its namespace, any volume and any privilege. So a
 ValidatingAdmissionPolicy, which the API server itself evaluates, refuses this controller every pod but a preload's.
@@ -6,13 +7,14 @@ ValidatingAdmissionPolicy, which the API server itself evaluates, refuses this c
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from egs_kubeflow.manifests.objects import Object, made
 from egs_kubeflow.manifests.pods import CLASS, PRELOAD
 from egs_kubeflow.rewrite.profile import Profile
 
-NAME = "egs-controller"
+NAME = "egs-preloader"
 READ = ["get", "list", "watch"]
 _PART = "access"
 _RBAC = "rbac.authorization.k8s.io"
@@ -40,9 +42,12 @@ _ALLOWED = (  # CEL, and what is wrong where it is false
     ("!has(object.spec.initContainers) || object.spec.initContainers.size() == 0", "the pod has init containers"),
     ("!has(object.spec.resourceClaims) || object.spec.resourceClaims.size() == 0", "the pod claims devices"),
     (
-        "object.spec.containers.all(c, has(c.resources) && has(c.resources.limits)"
-        " && c.resources.limits.all(name, name in ['cpu', 'memory']))",
-        "a container has no limits, or asks for more than CPU and memory",
+        "!has(object.spec.resources) && object.spec.containers.all(c, has(c.resources)"
+        " && has(dyn(c.resources).limits) && ['cpu', 'memory'].all(n, n in dyn(c.resources).limits)"
+        " && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'])"
+        " && quantity(dyn(c.resources).limits['cpu']).compareTo(quantity('1')) <= 0"
+        " && quantity(dyn(c.resources).limits['memory']).compareTo(quantity('1Gi')) <= 0)",
+        "a container has no limits, or asks for more than a CPU and 1 GiB of memory",
     ),
     (
         "object.spec.containers.all(c, has(c.securityContext) && has(c.securityContext.allowPrivilegeEscalation)"
@@ -51,6 +56,47 @@ _ALLOWED = (  # CEL, and what is wrong where it is false
         " && has(c.securityContext.capabilities) && has(c.securityContext.capabilities.drop)"
         " && 'ALL' in c.securityContext.capabilities.drop && !has(c.securityContext.capabilities.add))",
         "a container may gain privileges",
+    ),
+    (
+        "object.spec.containers.all(c, !has(c.envFrom) && (!has(c.env) || c.env.all(e, !has(e.valueFrom))))",
+        "a container reads secrets or config maps",
+    ),
+    (
+        "object.spec.containers.all(c, !has(c.ports) || c.ports.all(p, !has(p.hostPort)))",
+        "a container takes a port of its host",
+    ),
+    (
+        "!has(object.spec.serviceAccountName) || object.spec.serviceAccountName == 'default'",
+        "the pod names a service account",
+    ),
+    (
+        "has(object.spec.terminationGracePeriodSeconds) && object.spec.terminationGracePeriodSeconds == 0"
+        " && has(object.spec.restartPolicy) && object.spec.restartPolicy == 'Never'"
+        " && (!has(object.spec.activeDeadlineSeconds) || object.spec.activeDeadlineSeconds <= {deadline})",
+        "the pod does not go when it is told to",
+    ),
+    (  # Kueue adds its own, where it takes pods of no queue
+        "!has(object.metadata.ownerReferences) && (!has(object.metadata.finalizers)"
+        " || object.metadata.finalizers.all(f, f == 'kueue.x-k8s.io/managed'))",
+        "the pod has finalizers or an owner",
+    ),
+    (
+        "has(object.spec.securityContext) && has(object.spec.securityContext.seccompProfile)"
+        " && object.spec.securityContext.seccompProfile.type == 'RuntimeDefault'"
+        " && ['sysctls', 'seLinuxOptions', 'appArmorProfile', 'supplementalGroups', 'fsGroup']"
+        ".all(n, !(n in dyn(object.spec.securityContext)))"
+        " && object.spec.containers.all(c, !has(c.lifecycle) && (!has(c.securityContext)"
+        " || ['seccompProfile', 'appArmorProfile', 'seLinuxOptions', 'runAsUser']"
+        ".all(n, !(n in dyn(c.securityContext)))))",
+        "the pod changes how it is confined",
+    ),
+    (
+        "!has(object.spec.schedulerName) || object.spec.schedulerName == 'default-scheduler'",
+        "the pod has a scheduler of its own",
+    ),
+    (
+        "!has(object.metadata.labels) || !('kueue.x-k8s.io/priority-class' in object.metadata.labels)",
+        "the pod has a priority of Kueue",
     ),
 )
 
@@ -67,7 +113,7 @@ def access(profile: Profile) -> list[Object]:
         *_granted("ClusterRole", "", here, _of_cluster(profile)),
         *_granted("Role", pipelines, here, _of_pipelines(profile)),
         *_granted("Role", here, here, _OWN),
-        *_guard(here),
+        *_guard(here, math.ceil(profile.preload.deadline)),
     ]
 
 
@@ -87,7 +133,7 @@ def _of_cluster(profile: Profile) -> list[Object]:
 def _of_pipelines(profile: Profile) -> list[Object]:
     rules: list[Object] = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": [*READ, "create", "delete"]},
-        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
         {"apiGroups": ["argoproj.io"], "resources": ["workflows"], "verbs": READ},
     ]
     if profile.queues or profile.cluster_queues:
@@ -106,7 +152,7 @@ def _granted(kind: str, namespace: str, home: str, rules: list[Object]) -> list[
     return [made(f"{_RBAC}/v1", kind, name, _PART, namespace, rules=rules), binding]
 
 
-def _guard(home: str) -> list[Object]:
+def _guard(home: str, deadline_s: int) -> list[Object]:
     """The policy for pods that the controller makes or deletes, and its binding; it concerns nobody else."""
     account = f"system:serviceaccount:{home}:{NAME}"
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "DELETE"], "resources": ["pods"]}]
@@ -118,10 +164,17 @@ def _guard(home: str) -> list[Object]:
             {
                 "expression": f"request.operation != 'DELETE' || ({_IS_MARKED.format('oldObject')})",
                 "message": "the pod is no preload",
+                "reason": "Forbidden",
             },
             *(
-                {"expression": f"request.operation != 'CREATE' || ({expression})", "message": message}
-                for expression, message in _ALLOWED
+                {
+                    "expression": f"request.operation != 'CREATE' || ({expression})",
+                    "message": message,
+                    "reason": "Forbidden",
+                }
+                for expression, message in (
+                    (rule.replace("{deadline}", str(deadline_s)), why) for rule, why in _ALLOWED
+                )
             ),
         ],
     }

@@ -39,7 +39,9 @@ def manifests_command(
     plan = plan_preloads(written.documents, site.preload, known, str(pipeline))
     files = files_of(site, plan)
     changed = write_files(output, files)
-    notes = list(dict.fromkeys((*written.notes, *plan.notes)))  # both say which tasks are not preloaded
+    notes = list(
+        dict.fromkeys((*written.notes, *plan.notes, *uncounted_memory(site)))
+    )  # both say which tasks are not preloaded
     if as_json:
         facts = {"output": str(output), "files": sorted(files), "changed": changed, "notes": notes}
         typer.echo(json.dumps(facts))
@@ -49,6 +51,16 @@ def manifests_command(
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     typer.echo(f"{output}: {len(files)} files, {len(changed)} of them changed")
+
+
+def uncounted_memory(profile: Profile) -> list[str]:
+    """Cluster queues that would admit nothing: each pod of a pipeline states memory, for its launcher."""
+    return [
+        f"cluster queue {queue.name!r} counts no memory, which each pod of a pipeline states: Kueue admits none; "
+        "say memory in its quotas, or `resources: {quotaCheckStrategy: IgnoreUndeclared}` in Kueue's configuration"
+        for queue in profile.cluster_queues
+        if any(quota.memory is None for quota in queue.quotas.values())
+    ]
 
 
 def _preloads(plan: Plan) -> list[str]:

@@ -13,6 +13,8 @@ from egs_kubeflow.rewrite.task import TASK, WORKLOAD, label_value
 CLASS = "egs-preload"
 PRELOAD = "egs.io/preload"
 PRIORITY = -100  # the cluster autoscaler adds no node for pods below -10 (--expendable-pods-priority-cutoff)
+NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
+"""A sidecar would bring volumes and init containers, which the guard refuses, and never end."""
 _NOBODY = 65534
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
@@ -28,6 +30,7 @@ def pod(plan: Plan, planned: Planned, profile: Profile) -> Object:
     """The pod of a preload. Its name is a beginning, since each run makes its own: `kubectl create -f`, not `apply`."""
     place = planned.preload.place
     labels = {WORKLOAD: label_value(plan.pipeline), TASK: label_value(planned.task), PRELOAD: planned.preload.key}
+    labels |= NO_SIDECAR
     metadata = {"generateName": "egs-preload-", "namespace": profile.namespace, "labels": {PART: "preload", **labels}}
     spec: dict[str, Any] = {
         "restartPolicy": "Never",

@@ -22,7 +22,9 @@ written:
       - {name: cpu, selector: {pool: cpu}}
       - {name: a100, selector: {pool: a100}, accelerator: nvidia.com/gpu, device_class: gpu.nvidia.com}  # for DRA
     cluster_queues:                          # of Kueue, with their flavors: the pools
-      - {name: shared, cohort: all, quotas: {cpu: {cpus: 64}, a100: {cpus: 48, gpus: 8}}}
+      - name: shared
+        cohort: all
+        quotas: {cpu: {cpus: 64, memory: 256GiB}, a100: {cpus: 48, memory: 512GiB, gpus: 8}}
     queues: [{name: team, cluster_queue: shared}]
     priority_classes: [{name: urgent, at_least: 10, value: 1000}]
     preload: {takes: 2min, deadline: 10min}  # how long an image takes to pull; when a preload is given up

@@ -20,7 +20,7 @@ from egs_kubeflow.rewrite.placement import (
     wants_gpu,
     why_unplaced,
 )
-from egs_kubeflow.rewrite.profile import Pool, PriorityClass, Profile, TimeLimits
+from egs_kubeflow.rewrite.profile import Pool, PriorityClass, Profile, Queue, TimeLimits
 
 WORKLOAD, TASK, RANK, PREDICTED_S = (f"egs.io/{name}" for name in ("workload", "task", "rank", "predicted-s"))
 QUEUE, PRIORITY_CLASS = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
@@ -137,7 +137,9 @@ def write_queue(task: Written, profile: Profile) -> None:
     if QUEUE not in labels:
         kind = "gpu" if wants_gpu(task.facts.needs) else "cpu"
         queue = next((q for q in profile.queues if q.exists and q.kind in (None, kind)), None)
-        if queue is not None:
+        if queue is not None and (why := _why_never_admitted(task, profile, queue)):
+            task.log.note(task.id, f"queue {queue.name!r} is not written: {why}")
+        elif queue is not None:
             task.label(QUEUE, queue.name, "the site's queue" + (f" for tasks of kind {kind}" if queue.kind else ""))
     if QUEUE in labels and PRIORITY_CLASS not in labels:
         priority = task.facts.hints.priority
@@ -146,6 +148,21 @@ def write_queue(task: Written, profile: Profile) -> None:
             task.label(PRIORITY_CLASS, chosen.name, f"its author's priority is {priority}")
         elif chosen is not None:
             task.log.note(task.id, f"priority class {chosen.name!r} is not written: the profile does not say it exists")
+
+
+def _why_never_admitted(task: Written, profile: Profile, queue: Queue) -> str:
+    """Why Kueue would keep the task waiting for ever, as far as the profile knows: its author's node selector fits no
+    pool of which the queue has a quota."""
+    selector = dict(task.config.node_selector.labels)
+    quotas = next((one.quotas for one in profile.cluster_queues if one.name == queue.cluster_queue), None)
+    pools = [pool for pool in profile.pools if quotas is not None and pool.name in quotas]
+    if not selector or not pools:
+        return ""
+    if any(all(selector.get(key, value) == value for key, value in pool.selector.items()) for pool in pools):
+        return ""
+    stated = ", ".join(f"{key}={value}" for key, value in sorted(selector.items()))
+    names = ", ".join(sorted(pool.name for pool in pools))
+    return f"its node selector {stated} fits none of the pools that ClusterQueue {queue.cluster_queue!r} has: {names}"
 
 
 def label_value(text: str) -> str:
