@@ -150,8 +150,8 @@ class Agent:
                 return status, _detail(problem)
             return 200, self.upstream.send(method, path, body or None, ANSWER_S + c.MOST_WAIT_S, peer)
         except Refused as error:
-            if error.status == 401:  # nothing that a user could mend
-                return 503, _detail(f"the token of this host's agent is no longer good: {error}")
+            if error.status in (401, REPLACED):  # nothing that a user could mend
+                return 503, _detail(f"the server does not know this host's agent now: {error}")
             return error.status, _detail(str(error))
         except Unreachable as error:
             return 503, _detail(str(error))
