@@ -42,7 +42,20 @@ def serve(
     ctx: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen at: a loopback one, unless there is TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = DEFAULT_PORT,
-    data: Annotated[Path | None, typer.Option(help="Folder of its database; default: one of this user's.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of its database, and of its socket where no other place has room; default: one of this user's."
+        ),
+    ] = None,
+    database: Annotated[
+        str,
+        typer.Option(
+            envvar="EGS_DATABASE",
+            help="PostgreSQL instead of a database in the folder: postgresql://USER@HOST/NAME. A second server "
+            "with the same one stands by. A password belongs into ~/.pgpass, or into the variable.",
+        ),
+    ] = "",
     devices: Annotated[
         str, typer.Option(help="UUIDs of the GPUs to offer, with commas between; default: all that NVML finds.")
     ] = "",
@@ -73,6 +86,7 @@ def serve(
         _join(join, emulated_gpus, chosen, as_json)
         return
     with needs_server("egs serve"):
+        from egs_core.server.database import parse_database
         from egs_core.server.devices import host_offer
         from egs_core.server.doors import Door
         from egs_core.server.serving import Ready
@@ -99,6 +113,7 @@ def serve(
         teams,
         told,
         rate,
+        parse_database(database) if database else None,
     )
 
 

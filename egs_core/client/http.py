@@ -7,6 +7,7 @@ import socket
 import stat
 import struct
 import urllib.parse
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from egs_core.client import hosts as h
 from egs_core.client import messages as c
@@ -27,13 +29,19 @@ from egs_core.errors import EgsError
 
 M = TypeVar("M", bound=BaseModel)
 CONNECT_S, ANSWER_S = 5.0, 30.0
+OTHERS_S = 10.0  # instead of ANSWER_S where there are other servers to ask
 DRIVER_S = 5.0  # that a framework's driver waits for an answer: it goes on without the server then
+NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ConnectionRefusedError, FileNotFoundError)
 SITE_FILE = Path("/etc/egs/server-uid")
 """A file of root's with the user id, a number, that the host's server runs as."""
 
 
 class Unreachable(EgsError):
     """Nobody answers, or the server says that it cannot now, or was asked too often: it may at another moment."""
+
+
+class NotTaken(Unreachable):
+    """It has certainly not done what it was asked for."""
 
 
 class Refused(EgsError):
@@ -45,23 +53,19 @@ class Refused(EgsError):
 
 
 class SiteClient:
-    """Speaks to the server at an address; one thread at a time. owners: user ids that a socket's server may have."""
+    """Speaks to the server at an address; one thread at a time. owners: user ids that a socket's server may have.
+
+    Of several servers it stays with the one that answers. The next one is asked at once where a request was not taken
+    (no connection, or by a standby), and from the next request on where nobody knows whether it was.
+    """
 
     def __init__(self, address: Address, owners: frozenset[int], connect_s: float = CONNECT_S) -> None:
-        self.address, self._connect_s = address, connect_s
-        self._session = requests.Session()
-        self._session.trust_env = False  # no proxy and no .netrc: the token goes to the server alone
-        self._session.verify = trusted_certificates()
-        self._base = address.url
-        if address.socket is not None:
-            self._base = "http://site"
-            self._session.mount("http://site", _SocketAdapter(address.socket, owners))
-        self._session.headers[c.PROTOCOL_HEADER] = str(c.PROTOCOL)
-        if address.token:
-            self._session.headers["Authorization"] = f"Bearer {address.token}"
+        self.address = address
+        self._ways = deque([_Way(one, owners, connect_s) for one in (address, *address.others)])
 
     def close(self) -> None:
-        self._session.close()
+        for way in self._ways:
+            way.close()
 
     # --- the protocol ---
 
@@ -159,6 +163,42 @@ class SiteClient:
         more: Mapping[str, str] | None = None,
     ) -> bytes:
         """One request, and the body of its answer. more: headers. Raises as `_ask`."""
+        if len(self._ways) > 1:
+            patience_s -= ANSWER_S - OTHERS_S if patience_s >= ANSWER_S else 0
+        problems = []
+        for _ in range(len(self._ways)):
+            try:
+                return self._ways[0].send(method, path, body, patience_s, more)
+            except Unreachable as error:
+                problems.append(str(error))
+                self._ways.rotate(-1)
+                if not isinstance(error, NotTaken):
+                    break
+        raise Unreachable("; ".join(problems))
+
+
+class _Way:
+    """To one server."""
+
+    def __init__(self, address: Address, owners: frozenset[int], connect_s: float) -> None:
+        self.address, self._connect_s = address, connect_s
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxy and no .netrc: the token goes to the server alone
+        self._session.verify = trusted_certificates()
+        self._base = address.url
+        if address.socket is not None:
+            self._base = "http://site"
+            self._session.mount("http://site", _SocketAdapter(address.socket, owners))
+        self._session.headers[c.PROTOCOL_HEADER] = str(c.PROTOCOL)
+        if address.token:
+            self._session.headers["Authorization"] = f"Bearer {address.token}"
+
+    def close(self) -> None:
+        self._session.close()
+
+    def send(
+        self, method: str, path: str, body: bytes | None, patience_s: float, more: Mapping[str, str] | None
+    ) -> bytes:
         headers = {**({"Content-Type": "application/json"} if body else {}), **(more or {})}
         try:
             answer = self._session.request(
@@ -168,14 +208,16 @@ class SiteClient:
                 return self.send(method, path, body, patience_s, more)
             is_busy = answer.status_code == 408 or (answer.status_code == 429 and "Retry-After" in answer.headers)
             if is_busy or answer.status_code >= 500:
-                raise Unreachable(f"{self.address.url}: {answer.status_code}: {_detail(answer)}")
+                kind = NotTaken if c.STANDBY_HEADER in answer.headers else Unreachable
+                raise kind(f"{self.address.url}: {answer.status_code}: {_detail(answer)}")
             if answer.status_code >= 400:
                 raise Refused(answer.status_code, self._refusal(answer))
             return answer.content
         except requests.RequestException as error:
             if isinstance(error, requests.ConnectionError) and (own := _own_error(error)):
                 raise own from None
-            raise Unreachable(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
+            kind = NotTaken if _was_not_sent(error) else Unreachable
+            raise kind(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
 
     def _take_new_token(self) -> bool:
         """A server that has been started after this client has written another token."""
@@ -274,6 +316,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _own_error(error: BaseException) -> EgsError | None:
     return next((one for one in _causes(error) if isinstance(one, EgsError)), None)
+
+
+def _was_not_sent(error: BaseException) -> bool:
+    """Whether there was no connection to send it over."""
+    return any(isinstance(one, NO_CONNECTION) for one in _causes(error))
 
 
 def _cause(error: BaseException) -> str:

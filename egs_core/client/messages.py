@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PROTOCOL = 1
+STANDBY_HEADER = "EGS-Standby"  # of an answer: another server of the site is to be asked
 PROTOCOL_HEADER = "EGS-Protocol"
 MOST_WAIT_S = 30.0
 MOST_PROCESSES = 1000

@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from egs_core.errors import EgsError, InputError
@@ -20,11 +20,13 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Address:
-    """url: http://HOST:PORT, or unix://PATH; socket: that path; token: sent with each request over TCP."""
+    """url: http://HOST:PORT, or unix://PATH; socket: that path; token: sent with each request over TCP; others: of
+    further servers of the site, to be asked where this one is not the active one."""
 
     url: str
     socket: Path | None = None
     token: str = ""
+    others: tuple[Address, ...] = ()
 
 
 def find_address() -> Address | None:
@@ -68,7 +70,12 @@ def has_listener(path: Path) -> bool:
 
 
 def parse_url(text: str) -> Address:
-    """The address that `EGS_URL` has. Raises InputError."""
+    """The address that `EGS_URL` has, or the addresses, with commas between. Raises InputError."""
+    first, *others = [_parse_one(one.strip()) for one in text.split(",")]
+    return replace(first, others=tuple(others))
+
+
+def _parse_one(text: str) -> Address:
     hint = "for example http://127.0.0.1:8470 or unix:///run/egs/egs.sock"
     try:
         parts = urllib.parse.urlsplit(text)

@@ -15,6 +15,7 @@ forecast   when what waits should start
 store      journal, runs and tokens in a database
 database   SQLite or PostgreSQL behind it; tables: as they are today; migrations: how older ones become so
 writer     the one thread that owns the logic: batches, commits, then answers
+leader     which of several servers is active; leader_row: its row in PostgreSQL; standing: where a server stands
 devices    what the host offers
 access     who is asking: a Unix socket's peer, or a token; the tokens
 who        the parameter of a route that names who asks

@@ -144,7 +144,13 @@ class Access:
         self._store = store
         self._teams = teams or Teams()
         self._lock = threading.Lock()
-        self._tokens = {token.digest: token for token in store.tokens()}
+        self._tokens: dict[str, KeptToken] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """As the store has them: another server may have changed them before this one became active."""
+        with self._lock:
+            self._tokens = {token.digest: token for token in self._store.tokens()}
 
     def of_request(self, scope: Any, authorization: str | None, now: float) -> Principal | None:
         """None for nobody that is known. scope: of ASGI; now: second since 1970."""

@@ -25,6 +25,7 @@ from egs_core.server.bounds import BodyBound, Rates, wrong_fields
 from egs_core.server.devices import strangers, working
 from egs_core.server.driver_routes import add_driver_routes
 from egs_core.server.host_routes import add_host_routes
+from egs_core.server.leader import NotActive
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.pools import is_driver
 from egs_core.server.request_routes import add_request_routes
@@ -44,9 +45,14 @@ UsersOf = Callable[[Sequence[str]], Mapping[str, Sequence[int]]]
 RunId = Annotated[str, Path(max_length=32)]
 
 
+def _nothing() -> None:
+    """A site with one server needs no check."""
+
+
 class Site:
     """What the routes share: the writer, and those who wait for a run to change. users_of: tells the processes on each
-    device; None where the devices are nobody else's."""
+    device; None where the devices are nobody else's. check_active: raises StoreError where another server of the site
+    is to be asked."""
 
     def __init__(
         self,
@@ -55,7 +61,9 @@ class Site:
         rates: Rates | None = None,
         sharing: Sharing | None = None,
         users_of: UsersOf | None = None,
+        check_active: Callable[[], None] = _nothing,
     ) -> None:
+        self.check_active = check_active
         self._users_of = users_of
         self.access = access
         self.rates = rates or Rates()
@@ -118,7 +126,7 @@ class Site:
                     await self.ask(partial(_tell_seen, found))
                 if self._users_of is not None:
                     await self._look_at_devices(self._users_of)
-            except Unavailable:  # the writer has said why; what is not seen now is seen the next time
+            except (Unavailable, NotActive):  # the writer has said why; what is not seen now is seen the next time
                 pass
             except Exception as error:
                 LOG.warning("processes could not be looked for: %s: %s", type(error).__name__, error)
@@ -203,6 +211,11 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse({"detail": wrong_fields(error.errors())}, status_code=422)
+
+    @app.exception_handler(NotActive)
+    async def not_active(_request: Request, error: NotActive) -> JSONResponse:
+        headers = {"Retry-After": "1", c.STANDBY_HEADER: "1"}
+        return JSONResponse({"detail": str(error)}, status_code=503, headers=headers)
 
     @app.exception_handler(StoreError)
     async def not_stored(_request: Request, error: StoreError) -> JSONResponse:

@@ -6,6 +6,7 @@ outlives the machine. Revisions of the schema are Alembic's, and run in one tran
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from egs_core.errors import InputError
 
 FILE_NAME = "site.db"
 APPLICATION = "egs-server"
-HEAD = "0001"
+HEAD = "0002"
 MIGRATIONS = Path(__file__).parent / "migrations"
 DRIVER = "postgresql+psycopg"
 EXAMPLE = f"for example {DRIVER}://egs@db.example/egs"
+INSTALL = "pip install 'egs-core[server]'"
 SETTINGS = ("SET lock_timeout = '5s'", "SET statement_timeout = '60s'")
 DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 MIGRATING = 7_300_471  # of an advisory lock: two servers may open a new database at one time
@@ -43,6 +45,8 @@ def parse_database(text: str) -> sa.URL:
     if url.drivername not in ("postgresql", DRIVER) or not url.database:
         problem = f"{url.render_as_string()!r} is not the address of a PostgreSQL database"
         raise InputError("--database", problem, f"{EXAMPLE}; SQLite needs none, only --data")
+    if find_spec("psycopg") is None:
+        raise InputError("--database", "PostgreSQL needs psycopg", INSTALL)
     return url.set(drivername=DRIVER)
 
 
@@ -77,9 +81,12 @@ def migrate(connection: sa.Connection, place: str) -> None:
     found = _revision(connection)
     if found == HEAD:
         return
-    from alembic import command
-    from alembic.config import Config
-    from alembic.util import CommandError
+    try:
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util import CommandError
+    except ImportError as error:  # whoever had the extra before it was part of it
+        raise InputError(place, f"needs {error.name} to make its tables", INSTALL) from None
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))

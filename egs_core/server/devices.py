@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -25,24 +26,39 @@ EMULATED_BYTES = 80 << 30
 
 
 class DeviceLocks:
-    """One lock a GPU and host, which ends with this process, however it ends."""
+    """One lock a GPU and host, which ends with this process, however it ends. Two servers of one site share it, so that
+    one can take over while the other is stopped:
+
+        egs-GPU.lock         a site with one server: alone        a site with several: shared
+        egs-GPU.SITE.lock                                         shared; of each other site: must be free
+    """
 
     def __init__(self) -> None:
         self._handles: list[int] = []
 
-    def take(self, devices: Sequence[Device]) -> None:
-        """Raises InputError for a device that another server offers."""
+    def take(self, devices: Sequence[Device], site: str = "") -> None:
+        """site: an id, of one that may have several servers. Raises InputError for a device that another one offers."""
         folder = _lock_folder()
         for device in devices:
-            handle = _lock_file(folder / f"egs-{device.id}.lock")
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(handle)
-                raise InputError(
-                    "egs serve", f"another server offers the GPU {device.id}", "end it, or choose others by --devices"
-                ) from None
-            self._handles.append(handle)
+            name = f"egs-{device.id}"
+            if not site:
+                self._lock(folder / f"{name}.lock", device, fcntl.LOCK_EX)
+                continue
+            own = folder / f"{name}.{site}.lock"
+            self._lock(folder / f"{name}.lock", device, fcntl.LOCK_SH)
+            self._lock(own, device, fcntl.LOCK_SH)  # before others are looked at: of two at once one sees the other
+            for other in folder.glob(f"{glob.escape(name)}.*.lock"):
+                if other != own:
+                    os.close(_locked(other, device, fcntl.LOCK_EX))
+
+    def close(self) -> None:
+        """They are free for others."""
+        for handle in self._handles:
+            os.close(handle)
+        self._handles = []
+
+    def _lock(self, path: Path, device: Device, kind: int) -> None:
+        self._handles.append(_locked(path, device, kind))
 
 
 def host_offer(emulated: int | None, chosen: Sequence[str]) -> Offer:
@@ -158,6 +174,17 @@ def _is_visible(device: Device) -> bool:
     if any(not one.startswith("GPU-") for one in ids):
         raise InputError(CUDA_VISIBLE, f"{named!r} names GPUs by number", "name UUIDs (nvidia-smi -L), or unset it")
     return any(device.id.startswith(one) for one in ids)
+
+
+def _locked(path: Path, device: Device, kind: int) -> int:
+    handle = _lock_file(path)
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        hint = "end it, or choose others by --devices"
+        raise InputError("egs serve", f"another server offers the GPU {device.id}", hint) from None
+    return handle
 
 
 def _lock_file(path: Path) -> int:

@@ -172,6 +172,9 @@ class SiteLogic:
         self.book.team_of_queue = team_of_queue or {}
         self.book.queues = tuple([queue.name for queue in queues])
         self.book.offer = offer
+        self.book.heard = dict.fromkeys(
+            self.book.heard, self.book.now
+        )  # nobody could be heard while no server was there
         self.views.occupied = dict.fromkeys(range(len(offer.devices)), ()) if offer.is_watched else {}
         for host in self.book.hosts.joined():  # silent until they report
             self.book.add_host(host, self.book.drained_of(host.name))

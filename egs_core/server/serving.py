@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
 
@@ -28,8 +29,10 @@ from egs_core.server.app import Site, make_app
 from egs_core.server.bounds import RATE, Rates
 from egs_core.server.devices import DeviceLocks, users_of
 from egs_core.server.doors import Door
+from egs_core.server.leader import Leader
 from egs_core.server.runs import Offer
 from egs_core.server.sharing import Sharing
+from egs_core.server.standing import Ending, led
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns, Writer
 from egs_core.site.spanning import Spanning
@@ -56,52 +59,83 @@ def serve(
     teams: Teams,
     told: Callable[[Ready], None],
     rate: float = RATE,
+    database: sa.URL | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
-    may make, 0: no bound. Raises EgsError."""
+    may make, 0: no bound; database: of PostgreSQL, which another server may have besides. Raises EgsError."""
     door.check()
     tls = door.tls()
-    lock = folder_lock(folder)
+    lock = None
+    if database is None:
+        lock = folder_lock(folder)
+    else:
+        _make_folder(folder)
     allow_connections()
-    locks = DeviceLocks()
-    locks.take([device for device in offer.devices if device.label != "emulated"])
+    locks, real = DeviceLocks(), [device for device in offer.devices if device.label != "emulated"]
+    if database is None:
+        locks.take(real)
     listening: list[socket.socket] = []
     path: Path | None = None
+    leader: Leader | None = None
     try:
-        store = SqlStore(folder, time.time())
-        offer = _take_devices(store, offer)
+        store = SqlStore(database or folder, time.time())
+        if database is not None:
+            locks.take(real, store.site())
+        _check_devices(store, offer)
         tcp = door.listen()
         listening.append(tcp)
         url = door.url(tcp.getsockname()[1])
         path, local = local_socket(folder)
         listening.append(local)
         access = Access(store, teams)
-        _write_own_token(access, url)
-        spanning, turn = Spanning(), threading.Lock()
-        turns = Turns(store, offer, queues, _steady_clock(), teams.of_queue, spanning, turn)
+
+        def begin() -> Offer:
+            access.reload()
+            _write_own_token(access, url)
+            return _take_devices(store, offer)
+
+        ending, spanning, turn = Ending(), Spanning(), threading.Lock()
+        if database is not None:
+            leader = led(store, url, lambda: setattr(turns, "offer", begin()), ending)
+        first = offer if leader else begin()
+        turns = Turns(store, first, queues, _steady_clock(), teams.of_queue, spanning, turn, leader)
         looks = users_of if offer.is_watched and offer.devices else None
         sharing = Sharing(queues, teams.of_queue, spanning, turn)
-        site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks)
+        check = leader.check_quickly if leader else _always
+        site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)
-        ready = Ready(url, str(path), str(token_file(url)), str(folder), ids, is_emulated)
+        ready = Ready(url, str(path), str(token_file(url)), store.place if leader else str(folder), ids, is_emulated)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, nothing)  # uvicorn raises it again when it has ended: what follows has to be done
-        _Server(_config(site), site, lambda: told(ready), tls).run(sockets=listening)
+        server = _Server(_config(site), site, lambda: told(ready), tls)
+        ending.server = server
+        if leader:
+            leader.start(site.writer.wake)
+        server.run(sockets=listening)
+        if ending.why:
+            raise EgsError(ending.why)
     except StoreError as error:
         raise EgsError(str(error)) from None
     finally:
+        if leader:
+            leader.close()
         for one in listening:
             one.close()
         if path is not None:
             path.unlink(missing_ok=True)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _steady_clock() -> Callable[[], float]:
     """Seconds since 1970 that never go back."""
     begin, origin = time.time(), time.monotonic()
     return lambda: begin + time.monotonic() - origin
+
+
+def _always() -> None:
+    """A server whose database is its own is the active one."""
 
 
 def nothing(_number: int, _frame: object) -> None:
@@ -178,14 +212,28 @@ def folder_lock(folder: Path) -> int:
     return handle
 
 
-def _take_devices(store: SqlStore, offer: Offer) -> Offer:
-    """Leases name devices by their place in the list: it must stay as it is while one is held."""
+def _make_folder(folder: Path) -> None:
+    """For a socket: the database is elsewhere."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--data {folder}", f"cannot be used: {error.strerror}") from None
+
+
+def _check_devices(store: SqlStore, offer: Offer) -> None:
+    """Leases name devices by their place in the list: it must stay as it is while one is held. Raises InputError."""
     known, ids = store.devices(), tuple([device.id for device in offer.devices])
     if known and known != ids:
         held = [run.id for run in store.load().runs if run.is_open and run.lease]
         if held:
             problem = f"run {held[0]} holds devices of {', '.join(known)}, and now there are {', '.join(ids) or 'none'}"
             raise InputError("egs serve", problem, "start with the same devices as before until it has ended")
+
+
+def _take_devices(store: SqlStore, offer: Offer) -> Offer:
+    """They are those that the site offers from now on. Raises InputError."""
+    _check_devices(store, offer)
+    known, ids = store.devices(), tuple([device.id for device in offer.devices])
     if known != ids:
         store.set_devices(ids)
     return msgspec.structs.replace(offer, is_new=known != ids)

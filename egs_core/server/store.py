@@ -8,7 +8,7 @@ hashes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,12 +100,13 @@ class Store(Protocol):
 
 class SqlStore:
     """See the module. where: a folder for SQLite, or the URL of PostgreSQL; now: seconds since 1970, where a new site's
-    clock begins."""
+    clock begins. guard: called at the beginning of each transaction that writes; raises StoreError where it may not."""
 
     def __init__(self, where: Path | sa.URL, now: float) -> None:
         self.place = place_of(where)
         self._engine = make_engine(where)
         self._count, self._epoch = 0, now
+        self.guard: Callable[[sa.Connection], None] = _anybody
         try:
             self._open()
         except BaseException:
@@ -113,7 +114,7 @@ class SqlStore:
             raise
 
     def _open(self) -> None:
-        with self._begin() as connection:
+        with self.begin() as connection:
             migrate(connection, self.place)
             version = self._value(connection, "version")
             if version is None:
@@ -124,7 +125,9 @@ class SqlStore:
                 raise InputError(self.place, f"is of format {version.decode()}", f"readable: {VERSION}")
 
     def load(self) -> Kept:
-        with self._begin() as connection:
+        with self.begin() as connection:
+            if connection.dialect.name == "postgresql":  # SQLite reads one moment anyway
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             facts = msgspec.json.decode(self._value(connection, "facts") or b"", type=SiteFacts)
             entries = list(connection.scalars(sa.select(ENTRIES.c.entry).order_by(ENTRIES.c.number)))
             rows = connection.scalars(sa.select(RUNS.c.run).order_by(RUNS.c.number))
@@ -134,7 +137,7 @@ class SqlStore:
             return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs, hosts)
 
     def commit(self, batch: Batch) -> None:
-        with self._begin() as connection:
+        with self._write() as connection:
             if batch.entries:
                 connection.execute(ENTRIES.insert(), [{"entry": entry} for entry in batch.entries])
             if batch.runs:
@@ -150,7 +153,7 @@ class SqlStore:
         self._count += len(batch.entries)
 
     def compact(self, snapshot: bytes) -> None:
-        with self._begin() as connection:
+        with self._write() as connection:
             self._set(connection, "snapshot", snapshot)
             connection.execute(ENTRIES.delete())
         self._count = 0
@@ -164,24 +167,29 @@ class SqlStore:
 
     # --- what is kept beside the runs ---
 
+    def site(self) -> str:
+        """Its id."""
+        with self.begin() as connection:
+            return msgspec.json.decode(self._value(connection, "facts") or b"", type=SiteFacts).id
+
     def devices(self) -> tuple[str, ...]:
         """Ids of the devices that the site offered last."""
-        with self._begin() as connection:
+        with self.begin() as connection:
             return tuple(msgspec.json.decode(self._value(connection, "devices") or b"[]", type=list[str]))
 
     def set_devices(self, ids: tuple[str, ...]) -> None:
-        with self._begin() as connection:
+        with self._write() as connection:
             self._set(connection, "devices", msgspec.json.encode(ids))
 
     def tokens(self) -> list[KeptToken]:
         """All that were made, oldest first."""
-        with self._begin() as connection:
+        with self.begin() as connection:
             rows = connection.execute(sa.select(TOKENS).order_by(TOKENS.c.created_at, TOKENS.c.id)).mappings().all()
             return [KeptToken(**row) for row in rows]
 
     def put_token(self, token: KeptToken, change: LoggedChange) -> None:
         """A new or changed one, and its line in the log."""
-        with self._begin() as connection:
+        with self._write() as connection:
             connection.execute(upsert(connection, TOKENS), msgspec.structs.asdict(token))
             connection.execute(LOG.insert(), _line(change))
 
@@ -190,7 +198,7 @@ class SqlStore:
         wanted = sa.select(LOG).order_by(LOG.c.number.desc()).limit(limit)
         if teams is not None:
             wanted = wanted.where(LOG.c.team.in_(teams))
-        with self._begin() as connection:
+        with self.begin() as connection:
             rows = connection.execute(wanted).mappings().all()
             return [LoggedChange(**row) for row in reversed(rows)]
 
@@ -202,12 +210,19 @@ class SqlStore:
     # --- SQL ---
 
     @contextmanager
-    def _begin(self) -> Iterator[sa.Connection]:
+    def begin(self) -> Iterator[sa.Connection]:
+        """A transaction. Raises StoreError."""
         try:
             with self._engine.begin() as connection:
                 yield connection
         except (sa.exc.SQLAlchemyError, msgspec.MsgspecError, OSError) as error:
             raise StoreError(f"{self.place}: {getattr(error, 'orig', None) or error}") from error
+
+    @contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        with self.begin() as connection:
+            self.guard(connection)
+            yield connection
 
     def _value(self, connection: sa.Connection, name: str) -> bytes | None:
         return connection.scalar(sa.select(META.c.value).where(META.c.name == name))
@@ -215,6 +230,10 @@ class SqlStore:
     def _set(self, connection: sa.Connection, name: str, value: bytes) -> None:
         connection.execute(META.delete().where(META.c.name == name))
         connection.execute(META.insert(), {"name": name, "value": value})
+
+
+def _anybody(_connection: sa.Connection) -> None:
+    """Who has the database alone needs no leader."""
 
 
 def _line(change: LoggedChange) -> dict[str, Any]:

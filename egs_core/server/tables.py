@@ -43,3 +43,12 @@ LOG = sa.Table(
     sa.Column("at", sa.Float),
     *(sa.Column(name, Text) for name in ("who", "role", "origin", "verb", "subject", "team", "text")),
 )
+LEADER = sa.Table(  # of one row; SQLite's has no use: a server has its folder for itself
+    "leader",
+    TABLES,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("beat", sa.BigInteger, nullable=False),
+    sa.Column("holder", Text, nullable=False),
+    sa.Column("place", Text, nullable=False),
+)

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import sqlalchemy as sa
 
 from egs_core.client.processes import Snapshot, is_alive, lease_mark
 from egs_core.errors import EgsError, InputError, listed
 from egs_core.server.database import FILE_NAME
 from egs_core.server.serving import folder_lock
-from egs_core.server.store import SqlStore, StoreError
+from egs_core.server.store import Kept, SqlStore, StoreError
 
 REPLACED = f"{FILE_NAME}.replaced"
 BUSY_S = 30.0
@@ -33,8 +34,8 @@ class Unsound(EgsError):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a sound database has. size_bytes: of the copy that was looked at; open: runs that have not ended; held:
-    those of them with a lease; entries: of the journal since its last snapshot."""
+    """What a sound database has. size_bytes: of the copy that was looked at, or of PostgreSQL's database; open: runs
+    that have not ended; held: those of them with a lease; entries: of the journal since its last snapshot."""
 
     site: str
     size_bytes: int
@@ -62,6 +63,18 @@ def check(path: Path) -> Found:
     or a folder that has one, whose server may run. Raises Unsound; InputError where there is none."""
     with tempfile.TemporaryDirectory() as there, _copied(_database(path), Path(there)) as copy:
         return _check(copy)
+
+
+def check_postgresql(url: sa.URL) -> Found:
+    """Whether the journal in a PostgreSQL folds, and its runs and its engine agree, as they are at one moment. Raises
+    Unsound; InputError where it cannot be reached."""
+    try:
+        with contextlib.closing(SqlStore(url, time.time())) as store, store.begin() as connection:
+            size_bytes = connection.scalar(sa.select(sa.func.pg_database_size(sa.func.current_database())))
+            kept = store.load()
+    except StoreError as error:
+        raise InputError("--database", str(error)) from None
+    return _found(kept, size_bytes or 0)
 
 
 def restore(folder: Path, file: Path, *, force: bool = False) -> Found:
@@ -129,15 +142,23 @@ def _check(copy: Path) -> Found:
             store = SqlStore(looked_at.parent, time.time())
             with contextlib.closing(store):
                 kept = store.load()
-                logic = kept.logic("the journal")
-                logic.validate()
         except (StoreError, InputError) as error:
             raise Unsound(str(error)) from None
-        except (AssertionError, LookupError, TypeError, ValueError) as error:
-            raise Unsound(f"its runs and its engine do not agree: {error}") from None
+    return _found(kept, copy.stat().st_size)
+
+
+def _found(kept: Kept, size_bytes: int) -> Found:
+    """Raises Unsound."""
+    try:
+        logic = kept.logic("the journal")
+        logic.validate()
+    except InputError as error:
+        raise Unsound(str(error)) from None
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        raise Unsound(f"its runs and its engine do not agree: {error}") from None
     runs = logic.open_runs()
     held = sum(run.lease is not None for run in runs)
-    return Found(kept.facts.id, copy.stat().st_size, len(kept.runs), len(runs), held, len(kept.entries))
+    return Found(kept.facts.id, size_bytes, len(kept.runs), len(runs), held, len(kept.entries))
 
 
 def _check_that_nobody_lives(folder: Path, force: bool) -> None:

@@ -26,6 +26,7 @@ async def principal(
     """Who asks, in a version of the protocol that this server has."""
     if egs_protocol is not None and egs_protocol != str(c.PROTOCOL):
         raise HTTPException(400, f"protocol {egs_protocol[:20]!r} is unknown: this server has version {c.PROTOCOL}")
+    request.app.state.site.check_active()  # tokens may have changed at the active one
     access: Access = request.app.state.site.access
     found = access.of_request(request.scope, authorization, time.time())
     if found is None:

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from egs_core.engine.specs import QueueSpec
+from egs_core.server.leader import NotActive
 from egs_core.server.logic import SiteLogic
 from egs_core.server.runs import Offer, Refusal
 from egs_core.server.store import Store, StoreError
@@ -37,14 +38,37 @@ class Unavailable(Exception):
     """The site cannot answer now: its store does not take what it decides."""
 
 
+class Lead(Protocol):
+    """Which of several servers of one store may go on. Raises StoreError where another one may be it."""
+
+    def take(self) -> None:
+        """From now on it is this one, and nothing that was begun before commits any more."""
+
+    def check(self) -> None:
+        """It still is, for what is told without a commit."""
+
+
+class Alone:
+    """A server whose store is nobody else's."""
+
+    def take(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
 class Turns:
     """The logic and its store: a batch at a time, by whoever calls it. The fault simulation does so too.
 
     offer, queues, team_of_queue: what the host has, and whose the queues are, told to each logic that is made. clock:
     seconds since 1970; within the life of one `Turns` it must not go back. spanning: what else its queues' quotas hold
     over; turn: held by whoever calls one of that, so by one thread at a time. woken: called by others where they have
-    let a run start, which has to be committed and told.
+    let a run start, which has to be committed and told. lead: of one who may have to stand by:
+    nothing is recovered then before somebody calls `recover`.
     """
+
+    logic: SiteLogic
 
     def __init__(
         self,
@@ -55,13 +79,17 @@ class Turns:
         team_of_queue: Mapping[str, str] | None = None,
         spanning: Spanning | None = None,
         turn: AbstractContextManager[Any] | None = None,
+        lead: Lead | None = None,
     ) -> None:
         self._spanning, self._turn = spanning or Spanning(), turn or nullcontext()
         self.woken: Callable[[], None] = lambda: None
         self._before: SiteLogic | None = None
-        self._store, self._offer, self._queues, self._clock = store, offer, queues, clock
+        self._store, self.offer, self._queues, self._clock = store, offer, queues, clock
         self._team_of_queue = team_of_queue
-        self.recover()
+        self._lead = lead or Alone()
+        self.is_ready = False
+        if lead is None:
+            self.recover()
 
     def take(self, questions: Iterable[Question[Any]]) -> tuple[list[Any], list[str]]:
         """The answer of each, an exception where it raises one, after one commit of all; and the runs that changed.
@@ -73,13 +101,16 @@ class Turns:
                 batch = self.logic.take()
             if batch.entries or batch.runs or batch.forgotten or batch.log or batch.hosts:
                 self._store.commit(batch)
+            else:
+                self._lead.check()
         except Exception:
             self.logic.fails()
             raise
         return answers, [run.id for run in batch.runs]
 
     def recover(self) -> None:
-        """Go on from what is durable. Raises StoreError while the store cannot be used."""
+        """Go on from what is durable. Raises StoreError while the store cannot be used, or another server is active."""
+        self._lead.take()
         logic = self._store.load().logic("the site's store")
         with self._turn:
             logic.join(self._spanning, lambda: self.woken())
@@ -88,14 +119,15 @@ class Turns:
             self.logic = self._before = logic
             self._zero = min(logic.facts.epoch, self._clock() - logic.now)  # clocks may have been set back
             logic.at(self._clock() - self._zero)
-            logic.offer(self._offer, self._queues, self._team_of_queue)
+            logic.offer(self.offer, self._queues, self._team_of_queue)
             batch = logic.take()
         try:
             self._store.commit(batch)
         except StoreError:
             logic.fails()
             raise
-        self._offer = msgspec.structs.replace(self._offer, is_new=False)
+        self.offer = msgspec.structs.replace(self.offer, is_new=False)
+        self.is_ready = True
 
     def compact(self) -> None:
         """Replace the journal by a snapshot when it has become long. Raises StoreError."""
@@ -125,10 +157,10 @@ class Writer:
 
     def __init__(self, turns: Turns, changed: Callable[[list[str]], None]) -> None:
         self._turns = turns
-        turns.woken = self._woken
+        turns.woken = self.wake
         self._changed = changed
         self._queue: queue.SimpleQueue[tuple[Question[Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._needs_recovery = False
+        self._needs_recovery = not turns.is_ready
         self._said = ""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="egs-writer", daemon=True)
@@ -143,7 +175,8 @@ class Writer:
         self._queue.put((question, future))
         return future
 
-    def _woken(self) -> None:
+    def wake(self) -> None:
+        """What is due, and what others have caused, is done now; what failed is tried again."""
         self.ask(_nothing)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -166,14 +199,16 @@ class Writer:
                     self._changed(changed)
                 self._turns.compact()
             except Exception as error:  # the store's, or a bug: what is durable is right in both cases
-                text = self._failed(error)
+                told = self._failed(error)
                 for _, future in batch:
                     if not future.done():
-                        _settle(future, Unavailable(text))
+                        _settle(future, told)
 
-    def _failed(self, error: Exception) -> str:
+    def _failed(self, error: Exception) -> Exception:
         """What askers are told. The log has it once until it changes, a bug with its traceback."""
         self._needs_recovery = True
+        if isinstance(error, NotActive):
+            return error  # nothing was taken; the leader has said why
         if isinstance(error, StoreError):
             text = f"the site's database cannot be used ({error}); the server goes on by itself as soon as it can be"
         else:
@@ -181,7 +216,7 @@ class Writer:
         if text != self._said:
             LOG.warning("%s", text, exc_info=None if isinstance(error, StoreError) else error)
         self._said = text
-        return text
+        return Unavailable(text)
 
     def _stored(self) -> None:
         """Something new is durable: to read what is there works on a full disk, too."""

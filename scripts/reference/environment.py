@@ -42,7 +42,8 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
     "EGS_URL": (
         "clients of the site server",
         "",
-        "`http://HOST:PORT` or `unix:///PATH` of the server; left out: a socket of this host, if one is there. A Ray "
+        "`http://HOST:PORT` or `unix:///PATH` of the server, or of several servers of one site, with commas between; "
+        "left out: a socket of this host, if one is there. A Ray "
         "driver in mode `on` shares the server's order only where this is set, and so does an agent of Airflow.",
     ),
     "EGS_TOKEN": (
@@ -59,6 +60,11 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "`egs serve`",
         "the host's own name",
         "What the host is called at the site; with `--join` the one that its token names.",
+    ),
+    "EGS_DATABASE": (
+        "`egs serve`, `egs server`",
+        "SQLite in the folder",
+        "URL of the PostgreSQL that the site is in, as `--database`: `postgresql://USER@HOST/NAME`.",
     ),
     "EGS_QUEUE": (
         "Ray drivers that share a site server, or an actor's order",

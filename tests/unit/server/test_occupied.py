@@ -142,3 +142,20 @@ def test_one_server_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="GPU-3"):
         DeviceLocks().take([linked])
     assert not (tmp_path / "victim").exists()
+
+
+def test_servers_of_one_site_share_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one takes over while the other is stopped and keeps its locks; a server of another site, and one that
+    has its database alone, is refused, whichever came first."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path))
+    device, other = Device("GPU-1"), Device("GPU-2")
+    active, standby, alone = DeviceLocks(), DeviceLocks(), DeviceLocks()
+    active.take([device], "site")
+    standby.take([device], "site")
+    alone.take([other])
+    for found, site in ((device, ""), (device, "another"), (other, "site")):
+        with pytest.raises(InputError, match=f"another server offers the GPU {found.id}"):
+            DeviceLocks().take([found], site)
+    for one in (active, standby):
+        one.close()
+    DeviceLocks().take([device], "another")

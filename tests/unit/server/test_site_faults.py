@@ -4,7 +4,71 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.server.site_world import World
+from egs_core.server.leader import NotActive
+from egs_core.server.logic import Batch
+from egs_core.server.store import Kept, StoreError
+from egs_core.server.writer import Turns
+from tests.unit.server.site_world import OFFER, MemoryStore, World
+
+
+class Led:
+    """A store of several servers as one of them has it, and its `Lead`: who took it last has it."""
+
+    def __init__(self, store: MemoryStore, epochs: list[int]) -> None:
+        self._store, self._epochs, self._epoch = store, epochs, 0
+
+    def take(self) -> None:
+        self._epoch = self._epochs[-1] + 1
+        self._epochs.append(self._epoch)
+
+    def check(self) -> None:
+        if self._epochs[-1] != self._epoch:
+            raise NotActive("another one is active")
+
+    def load(self) -> Kept:
+        return self._store.load()
+
+    def commit(self, batch: Batch) -> None:
+        self.check()
+        self._store.commit(batch)
+
+    def compact(self, snapshot: bytes) -> None:
+        self.check()
+        self._store.compact(snapshot)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        return self._store.wants_snapshot
+
+
+class Pair(World):
+    """Its server is replaced by another one while it is stopped, and goes on later: it is asked, too."""
+
+    before: Turns | None = None
+    refused = 0
+
+    def __init__(self, seed: int) -> None:
+        self.epochs = [0]
+        super().__init__(seed)
+
+    def _server(self) -> Turns:
+        led = Led(self.store, self.epochs)
+        found = Turns(led, OFFER, clock=lambda: self.now + self.offset, lead=led)
+        found.recover()
+        return found
+
+    def _restart(self) -> None:
+        before = self.turns
+        super()._restart()
+        self.before = before
+
+    def step(self) -> None:
+        if self.before is not None and self.random.random() < 0.5:
+            asks = [one.next_ask() for one in self.all if one.is_alive and not one.is_done]
+            with pytest.raises(StoreError):
+                self.before.take(asks)
+            self.before, self.refused = None, self.refused + 1
+        super().step()
 
 
 def simulate(seed: int) -> World:
@@ -21,6 +85,20 @@ def test_no_device_is_given_twice_and_every_run_ends(seed: int) -> None:
     """Messages lost, doubled and late, commits that fail, servers and supervisors killed, clocks set: no two processes
     ever use a device, a used device is never given out, nothing starts twice, and at the end every run has ended."""
     simulate(seed)
+
+
+def test_a_server_that_was_replaced_tells_nothing() -> None:
+    """The same with two servers: one that another took over from, and that goes on and is asked what all clients would
+    ask, takes nothing and answers nothing, and no device is given twice."""
+    refused = 0
+    for seed in range(8):
+        world = Pair(seed)
+        for _ in range(60):
+            world.step()
+        world.settle()
+        world.turns.logic.validate()
+        refused += world.refused
+    assert refused > 8
 
 
 @pytest.mark.slow

@@ -150,7 +150,7 @@ def test_a_database_from_before_there_were_revisions_is_taken_over(tmp_path: Pat
     with contextlib.closing(sqlite3.connect(old / FILE_NAME)) as connection:
         connection.executescript(BEFORE_REVISIONS)
         connection.execute("ATTACH ? AS made", (str(new / FILE_NAME),))
-        for name in TABLES.tables:
+        for name in _content(connection):
             connection.execute(f"INSERT INTO main.{name} SELECT * FROM made.{name}")
         connection.commit()
         before = _content(connection)
@@ -176,7 +176,7 @@ def _content(connection: sqlite3.Connection) -> dict[str, object]:
 
 def test_sqlite_is_durable_and_of_a_known_format(tmp_path: Path) -> None:
     """WAL and a sync at each commit; a newer format is refused with its number."""
-    with opened(tmp_path) as store, store._begin() as connection:
+    with opened(tmp_path) as store, store.begin() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as changed:
@@ -198,7 +198,7 @@ def test_postgresql_is_durable_whatever_its_users_default_is(database: sa.URL) -
     with engine.begin() as connection:
         connection.execute(sa.text(f'ALTER DATABASE "{database.database}" SET synchronous_commit = off'))
     engine.dispose()
-    with opened(database.set(password="secret")) as store, store._begin() as connection:
+    with opened(database.set(password="secret")) as store, store.begin() as connection:
         assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
         assert "secret" not in store.place
 
