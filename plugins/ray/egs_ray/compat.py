@@ -1,7 +1,8 @@
 """Which private or version-dependent Ray API is there: `FEATURES` has each with probe, fallback and what is lost.
 
 The uses are in files of their own: `functions`, `submitting` (submit, auto_init, auto_start), `waiting` (ready,
-disconnect), `events` (task_events, actors), `actors` (actor_handles), `launch` (uv) and `autoscaler`.
+disconnect), `events` (task_events, actors), `actors` (actor_handles), `worker.waits` (waits), `launch` (uv) and
+`autoscaler`.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -109,6 +110,15 @@ def _probe_autoscaler() -> bool:
     return all(hasattr(ray_constants, name) for name in names) and all(callable(call) for call in calls)
 
 
+def _probe_waits() -> bool:
+    import inspect
+
+    from ray._private import profiling, worker
+
+    named = all("profile" in inspect.unwrap(call).__code__.co_names for call in (ray.get, ray.wait))
+    return named and worker.profiling is profiling and callable(worker.Worker.deserialize_objects)
+
+
 FEATURES = Features(
     WITHOUT,
     Feature(
@@ -162,6 +172,13 @@ FEATURES = Features(
         _probe_actor_handles,
         "none: actors go to Ray as they are submitted",
         "GPU actors are neither ordered nor limited, and operators do not see them",
+    ),
+    Feature(
+        "waits",
+        "ray._private.profiling.profile around ray.get and ray.wait, Worker.deserialize_objects",
+        _probe_waits,
+        "none: a task with hints holds its CPUs to its end",
+        "tasks with hints keep their CPUs while their code waits in Ray",
     ),
     Feature(
         "disconnect",

@@ -130,5 +130,7 @@ def never_start_ray() -> None:
         elif not ray.is_initialized():
             raise RuntimeError("Ray was shut down")
 
+    for name in ("__module__", "__name__", "__qualname__"):  # a function that names ray.get is pickled with this one
+        setattr(auto_init_ray, name, getattr(original, name))
     auto_init_ray.egs_guards = True  # type: ignore[attr-defined]  # functions may have attributes
     auto_init_hook.auto_init_ray = auto_init_ray

@@ -82,7 +82,7 @@ def test_hook_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 @pytest.mark.parametrize(
     "feature",
-    ["submit", "auto_init", "ready", "task_events", "actors", "actor_handles", "disconnect", "uv", "dag"],
+    ["submit", "auto_init", "ready", "task_events", "actors", "actor_handles", "waits", "disconnect", "uv", "dag"],
 )
 def test_features_of_this_ray(feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each probe finds its API in a known version (2.59 has no _on_ready), and can be made to fail."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from egs_core.engine import messages as m
@@ -9,6 +11,7 @@ from egs_core.graph.columns import Shape
 from egs_core.runlog import records as r
 from egs_core.site import Ended, Grant, Started
 from egs_ray.session.gangs import Gangs
+from egs_ray.session.lending import Lending
 from egs_ray.session.shared import Shared
 from egs_ray.session.tasks import Job, Way
 
@@ -18,9 +21,10 @@ MOST_LOST = 3  # holders of one phase that may die before it is left to Ray
 class Phases:
     """The current phases of a session's jobs."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, offer: Callable[[str], None]) -> None:
         self._shared = shared
         self.gangs = Gangs(shared)
+        self.lending = Lending(shared, offer)
 
     # --- leases ---
 
@@ -73,6 +77,7 @@ class Phases:
     def give_back(self, job: Job) -> None:
         """What it holds; once its process is gone, where that has memory on a device, or ends with the task anyway."""
         is_over = job.succeeded or job.failed or job.ended
+        self.lending.end(job)
         if job.lease is not None:
             self._shared.leases.release(job.lease, job.pid if job.stays or (job.once and is_over) else 0)
             job.lease = None

@@ -81,6 +81,7 @@ class Session(s.HolderSession):
         self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
         self._cluster = Cluster(self.options.flavor_label)
         self._watched_at = 0.0
+        self._told: dict[str, r.Capacity] = {}  # of each node, as last written
         self._early: list[r.Record] = []  # nodes that came before the first run of this session's own
         learning = make_learning(self.options.runlog, self.options.history, self.options.policy)
         joining = None if queues else joining_of_driver()
@@ -102,7 +103,7 @@ class Session(s.HolderSession):
         self._shared = shared = Shared(
             self.options, self.site, self._server, self.learning, self._leases, self._promises
         )
-        self._phases = phases = Phases(shared)
+        self._phases = phases = Phases(shared, self._offer_node)
         self._submissions = submissions = Submissions(shared, phases, lambda number: self._endings.on_result(number))
         self._endings = Endings(shared, phases, submissions)
         self._stops = stops = Stops(shared, self._endings)
@@ -227,9 +228,19 @@ class Session(s.HolderSession):
             if node in described:
                 self.site.report(self._as_offered(described[node]))
 
+    def _offer_node(self, name: str) -> None:
+        """Tell the site what tasks lend on a node now."""
+        for node in self._cluster.nodes:
+            if node.node == name:
+                self.site.report(self._as_offered(node))
+
     def _as_offered(self, event: m.Event) -> m.Event:
-        """More devices than there are where tickets go ahead of their turn, or wait for something else."""
-        if self._shared.tickets is None or not isinstance(event, m.NodeAdded):
+        """With the CPUs that tasks lend, and more devices than there are where tickets go ahead of their turn, or wait
+        for something else."""
+        if not isinstance(event, m.NodeAdded):
+            return event
+        event = self._phases.lending.offered(event)
+        if self._shared.tickets is None:
             return event
         return msgspec.structs.replace(event, gpus=self._shared.tickets.room.devices(event.node, event.gpus))
 
@@ -315,6 +326,8 @@ class Session(s.HolderSession):
             self._submissions.wait_no_longer()
         if self.site.is_shared:  # else the controller asks for it
             self._operations.end_aborted()
+            for node in self._phases.lending.nodes:  # other drivers describe it as well, without what is lent here
+                self._offer_node(node)
         for group in self._phases.gangs.overdue(now):
             self._decisions.refuse(group)
 
@@ -359,8 +372,10 @@ class Session(s.HolderSession):
         if books is not None and books.grows:
             self._shared.tickets.record(record)
         elif isinstance(record, r.Capacity):
-            real = {node.name: node.gpus for node in self._shared.offers.nodes if node.alive}
-            record = msgspec.structs.replace(record, gpus=min(record.gpus, real.get(record.node, 0)))
+            record = self._real(record)
+            if self._told.get(record.node) == (offer := msgspec.structs.replace(record, t=0.0)):
+                return
+            self._told[record.node] = offer
             if self.learning.is_written:
                 super().record(record)
             else:  # a script that runs no graph has a log of its own, and needs none of this session's
@@ -369,6 +384,12 @@ class Session(s.HolderSession):
             while self._early:
                 super().record(self._early.pop(0))
             super().record(record)
+
+    def _real(self, offered: r.Capacity) -> r.Capacity:
+        """What the node has, whatever is offered there beyond that."""
+        real = {node.name: (node.gpus, node.cpu_milli / 1000) for node in self._shared.offers.nodes if node.alive}
+        gpus, cpus = real.get(offered.node, (0, 0.0))
+        return msgspec.structs.replace(offered, gpus=min(offered.gpus, gpus), cpus=min(offered.cpus, cpus))
 
     def run_over(self, workload: str) -> None:
         books = self._shared.runs[workload]

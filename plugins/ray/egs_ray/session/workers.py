@@ -1,5 +1,5 @@
-"""What worker processes say (hello, warm, late, here, began, want, free, left, stays, again, end) and that they are
-gone."""
+"""What worker processes say (hello, warm, late, here, began, waits, goes, want, free, left, stays, again, end) and that
+they are gone."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Workers:
                 word = {"m": "drop"} if left else {"m": "go", "open": True}
                 tell(peer, {**word, "task": message["task"], "life": message["life"]})
             return
-        if job.way is Way.SHELL and message["m"] != "hello" and (peer is not job.peer or message["life"] != job.life):
-            return  # from a try before this one
+        if job.way is Way.SHELL and message["m"] != "hello" and not _is_of_this_try(job, peer, message):
+            return
         said: dict[str, Callable[[Job, Peer, Message], None]] = {
             "hello": self._hello,
             "warm": self._warm,
@@ -61,6 +61,8 @@ class Workers:
             "stays": self._stays,
             "again": self._again,
             "end": self._end,
+            "waits": lambda job, _peer, _message: self._phases.lending.begin(job),
+            "goes": lambda job, _peer, _message: self._phases.lending.end(job),
         }
         said[message["m"]](job, peer, message)
 
@@ -193,3 +195,8 @@ class Workers:
             self._endings.succeeded(job)
         else:
             self._phases.give_back(job)  # whether it is tried again is Ray's decision; see `Endings.on_result`
+
+
+def _is_of_this_try(job: Job, peer: Peer, message: Message) -> bool:
+    """Not from a try before this one. A step in a process of its own tells of its waits on a line of its own."""
+    return bool(message["life"] == job.life) and (peer is job.peer or message["m"] in ("waits", "goes"))

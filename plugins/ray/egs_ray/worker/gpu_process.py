@@ -11,6 +11,7 @@ with the process: no later step is asked for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -23,9 +24,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from egs_core import hints
 from egs_core.preload import PreloadItem
+from egs_ray.link import Message, connect
 from egs_ray.worker.device_memory import wait_until_gone
 from egs_ray.worker.saving import saving
 from egs_ray.worker.spec import Spec
+from egs_ray.worker.waits import waits_told
 
 END_S = 10.0
 
@@ -40,19 +43,24 @@ class GpuActor:
         hints.warm(cloudpickle.loads(preload), errors)
         return os.getpid(), [(str(item), f"{type(error).__name__}: {error}") for item, error in errors]
 
-    def call(self, step: bytes, devices: str, spec: Spec) -> bytes:
-        """One step with these devices in sight, whose checkpoints are its task's."""
+    def call(self, step: bytes, devices: str, spec: Spec, life: str) -> bytes:
+        """One step with these devices in sight, whose checkpoints and waits are its task's."""
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
         function, args, kwargs = cloudpickle.loads(step)
-        with saving(spec):
+        with saving(spec), waits_told(lambda word: _tell(spec, {"task": spec.task, "life": life, **word})):
             return bytes(cloudpickle.dumps(function(*args, **kwargs)))
+
+
+def _tell(spec: Spec, message: Message) -> None:
+    with contextlib.suppress(OSError, EOFError, ValueError):  # no driver: nobody else holds anything for the task
+        connect(spec.address).send(message)
 
 
 class GpuProcess:
     """The shell's side. A process is started by `start` or, where there is none, by `call`; `end` ends it."""
 
-    def __init__(self, preload: tuple[PreloadItem, ...], node: str, spec: Spec) -> None:
-        self._preload, self._node, self._spec = preload, node, spec
+    def __init__(self, preload: tuple[PreloadItem, ...], node: str, spec: Spec, life: str) -> None:
+        self._preload, self._node, self._spec, self._life = preload, node, spec, life
         self._actor: Any = None
         self._warmed: Any = None
 
@@ -80,7 +88,7 @@ class GpuProcess:
             self.end()
             return function(*args, **kwargs)
         try:
-            return cloudpickle.loads(ray.get(self._actor.call.remote(step, devices, self._spec)))
+            return cloudpickle.loads(ray.get(self._actor.call.remote(step, devices, self._spec, self._life)))
         except ray.exceptions.RayTaskError:
             raise  # the step's own, which may be of any type
         except ray.exceptions.RayActorError:

@@ -15,6 +15,7 @@ from egs_ray.link import Message
 from egs_ray.worker import device_memory
 from egs_ray.worker.gpu_process import GpuProcess
 from egs_ray.worker.spec import Spec
+from egs_ray.worker.waits import untold
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -81,7 +82,10 @@ class Provider:
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A GPU step of `egs.phases`, in a process of its own where that is worth it."""
         apart = self.shell.apart
-        return function(*args, **kwargs) if apart is None else apart.call(function, args, kwargs, _listed(self.held))
+        if apart is None:
+            return function(*args, **kwargs)
+        with untold():  # the step runs there
+            return apart.call(function, args, kwargs, _listed(self.held))
 
     def release(self) -> None:
         if self.shell.apart is not None:

@@ -14,8 +14,10 @@ the task's end, and the holder until the process is gone.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -35,11 +37,13 @@ from egs_ray.worker.niceness import Niceness
 from egs_ray.worker.saving import saving
 from egs_ray.worker.spec import Address as Address
 from egs_ray.worker.spec import Spec as Spec
+from egs_ray.worker.waits import waits_told
 
 DROPPED = "egs: dropped"
 NOBODY: Address = ("", 0, "")  # where nothing answers
 HASTEN_EVERY_S = 0.05
 CONNECT_ERRORS = (OSError, EOFError, ValueError)
+LOOK_S = 1.0  # between looks at the line of a holder whose task waits
 LATE_S = 1.0  # for arguments; from then on they are waited for without resources, as Ray does
 GONE_S = 60.0  # in a container of its own a process goes by another number, and that may be anybody's here
 
@@ -71,7 +75,7 @@ def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
         where = {"pid": os.getpid(), "id": _task_id(), "node": node_id()}
         tell({"m": "began", "task": spec.task, "at": time.time(), **where})
         try:
-            with saving(spec):
+            with saving(spec), waits_told(lambda word: tell({"task": spec.task, **word})):
                 value = call_users_function(function, args, kwargs)
         except BaseException:
             tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
@@ -98,12 +102,26 @@ def hold(address: Address, lease: int) -> None:
     try:
         peer = connect(address)
         peer.send({"m": "lease", "lease": lease, "devices": [str(i) for i in ray.get_gpu_ids()], "pid": os.getpid()})
-        while (message := peer.receive()).get("lease") != lease:
-            pass  # meant for an earlier holder in this process
+        while (message := _next_word(peer, lease))["m"] == "lend":
+            _lend(peer, message)
         if message.get("after"):
             device_memory.wait_until_gone(message["after"], GONE_S)
     except CONNECT_ERRORS:
         forget(address)
+
+
+def _next_word(peer: Peer, lease: int) -> Message:
+    while (message := peer.receive()).get("lease") != lease:
+        pass  # meant for an earlier holder in this process
+    return message
+
+
+def _lend(peer: Peer, message: Message) -> None:
+    """Wait in Ray, which gives the CPUs of what waits to others, until the promise is kept or there is another word."""
+    board = pickle.loads(base64.b64decode(message["board"]))
+    kept = board.wait.remote(message["key"])
+    while not (ray.wait([kept], timeout=LOOK_S)[0] or peer.has_word()):
+        pass
 
 
 def touch(seconds: float) -> bool:
@@ -135,8 +153,8 @@ class Shell:
         self.preload = items if spec.preload else ()
         self.loaded = threading.Event()
         self.niceness = Niceness() if spec.gentle and self.preload else None
-        self.apart = GpuProcess(self.preload, node_id(), spec) if spec.apart else None
         self.life = os.urandom(8).hex()  # tells this try of the task from an earlier one in the same process
+        self.apart = GpuProcess(self.preload, node_id(), spec, self.life) if spec.apart else None
         self.peer = self._connect()
         self.open = self.peer is None  # no engine at the other end: start at once, take GPUs from Ray directly
 
@@ -179,7 +197,7 @@ class Shell:
         args, kwargs = resolved(arguments)
         self.tell({"m": "began", "at": time.time()})
         try:
-            with saving(self.spec):
+            with saving(self.spec), waits_told(self.tell):
                 value = self._call(answer, args, kwargs)
         except BaseException:
             self.tell({"m": "end", "ok": False, "at": time.time(), "stays": self._stays()})
