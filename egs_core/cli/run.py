@@ -21,7 +21,17 @@ from egs_core.client.supervise import request_of, why_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
-OF_THE_REQUEST = ("--gpus", "--gpu-memory", "--cpus", "--memory", "--queue", "--priority", "--deadline", "--split")
+OF_THE_REQUEST = (
+    "--gpus",
+    "--gpu-memory",
+    "--cpus",
+    "--memory",
+    "--queue",
+    "--priority",
+    "--deadline",
+    "--split",
+    "--requeue",
+)
 INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
 
 
@@ -61,6 +71,10 @@ def run(
     ] = "",
     pty: Annotated[bool, typer.Option("--pty", help="Give the command a terminal of its own.")] = False,
     hold: Annotated[bool, typer.Option("--hold", help="Do not start before `egs resume`.")] = False,
+    requeue: Annotated[
+        bool,
+        typer.Option("--requeue", help="It may be ended for another that goes first, and starts again in its turn."),
+    ] = False,
     array: Annotated[
         int, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which one it is, from 0.")
     ] = 0,
@@ -84,7 +98,7 @@ def run(
     if split and not gpus and gpu_memory == "0":
         raise InputError("--split", "there is nothing to split", "name the GPUs of its GPU phases by --gpus")
     if in_:
-        given = (gpus, gpu_memory != "0", cpus, memory != "0", queue, priority, deadline, split)
+        given = (gpus, gpu_memory != "0", cpus, memory != "0", queue, priority, deadline, split, requeue)
         _check_inside([option for option, value in zip(OF_THE_REQUEST, given, strict=True) if value])
     address = the_site()
     fields: dict[str, object] = {
@@ -101,6 +115,7 @@ def run(
         "hold": hold,
         "after": [_after(one) for one in after or ()],
         "inside": in_,
+        "requeue": requeue,
     }
     try:
         request = request_of(fields)

@@ -59,6 +59,11 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
         """What an array's member finds in its environment."""
         return {INDEX: str(self.index), SIZE: str(self.size)} if self.size else {}
 
+    @property
+    def starts_again(self) -> bool:
+        """Whether it may be started more than once."""
+        return bool(self.retries or self.fields.get("requeue"))
+
     def tries_again(self, tries: int, code: int) -> bool:
         """Whether to start again after so many tries, the last of which has ended with this exit code."""
         is_meant = code in self.retry_on if self.retry_on else code not in (0, *NOT_STARTED_CODES)

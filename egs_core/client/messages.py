@@ -81,7 +81,8 @@ class RunRequest(Ask):
     on each; where no GPUs are named, the part of one that has so much memory. expected_s: how long it is believed to
     take; for_s: after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended,
     from now; hold: it does not start before it is resumed; inside: of a GPU request (`egs_core.client.requests`) whose
-    GPUs it has, and whose place in the queue: it names neither."""
+    GPUs it has, and whose place in the queue: it names neither; requeue: it may be evicted for another, and then starts
+    again."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -98,6 +99,7 @@ class RunRequest(Ask):
     hold: bool = False
     after: Annotated[tuple[After, ...], Field(max_length=100)] = ()
     inside: Annotated[str, Field(max_length=32)] = ""
+    requeue: bool = False
 
 
 class Change(Ask):
@@ -132,10 +134,11 @@ class Claim(Ask):
 
 
 class End(Ask):
-    """What came of it. exit_code: of the command; 128 and the signal's number where a signal ended it."""
+    """What came of it. exit_code: of the command; 128 and the signal's number where a signal ended it. evicted: its
+    supervisor has stopped it because the server wanted so, and waits for another lease."""
 
     token: int
-    outcome: Literal["succeeded", "failed", "aborted"]
+    outcome: Literal["succeeded", "failed", "aborted", "evicted"]
     exit_code: Annotated[int, Field(ge=0, le=255)]
 
 
@@ -219,8 +222,9 @@ class RunView(Told):
     should start, in seconds from now; None where that is not known. lost: nothing is heard of its supervisor, and
     processes (some are named) may still use the devices, which are therefore given to nobody. stop: why it has to end;
     beat_s: how often the server wants to hear of it. host: on which it was started. Of a framework's driver: framework,
-    tasks; gpus: held now. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends,
-    once that is near.
+    tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
+    it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
+    near.
     """
 
     id: str
@@ -255,6 +259,8 @@ class RunView(Told):
     framework: str = ""
     host: str = ""
     tasks: DriverTasks | None = None
+    requeue: bool = False
+    evictions: int = 0
     is_request: bool = False
     inside: str = ""
     ends_at: float | None = None

@@ -117,6 +117,9 @@ class Supervisor:
         self._activity = Path()  # a file that the command may touch, with --idle-timeout
         self._was_idle = False
         self._is_to_end = False  # its user, or the server, wants its end: it is not started again
+        self._is_evicted = False  # the server wants its end for another: it is started again with another lease
+        self._starts, self._tries = 0, 1
+        self._version = 0  # news of earlier ones is old
 
     def run(self, known: Callable[[c.RunView], None] = lambda _: None) -> int:
         """From the request to the exit code. known: called once the server has the run. Raises EgsError for a request
@@ -160,9 +163,13 @@ class Supervisor:
         while True:
             self._end_if_over(view)
             if view.lease is not None and not view.stop and (claimed := self._claimed(view, view.lease)) is not None:
-                return self._supervise(claimed, link)
+                code = self._supervise(claimed, link)
+                if not self._is_evicted:
+                    return code
+                view, has_told = self._evicted(claimed, link, code), False
+                continue
             if not has_told and view.state in ("waiting", "paused"):
-                self._say(waiting_line(view))
+                self._say(f"run {view.id} {why_words(view)}")
                 has_told = True
             view = self._next_news(view, link)
 
@@ -172,6 +179,8 @@ class Supervisor:
                 news = link.news.get_nowait()
                 if isinstance(news, Ended):
                     raise news
+                if news.version < self._version:
+                    continue
                 return news
             self._end_on_signal(self._signal(60.0), view)
 
@@ -209,33 +218,56 @@ class Supervisor:
             os.close(handle)
             self._activity = Path(name)
         link.token = lease.token
-        tries = 1
         try:
             while True:
-                child = self._start(lease, tries)
+                child = self._start(lease)
                 link.processes = tuple(descendants(os.getpid()))
                 try:
                     code = self._watch(child, view, link)
                 finally:
                     self._close_terminal()
-                if self._is_to_end or not self._job.tries_again(tries, code):
+                if self._is_to_end or not self._job.tries_again(self._tries, code):
                     break
-                self._say(f"run {view.id}: exit code {code}; it is started again, {tries} of {self._job.retries}")
-                tries += 1
+                self._say(f"run {view.id}: exit code {code}; it is started again, {self._tries} of {self._job.retries}")
+                self._tries += 1
         except OSError as error:
             self._close_terminal()
             self._forget_activity()
             self._tell_end(view, "failed", NOT_FOUND)
             self._say(f"{self._command[0]}: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        link.stop()
         self._forget_activity()
+        if self._is_evicted:
+            return code
+        link.stop()
         self._tell_end(view, "succeeded" if code == 0 or self._was_idle else "failed", code)
         return code
 
-    def _start(self, lease: c.Lease, tries: int) -> int:
+    def _evicted(self, view: c.RunView, link: Link, code: int) -> c.RunView:
+        """The run after the server has heard that nothing of it is left; on a signal its user wants its end."""
+        assert view.lease is not None
+        token, link.token, link.processes = view.lease.token, 0, ()
+        end = c.End(token=token, outcome="evicted", exit_code=code)
+        self._is_evicted = self._is_to_end = False
+        while True:
+            try:
+                try:
+                    found = self._client.end(view.id, end)
+                except Refused as error:
+                    if error.status != 409:
+                        raise
+                    found = self._client.view(view.id)  # it may have heard that already, and the answer was lost
+                if found.lease is None or found.lease.token != token:
+                    self._version = found.version
+                    return found
+            except Unreachable:
+                pass
+            self._end_on_signal(self._signal(AGAIN_S), view)
+
+    def _start(self, lease: c.Lease) -> int:
         environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REQUEST)}
-        environment |= {**self._job.variables, **({TRY: str(tries)} if self._job.retries else {})}
+        self._starts += 1
+        environment |= {**self._job.variables, **({TRY: str(self._starts)} if self._job.starts_again else {})}
         if self._job.is_split:
             environment[REQUEST] = msgspec.json.encode(self._job.wish(self._run)).decode()
         if self._job.idle_s is not None:
@@ -294,7 +326,8 @@ class Supervisor:
                 has_told = True
                 self._say(f"the command has ended; processes that it has left hold its devices: {self._left()}")
             taken = self._signal(LOOK_S)
-            self._is_to_end = self._is_to_end or taken in ENDING
+            if taken in ENDING:
+                self._is_to_end, self._is_evicted = True, False
             has_had_it = self._is_from_terminal and self._has_terminal and self._terminal is None
             if taken in FORWARDED and not has_had_it:
                 self._send(taken, child if code is None else None)
@@ -303,8 +336,10 @@ class Supervisor:
                 if isinstance(news, c.RunView) and news.ends_at is not None and not news.stop:
                     self._say(ends_line(news, news.ends_at))
                 if isinstance(news, c.RunView) and news.stop and kill_at is None:
+                    self._is_evicted = news.requeue and not self._is_to_end
                     self._is_to_end = True
-                    self._say(f"run {view.id} has to end: {news.stop}")
+                    again = "; it starts again when its turn comes" if self._is_evicted else ""
+                    self._say(f"run {view.id} has to end: {news.stop}{again}")
                     self._send(signal.SIGTERM, None)
                     kill_at = time.monotonic() + news.grace_s
             if kill_at is not None and time.monotonic() >= kill_at:
@@ -379,11 +414,6 @@ def request_of(fields: dict[str, object]) -> c.RunRequest:
     own = process(os.getpid())
     assert own is not None, "this process is there"
     return c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own.model_dump()})
-
-
-def waiting_line(view: c.RunView) -> str:
-    """Why a run waits, and when it should start."""
-    return f"run {view.id} {why_words(view)}"
 
 
 def ends_line(view: c.RunView, ends_at: float) -> str:

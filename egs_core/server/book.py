@@ -26,8 +26,9 @@ from egs_core.server.views import Views
 from egs_core.site.spanning import Member, Spanning
 
 REFUSED = "refused"
-CONFIG = EngineConfig(preload=False, record=True, grace_s=10.0, packing="best_fit")
-"""best_fit: parts of GPUs fill one that is in use before they break a free one."""
+CONFIG = EngineConfig(preload=False, record=True, preempt=True, grace_s=10.0, min_gain_s=0.0, packing="best_fit")
+"""best_fit: parts of GPUs fill one that is in use before they break a free one. preempt: of runs that said so only, and
+at once: how long a run takes is seldom known here, so that it would end soon anyway is not either."""
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -141,7 +142,7 @@ class Book:
     def admit(self, run: Run) -> None:
         """From now on the engine orders it."""
         graph = Graph()
-        options = TaskOptions(priority=run.priority, flavors=self._place(run))
+        options = TaskOptions(priority=run.priority, flavors=self._place(run), may_restart=run.requeue)
         phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
         graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
         run.task = len(self.engine.state.task_ids)
@@ -195,7 +196,12 @@ class Book:
     def _stop(self, run: Run, decision: m.Stop) -> None:
         if not run.is_open or run.lease is None:
             return
+        if decision.requeue and (run.stop or not run.requeue):
+            return  # it ends anyway; or it was begun by a server that knew no eviction, and goes on
         self.touch(run).stop = decision.reason
+        run.is_evicted = decision.requeue
+        if run.is_evicted:
+            self.boxed.pop(run.id, None)
         run.grace_s = run.grace_s or decision.grace_s
 
     def begin(self, run: Run, lease: HeldLease) -> None:
@@ -213,6 +219,7 @@ class Book:
             self.handle(m.AbortRequested("workload", run.workload, run.user, why))
         if run.is_claimed:
             self.touch(run).stop = why
+            run.is_evicted = False
             self.boxed.pop(run.id, None)
             return
         if run.task == NOT_ADMITTED:
@@ -224,23 +231,36 @@ class Book:
 
     def finish(self, run: Run, outcome: str, exit_code: int | None) -> None:
         """The end of a lease that was claimed."""
-        lease, state = run.lease, self.engine.state
+        lease, state, was_evicted = run.lease, self.engine.state, run.is_evicted
         assert lease is not None
         if run.is_time_up and outcome != "lost":
             run.why, outcome = run.stop, "succeeded"
+        if run.task in state.recalled and outcome != "succeeded":  # it has ended before it was stopped for another
+            self.handle(m.AbortRequested("workload", run.workload, run.user, "it has ended by itself"))
         if not run.inside:
             self.handle(m.PhaseEnded(lease.phase, lease.attempt, "succeeded" if outcome == "succeeded" else "failed"))
         over = state.over_limit.get(run.task)
         if over is not None and outcome != "lost":
             run.why, outcome = over.text, "succeeded" if over.then == END else "failed"
-        elif run.stop and not run.is_time_up and outcome != "lost":
+        elif run.stop and not run.is_time_up and not was_evicted and outcome != "lost":
             outcome = "aborted"
         assert run.inside or state.status[state.cursor[run.task]] in ENDED
         self.close(run, outcome, exit_code)
 
+    def requeue(self, run: Run) -> None:
+        """It was evicted, and no process of it is left: it waits again, for a new lease."""
+        lease = run.lease
+        assert lease is not None
+        run.lease, run.started_at, run.named = None, None, ()
+        run.stop, run.grace_s, run.is_evicted, run.is_lost = "", 0.0, False, False
+        self.touch(run).evictions += 1
+        self.gone.pop(run.id, None)
+        self.views.living.pop(run.id, None)
+        self.handle(m.PhaseEnded(lease.phase, lease.attempt, "preempted"))
+
     def close(self, run: Run, outcome: str, exit_code: int | None) -> None:
         run.outcome, run.exit_code, run.ended_at = outcome, exit_code, self.now
-        run.lease, run.named, run.is_lost, run.stop = None, (), False, ""
+        run.lease, run.named, run.is_lost, run.stop, run.is_evicted = None, (), False, "", False
         if self.views.open.pop(run.id, None):
             self.open_of[run.user] -= 1
         self.heard.pop(run.id, None)

@@ -238,7 +238,10 @@ class SiteLogic:
         if lease is None or lease.token != ask.token or lease.claimed_at is None:
             raise Refusal(409, f"run {run.id} does not run with lease {ask.token}")
         self.book.log(who, "end", run, f"{ask.outcome}, exit code {ask.exit_code}")
-        self.book.finish(run, ask.outcome, ask.exit_code)
+        if ask.outcome == "evicted" and run.is_evicted:
+            self.book.requeue(run)
+        else:
+            self.book.finish(run, "failed" if ask.outcome == "evicted" else ask.outcome, ask.exit_code)
         return self.book.view(who, run, with_reason=False)
 
     def control(self, who: Principal, run_id: str, verb: str, ask: c.Control) -> c.RunView:

@@ -84,6 +84,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     is_request: GPUs for a while, see `requests`: it has no supervisor, and is claimed by the site itself. idle_s: after
     so long without a command and without work on its GPUs it ends. inside: of a command in a request, that one's id;
     the engine does not know it. is_warned: its client was told that the request ends soon.
+
+    requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
     """
 
     id: str
@@ -123,6 +125,9 @@ class Run(msgspec.Struct, omit_defaults=True):
     inside: str = ""
     is_warned: bool = False
     host: str = ""
+    requeue: bool = False
+    is_evicted: bool = False
+    evictions: int = 0
 
     @property
     def workload(self) -> str:
@@ -182,4 +187,5 @@ class Run(msgspec.Struct, omit_defaults=True):
             request.deadline_s,
             gpu_memory_bytes=request.gpu_memory_bytes,
             is_paused=request.hold,
+            requeue=request.requeue,
         )

@@ -131,6 +131,8 @@ class Views:
             stop=self.told_text(run.stop, sees),
             grace_s=run.grace_s,
             beat_s=BEAT_S,
+            requeue=run.is_evicted,
+            evictions=run.evictions,
             is_request=run.is_request,
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,

@@ -62,8 +62,8 @@ class RunningTasks:
         if self._tasks is None:
             self._tasks, state = {}, self._state
             for phase in state.leases:
-                if state.status[phase] == RUNNING:
-                    task = state.task_of[phase]
+                task = state.task_of[phase]
+                if state.status[phase] == RUNNING and state.options_of(task).may_restart:
                     self._tasks.setdefault(state.queue_of(task), []).append(task)
         return self._tasks.get(number, [])
 
@@ -77,9 +77,13 @@ def with_gang(state: State, task: int) -> Unit:
 
 
 def may_be_stopped(state: State, unit: Unit) -> bool:
-    """Not about to end anyway, and not stopped too often before."""
+    """Not about to end anyway, not stopped too often before, and all of it may start anew."""
     return all(
-        t not in state.recalled and t not in state.stopping and state.attempt[t] <= MOST_PREEMPTIONS for t in unit
+        t not in state.recalled
+        and t not in state.stopping
+        and state.attempt[t] <= MOST_PREEMPTIONS
+        and state.options_of(t).may_restart
+        for t in unit
     )
 
 

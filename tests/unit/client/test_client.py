@@ -17,7 +17,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import Address, find_address, parse_url, read_token, token_file, write_token
 from egs_core.client.processes import descendants, is_alive, living, process
-from egs_core.client.supervise import waiting_line
+from egs_core.client.supervise import why_words
 from egs_core.errors import EgsError, InputError
 
 
@@ -178,5 +178,5 @@ def test_the_line_that_says_why_it_waits(seconds: float | None, words: str) -> N
         reason="no room",
         starts_in_s=seconds,
     )
-    assert waiting_line(view).startswith("run 2 waits: no room; ")
-    assert waiting_line(view).endswith(words)
+    assert why_words(view).startswith("waits: no room; ")
+    assert why_words(view).endswith(words)

@@ -147,6 +147,27 @@ def test_a_gang_is_stopped_as_a_whole() -> None:
     assert [bench.status(n) for n in ("b0", "b1", "g0")] == ["granted", "granted", "ready"]
 
 
+def test_what_may_not_start_anew_is_left_alone() -> None:
+    """It is no victim, neither of a priority nor of a quota that is taken back, and keeps the rest of its gang."""
+    firm = TaskOptions(priority=-1, may_restart=False)
+    bench = lab(3, a=1, b=2)
+    submit(bench, "a", "firm", (gpu(500.0),), options=firm)
+    submit(bench, "a", "soft", (gpu(500.0),), options=TaskOptions())
+    submit(bench, "a", "last", (gpu(500.0),), options=firm)
+    start_all(bench, 0.0)
+    submit(bench, "a", "high", (gpu(1.0),), 10.0, TaskOptions(priority=5))
+    assert stops(bench) == [("soft", "preempted for high: priority")]
+    submit(bench, "b", "b0 b1", (gpu(100.0),), 20.0)
+    assert len(stops(bench)) == 1
+    ganged = lab(2, a=2, b=0)
+    given = {"g0": TaskOptions(gang="g"), "g1": TaskOptions(gang="g", may_restart=False)}
+    ganged.send(m.WorkloadSubmitted("w", queue="a"))
+    ganged.submit(graph_of(dict.fromkeys(given, ()), default=(gpu(500.0),), options=given), "w")
+    start_all(ganged, 0.0)
+    submit(ganged, "a", "high", (gpu(1.0),), 10.0, TaskOptions(priority=5))
+    assert stops(ganged) == []
+
+
 def test_a_gang_gets_what_it_has_a_right_to() -> None:
     """A gang within nominal quota takes back as many GPUs as it needs at once, and they are kept for it."""
     bench = lab(4, a=1, b=3)

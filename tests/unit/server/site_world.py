@@ -103,6 +103,7 @@ class Supervisor:
         self.run_id = ""
         self.view: c.RunView | None = None
         self.started: list[int] = []  # tokens with which a process was started
+        self.is_evicted = False  # its process was ended for another
         self.devices: tuple[str, ...] = ()  # that its process uses now; it may outlive the supervisor
         self.ends_at: float | None = None
         self.exit_code: int | None = None
@@ -116,14 +117,16 @@ class Supervisor:
                 after = c.After.model_validate({"run": self.waits_for[0].run_id, "when": self.waits_for[1]})
                 self.request, self.waits_for = self.request.model_copy(update={"after": (after,)}), None
             if self.inside is not None:
-                more = {"gpus": 0, "gpu_memory_bytes": 0, "inside": self.inside.number}
+                more: dict[str, object] = {"gpus": 0, "gpu_memory_bytes": 0, "inside": self.inside.number}
+                more |= {"priority": 0, "requeue": False}
                 self.request = self.request.model_copy(update=more)
             return lambda logic: logic.submit(self.who, self.request)
         lease = view.lease if view is not None else None
         if lease is not None and self.exit_code is not None:
-            end = c.End(token=lease.token, outcome="succeeded", exit_code=self.exit_code)
+            outcome: Any = "evicted" if self.is_evicted else "succeeded"
+            end = c.End(token=self.started[-1], outcome=outcome, exit_code=self.exit_code)
             return lambda logic: logic.end(self.who, run_id, end)
-        if lease is not None and not self.started and not (view and view.stop):
+        if lease is not None and lease.token not in self.started and not (view and view.stop):
             return lambda logic: logic.claim(self.who, run_id, c.Claim(token=lease.token))
         beat = c.Beat(token=lease.token if lease else 0)
         return lambda logic: logic.beat(self.who, run_id, beat)
@@ -137,11 +140,14 @@ class Supervisor:
             self.is_done = True
         lease = answer.lease
         is_asked = lease is not None and asked_for is not None and lease.token == asked_for.token
-        if lease is not None and is_asked and lease.claimed and not self.started:
+        if self.is_evicted and self.exit_code is not None and (not lease or lease.token != self.started[-1]):
+            self.is_evicted, self.exit_code = False, None  # it waits again
+        if lease is not None and is_asked and lease.claimed and lease.token not in self.started:
             self.started.append(lease.token)
             self.devices, self.ends_at = lease.devices, now + self.length_s
             self.part = min(answer.gpus, 1.0)  # of each of them
         if answer.stop and self.ends_at is not None:
+            self.is_evicted = answer.requeue
             self.ends_at = min(self.ends_at, now + 1.0)
 
 
@@ -172,7 +178,10 @@ class World:
 
     def _supervisor(self, pid: int) -> Supervisor:
         gpus, memory = self.random.choice(ASKED)
-        return Supervisor(pid, gpus, memory, self.random.uniform(1, 40))
+        found = Supervisor(pid, gpus, memory, self.random.uniform(1, 40))
+        more = {"priority": self.random.choice((0, 3, 5, 9)), "requeue": self.random.random() < 0.5}
+        found.request = found.request.model_copy(update=more)
+        return found
 
     def _requester(self, number: int) -> Requester:
         gpus, idle_s = self.random.choice((0.5, 1, 2)), self.random.choice((None, None, 20.0))
@@ -271,7 +280,7 @@ class World:
         found = []
         for watch in logic.watched():
             one = self._by_pid[watch.supervisor.pid]
-            living = (10_000 + one.process.pid,) if one.devices and one.started == [watch.token] else ()
+            living = (10_000 + one.process.pid,) if one.devices and one.started[-1] == watch.token else ()
             found.append(Seen(watch.run, watch.token, one.is_alive, living))
         return found
 
@@ -293,8 +302,14 @@ class World:
                 assert set(one.devices) == {OFFER.devices[number].id for number in held_for.devices}
         held = {device: [watch.run for watch in found] for device, found in self.turns.logic.holders().items()}
         for one in self.all:
-            assert len(one.started) <= 1, f"started {len(one.started)} times"
+            self.check_starts(one)
             assert all(one.run_id in held[device] for device in one.devices), (one.run_id, one.devices, held)
+
+    def check_starts(self, one: Supervisor) -> None:
+        """Once, and once more for each eviction."""
+        run = self.turns.logic.runs.get(one.run_id)
+        most = 1 + run.evictions if run is not None and run.requeue else 1
+        assert len(one.started) <= most, f"started {len(one.started)} times, of {most}"
 
     def settle(self) -> None:
         """Without faults everything ends."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from egs_core.client import requests as q
 from egs_core.engine import Engine
 from egs_core.server import requests
 from egs_core.server.book import CONFIG
+from egs_core.server.devices import working
 from egs_core.server.logic import CLAIM_S, SILENT_S, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, SiteFacts
@@ -174,6 +177,28 @@ def test_an_idle_request_ends(site: SiteLogic) -> None:
     assert ended.reason == "idle for 60 s: no command was in it, and no work of its GPUs was seen"
     assert shown(site, forever.id).state == "ready"
     site.validate()
+
+
+def test_work_is_what_nvml_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU that cannot tell it is taken for work: nothing ends because nobody knows. NVML is played."""
+
+    class NotSupported(Exception):
+        pass
+
+    def rates(handle: str) -> SimpleNamespace:
+        if handle == "GPU-mute":
+            raise NotSupported
+        return SimpleNamespace(gpu={"GPU-busy": 40, "GPU-idle": 0}[handle])
+
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda one: one,
+        nvmlDeviceGetUtilizationRates=rates,
+        NVMLError_NotSupported=NotSupported,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert working(["GPU-busy", "GPU-idle", "GPU-mute"]) == ["GPU-busy", "GPU-mute"]
 
 
 @pytest.mark.parametrize("state", ["queued", "held"])

@@ -112,3 +112,31 @@ def test_an_error_is_one_line(
     assert app.run(list(arguments)) == 2
     error = capsys.readouterr().err
     assert (error.count("\n"), told in error) == (1, True), error
+
+
+def test_an_evicted_command_starts_again(site: RealSite, tmp_path: Path) -> None:
+    """One of higher priority comes: SIGTERM for the one that said `--requeue`, which waits and is started again after,
+    as its second try; its exit code is that of the last. The server is killed while it is to stop."""
+    tries, go = tmp_path / "tries", tmp_path / "go"
+    program = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"
+        "open(sys.argv[1], 'a').write(os.environ['EGS_TRY'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES'] + ';')\n"
+        "while not os.path.exists(sys.argv[2]): time.sleep(0.05)\n"
+        "sys.exit(7)\n"
+    )
+    words = ("--", sys.executable, "-c", program, str(tries), str(go))
+    low = site.run("--gpus", "2", "--requeue", "--name", "low", *words)
+    wait_for(lambda: content(tries) == "1 0,1;", "the first try runs")
+    high = site.run("--gpus", "1", "--priority", "5", "--", "touch", str(tmp_path / "high"))
+    wait_for(
+        lambda: [run.state for run in site.client.runs().runs if run.name == "low"] != ["running"], "it is to stop"
+    )
+    site.kill()
+    site.start()
+    assert high.wait(PATIENCE_S) == 0
+    wait_for(lambda: content(tries) == "1 0,1;2 0,1;", "the second try runs")
+    go.touch()
+    assert low.wait(PATIENCE_S) == 7
+    assert low.stderr is not None
+    assert "has to end: preempted for" in low.stderr.read()

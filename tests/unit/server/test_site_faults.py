@@ -120,5 +120,6 @@ def test_the_simulation_does_what_it_claims() -> None:
     inside = [run for world in worlds for run in world.turns.logic.runs.values() if run.inside]
     assert {"succeeded", "lost"} <= {run.outcome for run in inside if run.started_at is not None}
     assert any(run.started_at is not None and run.why.startswith("request ") for run in inside)
+    assert sum(run.evictions for world in worlds for run in world.turns.logic.runs.values()) >= 5
     assert any(run.is_request and "idle" in run.why for world in worlds for run in world.turns.logic.runs.values())
     assert any(world.store.snapshot for world in worlds)
