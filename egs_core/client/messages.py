@@ -158,13 +158,15 @@ class Drain(Ask):
 
 class DriverRequest(Ask):
     """A framework's driver that wants its work ordered with that of others. key: chosen by the client, so that a
-    repeated request is known; pool: whose devices, the same for all that share them; name: what others see."""
+    repeated request is known; pool: whose devices, the same for all that share them; name: what others see.
+    back: it was there before, under another key, and is about to tell what it has."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     framework: Annotated[str, Field(pattern="^[a-z]{1,32}$")]
     pool: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
     name: Name = ""
     queue: Name = ""
+    back: bool = False
 
 
 class Poll(Ask):

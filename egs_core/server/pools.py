@@ -39,7 +39,7 @@ class Pools(SharedPools):
         if driver is None:
             queue = queue_for(who, ask.queue, self._names, self._team_of_queue, "EGS_QUEUE")
             team = self._team_of_queue.get(queue, "") or who.team
-            driver = self._joined(About(ask.key, ask.framework, ask.pool, ask.name, queue, who.name, team))
+            driver = self._joined(About(ask.key, ask.framework, ask.pool, ask.name, queue, who.name, team, ask.back))
         return c.Driver(id=driver.id, epoch=self._epoch, ttl_s=TTL_S, now=self._now, queue=driver.queue)
 
     def batch(self, who: Principal, driver_id: str, body: bytes) -> bytes:

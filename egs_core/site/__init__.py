@@ -8,6 +8,7 @@ pooled      one engine a pool, for drivers that share it, without clock or netwo
 spanning    quotas and shares over several of these engines, and runs': who has it elsewhere, and whose turn it is
 remote      the holder's end of such a site; wire: what is sent; over_http: the way to a server's
 trusting    such pools where nobody has to say who it is; refusal: what a shared site refuses
+returning   that, and an embedded site while the server is away; books: what is open; numbers: the holder's own
 offers      what a holder's own nodes offer
 holder_thread  the thread on which a holder is called, the same for all kinds of site
 session     what the sessions of all adapters share: a site, a run log that is learned from (`learning`), an end

@@ -26,6 +26,19 @@ def connect_server(url: str, holder: Holder, joining: Joining) -> Site:
     return join(url, joining, holder)
 
 
+def _returning(url: str, config: EngineConfig, holder: Holder, joining: Joining, logs_waits: bool) -> Site:
+    """The holder's site at that server, or at home while that is away."""
+    from egs_core.site.holder_thread import HolderThread
+    from egs_core.site.over_http import join
+    from egs_core.site.remote import RemoteSite
+    from egs_core.site.returning import ReturningSite
+
+    def rejoin(inner: Holder, own: HolderThread, back: bool) -> RemoteSite:
+        return join(url, joining, inner, own, back=back)
+
+    return ReturningSite(rejoin, config, holder, f"the site server at {url}", logs_waits=logs_waits)
+
+
 def connect(
     config: EngineConfig,
     holder: Holder,
@@ -36,12 +49,12 @@ def connect(
 ) -> Site:
     """The holder's site, not yet started: at the server that `EGS_URL` names, where the holder says how it joins and
     that server takes it; where none is named, the one that `elsewhere` joins, if that is given; else in its own
-    process. config: of its own engine; others have theirs. logs_waits: whether the run log gets a line when a phase
-    becomes ready, and why it waits, also before it is granted."""
+    process; so it is while the server is away. config: of its own engine; others have theirs. logs_waits: whether the
+    run log gets a line when a phase becomes ready, and why it waits, also before it is granted."""
     url = os.environ.get(URL, "").strip()
     if joining is not None and url and _failed.get(url, 0.0) <= time.monotonic():
         try:
-            return connect_server(url, holder, joining)
+            return _returning(url, config, holder, joining, logs_waits)
         except Exception as error:  # whatever it is, the pipeline runs
             _failed[url] = time.monotonic() + NOT_AGAIN_S
             _say_alone(error)

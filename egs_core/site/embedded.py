@@ -88,10 +88,11 @@ class EmbeddedSite:
     def control(self, *requests: Control) -> None:
         self.report(*requests)
 
-    def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
+    def grow(self, workload: str, at: int, graph: Graph, begun: tuple[m.Begun, ...] = ()) -> s.Grown:
+        """See `Site.grow`. begun: how far the tasks are already."""
         if self._is_lost:
             raise ConnectionError("the site is lost")
-        return self._seat.grow(workload, at, graph)
+        return self._seat.grow(workload, at, graph, begun)
 
     def report(self, *events: m.Event) -> None:
         if not self._is_here():

@@ -9,14 +9,18 @@ from egs_core.client.http import DRIVER_S, SiteClient, Unreachable, trusted_owne
 from egs_core.client.places import Address, parse_url
 from egs_core.site import messages as s
 from egs_core.site import wire
+from egs_core.site.holder_thread import HolderThread
 from egs_core.site.protocol import Holder
 from egs_core.site.remote import RemoteSite
 
 CONNECT_S = 2.0
 
 
-def join(url: str, joining: s.Joining, holder: Holder) -> RemoteSite:
-    """Join the pool at a server. Raises EgsError where there is none, or it does not take the holder."""
+def join(
+    url: str, joining: s.Joining, holder: Holder, own: HolderThread | None = None, *, back: bool = False
+) -> RemoteSite:
+    """Join the pool at a server. own: see `RemoteSite`; back: the holder was there before. Raises EgsError where there
+    is none, or it does not take the holder."""
     address = parse_url(url)
     ask = c.DriverRequest(
         key=uuid.uuid4().hex,
@@ -24,6 +28,7 @@ def join(url: str, joining: s.Joining, holder: Holder) -> RemoteSite:
         pool=joining.pool,
         name=joining.name[:200],
         queue=joining.queue,
+        back=back,
     )
     client = _client(address)
     try:
@@ -32,7 +37,7 @@ def join(url: str, joining: s.Joining, holder: Holder) -> RemoteSite:
         client.close()
         raise
     joined = wire.Joined(driver.id, driver.epoch, driver.now, driver.queue)
-    return RemoteSite(HttpLine(client, _client(address), joined), joined, holder)
+    return RemoteSite(HttpLine(client, _client(address), joined), joined, holder, own)
 
 
 def _client(address: Address) -> SiteClient:

@@ -30,6 +30,7 @@ from egs_core.site.spanning import Spanning
 LOG = logging.getLogger("uvicorn.error")
 TTL_S = 20.0  # after so long tickets in a framework open by themselves, too
 STALL_S = 5.0
+GATHER_S = 5.0  # that a pool into which a driver comes back waits for the others
 MOST_DRIVERS = 200
 MOST_UNREAD = 500_000  # messages that a driver has not fetched
 MOST_AT_ONCE = 2000
@@ -48,6 +49,7 @@ class About(msgspec.Struct, frozen=True):
     queue: str = ""
     user: str = ""
     team: str = ""
+    back: bool = False  # it has been in the pool before, and is about to tell what it has
 
 
 class Driver:
@@ -104,10 +106,27 @@ class Pool:
         self.engine = Engine(CONFIG)
         self.shared = SharedEngine(self.engine, self.handle, lambda: self.now)
         self.drivers: dict[str, Driver] = {}
+        self._telling: set[str] = set()  # drivers that have come back and have not told all that they have
+        self._gathers_until = now  # others may come back, too
         self.spanning = spanning
         self.member = spanning.join(self.engine, self._take, self._holders)
         if queues:
             self.handle(m.QueuesChanged(queues))
+
+    def comes_back(self, driver: str, *, is_first: bool) -> None:
+        """A driver is about to tell what it runs: nothing is granted before it has, or GATHER_S have passed. is_first:
+        the pool is new to this process, so that others are to be expected."""
+        self._telling.add(driver)
+        if is_first:
+            self._gathers_until = self.now + GATHER_S
+        self.handle(m.GrantsHeld(GATHER_S))
+
+    def has_told(self, driver: str) -> None:
+        """A driver that has come back has told all, or is gone."""
+        if driver in self._telling:
+            self._telling.discard(driver)
+            if not self._telling:
+                self.handle(m.GrantsHeld(max(0.0, self._gathers_until - self.now)))
 
     def handle(self, event: m.Event) -> None:
         self.spanning.handle(self.member, event)
@@ -197,11 +216,14 @@ class SharedPools:
         if len(self._drivers) >= MOST_DRIVERS:
             raise Refusal(429, f"{MOST_DRIVERS} drivers have joined: end some, or wait")
         name = f"{about.framework}:{about.pool}"
-        if name not in self._pools:
+        is_first = name not in self._pools
+        if is_first:
             self._pools[name] = Pool(name, self._queues, self._now, self._spanning)
         self._last += 1
         driver = Driver(self._last, about, self._pools[name], self._now)
         self._drivers[driver.id] = driver.pool.drivers[driver.id] = driver
+        if about.back:
+            self._guarded(driver.pool, lambda: driver.pool.comes_back(driver.id, is_first=is_first))
         return driver
 
     def _heard(self, driver_id: str, epoch: str) -> Driver:
@@ -251,6 +273,7 @@ class SharedPools:
         self._gone.add(driver.id)
         if pool.drivers:
             self._guarded(pool, lambda: pool.shared.leave(driver.seat))
+            self._guarded(pool, lambda: pool.has_told(driver.id))
         else:
             self._forget(pool)
 
@@ -279,6 +302,8 @@ def _take_all(driver: Driver, items: Iterable[wire.AnyItem], usable: Sequence[st
             driver.seat.note(item.note)
         elif isinstance(item, wire.Mark):
             driver.mark(item.number)
+        elif isinstance(item, wire.Here):
+            driver.pool.has_told(driver.id)
         else:
             answers.append(_answered(driver, item))
     return answers
@@ -305,7 +330,7 @@ def _answered(driver: Driver, item: wire.Asking) -> wire.Answer:
 def _found(driver: Driver, item: wire.Asking) -> Any:
     seat = driver.seat
     if isinstance(item, wire.Growing):
-        return seat.grow(item.workload, item.at, item.graph)
+        return seat.grow(item.workload, item.at, item.graph, item.begun)
     if isinstance(item, wire.Workload):
         return seat.workload(item.workload)
     if isinstance(item, wire.Order):

@@ -61,9 +61,10 @@ class Line(Protocol):
 
 
 class RemoteSite:
-    """A `Site`, see the module. driver: as that knows the holder."""
+    """A `Site`, see the module. driver: as that knows the holder. own: the holder's thread, where that is another's
+    to start and to end."""
 
-    def __init__(self, line: Line, driver: wire.Joined, holder: Holder) -> None:
+    def __init__(self, line: Line, driver: wire.Joined, holder: Holder, own: HolderThread | None = None) -> None:
         self.driver = driver
         self._line, self._holder = line, holder
         self._origin = time.monotonic() - driver.now
@@ -72,14 +73,16 @@ class RemoteSite:
         self._numbers = itertools.count(1)
         self._seen = 0
         self._is_lost = self._is_closed = self._is_leaving = False
-        self._own = HolderThread(lambda: self._is_lost, self._lose)
+        self._has_own = own is None
+        self._own = own or HolderThread(lambda: self._is_lost, self._lose)
         self._sender = threading.Thread(target=self._send, name="egs-send", daemon=True)
         self._poller = threading.Thread(target=self._poll, name="egs-poll", daemon=True)
 
     # --- the holder's thread ---
 
     def start(self) -> None:
-        self._own.start()
+        if self._has_own:
+            self._own.start()
         self._sender.start()
         self._poller.start()
 
@@ -110,7 +113,13 @@ class RemoteSite:
         if self._sender.is_alive():
             self._sender.join(max(0.1, until - time.monotonic()))
         self._own.do(self._end)
-        self._own.close(max(0.1, until - time.monotonic()))
+        if self._has_own:
+            self._own.close(max(0.1, until - time.monotonic()))
+
+    def retire(self) -> None:
+        """On the holder's thread: it is lost, or never was started, and nobody waits for its end."""
+        self._is_closed = True
+        self._items.put(None)
 
     def _end(self) -> None:
         self._is_closed = True
@@ -153,9 +162,14 @@ class RemoteSite:
         self._marks[number] = record
         self._put(wire.Mark(number))
 
-    def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
+    def here(self) -> None:
+        """The holder has come back, and has told all that it has."""
+        self._put(wire.Here())
+
+    def grow(self, workload: str, at: int, graph: Graph, begun: tuple[m.Begun, ...] = ()) -> s.Grown:
+        """See `Site.grow`. begun: how far the tasks are already."""
         try:
-            found: s.Grown = self._ask(wire.Growing(workload, at, graph), s.Grown)
+            found: s.Grown = self._ask(wire.Growing(workload, at, graph, begun), s.Grown)
             return found
         except TimeoutError as error:
             raise ConnectionError(str(error)) from None

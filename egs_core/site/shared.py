@@ -225,8 +225,8 @@ class Seat:
 
     # --- what the holder asks and tells ---
 
-    def grow(self, workload: str, at: int, graph: Graph) -> s.Grown:
-        """See `Site.grow`."""
+    def grow(self, workload: str, at: int, graph: Graph, begun: tuple[m.Begun, ...] = ()) -> s.Grown:
+        """See `Site.grow`. begun: how far the tasks are already."""
         state, name = self._shared.state, self.prefix + workload
         if name not in state.workload_numbers:
             raise ValueError(f"tasks for the unknown workload {workload!r}")
@@ -236,7 +236,7 @@ class Seat:
         if at < len(numbers):
             return s.Grown(numbers[at], state.first_phase[numbers[at]])
         grown = s.Grown(len(state.task_ids), len(state.task_of))
-        self.report(m.TasksAdded(workload, graph))
+        self.report(m.TasksAdded(workload, graph, begun))
         return grown
 
     def report(self, event: m.Event) -> None:
@@ -255,7 +255,7 @@ class Seat:
             part_of = self.prefix + event.submission if event.submission else ""
             return msgspec.structs.replace(event, workload=self.prefix + event.workload, submission=part_of)
         if isinstance(event, m.TasksAdded):
-            return m.TasksAdded(self.prefix + event.workload, self._with_own_keys(event.graph))
+            return m.TasksAdded(self.prefix + event.workload, self._with_own_keys(event.graph), event.begun)
         if isinstance(event, CONTROLS) and event.scope != "task":
             return msgspec.structs.replace(event, target=self.prefix + event.target)
         return event if self._is_own(event) else None

@@ -50,6 +50,11 @@ class Growing(Item, frozen=True, tag="grow"):
     workload: str
     at: int
     graph: Graph
+    begun: tuple[m.Begun, ...] = ()
+
+
+class Here(Item, frozen=True, tag="here"):
+    """A driver that has come back has told all that it has."""
 
 
 class Why(Item, frozen=True, tag="why"):
@@ -68,7 +73,7 @@ class Order(Item, frozen=True, tag="order"):
     pass
 
 
-AnyItem = Reported | Noted | Mark | Growing | Why | Tasks | Workload | Order
+AnyItem = Reported | Noted | Mark | Here | Growing | Why | Tasks | Workload | Order
 Asking = Growing | Why | Tasks | Workload | Order
 
 

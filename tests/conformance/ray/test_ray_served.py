@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from egs_core.site.remote import RemoteSite
+from egs_core.site.returning import ReturningSite
 from egs_ray import Session
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray import test_ray_gang as gang
@@ -27,7 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> Iterat
         server = OwnServer(Path(folder))
         patch.setenv("EGS_URL", server.url)
         with t.session(tmp_path_factory.mktemp("served")) as made:
-            assert isinstance(made.site, RemoteSite)
+            assert isinstance(made.site, ReturningSite)
             yield made
             assert made.site.is_alive
         server.close()

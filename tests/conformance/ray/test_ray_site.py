@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -162,14 +163,72 @@ def test_priority_of_one_driver_goes_before_what_waits_of_another(begin: Begin, 
 
 
 def test_a_killed_server_costs_order_and_no_task(begin: Begin, site: RealSite, tmp_path: Path) -> None:
-    """`kill -9` while both wait: both scripts end with their results and exit code 0, and each says one line."""
+    """`kill -9` while both wait: both scripts end with their results and exit code 0, each ordering its own work, and
+    each says one line."""
     log = tmp_path / "log"
     scripts = [begin(SCRIPT, name, log, 10, 0.3) for name in ("a", "b")]
     wait_for(lambda: len(site.open()) == 2 and held(log), "both have joined, and one has had a turn")
     site.kill()
     for code, out, said in map(output, scripts):
         assert (code, out, len(said)) == (0, "90", 1), said
-        assert "no longer ordering" in said[0]
+        assert "this process orders its own work until the site server" in said[0]
+
+
+GATED = SCRIPT.replace(
+    "    began = time.time()\n",
+    "    import os\n    while not os.path.exists(log + '.gate'): time.sleep(0.02)\n    began = time.time()\n",
+)
+HINTED_GATED = GATED.replace("@ray.remote", "import egs_core as egs\n@ray.remote").replace(
+    "\ndef fit", "\n@egs.task(priority=100)\ndef fit"
+)
+
+
+def lines_of(script: subprocess.Popen[str]) -> list[str]:
+    """What it writes to its standard error, as it comes."""
+    found: list[str] = []
+    pipe = script.stderr
+    assert pipe is not None
+    threading.Thread(target=lambda: found.extend(iter(pipe.readline, "")), daemon=True).start()
+    return found
+
+
+def has_said(lines: list[str], words: str) -> None:
+    wait_for(lambda: any(words in line for line in lines), f"it says: {words}")
+
+
+@pytest.mark.proves("ray site script", "order", "priority")
+def test_drivers_come_back_to_a_server_that_was_started_again(begin: Begin, site: RealSite, tmp_path: Path) -> None:
+    """`kill -9` while a task runs and others wait, in two drivers: each orders its own work and says so once. Started
+    again, the server counts what has begun; what waits then goes one after the other within the quota, first all with
+    priority; never more at once than the GPUs of Ray, all results right, and one line each for the return."""
+    log = tmp_path / "log"
+    low = begin(GATED, "low", log, 6, 0.1)
+    wait_for(lambda: [view for view in site.told("ps")["runs"] if view["state"] == "running"], "the first one runs")
+    high = begin(HINTED_GATED, "high", log, 5, 0.1)
+    wait_for(lambda: len(site.told("queue")["runs"]) == 2, "both wait")
+    errors = [lines_of(script) for script in (low, high)]
+    site.kill()
+    for lines in errors:
+        has_said(lines, "orders its own work")
+    begun = {"low": 2, "high": 2}  # each driver gives out both of Ray's GPUs
+    site.start("--queues", str(tmp_path / "queues.yaml"))
+    for lines in errors:
+        has_said(lines, "is back: ")
+    wait_for(lambda: {row["name"]: row["gpus"] for row in site.told("ps")["runs"]} == begun, "what has begun counts")
+    Path(f"{log}.gate").touch()
+    for script, result in ((low, "30"), (high, "20")):
+        assert script.stdout is not None
+        assert script.wait(LIMIT_S) == 0
+        assert [line for line in script.stdout.read().splitlines() if "(raylet)" not in line] == [result]
+    rows = held(log)
+    rest = rows[sum(begun.values()) :]
+    assert [row[0] for row in rest] == ["high"] * 3 + ["low"] * 4, rows
+    assert all(before[3] <= after[2] for before, after in pairwise(rest)), rows
+    assert all(sum(one[2] <= row[2] < one[3] for one in rows) <= 2 for row in rows), rows
+    own = [[line for line in lines if line.startswith("egs: ") and "run log:" not in line] for lines in errors]
+    for lines in own:
+        assert ["orders its own work" in line for line in lines[:2]] == [True, False], own
+        assert sum("orders its own work" in line for line in lines) == sum("is back: " in line for line in lines), own
 
 
 @pytest.mark.proves("ray site script", "abort")

@@ -36,6 +36,7 @@ from egs_core.site.embedded import EmbeddedSite
 from egs_core.site.over_http import join
 from egs_core.site.protocol import Holder
 from egs_core.site.remote import RemoteSite
+from egs_core.site.returning import ReturningSite
 from egs_core.testing.wire_site import WireSite
 from tests.unit.server.own_server import OwnServer
 
@@ -118,7 +119,7 @@ def server() -> Iterator[OwnServer]:
         found.close()
 
 
-@pytest.fixture(params=[EmbeddedSite, WireSite, RemoteSite])
+@pytest.fixture(params=[EmbeddedSite, WireSite, RemoteSite, ReturningSite])
 def make(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, server: OwnServer
 ) -> Iterator[Callable[..., Played]]:
@@ -129,8 +130,15 @@ def make(
         monkeypatch.setattr(pooled, "CONFIG", config)
         return join(server.url, Joining("ray", uuid.uuid4().hex, "played"), holder)
 
+    def returning(config: EngineConfig, holder: Holder) -> Site:
+        monkeypatch.setattr(pooled, "CONFIG", config)
+        joining = Joining("ray", uuid.uuid4().hex, "played")
+        return ReturningSite(
+            lambda inner, own, back: join(server.url, joining, inner, own, back=back), config, holder, "the server"
+        )
+
     def play(config: EngineConfig | None = None) -> Played:
-        kind = at_server if request.param is RemoteSite else request.param
+        kind = {RemoteSite: at_server, ReturningSite: returning}.get(request.param, request.param)
         made.append(Played(kind, config or EngineConfig(preload=False)))
         return made[-1]
 
