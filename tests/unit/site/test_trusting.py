@@ -10,7 +10,7 @@ from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.graph.columns import GPU, Graph, Shape, TaskOptions
 from egs_core.site import messages as s
 from egs_core.site import wire
-from egs_core.site.pooled import About
+from egs_core.site.pooled import GATHER_S, About
 from egs_core.site.refusal import Refusal
 from egs_core.site.trusting import TrustingPools
 
@@ -82,3 +82,29 @@ def test_who_has_left_is_known_no_more() -> None:
         pools.poll(driver.id, driver.epoch, 0)
     with pytest.raises(Refusal):
         send(pools, driver, 1)
+
+
+def test_a_pool_that_begins_anew_waits_for_those_that_come_back() -> None:
+    """A driver that has been there before may run something that has not been told yet: until it has told all, and
+    others have had their time to come, nobody starts anything new."""
+    pools = TrustingPools((), EPOCH)
+    back, new = pools.join(msgspec.structs.replace(about("a"), back=True)), pools.join(about("b"))
+    for driver in (back, new):
+        submit(pools, driver)
+    pools.at(1.0)
+    assert (grants(pools, back), grants(pools, new)) == (0, 0)
+    send(pools, back, 2, wire.Here())
+    assert (grants(pools, back), grants(pools, new)) == (0, 0)
+    pools.at(GATHER_S + 0.1)
+    assert (grants(pools, back), grants(pools, new)) == (1, 1)
+
+
+def test_a_pool_that_has_begun_waits_for_what_one_tells() -> None:
+    """One that comes back to others holds their grants only until it has told all."""
+    pools = TrustingPools((), EPOCH)
+    first = pools.join(about("a"))
+    back = pools.join(msgspec.structs.replace(about("b"), back=True))
+    submit(pools, first)
+    assert grants(pools, first) == 0
+    send(pools, back, 1, wire.Here())
+    assert grants(pools, first) == 1
