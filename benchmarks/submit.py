@@ -63,7 +63,7 @@ VARIANTS = {
     "local gate": Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "local"}),
 }
 if find_spec("egs_ray.site"):  # an installation without an actor's site falls back to the local gate
-    VARIANTS["cluster gate"] = Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "cluster"})
+    VARIANTS["one for all drivers"] = Variant("gpu", {**HOOK, "EGS_MODE": "on", "EGS_GATE": "cluster"})
 NATIVE: dict[Kind, str] = {"cpu": "native", "gpu": "native gpu"}
 
 

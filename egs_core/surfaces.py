@@ -95,7 +95,7 @@ OWN = (
             "split": "yes: with --split, at `with egs.gpu():` in the command's own Python code",
             "preload": "no: a command's process begins with its turn",
             "gang": "no: the runs of an array start one by one",
-            "preempt": "no: a command is not started again",
+            "preempt": "yes: where it was started with --requeue",
             "limits": "yes: a time box (--for), and idle time (--idle-timeout)",
             "abort": "yes",
             "audit": "no: nothing audits a site server",

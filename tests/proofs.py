@@ -24,7 +24,7 @@ from egs_core.surfaces import HINT_ROWS, Surface
 from egs_core.testing.conformance.suite import SCENARIOS, Scenario
 
 ROOT = Path(__file__).resolve().parents[1]
-REAL = ("tests/conformance/", "tests/scenarios/", "tests/unit/server/test_serve.py")
+REAL = ("tests/conformance/", "tests/scenarios/", "tests/unit/server/test_serve")
 """Where tests start a framework, or a server and commands as users do."""
 UNTRIED = {
     "airflow kubernetes": "no cluster runs its pods",

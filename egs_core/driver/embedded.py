@@ -103,12 +103,6 @@ class EmbeddedDriver:
             raise answer[1]
         return answer[1]  # type: ignore[no-any-return]  # what question returned
 
-    def go_on_with(self, engine: Engine, journal: Journal | None) -> None:
-        """Replace the engine by one in the same state, and the journal; only on the driver's thread."""
-        if self._journal is not None:
-            self._journal.close()
-        self.engine, self._journal = engine, journal
-
     def close(self, timeout_s: float = 5.0) -> None:
         """Handle what is queued, then end the thread."""
         self._queue.put(None)

@@ -83,7 +83,10 @@ class Controller:
                 self._woken.clear()
                 if not self.leader.leads:
                     self._drop_sessions()
-                elif all(mirror.is_listed for mirror in mirrors):
+                    self._note("lease", self.leader.problem)
+                elif unlisted := [mirror for mirror in mirrors if not mirror.is_listed]:
+                    self._note("list", next((mirror.problem for mirror in unlisted if mirror.problem), ""))
+                else:
                     self._try_step()
         finally:
             for mirror in mirrors:
@@ -185,7 +188,8 @@ class Controller:
 
     def _order_queues(self, pods: dict[str, Pod]) -> None:
         """Priorities of Workloads that wait, in the engine's order: it has no nodes here, so it grants nothing."""
-        workloads = [one for one in self._kueue[WORKLOADS].items().values() if any(uid in pods for uid in one.pods)]
+        listed = self._kueue[WORKLOADS].items().values()
+        workloads = [one for one in listed if any(uid in pods for uid in one.pods)]
         if not workloads:
             return
         if self._queued is None or not self._queued.is_alive:
@@ -204,7 +208,7 @@ class Controller:
         )
         for loud in sorted({one.queue for one in workloads if one.waits} - quiet):
             self._note(f"queue {loud}", "is left alone: its ClusterQueue is not known, or preempts by priority")
-        for one in priorities.raises(workloads, self._queued.order(), quiet):
+        for one in priorities.raises(listed, self._queued.order(), quiet):  # of others the priorities count as bounds
             if not self.leader.leads:
                 return
             try:
@@ -216,7 +220,7 @@ class Controller:
     def _note(self, about: str, problem: str) -> None:
         """Say it once, until it is another."""
         if problem and self._said.get(about) != problem:
-            self._say(f"{about}: {problem}" if problem else f"{about}: is well again")
+            self._say(f"{about}: {problem}")
         self._said[about] = problem
 
 

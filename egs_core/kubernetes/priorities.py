@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -84,12 +84,13 @@ def quiet_queues(local: Iterable[Object], cluster: Iterable[Object]) -> set[str]
 
 
 def raises(
-    workloads: Iterable[Workload], order: Sequence[str], quiet: Iterable[str], ahead: int = AHEAD
+    workloads: Collection[Workload], order: Sequence[str], quiet: Iterable[str], ahead: int = AHEAD
 ) -> list[Raise]:
-    """The priorities to write now. order: uids of pods, the first first; quiet: queues whose order may be changed."""
+    """The priorities to write now. workloads: all that there are, as none is raised up to another user's priority;
+    order: uids of the pods of those that may be, the first first; quiet: queues whose order may be changed."""
     place, allowed = {uid: number for number, uid in enumerate(order)}, set(quiet)
     waiting = [one for one in workloads if one.waits and one.queue in allowed]
-    bases = sorted({one.base for one in waiting})
+    bases = sorted({one.base for one in workloads if one.waits})
     found: list[Raise] = []
     for base in bases:
         ranked = [(min((place[uid] for uid in one.pods if uid in place), default=-1), one) for one in waiting]

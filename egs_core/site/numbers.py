@@ -45,9 +45,6 @@ class Numbers:
     def task_there(self, task: int) -> int | None:
         return self._task_there.get(task)
 
-    def task_here(self, there: int) -> int | None:
-        return self._task_here.get(there)
-
     # --- to the site ---
 
     def event_there(self, event: m.Event) -> m.Event | None:

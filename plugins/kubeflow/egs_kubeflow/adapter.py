@@ -69,10 +69,10 @@ SURFACES = (
         "egs kubeflow compile, and egs audit --kubeflow of what kubectl exports",
         {
             "observe": "no: runs are read from exports only (audit)",
-            "order": "no: pods are labelled, a controller must order them",
+            "order": "no: pods are labelled, and `egs kubernetes controller` orders them",
             "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
             "preload": "no: its plan and pods are files, a controller must act on them",
-            "gang": "no: but by Kueue's pod groups, which are written",
+            "gang": "no: but by Kueue's pod groups, which are written, or by `egs kubernetes controller`",
             "preempt": "no: nothing recreates a pod that was deleted",
             "limits": "yes: by Kubernetes: time limits are written",
             "abort": "no: kfp ends whole runs only",

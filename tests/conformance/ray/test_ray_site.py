@@ -128,7 +128,7 @@ def test_a_quota_holds_over_drivers_and_runs(begin: Begin, site: RealSite, tmp_p
     log, go, later = tmp_path / "log", tmp_path / "go", tmp_path / "later"
     first = site.run("--gpus", "1", "--", "sh", "-c", TIMED.format(go=go))
     run_id = wait_for(lambda: [view.id for view in site.client.runs().runs if view.state == "running"], "it runs")[0]
-    script = begin(SCRIPT, "a", log, 12, 0.5)
+    script = begin(SCRIPT, "a", log, 20, 0.5)  # longer than `egs run` takes to start on a busy machine
     (told,) = wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "the script waits")
     assert f"in other pools it is used by {run_id} (" in told.reason
     go.touch()
@@ -136,7 +136,7 @@ def test_a_quota_holds_over_drivers_and_runs(begin: Begin, site: RealSite, tmp_p
     wait_for(lambda: held(log), "a task of the script has ended")
     later.touch()
     second = site.run("--gpus", "1", "--", "sh", "-c", TIMED.format(go=later))
-    assert (second.wait(LIMIT_S), output(script)) == (0, (0, "132", []))
+    assert (second.wait(LIMIT_S), output(script)) == (0, (0, "380", []))
     rows = held(log)
     for run in (first, second):
         assert run.stdout is not None

@@ -155,7 +155,7 @@ def test_priority_of_one_driver_goes_before_what_waits_of_another(begin: Begin, 
 def test_a_killed_actor_costs_order_and_no_task(begin: Begin, tmp_path: Path) -> None:
     """`ray.kill` while tasks of both run and wait: all end with their right results, also the ones that the scripts
     have forgotten; exit code 0, and each says one line. The next driver starts another actor."""
-    scripts = [begin(SCRIPT, name, 6, 0.3) for name in ("a", "b")]
+    scripts = [begin(SCRIPT, name, 6, 0.8) for name in ("a", "b")]
     t.until(lambda: joined() == 2 and held(tmp_path))
     assert len(held(tmp_path)) < 14
     ray.kill(ray.get_actor(actor.NAME, actor.NAMESPACE))

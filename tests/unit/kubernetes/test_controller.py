@@ -6,13 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
 from egs_core.cli.app import run
-from egs_core.kubernetes.cluster import Cluster
+from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.session import ClusterSession
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
@@ -205,6 +206,41 @@ def test_what_waits_in_kueue_is_raised_in_the_engines_order(api: EmulatedApi) ->
         api.until(lambda: (f := priorities(api))["pod-long"] > f["pod-middle"] > f["pod-short"] > 0)
     assert {one["metadata"]["annotations"]["egs.io/base-priority"] for one in api.all("workloads").values()} == {"0"}
     assert not api.opened()
+
+
+def test_a_workload_of_somebody_else_keeps_its_priority_before_ours(api: EmulatedApi) -> None:
+    """Its pods have no label of EGS's; what its user gave it bounds what is raised."""
+    kueue(api)
+    api.add("workloads", kueue_workload("other", "a-job", 10))
+    with controlled(api):
+        api.until(lambda: all(priorities(api).values()))
+        api.until(lambda: (f := priorities(api))["pod-long"] > f["pod-middle"] > f["pod-short"] > 0)
+    found = priorities(api)
+    assert found.pop("other") == 10
+    assert max(found.values()) < 10
+
+
+def test_a_list_that_is_refused_is_said(api: EmulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nodes nothing is opened; a right that is missing is one line."""
+    listed = Cluster.list
+
+    def list_pods_only(cluster: Cluster, kind: Kind, *args: str, **named: str) -> tuple[list[dict[str, Any]], str]:
+        if kind.plural == "nodes":
+            raise ApiError(403, "nodes is forbidden")
+        return listed(cluster, kind, *args, **named)
+
+    monkeypatch.setattr(Cluster, "list", list_pods_only)
+    said: list[str] = []
+    found = Controller(Cluster(api.kubeconfig), Settings(identity="one"), said.append, watch_s=5)
+    thread = threading.Thread(target=found.run, daemon=True)
+    thread.start()
+    try:
+        api.until(lambda: said)
+    finally:
+        found.stop()
+        thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert said == ["list: ApiError: 403: nodes is forbidden"]
 
 
 def test_a_cluster_queue_that_preempts_is_left_alone(api: EmulatedApi) -> None:

@@ -240,6 +240,14 @@ def test_what_waits_is_raised_and_no_further_than_the_next_user() -> None:
     assert priorities.raises([*low, *high], order, set()) == []
 
 
+def test_nothing_is_raised_up_to_the_priority_of_who_is_not_ours() -> None:
+    """A Workload of another user, with no pod of EGS, keeps its place before those of lower priority."""
+    other = priorities.Workload("ns", "other", "somewhere", 10, 10, ("a job",))
+    found = priorities.raises([waiting("a"), waiting("b"), other], ["b", "a"], {"q"})
+    assert [one.name for one in sorted(found, key=lambda one: -one.priority)] == ["b", "a"]
+    assert all(0 < one.priority < 10 for one in found)
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))  # machines do other things besides
 @given(st.lists(st.sampled_from([0, 3, 100]), min_size=1, max_size=30), st.randoms(), st.integers(1, 8))
 def test_priorities_follow_any_order_and_settle(bases: list[int], random: Any, ahead: int) -> None:

@@ -219,6 +219,7 @@ def test_what_runs_counts_and_what_waits_goes_in_order(drivers: Callable[..., Dr
     server.kill()
     server.start()
     until(lambda: not low.site.is_home and low.joins > 1 and not high.site.is_home and high.joins > 1, "both are back")
+    until(server.held, "what runs counts")  # what is told of it is on its way
     assert (low.order, high.order, server.held()) == (["l0"], [], 1)
     granted = ["l0"]
     while len(granted) < 5:
@@ -254,6 +255,7 @@ def test_a_driver_goes_on_at_home_and_comes_back_above_its_quota(
     server.start()
     until(lambda: len(said) == 4, "both are back")
     assert all("the server is back" in line for line in said[2:])
+    until(lambda: server.held() >= 4, "what runs counts")  # what is told of it is on its way
     assert server.held() == 4
     for driver, name in ((a, "a0"), (b, "b0"), (b, "b1")):
         driver.end(name)
