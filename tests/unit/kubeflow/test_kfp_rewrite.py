@@ -14,7 +14,6 @@ from egs_kubeflow.convert.hints import ANNOTATION, encode_hints
 from egs_kubeflow.rewrite.changes import Rewritten, explain
 from egs_kubeflow.rewrite.pipeline import rewrite
 from egs_kubeflow.rewrite.profile import Profile, parse_profile
-from egs_kubeflow.rewrite.task import label_value
 
 SITE = parse_profile("""
 pools:
@@ -444,19 +443,3 @@ def test_each_change_says_why() -> None:
     assert "  timeout: 3600 s (the site's limit)" in lines
     again = rewrite(rewrite(documents, SITE).documents, Profile(), Predictor()).changes
     assert again == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("for-loop-1.train", "for-loop-1.train"), ("my model (v2)", "my-model--v2"), ("-", ""), ("ü", "")],
-)
-def test_labels_hold_what_kubernetes_allows(text: str, value: str) -> None:
-    """Other characters become dashes, and none stands at an end."""
-    assert label_value(text) == value
-
-
-def test_long_names_stay_apart() -> None:
-    """Two names that are equal for their first 63 characters have different labels."""
-    one, other = label_value("a" * 80 + "1"), label_value("a" * 80 + "2")
-    assert one != other
-    assert len(one) <= 63
