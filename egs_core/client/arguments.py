@@ -38,7 +38,9 @@ SHORT_FLAGS = "dhiPqt"
 
 
 def checked(command: Sequence[str]) -> None:
-    """Raises InputError for a container that would go on in the background."""
+    """Raises InputError for what nothing can be started by, and a container that would go on in the background."""
+    if not command[0]:
+        raise InputError("egs run", "the command's name is empty", "name a program after --; is a variable not set?")
     at = _run_at(command)
     if at is None:
         return

@@ -242,7 +242,7 @@ class SiteLogic:
             self.book.requeue(run)
         else:
             self.book.finish(run, "failed" if ask.outcome == "evicted" else ask.outcome, ask.exit_code)
-        return self.book.view(who, run, with_reason=False)
+        return self.book.view(who, run, with_reason=run.is_open)
 
     def control(self, who: Principal, run_id: str, verb: str, ask: c.Control) -> c.RunView:
         """abort, release, pause or resume. Raises Refusal (409) for a run that has ended."""

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
 
-from egs_core.client.places import read_token, socket_places, token_file, write_token
+from egs_core.client.places import SOCKET_NAME, read_token, socket_places, token_file, write_token
 from egs_core.engine.specs import QueueSpec
 from egs_core.errors import EgsError, InputError
 from egs_core.queues import Teams
@@ -84,8 +84,9 @@ def serve(
         _check_devices(store, offer)
         tcp = door.listen()
         listening.append(tcp)
-        url = door.url(tcp.getsockname()[1])
-        path, local = local_socket(folder)
+        port = tcp.getsockname()[1]
+        url = door.url(port)
+        path, local = local_socket(folder, f"egs-{port}.sock" if database is not None else "")
         listening.append(local)
         access = Access(store, teams)
 
@@ -239,9 +240,12 @@ def _take_devices(store: SqlStore, offer: Offer) -> Offer:
     return msgspec.structs.replace(offer, is_new=known != ids)
 
 
-def local_socket(folder: Path) -> tuple[Path, socket.socket]:
-    """The first place at which this user may have one and nobody answers; at last the data folder."""
-    for path in [*socket_places(), folder / "egs.sock"]:
+def local_socket(folder: Path, second: str = "") -> tuple[Path, socket.socket]:
+    """The first place at which this user may have one and nobody answers; at last the data folder. second: its name
+    beside another server's: users of the host reach a standby there, while a data folder is its owner's alone."""
+    names = [SOCKET_NAME, second] if second else [SOCKET_NAME]
+    shared = [place.with_name(name) for place in socket_places() for name in names]
+    for path in [*shared, folder / SOCKET_NAME]:
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             if _answers(path):

@@ -29,6 +29,12 @@ def test_a_container_in_the_background_is_refused(options: str) -> None:
         checked(["docker", "run", *options.split(), "image", "train"])
 
 
+def test_a_command_without_a_name_is_refused() -> None:
+    """As `"$PROGRAM"` is where the variable is not set: nothing can be started by it, so nothing waits for it."""
+    with pytest.raises(InputError, match="the command's name is empty"):
+        checked(["", "--epochs", "3"])
+
+
 @pytest.mark.parametrize("words", ["image -d", "--rm image --detach", "--name -d image", "-ed i", "--detach=false x"])
 def test_what_only_looks_like_it_is_not_refused(words: str) -> None:
     """An argument of the container's own command, or the value of another option."""

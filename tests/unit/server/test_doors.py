@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from egs_core.errors import InputError
 from egs_core.server.doors import Door
+from egs_core.server.serving import local_socket
 from tests.unit.server.real_site import RealSite
 
 
@@ -85,3 +86,23 @@ def test_over_tls(tmp_path: Path) -> None:
             assert not plain.recv(100).startswith(b"HTTP/1.1 200")
     finally:
         site.close()
+
+
+def test_a_standby_has_its_socket_where_all_users_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the active server's: users of the host have no token, and a data folder is its owner's alone. A server
+    without a database to share has none there, and the first place again when nobody answers at it."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "data").mkdir()
+    first, active = local_socket(tmp_path / "data", "egs-8470.sock")
+    second, standby = local_socket(tmp_path / "data", "egs-8471.sock")
+    other, alone = local_socket(tmp_path / "data")
+    assert [first, second, other] == [
+        tmp_path / "run" / "egs.sock",
+        tmp_path / "run" / "egs-8471.sock",
+        tmp_path / "data" / "egs.sock",
+    ]
+    active.close()
+    again, next_one = local_socket(tmp_path / "data", "egs-8472.sock")
+    assert again == first
+    for one in (standby, alone, next_one):
+        one.close()

@@ -40,6 +40,7 @@ def test_a_run_that_said_so_is_evicted_for_a_higher_priority(site: SiteLogic) ->
     site.at(site.now + 1000)
     waiting = evicted(site, low)
     assert (waiting.state, waiting.lease, waiting.stop, waiting.evictions) == ("waiting", None, "", 1)
+    assert f"GPUs are held by {high.id}" in waiting.reason, "its supervisor says why it waits again"
     first = site.view(ANN, high.id).lease
     assert first is not None
     running = site.claim(ANN, high.id, c.Claim(token=first.token))
