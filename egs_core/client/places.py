@@ -15,6 +15,7 @@ from egs_core.places import data_folder
 URL, TOKEN, RUNTIME, CA = "EGS_URL", "EGS_TOKEN", "EGS_RUNTIME_DIR", "EGS_CA"
 SOCKET_NAME = "egs.sock"
 SHARED_FOLDER = Path("/run/egs")
+DATA_FOLDERS = ("server", "agent")  # of this user's server and agent, where no other place had room for a socket
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -34,7 +35,10 @@ def find_address() -> Address | None:
     named = os.environ.get(URL, "").strip()
     if named:
         return parse_url(named)
-    return next((Address(f"unix://{path}", path) for path in socket_places() if _is_socket(path)), None)
+    shared = [path for path in socket_places() if _is_socket(path)]
+    own = [data_folder() / name / SOCKET_NAME for name in DATA_FOLDERS]
+    found = shared or [path for path in own if _is_socket(path) and has_listener(path)]
+    return Address(f"unix://{found[0]}", found[0]) if found else None
 
 
 def trusted_certificates() -> str | bool:

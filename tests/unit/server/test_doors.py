@@ -12,6 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from egs_core.cli.serve import default_data
+from egs_core.client.places import find_address
 from egs_core.errors import InputError
 from egs_core.server.doors import Door
 from egs_core.server.serving import local_socket
@@ -106,3 +108,28 @@ def test_a_standby_has_its_socket_where_all_users_reach_it(tmp_path: Path, monke
     assert again == first
     for one in (standby, alone, next_one):
         one.close()
+
+
+def test_a_user_without_another_place_finds_a_server_in_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without systemd: neither /run/egs nor XDG_RUNTIME_DIR. One that is left there is no server, and
+    a place for all users goes first."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "file" / "run"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "egs" / "server").mkdir(parents=True)
+    path, made = local_socket(default_data())
+    found = find_address()
+    assert found is not None
+    assert (found.socket, found.url) == (path, f"unix://{path}")
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "run"))
+    shared, first = local_socket(default_data())
+    found = find_address()
+    assert found is not None
+    assert found.socket == shared
+    first.close()
+    shared.unlink()
+    made.close()
+    assert path.exists()
+    assert find_address() is None
