@@ -165,16 +165,16 @@ class SiteClient:
         """One request, and the body of its answer. more: headers. Raises as `_ask`."""
         if len(self._ways) > 1:
             patience_s -= ANSWER_S - OTHERS_S if patience_s >= ANSWER_S else 0
-        problems = []
+        problems: list[Unreachable] = []
         for _ in range(len(self._ways)):
             try:
                 return self._ways[0].send(method, path, body, patience_s, more)
             except Unreachable as error:
-                problems.append(str(error))
+                problems.append(error)
                 self._ways.rotate(-1)
                 if not isinstance(error, NotTaken):
                     break
-        raise Unreachable("; ".join(problems))
+        raise Unreachable("; ".join(map(str, problems))) from problems[-1]
 
 
 class _Way:
