@@ -179,7 +179,7 @@ class ClusterSession:
         """Uids of all pods that wait for a grant, the first first."""
         return [self._uids[one.task] for one in self.site.order().ready if one.task in self._uids]
 
-    def perform(self, decision: AnyTold, now: float) -> None:  # noqa: ARG002
+    def perform(self, decision: AnyTold, now: float) -> None:  # noqa: ARG002  # the protocol's name
         """See `Holder`."""
         if isinstance(decision, Grant):
             with self._lock:
@@ -203,7 +203,7 @@ class ClusterSession:
     def asked(self, request: Asked) -> None:
         """See `Holder`: no operator asks yet."""
 
-    def site_lost(self, error: BaseException) -> None:  # noqa: ARG002
+    def site_lost(self, error: BaseException) -> None:  # noqa: ARG002  # the protocol's name
         """See `Holder`."""
         self._is_lost = True
         self._woken()

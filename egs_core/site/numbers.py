@@ -138,7 +138,7 @@ class Numbers:
     def _numbered(self, one: Any) -> Any:
         changes = {"task": self._task_here[one.task], "phase": self._phase_here[one.phase]}
         if isinstance(one, s.Ranked):
-            changes["ready_at"] = one.ready_at + self._later_s  # type: ignore[assignment]
+            changes["ready_at"] = one.ready_at + self._later_s  # type: ignore[assignment]  # a time beside numbers
         return msgspec.structs.replace(one, **changes)
 
     def status_here(self, status: s.TaskStatus) -> s.TaskStatus:

@@ -134,7 +134,7 @@ def test_pods_get_their_places_in_the_engines_order(site: Site) -> None:
         site.add(name, gpus=1, rank=rank, predicted=5)
     with controlled(site):
         for name in ("long", "middle", "short"):
-            until(lambda n=name: site.pods()[n].node == site.name)  # type: ignore[misc]
+            until(lambda n=name: site.pods()[n].node == site.name)  # type: ignore[misc]  # one each
             assert all(one.is_gated for one in site.pods().values() if one.name != name)
             site.delete(name)
 

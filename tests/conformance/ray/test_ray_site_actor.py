@@ -22,6 +22,7 @@ from egs_ray.site.joining import join
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray import test_ray_run as run
 from tests.conformance.ray.conftest import LIMIT_S, _python_path, end_site
+from tests.conformance.ray.test_ray_site import output
 
 QUEUES = """
 queues:
@@ -111,14 +112,6 @@ def joined() -> int:
         return int(ray.get(site.__ray_call__.remote(lambda self: len(self._lives)), timeout=LIMIT_S))
     except (ValueError, ray.exceptions.RayActorError):
         return 0
-
-
-def output(script: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
-    """Exit code, output, and the lines that EGS has said, but for where the run log is."""
-    out, errors = script.communicate(timeout=LIMIT_S)
-    said = [line for line in errors.splitlines() if line.startswith("egs: ") and "run log:" not in line]
-    own = [line for line in out.splitlines() if "(raylet)" not in line]  # else Ray's word on how many processes it has
-    return script.returncode, "\n".join(own), said
 
 
 @pytest.mark.proves("ray cluster", "order")

@@ -33,7 +33,7 @@ def api(tmp_path: Path) -> Iterator[EmulatedApi]:
 def controlled(api: EmulatedApi, name: str = "one", says: str = "", **settings: object) -> Iterator[Controller]:
     """A controller in a thread, which says nothing, or this."""
     said: list[str] = []
-    found = Controller(Cluster(api.kubeconfig), Settings(identity=name, **settings), said.append, watch_s=5)  # type: ignore[arg-type]
+    found = Controller(Cluster(api.kubeconfig), Settings(identity=name, **settings), said.append, watch_s=5)  # type: ignore[arg-type]  # of one test each
     thread = threading.Thread(target=found.run, daemon=True)
     thread.start()
     try:
@@ -52,7 +52,7 @@ def test_pods_start_in_the_order_of_their_rest_of_the_run(api: EmulatedApi) -> N
         api.add("pods", pod(name, gpus=1, rank=rank, predicted=5))
     with controlled(api):
         for number, name in enumerate(("long", "middle", "short"), 1):
-            api.until(lambda n=number: len(api.opened()) == n)  # type: ignore[misc]
+            api.until(lambda n=number: len(api.opened()) == n)  # type: ignore[misc]  # one each
             assert api.opened()[-1] == name
             api.bind(name, "n1")
             assert len(api.gated()) == 3 - number

@@ -174,7 +174,7 @@ def test_no_list_is_told_twice(lists: list[dict[str, Pod]]) -> None:
             assert session.tell(pods, nodes).are_none
             granted = session.granted()
             assert len(granted) == len(set(granted))
-            session.site.call(session.site._engine.validate_state, 60.0)  # type: ignore[attr-defined]
+            session.site.call(session.site._engine.validate_state, 60.0)  # type: ignore[attr-defined]  # the embedded one's
             assert session.is_alive
     finally:
         session.close()

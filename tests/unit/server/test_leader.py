@@ -257,7 +257,7 @@ def test_a_recovery_is_an_epoch_of_its_own() -> None:
     epoch = servers.rows.row.epoch
     servers.all["one"].take()
     assert servers.rows.row.epoch == epoch + 1
-    assert (servers.rows.of("one").check(None, epoch), servers.begun) == (False, ["one"])  # type: ignore[arg-type]
+    assert (servers.rows.of("one").check(None, epoch), servers.begun) == (False, ["one"])  # type: ignore[arg-type]  # no connection
     servers.pass_time(5)
     assert servers.active() == ["one"]
 

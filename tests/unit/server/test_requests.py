@@ -254,7 +254,7 @@ def test_a_command_in_a_request_is_a_run_like_others(site: SiteLogic) -> None:
 @pytest.mark.parametrize("field", [{"gpus": 1}, {"cpus": 2.0}, {"queue": "q"}, {"priority": 1}, {"deadline_s": 9.0}])
 def test_what_is_the_requests_is_not_asked_for_again(site: SiteLogic, field: dict[str, object]) -> None:
     lab = ask(site, 1)
-    found = refused(lambda: site.submit(ANN, request(1, **{"gpus": 0, "inside": lab.id, **field})))  # type: ignore[arg-type]
+    found = refused(lambda: site.submit(ANN, request(1, **{"gpus": 0, "inside": lab.id, **field})))  # type: ignore[arg-type]  # any field
     assert (found.status, str(found).startswith(next(iter(field)))) == (422, True)
 
 
@@ -273,14 +273,14 @@ def test_whose_a_request_is(site: SiteLogic) -> None:
         lambda who: site.submit(who, request(5, 0, inside=lab.id)),
         lambda who: site.control(who, lab.id, "abort", c.Control()),
     )
-    assert {refused(lambda verb=verb: verb(other)).status for verb in verbs} == {403}  # type: ignore[misc]
-    assert {refused(lambda verb=verb: verb(stranger)).status for verb in verbs} == {404}  # type: ignore[misc]
+    assert {refused(lambda verb=verb: verb(other)).status for verb in verbs} == {403}  # type: ignore[misc]  # one each
+    assert {refused(lambda verb=verb: verb(stranger)).status for verb in verbs} == {404}  # type: ignore[misc]  # one each
     assert refused(lambda: ask(site, 2, who=viewer)).status == 403
     agent = Principal("host", "agent")
     assert refused(lambda: requests.listed(site.book, agent)).status == 403
     assert refused(lambda: requests.view(site.book, agent, lab.id)).status == 403
     for verb, told in (("claim", c.Claim(token=1)), ("end", c.End(token=1, outcome="failed", exit_code=1))):
-        assert refused(lambda verb=verb, told=told: getattr(site, verb)(vision, lab.id, told)).status == 409  # type: ignore[misc]
+        assert refused(lambda verb=verb, told=told: getattr(site, verb)(vision, lab.id, told)).status == 409  # type: ignore[misc]  # one each
     assert refused(lambda: site.submit(BOB, request(7, 0, inside=start(site, 6, 1, BOB).id))).status == 422
     assert shown(site, lab.id).state == "ready"
 

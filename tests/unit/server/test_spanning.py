@@ -108,7 +108,7 @@ def test_a_server_that_starts_again_knows_what_runs_hold_and_forgets_what_driver
     driver.poll()
     waits = server.submit(1)
     assert (len(driver.held), waits.state) == (1, "waiting")
-    server.store.close()  # type: ignore[union-attr]
+    server.store.close()  # type: ignore[union-attr]  # it is open
     again = Server(SqlStore(tmp_path, 1000.0))
     assert again.view(waits.id).state == "granted"
     again.turns.logic.validate()

@@ -77,7 +77,7 @@ def test_what_is_forgotten_leaves_the_database(where: Where, monkeypatch: pytest
     monkeypatch.setattr(logic, "MOST_ENDED", 1)
     with opened(where) as store:
         turns = turns_of(store)
-        turns.take([lambda site, n=n: end(site, start(site, n)) for n in range(1, 4)])  # type: ignore[misc]
+        turns.take([lambda site, n=n: end(site, start(site, n)) for n in range(1, 4)])  # type: ignore[misc]  # one each
         turns.take([])
         assert [run.id for run in store.load().runs] == ["3"]
 

@@ -88,7 +88,7 @@ class MemoryLine:
         self.server, self.joined, self.is_over = server, joined, False
 
     def batch(self, body: bytes) -> bytes:
-        return self.server.ask(lambda pools: pools.batch(ANN, self.joined.id, body))  # type: ignore[return-value]
+        return self.server.ask(lambda pools: pools.batch(ANN, self.joined.id, body))  # type: ignore[return-value]  # bytes
 
     def poll(self, ack: int, wait_s: float) -> bytes:
         until = time.monotonic() + wait_s
@@ -96,7 +96,7 @@ class MemoryLine:
         while True:
             found = self.server.ask(lambda pools: pools.poll(ANN, self.joined.id, ask))
             if found or self.is_over or time.monotonic() > until:
-                return msgspec.json.encode(wire.Messages(found))  # type: ignore[arg-type]
+                return msgspec.json.encode(wire.Messages(found))  # type: ignore[arg-type]  # encoded at once
             time.sleep(0.01)
 
     def leave(self) -> None:
@@ -268,7 +268,7 @@ def test_a_driver_goes_on_at_home_and_comes_back_above_its_quota(
         before = len(a.order) + len(b.order)
         (driver,) = [one for one in (a, b) if one.running]
         driver.end(next(iter(driver.running)))
-        until(lambda: len(a.order) + len(b.order) > before, "one after the other")  # noqa: B023
+        until(lambda: len(a.order) + len(b.order) > before, "one after the other")  # noqa: B023  # called before the loop goes on
         assert len(a.running) + len(b.running) == 1
     (driver,) = [one for one in (a, b) if one.running]
     driver.end(next(iter(driver.running)))
