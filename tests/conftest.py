@@ -5,10 +5,11 @@ Where several processes share the tests (`pytest -n 3`), one of them has all tho
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,29 @@ reads these when it is imported; processes that tests start inherit them."""
 os.environ.update(PATIENT_RAY)
 
 
+STDERR: list[int] = []
+"""Where this process itself writes, not the test that runs."""
+
+
+def pytest_configure() -> None:
+    """Before what tests write is captured."""
+    STDERR.append(os.dup(2))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A hang is a failure that names its test, also where it waits in C: code there, like Ray's for an answer that
+    never comes, sees no signal, which is what pytest-timeout sends. A minute later this process says where all its
+    threads are, and ends; pytest-xdist puts another one in its place."""
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + 60, exit=True, file=STDERR[0])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Each of several processes leads a group: a signal that goes to the group of one never ends all of them."""
     if hasattr(session.config, "workerinput") and os.getpgrp() != os.getpid():
@@ -105,14 +129,10 @@ def _number(nodeid: str) -> int:
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Hands out what belongs together as one piece, and all others one by one, in the order in which they stand."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-        def _split_scope(self, nodeid: str) -> str:
-            return [*PIECES, nodeid][_number(nodeid)]
+    from tests.scheduling import Together
 
     config.option.loadscopereorder = False  # else what has most tests comes first
-    return Together(config, log)
+    return Together(config, log, lambda nodeid: [*PIECES, nodeid][_number(nodeid)])
 
 
 @pytest.fixture(autouse=True)

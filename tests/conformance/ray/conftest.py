@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,13 @@ KEPT_WORKERS = {"num_workers_soft_limit": 8, "idle_worker_killing_time_threshold
 # By default Ray's workers are nice (15): whatever runs beside the tests would take the processor from them.
 OF_RAY = {**KEPT_WORKERS, "worker_niceness": 0}
 START_S, LIMIT_S = 120.0, 240.0
+SERVES_S = 90.0
+DRIVER = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(ray.get(ray.remote(lambda: 7).remote()))
+"""
+SICK = 75  # "try again", of sysexits.h
 LISTENS = "dashboard_agent_listen_port"
 PORTS = ("metrics_agent_port", "metrics_export_port", LISTENS, "runtime_env_agent_port")
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -69,9 +76,47 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
         RUNNING.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Seen once: a Ray whose GCS answered nobody new, so that all tests of its process failed, a minute each, until the
+    process itself waited for an answer without an end. Such a Ray is not what the test is about: the process ends, the
+    test has its second try in another one, with a Ray of that one's own."""
+    report = yield
+    is_shared = hasattr(item.config, "workerinput")  # by several processes: pytest-xdist puts another in its place
+    if report.failed and ADDRESS and is_shared and FOLDER in item.path.parents and _refusal(ADDRESS[0]):
+        os.write(
+            2, f"\n{item.nodeid}: its Ray answers no new driver; this process ends\n{report.longreprtext}\n".encode()
+        )
+        os._exit(SICK)
+    return report
+
+
+def _refusal(address: str) -> str:
+    """Why a new driver gets no task done, else nothing."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_RUNTIME_ENV_HOOK"}
+    words = [sys.executable, "-W", "ignore", "-c", DRIVER, address]
+    try:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SERVES_S)
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    return "" if done.stdout.strip().endswith("7") else f"{done.returncode}: {done.stdout}{done.stderr}"
+
+
 @contextlib.contextmanager
 def _running_ray() -> Iterator[str]:
-    """A Ray, by its address; all of it is gone afterwards."""
+    """A Ray that serves, by its address; all of it is gone afterwards."""
+    refusals = []
+    for _ in range(2):
+        with _one_ray() as address:
+            refusals.append(_refusal(address))
+            if not refusals[-1]:
+                yield address
+                return
+    raise RuntimeError("two Rays were started, and neither served a driver: " + "; ".join(refusals))
+
+
+@contextlib.contextmanager
+def _one_ray() -> Iterator[str]:
     before = set(psutil.Process().children())
     folder = tempfile.mkdtemp(prefix="egs-")  # sockets below pytest's own folders would have too long a path
     with pytest.MonkeyPatch.context() as patch:
