@@ -12,6 +12,7 @@ pools      drivers of frameworks that share a cluster's devices (`egs_core.site.
 sharing    their shell (`egs_core.site.sharing`)
 views      what a site tells of its runs
 forecast   when what waits should start
+tally      what has been counted since the start; metrics: what `/metrics` tells of that and of what is now
 store      journal, runs and tokens in a database
 database   SQLite or PostgreSQL behind it; tables: as they are today; migrations: how older ones become so
 writer     the one thread that owns the logic: batches, commits, then answers
@@ -19,7 +20,7 @@ leader     which of several servers is active; leader_row: its row in PostgreSQL
 devices    what the host offers
 access     who is asking: a Unix socket's peer, or a token; the tokens
 who        the parameter of a route that names who asks
-app        the protocol over HTTP; access_routes: that of tokens and the log
+app        the protocol over HTTP; access_routes: that of tokens and the log; metrics_routes
 bounds     what a request may be: long, of which kind, how often
 doors      where it listens over TCP, and TLS
 serving    sockets, folder, token file: what `egs serve` does

@@ -27,6 +27,7 @@ from egs_core.server.driver_routes import add_driver_routes
 from egs_core.server.host_routes import add_host_routes
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import Seen, SiteLogic, Watch
+from egs_core.server.metrics_routes import add_metrics_route
 from egs_core.server.pools import is_driver
 from egs_core.server.request_routes import add_request_routes
 from egs_core.server.runs import Refusal
@@ -96,6 +97,11 @@ class Site:
             self._waiting[run].discard(event)
             if not self._waiting[run]:
                 del self._waiting[run]
+
+    @property
+    def clients(self) -> int:
+        """That wait for something to change."""
+        return sum(len(events) for events in self._waiting.values()) + self.sharing.clients
 
     async def processes(self) -> Snapshot:
         """As they are after this call: one look for all who ask while the one before is under way."""
@@ -199,6 +205,7 @@ def make_app(site: Site) -> FastAPI:
     add_driver_routes(app, site.sharing)
     add_request_routes(app, site)
     add_host_routes(app, site)
+    add_metrics_route(app, site)
     return app
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+
+import msgspec
 
 from egs_core.client import messages as c
 from egs_core.engine import messages as m
@@ -13,6 +16,17 @@ from egs_core.site import wire
 from egs_core.site.pooled import GONE, TTL_S, About, Driver, SharedPools, batch_of
 from egs_core.site.refusal import Refusal
 from egs_core.site.spanning import Spanning
+
+
+class DriverCount(msgspec.Struct, frozen=True):
+    """How much of one driver runs and waits: tasks with GPUs. gpus: that they hold."""
+
+    framework: str
+    queue: str
+    team: str
+    running: int
+    waiting: int
+    gpus: float
 
 
 class Pools(SharedPools):
@@ -80,6 +94,30 @@ class Pools(SharedPools):
         """One driver, and why its first task waits. Raises Refusal."""
         who.need_to_see()
         return self._view(who, self._visible(who, driver_id), self._heads())
+
+    def counts(self) -> tuple[list[DriverCount], Counter[str]]:
+        """Of each driver, of whichever team; and thousandths of GPUs that count against each queue's quota."""
+        waiting, held = self._heads(), {driver: [0, 0] for driver in self._drivers}
+        used: Counter[str] = Counter()
+        for pool in self._pools.values():
+            state, seats = pool.engine.state, {id(one.seat): one.id for one in pool.drivers.values()}
+            for phase, lease in state.leases.items():
+                if lease.gpu_milli and (driver := seats.get(id(pool.shared.owner(state.task_of[phase])))):
+                    held[driver][0] += 1
+                    held[driver][1] += lease.gpu_milli * len(lease.devices)
+            used.update({queue.spec.name: queue.used[1] for queue in state.queues})
+        found = [
+            DriverCount(
+                one.framework,
+                one.queue,
+                one.team,
+                held[one.id][0],
+                len(waiting.get(one.id, ())),
+                held[one.id][1] / 1000,
+            )
+            for one in self._drivers.values()
+        ]
+        return found, used
 
     def control(self, who: Principal, driver_id: str, verb: str, ask: c.Control) -> c.RunView:
         """abort, pause or resume: the driver is asked to. Raises Refusal."""

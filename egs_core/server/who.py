@@ -30,8 +30,7 @@ async def principal(
     access: Access = request.app.state.site.access
     found = access.of_request(request.scope, authorization, time.time())
     if found is None:
-        problem = "nobody is known by this request: send a good token: Authorization: Bearer …"
-        raise HTTPException(401, problem, headers={"WWW-Authenticate": "Bearer"})
+        raise nobody()
     if egs_peer is not None:
         found = access.at_host(found, egs_peer)
         check_passed_on(request.method, request.scope["path"])
@@ -42,6 +41,11 @@ async def principal(
             f"{found.name} on {found.host}" if found.host else found.name, cost, time.monotonic()
         )
     return found
+
+
+def nobody() -> HTTPException:
+    problem = "nobody is known by this request: send a good token: Authorization: Bearer …"
+    return HTTPException(401, problem, headers={"WWW-Authenticate": "Bearer"})
 
 
 def check_passed_on(method: str, path: str) -> None:

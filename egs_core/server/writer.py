@@ -21,9 +21,10 @@ import msgspec
 
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.leader import NotActive
-from egs_core.server.logic import SiteLogic
+from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Offer, Refusal
 from egs_core.server.store import Store, StoreError
+from egs_core.server.tally import Tally
 from egs_core.site.spanning import Spanning
 
 LOG = logging.getLogger("uvicorn.error")
@@ -87,6 +88,7 @@ class Turns:
         self._store, self.offer, self._queues, self._clock = store, offer, queues, clock
         self._team_of_queue = team_of_queue
         self._lead = lead or Alone()
+        self.tally = Tally([queue.name for queue in queues])
         self.is_ready = False
         if lead is None:
             self.recover()
@@ -100,7 +102,7 @@ class Turns:
                 answers = [_answer(question, self.logic) for question in questions]
                 batch = self.logic.take()
             if batch.entries or batch.runs or batch.forgotten or batch.log or batch.hosts:
-                self._store.commit(batch)
+                self._commit(batch, self.logic.now)
             else:
                 self._lead.check()
         except Exception:
@@ -111,7 +113,9 @@ class Turns:
     def recover(self) -> None:
         """Go on from what is durable. Raises StoreError while the store cannot be used, or another server is active."""
         self._lead.take()
-        logic = self._store.load().logic("the site's store")
+        kept = self._store.load()
+        logic = kept.logic("the site's store")
+        self._count(lambda: self.tally.recovered(kept.entries, kept.runs, logic.now))
         with self._turn:
             logic.join(self._spanning, lambda: self.woken())
             if self._before is not None:
@@ -122,12 +126,29 @@ class Turns:
             logic.offer(self.offer, self._queues, self._team_of_queue)
             batch = logic.take()
         try:
-            self._store.commit(batch)
+            self._commit(batch, logic.now)
         except StoreError:
             logic.fails()
             raise
         self.offer = msgspec.structs.replace(self.offer, is_new=False)
         self.is_ready = True
+
+    def _commit(self, batch: Batch, now: float) -> None:
+        began = time.perf_counter()
+        try:
+            self._store.commit(batch)
+        except StoreError:
+            self.tally.failed_commits += 1
+            raise
+        passed_s = time.perf_counter() - began
+        self._count(lambda: self.tally.committed(batch.entries, batch.runs, now, passed_s))
+
+    def _count(self, what: Callable[[], None]) -> None:
+        """Wrong figures are no reason to answer nobody."""
+        try:
+            what()
+        except Exception:
+            LOG.exception("what the server counts for /metrics is wrong from now on")
 
     def compact(self) -> None:
         """Replace the journal by a snapshot when it has become long. Raises StoreError."""
@@ -137,6 +158,7 @@ class Turns:
             snapshot = None if self.logic.has_news else self.logic.snapshot()
         if snapshot is not None:  # else it has what the journal is still to get: after the next commit
             self._store.compact(snapshot)
+            self.tally.compacted()
 
     def wait_s(self) -> float:
         """How long nothing is due."""
@@ -164,6 +186,11 @@ class Writer:
         self._said = ""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="egs-writer", daemon=True)
+
+    @property
+    def tally(self) -> Tally:
+        """For questions, which are asked on its thread."""
+        return self._turns.tally
 
     def start(self) -> None:
         self._thread.start()

@@ -30,6 +30,11 @@ class Shell(Generic[P]):
         self._news: set[str] = set()
         self._is_closing = False
 
+    @property
+    def clients(self) -> int:
+        """That wait for something to be told."""
+        return len(self._waiting)
+
     async def ask(self, question: Callable[[P], T]) -> T:
         """The answer, on another thread; then who waits for what it has caused is woken."""
         try:
