@@ -94,7 +94,7 @@ OWN = (
             "order": "yes",
             "split": "yes: with --split, at `with egs.gpu():` in the command's own Python code",
             "preload": "no: a command's process begins with its turn",
-            "gang": "no: the runs of an array start one by one",
+            "gang": "yes: of runs with one name (--gang)",
             "preempt": "yes: where it was started with --requeue",
             "limits": "yes: a time box (--for), and idle time (--idle-timeout)",
             "abort": "yes",

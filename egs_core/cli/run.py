@@ -31,6 +31,7 @@ OF_THE_REQUEST = (
     "--deadline",
     "--split",
     "--requeue",
+    "--gang",
 )
 INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
 
@@ -78,6 +79,16 @@ def run(
     array: Annotated[
         int, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which one it is, from 0.")
     ] = 0,
+    gang: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:SIZE]",
+            help="It starts together with others of this name, or none of them: SIZE runs; default: those of --array.",
+        ),
+    ] = "",
+    gang_wait: Annotated[
+        str, typer.Option(help="So long the first of a gang waits for the last to be asked for; then they end.")
+    ] = "10m",
     retries: Annotated[int, typer.Option(min=0, help="How often it is started again when it fails.")] = 0,
     retry_on: Annotated[
         list[int] | None,
@@ -97,8 +108,10 @@ def run(
         raise InputError("--pty", "an array's commands cannot share a terminal", "leave one of both out")
     if split and not gpus and gpu_memory == "0":
         raise InputError("--split", "there is nothing to split", "name the GPUs of its GPU phases by --gpus")
+    if split and gang:
+        raise InputError("--gang", "with --split no GPUs are held at the start", "leave one of both out")
     if in_:
-        given = (gpus, gpu_memory != "0", cpus, memory != "0", queue, priority, deadline, split, requeue)
+        given = (gpus, gpu_memory != "0", cpus, memory != "0", queue, priority, deadline, split, requeue, gang)
         _check_inside([option for option, value in zip(OF_THE_REQUEST, given, strict=True) if value])
     address = the_site()
     fields: dict[str, object] = {
@@ -116,6 +129,7 @@ def run(
         "after": [_after(one) for one in after or ()],
         "inside": in_,
         "requeue": requeue,
+        **_gang(gang, array, gang_wait),
     }
     try:
         request = request_of(fields)
@@ -163,6 +177,19 @@ def _check_inside(given: list[str]) -> None:
     """Raises InputError for what a command in a request has from it."""
     if given:
         raise InputError(given[0], "what runs in a request has the request's", "leave it out, or leave --in out")
+
+
+def _gang(text: str, array: int, wait: str) -> dict[str, object]:
+    """The field of the request, {} for no gang."""
+    if not text:
+        return {}
+    name, _, size = text.rpartition(":") if ":" in text else (text, "", str(array or ""))
+    if not name or not size.isdecimal():
+        problem = f"{text!r} does not say how many start together"
+        raise InputError("--gang", problem, "name the gang and its size, as train:4, or add --array")
+    if array > int(size):
+        raise InputError("--gang", f"the {array} runs of --array are more than a gang of {size}", "make it larger")
+    return {"gang": {"name": name, "size": int(size), "wait_s": parse_seconds(wait, "--gang-wait")}}
 
 
 def _after(text: str) -> dict[str, str]:

@@ -147,6 +147,7 @@ def _table(runs: tuple[c.RunView, ...], now: float, several: bool = False) -> Ta
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.state
+        state += f", gang {view.gang.name}" if view.gang else ""
         state += ", a request" if view.is_request else f", in {view.inside}" if view.inside else ""
         devices = ", ".join(view.lease.devices) if view.lease else ""
         if view.tasks is not None:

@@ -75,6 +75,15 @@ class After(Ask):
     when: Literal["ok", "any", "failed"] = "ok"
 
 
+class Gang(Ask):
+    """Runs of one user that start together, or none of them: so many, that ask for it by this name. wait_s: how long
+    the first of them waits for the last to be asked for; then all that have come end."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=PLAIN)]
+    size: Annotated[int, Field(ge=2, le=256)]
+    wait_s: Seconds = 600.0
+
+
 class RunRequest(Ask):
     """One command that wants to run. key: chosen by the client, so that a repeated request is known; supervisor: the
     client itself, which is there as long as the request is meant. gpus: whole ones, or a part of one; gpu_memory_bytes:
@@ -82,7 +91,7 @@ class RunRequest(Ask):
     take; for_s: after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended,
     from now; hold: it does not start before it is resumed; inside: of a GPU request (`egs_core.client.requests`) whose
     GPUs it has, and whose place in the queue: it names neither; requeue: it may be evicted for another, and then starts
-    again."""
+    again; gang: with which it starts together."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -100,6 +109,7 @@ class RunRequest(Ask):
     after: Annotated[tuple[After, ...], Field(max_length=100)] = ()
     inside: Annotated[str, Field(max_length=32)] = ""
     requeue: bool = False
+    gang: Gang | None = None
 
 
 class Change(Ask):
@@ -217,6 +227,14 @@ class DriverTasks(Told):
     waiting: int
 
 
+class GangView(Told):
+    """A gang as the server sees it. runs: those that have come and have not ended."""
+
+    name: str
+    size: int
+    runs: tuple[str, ...]
+
+
 class RunView(Told):
     """A run as the server sees it. site: the server's own id; runs of two servers may have one number.
 
@@ -226,7 +244,7 @@ class RunView(Told):
     beat_s: how often the server wants to hear of it. host: on which it was started. Of a framework's driver: framework,
     tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
     it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
-    near.
+    near. gang: with which it starts together.
     """
 
     id: str
@@ -266,6 +284,7 @@ class RunView(Told):
     is_request: bool = False
     inside: str = ""
     ends_at: float | None = None
+    gang: GangView | None = None
 
 
 class Device(Told):

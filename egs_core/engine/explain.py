@@ -13,7 +13,7 @@ from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, lacking,
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.gangs import index_of, missing_members
 from egs_core.engine.rules.processes import has_slot_for
-from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept
+from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept, select_gang
 from egs_core.engine.rules.topology import describe_levels, levels_of
 from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.state.metering import described, task_reaches
@@ -196,15 +196,21 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mappi
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
-    in_line += _deadline(state, queue.members(queue.leader_of(phase))) if state.has_deadlines else ""
+    phases = queue.members(queue.leader_of(phase))
+    in_line += _deadline(state, phases) if state.has_deadlines else ""
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
         kind, missing = "fragment", f"{scattered}: {missing}"
+    needs = f"needs {describe_shape(shape)}"
     if kept := _kept_for(state, phase, room):
         missing = kept
+    elif room and len(phases) > 1 and select_gang(state, phases) is None:
+        total = Shape(*quota.demand(state, phases))
+        needs += f", and its gang {state.gangs[state.gang_of[task]].name} {describe_shape(total)} at once"
+        kind, missing = "capacity", _missing_for_all([state.nodes[i] for i in fitting[:SHOWN]], total)
     if room and state.is_first_phase(phase) and not any(has_slot_for(state, task, i) for i in room):
         kind, missing = "process_slots", f"room is there, but {NO_SLOT}"
-    return Reason(name, "ready", kind, f"needs {describe_shape(shape)}: {missing}{in_line}", names, in_line)
+    return Reason(name, "ready", kind, f"{needs}: {missing}{in_line}", names, in_line)
 
 
 def _deadline(state: State, phases: Sequence[int]) -> str:
@@ -278,6 +284,12 @@ def describe_shape(shape: Shape) -> str:
     if shape.gpu_memory_bytes:
         parts.append(f"{shape.gpu_memory_bytes / GIB:g} GiB of GPU memory")
     return ", ".join(parts) or "nothing"
+
+
+def _missing_for_all(nodes: Sequence[Node], total: Shape) -> str:
+    """What keeps a gang, one of which has room, from starting: no node may lack anything when they are taken apart."""
+    texts = [_missing(node, total) for node in nodes if lacking(node, total)]
+    return "; ".join(texts) or "there is room for each of them, but not for all"
 
 
 def _missing(node: Node, shape: Shape) -> str:

@@ -30,7 +30,28 @@ def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
     else:
         place(book, who, run, ask.queue)
     run.after = _open_after(book, who, ask)
+    if ask.gang is not None:
+        _enter_gang(book, run, ask.gang)
     take_in(book, who, run)
+    return book.view(who, run)
+
+
+def _enter_gang(book: Book, run: Run, ask: c.Gang) -> None:
+    """Raises Refusal."""
+    place = book.gangs.place_for(run, ask, book.now)
+    book.gangs.check_order(run, place, book.runs)
+    for one in book.gangs.enter(run, place):
+        book.touch(one)
+
+
+def check(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
+    """What `submit` would answer, if the others of its gang came now and asked for the same. book: a copy. Raises
+    Refusal."""
+    view = submit(book, who, ask)
+    run, number = book.runs[view.id], 0
+    while run.is_open and run.gang is not None and not run.gang.is_whole:
+        number += 1
+        submit(book, who, ask.model_copy(update={"key": f"{ask.key[:50]}-gang-{number}"}))
     return book.view(who, run)
 
 

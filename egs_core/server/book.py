@@ -7,7 +7,7 @@ may ask for is in `admission`, `controls` and `logic`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -19,6 +19,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.specs import END
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.server.gangs import Gangs
 from egs_core.server.hosts import OWN, Hosts, JoinedHost
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Refusal, Run, SiteFacts
@@ -65,7 +66,8 @@ class Book:
         self.by_key = {(run.user, run.key): run for run in self.runs.values()}
         self.by_task = {run.task: run for run in self.runs.values() if run.task != NOT_ADMITTED}
         self.hosts = Hosts(hosts)
-        self.views = Views(facts, engine, self.runs, self.by_task, self.hosts)
+        self.gangs = Gangs(run for run in self.runs.values() if run.is_open)
+        self.views = Views(facts, engine, self.runs, self.by_task, self.hosts, self.gangs)
         self.last = max((int(run_id) for run_id in self.runs), default=0)
         self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
         self.dependents: dict[str, list[Run]] = {}
@@ -133,26 +135,27 @@ class Book:
 
     def admit_if_due(self, run: Run) -> None:
         """Give it to the engine, unless it waits for others, or to be resumed; what is in a request never."""
-        if run.inside:
-            return
-        is_kept_out = not run.gpus and self.views.is_shut(run.host)  # what needs GPUs the engine holds back itself
-        if run.task == NOT_ADMITTED and not run.after and not run.is_paused and not is_kept_out:
-            self.admit(run)
+        starters = [] if run.inside else self.gangs.starters(run)
+        if starters and all(one.task == NOT_ADMITTED and self.views.is_due(one) for one in starters):
+            self.admit(starters)
 
-    def admit(self, run: Run) -> None:
-        """From now on the engine orders it."""
-        graph = Graph()
-        options = TaskOptions(priority=run.priority, flavors=self._place(run), may_restart=run.requeue)
-        phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
-        graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
-        run.task = len(self.engine.state.task_ids)
-        self.by_task[run.task] = run
-        self.touch(run)
-        deadline_s = None if run.deadline_s is None else max(0.0, run.submitted_at + run.deadline_s - self.now)
-        self.handle(m.WorkloadSubmitted(run.workload, run.name, run.user, run.queue, deadline_s))
-        self.handle(m.TasksAdded(run.workload, graph))
-        if run.lease is None and (never := self.engine.why_never(run.task)) is not None:
-            self.abort(run, never.text, REFUSED)
+    def admit(self, runs: Sequence[Run]) -> None:
+        """From now on the engine orders it, or a gang."""
+        graph, first = Graph(), runs[0]
+        for run in runs:
+            gang = run.gang.name if run.gang else ""
+            options = TaskOptions(priority=run.priority, flavors=self._place(run), may_restart=run.requeue, gang=gang)
+            phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
+            run.task = len(self.engine.state.task_ids) + graph.n_tasks
+            graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
+            self.by_task[run.task] = run
+            self.touch(run)
+        due = [run.submitted_at + run.deadline_s - self.now for run in runs if run.deadline_s is not None]
+        deadline_s = max(0.0, min(due)) if due else None
+        self.handle(m.WorkloadSubmitted(first.workload, first.name, first.user, first.queue, deadline_s))
+        self.handle(m.TasksAdded(first.workload, graph))
+        if first.lease is None and (never := self.engine.why_never(first.task)) is not None:
+            self.abort(first, never.text, REFUSED)
 
     def _place(self, run: Run) -> tuple[str, ...]:
         """Where it may start: on its own host. To the engine each host is a flavor, once there are several."""
@@ -165,16 +168,14 @@ class Book:
         return bool(nodes) and nodes[0].flavor != ""
 
     def readmit(self, run: Run) -> None:
-        """Give it to the engine anew: it is in the queue as it is now, behind those of its priority."""
+        """Give it, and its gang, to the engine anew: in the queue as it is now, behind those of its priority. None of
+        them holds anything."""
         self.handle(m.AbortRequested("workload", run.workload, run.user, "changed"))
-        del self.by_task[run.task]
-        run.task, run.changes = NOT_ADMITTED, run.changes + 1
+        for one in self.gangs.members(run):
+            del self.by_task[one.task]
+            one.task, one.changes = NOT_ADMITTED, one.changes + 1
+            self.dirty[one.id] = one
         self.admit_if_due(run)
-
-    def _misplaced(self, run: Run, grant: m.Grant) -> None:
-        """Granted on another host than its own: it was given to the engine when there was but one."""
-        self.handle(m.DecisionRejected(grant.id, "it is of another host"))
-        self.readmit(run)
 
     def handle(self, event: m.Event) -> None:
         if self._spanning is None:
@@ -183,18 +184,25 @@ class Book:
             self._spanning[0].handle(self._spanning[1], event)
 
     def _take(self, event: m.Event) -> None:
+        misplaced: list[Run] = []
         for decision in self.barrier.handle(event, self.now):
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])
-                if decision.node != self.views.name_of(run.host):
-                    self._misplaced(run, decision)
-                    continue
                 run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
+                if decision.node != self.views.name_of(run.host):
+                    misplaced.append(run)
             elif isinstance(decision, m.Stop):
                 self._stop(self.by_task[decision.task], decision)
+        for run in misplaced:  # only now: with one of a gang the others, granted by the same event, are taken back
+            if run.lease is not None:
+                self.take_back(run, run.lease, "it is of another host")
+                self.readmit(run)
 
     def _stop(self, run: Run, decision: m.Stop) -> None:
         if not run.is_open or run.lease is None:
+            return
+        if decision.requeue and run.gang and not run.is_claimed:  # with it, so that it is not kept by one of a gang
+            self.take_back(run, run.lease, decision.reason)
             return
         if decision.requeue and (run.stop or not run.requeue):
             return  # it ends anyway; or it was begun by a server that knew no eviction, and goes on
@@ -221,11 +229,9 @@ class Book:
             self.touch(run).stop = why
             run.is_evicted = False
             self.boxed.pop(run.id, None)
+            self._end_gang(run, "aborted")
             return
-        if run.task == NOT_ADMITTED:
-            self.close(run, outcome, None)
-            return
-        if run.lease is not None:
+        if run.lease is not None and run.task != NOT_ADMITTED:
             self.handle(m.PhaseEnded(run.lease.phase, run.lease.attempt, "aborted"))
         self.close(run, outcome, None)
 
@@ -258,6 +264,18 @@ class Book:
         self.views.living.pop(run.id, None)
         self.handle(m.PhaseEnded(lease.phase, lease.attempt, "preempted"))
 
+    def _end_gang(self, run: Run, outcome: str) -> None:
+        """One of a gang does not succeed: the others never start, and the engine has told those that run to end."""
+        if run.gang is None or not run.gang.is_whole or outcome == "succeeded":
+            return
+        for other in self.gangs.members(run):
+            if not other.is_open or other.is_claimed:
+                continue
+            if other.lease is not None:
+                self.handle(m.PhaseEnded(other.lease.phase, other.lease.attempt, "aborted"))
+            other.why = run.why if outcome == REFUSED else f"run {run.id} ({run.name}) of its gang has ended: {outcome}"
+            self.close(other, outcome if outcome == REFUSED else "aborted", None)
+
     def close(self, run: Run, outcome: str, exit_code: int | None) -> None:
         run.outcome, run.exit_code, run.ended_at = outcome, exit_code, self.now
         run.lease, run.named, run.is_lost, run.stop, run.is_evicted = None, (), False, "", False
@@ -277,6 +295,8 @@ class Book:
             while self._closed:
                 self._tell_dependents(self._closed[0])
                 self._closed.popleft()
+        self.gangs.drop(run)
+        self._end_gang(run, outcome)
 
     def _tell_dependents(self, ended: Run) -> None:
         """What waits for it may start, or never will."""
@@ -291,11 +311,15 @@ class Book:
             self.touch(run).after = tuple([one for one in run.after if one[0] != ended.id])
             self.admit_if_due(run)
 
-    def take_back(self, run: Run, lease: HeldLease) -> None:
+    def may_take_back(self, run: Run) -> bool:
+        """Whether its grant may be given to others when it is not claimed: not while others of its gang run."""
+        return not any(one.is_claimed for one in self.gangs.members(run))
+
+    def take_back(self, run: Run, lease: HeldLease, why: str = "not claimed") -> None:
         """A grant that its client has not claimed in time: the run waits again."""
         self.touch(run).lease = None
         if not run.inside:
-            self.handle(m.DecisionRejected(lease.token, "not claimed"))
+            self.handle(m.DecisionRejected(lease.token, why))
 
     def add_node(self, drained: tuple[int, ...]) -> None:
         offer = self.offer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from egs_core.client import messages as c
@@ -9,10 +10,12 @@ from egs_core.engine import messages as m
 from egs_core.errors import listed
 from egs_core.server.admission import check_fits, check_for, queue_asked, take_part
 from egs_core.server.book import REFUSED, Book, LogLine
+from egs_core.server.gangs import come_words
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import OPERATING, Principal
 from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
 
+OF_THE_GANG = ("queue", "team", "priority")  # what is changed for all members
 CHANGES_WHILE_RUNNING = ("for_s", "expected_s")
 
 
@@ -30,12 +33,22 @@ def control(book: Book, who: Principal, run_id: str, verb: str, ask: c.Control) 
         return _release(book, who, run, ask)
     book.log(who, verb, run, ask.reason)
     kind = m.PauseRequested if verb == "pause" else m.ResumeRequested
+    scope, target = ("task", str(run.task)) if run.gang else ("workload", run.workload)
     book.touch(run).is_paused = verb == "pause"
     if run.task == NOT_ADMITTED:
         book.admit_if_due(run)
     else:
-        book.handle(kind("workload", run.workload, who.name, ask.reason))
+        book.handle(kind(scope, target, who.name, ask.reason))
     return book.view(who, run)
+
+
+def give_up_gang(book: Book, members: Sequence[Run]) -> None:
+    """Not all of these members' gang have come in time."""
+    place = members[0].gang
+    why = f"gang {place.name!r} was not whole in time: {come_words(place, members)}" if place else ""
+    for run in members:
+        if run.is_open:
+            book.abort(run, why, "aborted")
 
 
 def _release(book: Book, who: Principal, run: Run, ask: c.Control) -> c.RunView:
@@ -65,6 +78,9 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
     late = [name for name in wishes if name not in CHANGES_WHILE_RUNNING]
     if run.is_claimed and late:
         raise Refusal(409, f"run {run.id} has started: its {late[0]} cannot change, --for and --expect can")
+    holding = next((one for one in book.gangs.members(run) if one.lease is not None), None)
+    if holding is not None and run.lease is None:
+        raise Refusal(409, f"run {holding.id} of its gang is about to end: try again")
     if run.inside and late:
         raise Refusal(409, f"run {run.id} is in request {run.inside}: its {late[0]} is that of the request")
     if run.is_request:
@@ -88,6 +104,9 @@ def _change(book: Book, run_id: str, wishes: dict[str, Any]) -> None:
         run.gpu_memory_bytes = 0
     for name, value in wishes.items():
         setattr(run, name, value)
+    for other in book.gangs.members(run):
+        for name in [one for one in OF_THE_GANG if one in wishes]:
+            setattr(book.touch(other), name, wishes[name])
     length_s = run.expected_s or run.for_s
     if run.lease is not None:
         book.note_box(run)

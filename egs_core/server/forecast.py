@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
 
 from egs_core.engine import Engine
 from egs_core.engine.rules.ends import expected_end_s
@@ -33,7 +34,20 @@ def expected_starts(engine: Engine) -> dict[int, float]:
     for number, node in enumerate(state.nodes):
         if node.alive:
             found |= _starts_on(engine, number, partial(_order_on, engine, node.flavor))
-    return found
+    return _together(engine, found)
+
+
+def _together(engine: Engine, starts: dict[int, float]) -> dict[int, float]:
+    """A gang on several hosts starts when it can on the last of them."""
+    state = engine.state
+    if not state.gang_of:
+        return starts
+    last: dict[int, float] = {}
+    for phase in engine.ready_order():
+        if (gang := state.gang_of.get(state.task_of[phase])) is not None:
+            last[gang] = max(last.get(gang, 0.0), starts.get(phase, UNKNOWN_S))
+    latest = {phase: last.get(state.gang_of.get(state.task_of[phase], -1), at) for phase, at in starts.items()}
+    return {phase: at for phase, at in latest.items() if at != UNKNOWN_S}
 
 
 def _order_on(engine: Engine, flavor: str) -> list[int]:
@@ -55,22 +69,38 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) 
     if not any(free) and all(left_s == UNKNOWN_S for left_s, _, _ in ends):
         return found  # the common case, and an order of thousands costs milliseconds
     at_s = 0.0
-    for phase in order():
-        wanted = state.shape_of(phase).gpu_milli
-        each = min(wanted, WHOLE_DEVICE)
-        while (taken := _devices(free, wanted)) is None and ends:
+    for _, unit in groupby(order(), lambda phase: state.gang_of.get(state.task_of[phase], -1 - phase)):
+        phases = list(unit)
+        wanted = [state.shape_of(phase).gpu_milli for phase in phases]
+        while (taken := _devices_of_all(free, wanted)) is None and ends:
             end_s, milli, devices = heapq.heappop(ends)
             at_s = max(at_s, end_s)
             for device in devices:
                 free[device] += milli
         if taken is None or at_s == UNKNOWN_S:
             break
-        found[phase] = at_s
-        for device in taken:
-            free[device] -= each
-        end_s = UNKNOWN_S if phase in state.unknown else at_s + state.estimate_s[phase]
-        heapq.heappush(ends, (end_s, each, taken))
+        for phase, milli, devices in zip(phases, wanted, taken, strict=True):
+            found[phase] = at_s
+            _take(free, milli, devices)
+            end_s = UNKNOWN_S if phase in state.unknown else at_s + state.estimate_s[phase]
+            heapq.heappush(ends, (end_s, min(milli, WHOLE_DEVICE), devices))
     return found
+
+
+def _devices_of_all(free: list[int], wanted: Sequence[int]) -> list[tuple[int, ...]] | None:
+    """Devices for each of those that start together; None where there are not enough."""
+    left, found = free[:], []
+    for milli in wanted:
+        if (taken := _devices(left, milli)) is None:
+            return None
+        _take(left, milli, taken)
+        found.append(taken)
+    return found
+
+
+def _take(free: list[int], milli: int, devices: tuple[int, ...]) -> None:
+    for device in devices:
+        free[device] -= min(milli, WHOLE_DEVICE)
 
 
 def _devices(free: list[int], wanted: int) -> tuple[int, ...] | None:

@@ -11,7 +11,17 @@ from egs_core.server.book import CONFIG, Book
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NO_PHASE, HeldLease, Refusal, Run
 
-OF_THE_REQUEST = ("gpus", "gpu_memory_bytes", "cpus", "memory_bytes", "queue", "priority", "deadline_s", "requeue")
+OF_THE_REQUEST = (
+    "gpus",
+    "gpu_memory_bytes",
+    "cpus",
+    "memory_bytes",
+    "queue",
+    "priority",
+    "deadline_s",
+    "requeue",
+    "gang",
+)
 
 
 def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:

@@ -73,9 +73,16 @@ def _tell_apart(book: Book) -> None:
     placed = {run.id for run in waiting}
     rest = [run for run in book.open_runs() if run.id not in placed]
     book.handle(m.NodeAdded(name, *size, flavor=name, drained=book.drained, closed=closed))
+    told = set[int]()
     for run in [*waiting, *rest]:
-        if run.is_open and run.lease is None and run.task != NOT_ADMITTED:
+        if run.is_open and run.task != NOT_ADMITTED and run.task not in told and not _holds(book, run):
             book.readmit(run)
+            told.update(one.task for one in book.gangs.members(run))
+
+
+def _holds(book: Book, run: Run) -> bool:
+    """Whether it has a lease, or another of its gang has one."""
+    return any(one.lease is not None for one in book.gangs.members(run))
 
 
 def heard(book: Book, who: Principal, ask: h.Report) -> bool:

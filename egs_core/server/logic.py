@@ -25,6 +25,7 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.server import admission, controls, joining, requests
 from egs_core.server.book import CONFIG, Book, LogLine
+from egs_core.server.gangs import AGAIN_S, check_together
 from egs_core.server.hosts import OWN, JoinedHost
 from egs_core.server.hosts import SILENT_S as HOST_SILENT_S
 from egs_core.server.principals import Principal
@@ -118,6 +119,8 @@ class SiteLogic:
                 run.grace_s = run.grace_s or CONFIG.grace_s
         self.book.look_around()
         joining.note_silent(self.book)
+        for members in self.book.gangs.overdue(self.book.now):
+            controls.give_up_gang(self.book, members)
         requests.advance(self.book)
         self._forget()
 
@@ -136,6 +139,7 @@ class SiteLogic:
     def next_wakeup(self) -> float | None:
         """When `at` has to be called if nothing happens before; None: never."""
         due = [self.book.engine.next_wakeup(), self.book.hosts.next_silence(), requests.next_due(self.book)]
+        due += [self.book.gangs.next_due()]
         due += [run.time_is_up_at for run in self.book.boxed.values()]
         return min((at for at in due if at is not None), default=None)
 
@@ -161,6 +165,8 @@ class SiteLogic:
         leases = {lease.decision: phase for phase, lease in state.leases.items()}
         held = {run.lease.token: run.lease.phase for run in self.open_runs() if run.lease and not run.inside}
         assert leases == held, f"the engine's leases {leases}, those of runs {held}"
+        for run in self.open_runs():
+            check_together(self.book.gangs.members(run) if run.gang else ())
         for run in self.book.by_task.values():
             assert run.is_open != (state.status[state.cursor[run.task]] in ENDED), f"run {run.id} is {run.state}"
 
@@ -172,6 +178,7 @@ class SiteLogic:
         self.book.team_of_queue = team_of_queue or {}
         self.book.queues = tuple([queue.name for queue in queues])
         self.book.offer = offer
+        self.book.gangs.not_before = self.book.now + AGAIN_S
         self.book.heard = dict.fromkeys(
             self.book.heard, self.book.now
         )  # nobody could be heard while no server was there
@@ -274,7 +281,7 @@ class SiteLogic:
 
     def check(self, who: Principal, ask: c.RunRequest) -> c.RunView:
         """What `submit` would answer now. Nothing is asked for: the request meets a copy of the site."""
-        return admission.submit(self.book.copy(), who, ask)
+        return admission.check(self.book.copy(), who, ask)
 
     # --- processes ---
 
@@ -306,7 +313,7 @@ class SiteLogic:
         is_silent = self.book.now - self.book.heard[run.id] > SILENT_S
         if one.has_supervisor:
             self.book.gone.pop(run.id, None)
-            if run.is_claimed:
+            if run.is_claimed or not self.book.may_take_back(run):
                 self._mark_lost(run, is_silent, one.living)
             elif run.lease is not None and is_silent and self.book.now - run.lease.granted_at > CLAIM_S:
                 self.book.take_back(run, run.lease)

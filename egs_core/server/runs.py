@@ -72,6 +72,17 @@ class HeldLease(msgspec.Struct, frozen=True):
     claimed_at: float | None = None
 
 
+class GangPlace(msgspec.Struct, frozen=True):
+    """A run's place among those that start together, see `gangs`. number: of the run that began the gang, by which it
+    is told from others of this name; until: when it is given up if not all have come; is_whole: they have."""
+
+    name: str
+    size: int
+    number: str
+    until: float
+    is_whole: bool = False
+
+
 class Run(msgspec.Struct, omit_defaults=True):
     """One run. Times are the site's (see `SiteLogic`). version: higher with each change that its client is told.
 
@@ -86,6 +97,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     the engine does not know it. is_warned: its client was told that the request ends soon.
 
     requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
+    gang: with which others it starts.
     """
 
     id: str
@@ -128,11 +140,13 @@ class Run(msgspec.Struct, omit_defaults=True):
     requeue: bool = False
     is_evicted: bool = False
     evictions: int = 0
+    gang: GangPlace | None = None
 
     @property
     def workload(self) -> str:
-        """What the engine calls it: something new each time that it is given to it."""
-        return f"{self.id}.{self.changes}" if self.changes else self.id
+        """What the engine calls it: something new each time that it is given to it; of a gang all are one."""
+        number = self.gang.number if self.gang else self.id
+        return f"{number}.{self.changes}" if self.changes else number
 
     @property
     def time_is_up_at(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
@@ -11,8 +12,9 @@ from egs_core.engine import Engine
 from egs_core.engine.state.nodes import Node
 from egs_core.errors import listed
 from egs_core.server.forecast import expected_starts
+from egs_core.server.gangs import Gangs, come_words
 from egs_core.server.hosts import OWN, Hosts
-from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, HeldLease, Run, SiteFacts
+from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, GangPlace, HeldLease, Run, SiteFacts
 
 BEAT_S = 5.0  # how often a client is to be heard of
 MOST_EXPLAINED = 100
@@ -32,12 +34,19 @@ class Views:
 
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
     keeps up; living: processes of lost ones; used_elsewhere: who holds something in a queue in other pools; devices,
-    occupied: of the server's own host; hosts: the others."""
+    occupied: of the server's own host; hosts: the others; gangs: of runs that start together."""
 
     def __init__(
-        self, facts: SiteFacts, engine: Engine, runs: dict[str, Run], by_task: dict[int, Run], hosts: Hosts
+        self,
+        facts: SiteFacts,
+        engine: Engine,
+        runs: dict[str, Run],
+        by_task: dict[int, Run],
+        hosts: Hosts,
+        gangs: Gangs,
     ) -> None:
         self._facts, self._engine, self._runs, self._by_task = facts, engine, runs, by_task
+        self._gangs = gangs
         self.open = {run.id: run for run in runs.values() if run.is_open}
         self.devices: tuple[Device, ...] = ()
         self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
@@ -136,6 +145,7 @@ class Views:
             is_request=run.is_request,
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,
+            gang=None if run.gang is None else self._told_gang(run, run.gang),
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:
@@ -143,6 +153,8 @@ class Views:
             return "paused", f"is held until `egs resume {run.id}`"
         if run.inside and not run.after:
             return self._reason_inside(run, sees)
+        if run.gang is not None and run.task == NOT_ADMITTED and self.is_due(run):
+            return "gang", self._reason_in_gang(run, run.gang, sees)
         if run.task == NOT_ADMITTED and not run.after and self.hosts.is_silent(run.host):
             return "suspect", f"waits{self._silence(run.host)}"
         if run.task == NOT_ADMITTED and not run.after:
@@ -161,6 +173,23 @@ class Views:
             return "running", f"runs in request {request.id} ({request.name})"
         kind, text = self._reason(request, sees)
         return kind, f"request {request.id} ({request.name}): {text}"
+
+    def _reason_in_gang(self, run: Run, gang: GangPlace, sees: Sees) -> str:
+        """Of one that might start, but for others of its gang."""
+        members = self._gangs.members(run)
+        if not gang.is_whole:
+            until = datetime.fromtimestamp(self._facts.epoch + gang.until, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            text = f"{come_words(gang, members)}; it is given up at {until} unless the others come"
+            return f"starts together with gang {gang.name!r}: {text}"
+        late = [one for one in members if not self.is_due(one)]
+        if not late:
+            return f"starts together with gang {gang.name!r}"
+        why = self._reason(late[0], sees)[1]
+        return f"starts together with gang {gang.name!r}, of which run {late[0].id} ({late[0].name}) {why}"
+
+    def _told_gang(self, run: Run, gang: GangPlace) -> c.GangView:
+        runs = tuple([one.id for one in self._gangs.members(run)])
+        return c.GangView(name=gang.name, size=gang.size, runs=runs)
 
     def _called(self, run_id: str, when: str) -> str:
         return f"run {run_id} ({self._runs[run_id].name}){LABELS[when]}"
@@ -230,6 +259,10 @@ class Views:
 
     def _occupied(self, host: str) -> dict[int, tuple[int, ...]]:
         return self.occupied if host == OWN else self.hosts.occupied.get(host, {})
+
+    def is_due(self, run: Run) -> bool:
+        """Whether nothing but the engine's order, and its gang, keeps it: what needs GPUs that holds back itself."""
+        return not run.after and not run.is_paused and bool(run.gpus or not self.is_shut(run.host))
 
     def is_shut(self, host: str) -> bool:
         """Whether nothing starts there that needs no device either: it is silent, or drained with all of its own."""

@@ -16,6 +16,7 @@ import msgspec
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.server import requests
+from egs_core.server.gangs import check_together
 from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
@@ -171,6 +172,7 @@ class World:
         for one in self.all:
             if self.random.random() < 0.3:
                 one.inside = self.random.choice(self.requesters)
+        self._draw_gangs()
         self._by_pid = {one.process.pid: one for one in self.all}
         self.delayed: list[Callable[[SiteLogic], Any]] = []
         self.faults = 0.25
@@ -182,6 +184,19 @@ class World:
         more = {"priority": self.random.choice((0, 3, 5, 9)), "requeue": self.random.random() < 0.5}
         found.request = found.request.model_copy(update=more)
         return found
+
+    def _draw_gangs(self) -> None:
+        """Some of the supervisors are of gangs, of which not all will ever be whole, or fit."""
+        left = [one for one in self.all if one.inside is None]
+        while len(left) > 2 and self.random.random() < 0.7:
+            size, wait_s = self.random.choice((2, 2, 3)), self.random.uniform(20, 80)
+            wanted = size if self.random.random() < 0.9 else size + 1
+            name, like = f"gang-{left[0].process.pid if self.random.random() < 0.9 else 0}", left[0].request
+            for one in left[:size]:
+                gang = c.Gang(name=name, size=wanted, wait_s=wait_s)
+                more = {"gang": gang, "priority": like.priority, "requeue": like.requeue}
+                one.request = one.request.model_copy(update=more)
+            left = left[size:]
 
     def _requester(self, number: int) -> Requester:
         gpus, idle_s = self.random.choice((0.5, 1, 2)), self.random.choice((None, None, 20.0))
@@ -281,14 +296,15 @@ class World:
         for watch in logic.watched():
             one = self._by_pid[watch.supervisor.pid]
             living = (10_000 + one.process.pid,) if one.devices and one.started[-1] == watch.token else ()
-            found.append(Seen(watch.run, watch.token, one.is_alive, living))
+            is_there = one.is_alive and not one.is_done  # one that is refused ends
+            found.append(Seen(watch.run, watch.token, is_there, living))
         return found
 
     # --- invariants ---
 
     def check(self) -> None:
         """No device is used by two processes, but in parts, or in one request; none without a lease, of a request's not
-        without that; and nothing is started twice."""
+        without that; of a gang all hold devices, or none; and nothing is started twice."""
         parts: dict[str, dict[object, float]] = {device.id: {} for device in OFFER.devices}
         for one in self.all:
             for device in one.devices:
@@ -301,6 +317,9 @@ class World:
                 assert held_for is not None, f"request {one.inside.number} has ended, and {one.run_id} computes"
                 assert set(one.devices) == {OFFER.devices[number].id for number in held_for.devices}
         held = {device: [watch.run for watch in found] for device, found in self.turns.logic.holders().items()}
+        logic = self.turns.logic
+        for run in logic.open_runs():
+            check_together(logic.book.gangs.members(run) if run.gang else ())
         for one in self.all:
             self.check_starts(one)
             assert all(one.run_id in held[device] for device in one.devices), (one.run_id, one.devices, held)

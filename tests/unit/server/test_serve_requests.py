@@ -56,6 +56,68 @@ def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) ->
     assert (late.returncode, late.stderr) == (2, f"error: request {made['id']} has ended\n")
 
 
+@pytest.mark.proves("egs run", "gang")
+def test_a_gang_starts_whole_or_not_at_all(site: RealSite, tmp_path: Path) -> None:
+    """Two started apart need two GPUs, of which one is in use: neither starts, both say why, also over `kill -9` of the
+    server. Then both run at once; one fails, and the other is told to end. What stays in part ends, and says so."""
+    go, busy, files = tmp_path / "go", tmp_path / "busy", [tmp_path / "one", tmp_path / "two"]
+    first = site.run("--gpus", "1", "--name", "busy", "--", sys.executable, "-c", UNTIL, str(busy), str(go), "0")
+    wait_for(busy.exists, "one GPU is in use")
+    alone = site.egs("run", "--gpus", "1", "--gang", "few:2", "--gang-wait", "1s", "--", "true")
+    assert alone.returncode == 143
+    assert "gang 'few' was not whole in time: 1 of 2 have come" in alone.stderr
+    begun = []
+    for file, end in zip(files, (tmp_path / "fail", tmp_path / "never"), strict=True):
+        words = (sys.executable, "-c", UNTIL, str(file), str(end), "7")
+        begun.append(site.run("--gpus", "1", "--gang", "pair:2", "--name", file.name, "--", *words))
+        wait_for(lambda: len(site.queued()) == len(begun), "it has come")
+    site.kill()
+    site.start()
+    for number in site.queued().values():
+        told = site.told("why", number)
+        assert "its gang pair 2 GPUs at once" in told["reason"]
+        assert (told["gang"]["name"], told["gang"]["size"], len(told["gang"]["runs"])) == ("pair", 2, 2)
+    assert "gang pair" in site.egs("ps").stdout
+    assert (
+        "its gang more 2 GPUs at once" in site.egs("run", "--check", "--gpus", "1", "--gang", "more:2", "true").stdout
+    )
+    assert not any(file.exists() for file in files)
+    go.touch()
+    assert first.wait(PATIENCE_S) == 0
+    wait_for(lambda: sorted(map(content, files)) == ["0", "1"], "both run, on a GPU each")
+    (tmp_path / "fail").touch()
+    assert [one.wait(PATIENCE_S) for one in begun] == [7, 143]
+    assert begun[1].stderr is not None
+    assert "has to end: its gang has lost" in begun[1].stderr.read()
+    array = site.egs("run", "--gpus", "1", "--array", "2", "--gang", "both", "--", "true")
+    assert array.returncode == 0, array.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--gang", "train"), "'train' does not say how many start together"),
+        (("--gang", "train:2", "--array", "3"), "the 3 runs of --array are more than a gang of 2"),
+        (("--gang", "train:1"), "greater than or equal to 2"),
+        (("--gang", "train:2", "--split", "--gpus", "1"), "with --split no GPUs are held at the start"),
+        (("--gang", "train:2", "--in", "7"), "what runs in a request has the request's"),
+    ],
+)
+def test_a_gang_that_cannot_be_meant_is_one_error(
+    options: tuple[str, ...],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    site: RealSite,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It names the option, and nothing is asked for."""
+    monkeypatch.setenv("EGS_URL", f"unix://{site.ready['socket']}")
+    assert app.run(["run", *options, "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --gang")
+    assert problem in error
+
+
 @pytest.mark.slow
 def test_an_end_is_announced(site: RealSite, tmp_path: Path) -> None:
     """By itself: a command is told that the time is nearly over, then that it has to end, and so does the request."""

@@ -83,7 +83,8 @@ def simulate(seed: int) -> World:
 @pytest.mark.parametrize("seed", range(8))
 def test_no_device_is_given_twice_and_every_run_ends(seed: int) -> None:
     """Messages lost, doubled and late, commits that fail, servers and supervisors killed, clocks set: no two processes
-    ever use a device, a used device is never given out, nothing starts twice, and at the end every run has ended."""
+    ever use a device, a used device is never given out, of a gang all get devices or none does, nothing starts twice,
+    and at the end every run has ended."""
     simulate(seed)
 
 
@@ -122,4 +123,9 @@ def test_the_simulation_does_what_it_claims() -> None:
     assert any(run.started_at is not None and run.why.startswith("request ") for run in inside)
     assert sum(run.evictions for world in worlds for run in world.turns.logic.runs.values()) >= 5
     assert any(run.is_request and "idle" in run.why for world in worlds for run in world.turns.logic.runs.values())
+    gangs = [run for world in worlds for run in world.turns.logic.runs.values() if run.gang]
+    assert sum(run.outcome == "succeeded" for run in gangs) >= len(gangs) / 5
+    assert any("was not whole in time" in run.why for run in gangs)
+    assert any("of its gang has ended" in run.why for run in gangs)
+    assert any(run.evictions for run in gangs)
     assert any(world.store.snapshot for world in worlds)
