@@ -3,8 +3,8 @@
 Exit codes: 0 done · 1 a bug, or a check that failed · 2 input that the user can mend · 130 interrupted.
 
 Only the module of the command that was asked for is imported: `egs --help` stays quick, and a command that cannot be
-imported (a library missing) does not take the others down. A command module exposes a function with its own name;
-what that returns, if it is a number, is the exit code.
+imported (a library missing) does not take the others down. A command module exposes a function with its own name
+(`split_model` for `split-model`); what that returns, if it is a number, is the exit code.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ COMMANDS: dict[str, str] = {
     "pause": "Start no more tasks of a workload or a stage; running ones continue.",
     "resume": "End a pause.",
     "preempt": "Stop a workload, a stage or a task now and restart it later.",
+    "split-model": "Split a model's operators over devices: latency, idle memory, limits of memory.",
     "kubernetes": "Order the pods of a Kubernetes cluster: controller, manifests, the way out.",
     "doctor": "Check Python, packages, adapters, GPUs and the history store.",
 }
@@ -151,13 +152,17 @@ def _load(name: str) -> Callable[..., Any] | typer.Typer:
     """The function of a command, or a group. A module that cannot be imported is an error of that command alone."""
     try:
         command: Callable[..., Any] | typer.Typer = getattr(
-            import_module(f"egs_core.cli.{MODULES.get(name, name)}"), name
+            import_module(f"egs_core.cli.{MODULES.get(name, _python_name(name))}"), _python_name(name)
         )
     except ImportError as error:
         missing = (error.name or "").split(".")[0]
         remedy = "reinstall egs-core" if missing in ("", "egs_core") else f"pip install {missing}"
         raise EgsError(f"egs {name}: cannot be loaded: {error} ({remedy})") from error
     return command
+
+
+def _python_name(command: str) -> str:
+    return command.replace("-", "_")
 
 
 def _report(error: Exception) -> int:

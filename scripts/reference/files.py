@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic_core import PydanticUndefined
 
 import egs_core.cluster_file
+import egs_core.model.instance
 import egs_core.queues
 import egs_kubeflow.rewrite.profile
 from egs_core.yaml_file import FileModel
@@ -30,6 +31,13 @@ def cluster_file_page() -> str:
     intro = "The nodes of a simulated cluster and their kinds of hardware (flavors), in one YAML file."
     model = egs_core.cluster_file._File  # the file's own model has no public name
     return _page("The cluster file", f"{intro} Used by `egs simulate --cluster FILE`.", egs_core.cluster_file, model)
+
+
+def devices_file_page() -> str:
+    """What a model is split over."""
+    intro = "The devices that a model is split over, and the link between each two of them, in one YAML file."
+    used, instance = "Used by `egs split-model --devices FILE`.", egs_core.model.instance
+    return _page("The devices file", f"{intro} {used}", instance, instance.Devices)
 
 
 def profile_page() -> str:

@@ -1,0 +1,148 @@
+"""`egs split-model`: what it prints, its exit codes, and one clear error for each input that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egs_core.cli.app import run
+
+DEVICES = """
+devices:
+  - {name: "fast [bold]", memory: 6GiB, speed: 2.0}
+  - {name: slow, memory: 8GiB}
+link_bytes_s: 10GB
+link_latency_s: 10us
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A chain of four operators of 2 GiB, and the devices, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    nodes = [{"id": f"layer{i}", "bytes": "2GiB", "seconds": 0.01} for i in range(4)]
+    edges = [{"from": f"layer{i}", "to": f"layer{i + 1}", "bytes": 1_000_000} for i in range(3)]
+    (tmp_path / "model.json").write_text(json.dumps({"nodes": nodes, "edges": edges}))
+    (tmp_path / "devices.yaml").write_text(DEVICES)
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """The JSON of a call that goes well."""
+    assert run(["split-model", "model.json", "--devices", "devices.yaml", "--json", *options]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_figures_of_a_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three operators on the fast device, one on the slow one, one transfer: worked out by hand."""
+    found = printed(capsys)
+    latency_s = 3 * 0.005 + 0.01 + 1e6 / 1e10 + 1e-5
+    assert found["latency_s"] == pytest.approx(latency_s)
+    assert found["lambda_s"] == pytest.approx(0.0004)
+    assert found["idle_bytes"] == 6 << 30
+    assert found["loss"] == pytest.approx(latency_s + 0.0004 * 6 / 14)
+    assert (found["cut_edges"], found["objective"], found["feasible"], found["optimal"]) == (1, "request", True, True)
+    assert sorted(found["assignment"]) == [f"layer{i}" for i in range(4)]
+    assert sorted(found["assignment"].values()) == ["fast [bold]"] * 3 + ["slow"]
+    assert [row["used_bytes"] for row in found["devices"]] == [6 << 30, 2 << 30]
+    assert printed(capsys, "--seed", "0") == found
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_figures_of_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pace of the busier device: three halves on the fast one."""
+    found = printed(capsys, "--objective", "stream")
+    assert found["latency_s"] == pytest.approx(0.015)
+    assert found["objective"] == "stream"
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each device with what it holds; names are shown as they are written."""
+    assert run(["split-model", "model.json", "--devices", "devices.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "fast [bold]" in shown
+    assert "6.0 GiB" in shown
+    assert "0.02511 s one request" in " ".join(shown.split())
+
+
+def test_what_does_not_fit_is_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`feasible: false` with the reason; nothing that depends on an assignment has a value."""
+    (folder / "devices.yaml").write_text(DEVICES.replace("8GiB", "1GiB"))
+    command = ["split-model", "model.json", "--devices", "devices.yaml"]
+    assert run([*command, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["feasible"] is False
+    assert "need 8,589,934,592 bytes" in found["reason"]
+    assert found["lambda_s"] == pytest.approx(0.0004)
+    assert [found[key] for key in ("assignment", "loss", "latency_s", "idle_bytes", "cut_edges")] == [None] * 5
+    assert run(command) == 1
+    assert capsys.readouterr().out.startswith("infeasible: the operators need")
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "options", "said"),
+    [
+        ("", None, [], "model.json: the file is empty"),
+        ("{", None, [], "model.json: "),
+        (b"\x08\x07\x00onnx", None, [], "model.json: is a binary file, not JSON"),
+        (b"\xff\xfe\xfd{}", None, [], "model.json: "),
+        ("[" * 100_000, None, [], "model.json: "),
+        ("[1, 2]", None, [], "model.json: must be an object"),
+        ("{}", None, [], "model.json: nodes: is missing"),
+        ('{"nodes": [{"id": "a", "bytes": NaN, "seconds": 1}]}', None, [], "NaN"),
+        (None, "", [], "devices.yaml: needs a list of devices"),
+        (None, "devices: [" * 50, [], "devices.yaml"),
+        (None, b"\xff\xfe", [], "devices.yaml: is no text in UTF-8"),
+        (None, "devices: [{name: a, memory: 20XiB}]", [], "devices[0].memory"),
+        (None, "devices: [{name: a, memory: 1GiB}]\nspeed: 1", [], "devices.yaml line 2: speed: unknown field"),
+        (None, "a: &a [x, x]\nb: &b [*a, *a]\n" + "c: *b\n" * 3, [], "devices.yaml"),
+        (None, None, ["--objective", "latency"], "--objective: must be one of request, stream"),
+        (None, None, ["--seed", "x"], "--seed"),
+        (None, None, ["--nothing"], "--nothing"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: str | bytes | None,
+    devices: str | bytes | None,
+    options: list[str],
+    said: str,
+) -> None:
+    """It names the place; nothing is printed on stdout, and no traceback."""
+    for name, content in (("model.json", model), ("devices.yaml", devices)):
+        if content is not None:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert run(["split-model", "model.json", "--devices", "devices.yaml", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+
+
+@pytest.mark.parametrize(
+    "words", [["gone.json", "--devices", "devices.yaml"], ["model.json", "--devices", "gone.yaml"]]
+)
+@pytest.mark.usefixtures("folder")
+def test_a_file_that_is_not_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its name, and what the system says."""
+    assert run(["split-model", *words]) == 2
+    assert "cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_folders_and_missing_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in place of a file; no devices."""
+    assert run(["split-model", ".", "--devices", "devices.yaml"]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    assert run(["split-model", "model.json", "--devices", "."]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert run(["split-model", "model.json"]) == 2
+    assert "--devices" in capsys.readouterr().err
