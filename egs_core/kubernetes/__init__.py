@@ -2,6 +2,7 @@
 
 names        labels, annotations and the gate, as pods carry them
 pods         pods and nodes as values; places: on which nodes a pod may run
+workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one
 gates        which gates are opened now, and which are overdue
 priorities   the order of what waits in Kueue, as priorities of its Workloads

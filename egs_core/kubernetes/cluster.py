@@ -40,6 +40,7 @@ LEASES = Kind("/apis/coordination.k8s.io/v1", "leases")
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS, LOCAL_QUEUES = Kind(_KUEUE, "workloads"), Kind(_KUEUE, "localqueues")
 CLUSTER_QUEUES = Kind(_KUEUE, "clusterqueues", False)
+WORKFLOWS = Kind("/apis/argoproj.io/v1alpha1", "workflows")
 WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False)
 
 PRIORITY_CLASSES = Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", False)

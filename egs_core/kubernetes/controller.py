@@ -18,15 +18,27 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import gates, names, places, priorities
-from egs_core.kubernetes.cluster import CLUSTER_QUEUES, LOCAL_QUEUES, NODES, PODS, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.cluster import (
+    CLUSTER_QUEUES,
+    LOCAL_QUEUES,
+    NODES,
+    PODS,
+    WORKFLOWS,
+    WORKLOADS,
+    ApiError,
+    Cluster,
+)
 from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import open_gate, raise_priority
+from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
 from egs_core.kubernetes.session import ClusterSession
+from egs_core.kubernetes.workflows import workflow_of
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
+FORBIDDEN = "ApiError: 403"
 Say = Callable[[str], None]
 
 
@@ -61,6 +73,11 @@ class Controller:
             for kind, made in ((WORKLOADS, priorities.workload_of), (LOCAL_QUEUES, _raw), (CLUSTER_QUEUES, _raw))
             if settings.with_kueue
         }
+        running = f"{names.ARGO_OVER}!=true"
+        self._workflows = Mirror(
+            cluster, WORKFLOWS, workflow_of, self._woken.set, labels=running, optional=True, watch_s=watch_s
+        )
+        self._traces = Traces()
         self._gated: ClusterSession | None = None
         self._queued: ClusterSession | None = None
 
@@ -74,7 +91,7 @@ class Controller:
     def run(self) -> None:
         """Until `stop`."""
         self.leader.start()
-        mirrors = [self._pods, self._nodes, *self._kueue.values()]
+        mirrors = [self._pods, self._nodes, self._workflows, *self._kueue.values()]
         for mirror in mirrors:
             mirror.start()
         try:
@@ -122,6 +139,7 @@ class Controller:
         pods = {uid: pod for uid, pod in listed.items() if self._serves(pod)}
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
         self._open(gates.overdue(pods.values(), now, self._settings.longest_s))
+        pods = self._traced(pods)
         try:
             self._order_gates({**others, **pods}, nodes, now)
             self._note("engine", "")
@@ -131,6 +149,12 @@ class Controller:
             self._open(gates.all_gates(filter(self._serves, self._pods.items().values()), gates.ALONE))
         if self._settings.with_kueue:
             self._order_queues({uid: pod for uid, pod in pods.items() if pod.queue})
+
+    def _traced(self, pods: dict[str, Pod]) -> dict[str, Pod]:
+        """With the ranks of their runs' graphs, where there are any; a cluster without Argo is nothing to speak of."""
+        problem = self._workflows.problem
+        self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
+        return self._traces.applied(pods, self._workflows.items().values())
 
     def _serves(self, pod: Pod) -> bool:
         return pod.is_ours and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)

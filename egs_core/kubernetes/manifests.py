@@ -74,6 +74,7 @@ def _rights(of: Installation) -> list[Object]:
     controller = [
         _rule("", ["pods", "nodes"], READ),
         _rule(kueue, ["workloads", "localqueues", "clusterqueues"], READ),
+        _rule("argoproj.io", ["workflows"], READ),
         _rule("scheduling.k8s.io", ["priorityclasses"], ["get"]),
         {**_rule("admissionregistration.k8s.io", ["mutatingwebhookconfigurations"], ["get", "patch"]),
          "resourceNames": [names.CONTROLLER]},

@@ -18,8 +18,9 @@ MOST_AGAIN_S = 30.0
 
 
 class Mirror:
-    """See the module. made: an object's value; changed: told after each change, from the thread. optional: a kind that
-    is not in the cluster, or not readable, counts as an empty list."""
+    """See the module. made: an object's value; changed: told after each change, from the thread. labels: a selector;
+    what leaves it is gone. optional: a kind that is not in the cluster, not readable, or cannot be listed yet counts
+    as an empty list."""
 
     def __init__(
         self,
@@ -29,11 +30,12 @@ class Mirror:
         changed: Callable[[], None],
         *,
         namespace: str = "",
+        labels: str = "",
         optional: bool = False,
         watch_s: int = 240,
     ) -> None:
         self._cluster, self._kind, self._made, self._changed = cluster, kind, made, changed
-        self._namespace, self._optional, self._watch_s = namespace, optional, watch_s
+        self._namespace, self._labels, self._optional, self._watch_s = namespace, labels, optional, watch_s
         self._lock = threading.Lock()
         self._items: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
@@ -80,14 +82,14 @@ class Mirror:
             except Exception as error:  # whatever it is: list again
                 self.problem = f"{type(error).__name__}: {error}"[:300]
                 is_absent = isinstance(error, ApiError) and error.status in (403, 404)
-                if self._optional and is_absent:
+                if self._optional and (is_absent or not self.is_listed):
                     self._take([])
                 gone = isinstance(error, ApiError) and error.status == 410
                 self._ended.wait(0.0 if gone else MOST_AGAIN_S if is_absent else wait_s)
                 wait_s = AGAIN_S if gone else min(MOST_AGAIN_S, 2 * wait_s)
 
     def _list(self) -> str:
-        found, version = self._cluster.list(self._kind, self._namespace)
+        found, version = self._cluster.list(self._kind, self._namespace, self._labels)
         self._take(found)
         self.problem = ""
         return version
@@ -104,7 +106,7 @@ class Mirror:
         """Until the watch ends by itself."""
         started = time.monotonic()
         while not self._ended.is_set():
-            for event in self._cluster.watch(self._kind, version, self._namespace, timeout_s=self._watch_s):
+            for event in self._cluster.watch(self._kind, version, self._namespace, self._labels, self._watch_s):
                 version = self._take_event(event) or version
                 if self._ended.is_set():
                     return

@@ -28,7 +28,9 @@ MOST_PRIORITY = 499
 
 class Pod(msgspec.Struct, frozen=True):
     """One pod. run: of its workload, unique in the cluster; "" where the pod is none of ours. created, release_by,
-    opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes."""
+    opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes.
+    workflow: the one of Argo that made it, argo_node: as what; ran_s: how long its containers ran; is_traced: rank_s
+    and predicted_s are of its run's graph."""
 
     uid: str
     name: str
@@ -52,6 +54,10 @@ class Pod(msgspec.Struct, frozen=True):
     queue: str = ""
     shape: Shape = Shape(0)
     where: str = ""
+    workflow: str = ""
+    argo_node: str = ""
+    ran_s: float | None = None
+    is_traced: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -104,15 +110,18 @@ def pod_of(raw: Object) -> Pod:
         created=seconds_of(meta.get("creationTimestamp")),
         release_by=seconds_of(notes.get(names.RELEASE_BY)),
         opened_at=seconds_of(text(notes, names.OPENED).partition(" ")[0]),
-        priority=int(_number(spec.get("priority")) or 0),
-        own_priority=int(_number(_hints(notes).get("priority")) or 0),
-        rank_s=_length(labels.get(names.RANK)),
-        predicted_s=_length(labels.get(names.PREDICTED_S)),
+        priority=int(number(spec.get("priority")) or 0),
+        own_priority=int(number(_hints(notes).get("priority")) or 0),
+        rank_s=length_s(labels.get(names.RANK)),
+        predicted_s=length_s(labels.get(names.PREDICTED_S)),
         gang=text(labels, names.GANG),
-        gang_size=int(_number(notes.get(names.GANG_SIZE)) or 0),
+        gang_size=int(number(notes.get(names.GANG_SIZE)) or 0),
         queue=text(labels, names.QUEUE),
         shape=_shape(spec),
         where=_where(spec),
+        workflow=text(labels, names.ARGO_RUN),
+        argo_node=text(notes, names.ARGO_NODE),
+        ran_s=_ran_s(status),
     )
 
 
@@ -141,7 +150,7 @@ def quantity(stated: object) -> float:
     """
     found = str(stated if stated is not None else "0").strip()
     unit = found[len(found.rstrip("munkKMGTPEi")) :]
-    return max(0.0, (_number(found[: len(found) - len(unit)] if unit else found) or 0.0) * _SUFFIXES.get(unit, 0.0))
+    return max(0.0, (number(found[: len(found) - len(unit)] if unit else found) or 0.0) * _SUFFIXES.get(unit, 0.0))
 
 
 def seconds_of(stated: object) -> float:
@@ -166,6 +175,15 @@ def _run_of(meta: Object, labels: Object) -> str:
     run = text(labels, names.RUN) or text(labels, names.ARGO_RUN)
     owner = next((text(one, "uid") for one in items(meta, "ownerReferences")), "")
     return "/".join((text(meta, "namespace"), workload, run or owner or text(meta, "uid")))
+
+
+def _ran_s(status: Object) -> float | None:
+    """From the first container's start to the last one's end, of a pod that has succeeded."""
+    ended = [part(part(one, "state"), "terminated") for one in items(status, "containerStatuses")]
+    begun = [at for at in (seconds_of(one.get("startedAt")) for one in ended) if at]
+    if text(status, "phase") != "Succeeded" or not begun:
+        return None
+    return max(0.0, max(seconds_of(one.get("finishedAt")) for one in ended) - min(begun))
 
 
 def _shape(spec: Object) -> Shape:
@@ -220,12 +238,14 @@ def _hints(notes: Object) -> Object:
     return found if isinstance(found, dict) else {}
 
 
-def _length(stated: object) -> float | None:
-    found = _number(stated)
+def length_s(stated: object) -> float | None:
+    """Seconds; None where it is no length of time."""
+    found = number(stated)
     return found if found is not None and found >= 0 else None
 
 
-def _number(stated: object) -> float | None:
+def number(stated: object) -> float | None:
+    """A number, or a text of one; None where it is neither, or no sensible one."""
     if isinstance(stated, bool) or not isinstance(stated, str | int | float):
         return None
     try:

@@ -7,8 +7,9 @@
     on a node, whether it has begun or not    running: it has its place
     Succeeded, Failed, or no longer there     over
 
-What comes after a pod is not in the cluster yet. So that the engine ranks pods by what waits for them, the rest of
-their run stands behind them as tasks that never start: a chain, of pods that were seen together.
+What comes after a pod is not in the cluster yet (of a run of Argo it is known: `paths`). So that the engine ranks pods
+by what waits for them, the rest of their run stands behind them as tasks that never start: a chain, of pods that were
+seen together.
 
     pods with rank, duration     10, 4      ┌► rest 6 ──► rest 2 ──► rest 3       the longest rest first; each pod
                                   9, 4 ─────│────────────┘          │             has its own rest behind it: 11 s of
@@ -26,12 +27,14 @@ from egs_core.kubernetes.pods import Pod
 from egs_core.site import PRIOR_S
 
 HELD, READY, RUNNING, OVER = "held", "ready", "running", "over"
+REST = "rest"
 SAME_REST_S = 1.0
+SAME_SHARE = 0.05
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What the engine was told last of a pod: its numbers there, and its status. rests: tasks behind it, of which some
-    are behind others too."""
+    """What the engine was told last of a pod: its numbers there, its place among the tasks of its run, its status, how
+    long it takes and how long its run goes on after it. rests: tasks behind it, of which some are behind others too."""
 
     task: int
     phase: int
@@ -40,6 +43,9 @@ class Known(msgspec.Struct, frozen=True):
     node: str = ""
     is_gang: bool = False
     rests: tuple[int, ...] = ()
+    place: int = 0
+    predicted_s: float | None = None
+    rest_s: float = 0.0
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -98,7 +104,19 @@ def block_of(
         gang = pod.gang if pod.gang in gangs else ""
         options = TaskOptions(priority=pod.rank, gang=gang, flavors=flavors.get(pod.where, ()))
         graph.add_task(pod.uid, (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
-    return graph, _add_rests(graph, pods, at)
+    return graph, _add_rests(graph, pods, range(at, at + len(pods)), at, REST)
+
+
+def rests_of(pods: Sequence[Pod], places: Sequence[int], at: int) -> tuple[Graph, list[tuple[int, ...]]]:
+    """The rests of pods that the engine knows already, as one new chain. places: of the pods among the tasks of their
+    run; at: as above."""
+    graph = Graph()
+    return graph, _add_rests(graph, pods, places, at, f"{REST}.{at}")
+
+
+def has_moved(before_s: float, now_s: float) -> bool:
+    """Whether a length of time is another one, and not only told more exactly."""
+    return abs(now_s - before_s) >= max(SAME_REST_S, SAME_SHARE * max(before_s, now_s))
 
 
 def rest_s(pod: Pod) -> float:
@@ -107,16 +125,16 @@ def rest_s(pod: Pod) -> float:
     return 0.0 if pod.rank_s is None else max(0.0, pod.rank_s - own_s)
 
 
-def _add_rests(graph: Graph, pods: Sequence[Pod], at: int) -> list[tuple[int, ...]]:
-    stops = sorted({round(rest_s(pod) / SAME_REST_S) for pod in pods} - {0}, reverse=True)
+def _add_rests(graph: Graph, pods: Sequence[Pod], places: Sequence[int], at: int, name: str) -> list[tuple[int, ...]]:
+    ways = [round(rest_s(pod) / SAME_REST_S) for pod in pods]
+    stops = sorted(set(ways) - {0}, reverse=True)
     tasks: dict[int, int] = {}
     for stop, shorter in zip(stops, [*stops, 0][1:], strict=True):
-        before = [number for number, pod in enumerate(pods) if round(rest_s(pod) / SAME_REST_S) == stop]
-        parents = (*before, *([max(tasks.values())] if tasks else []))
-        parents = tuple(at + parent for parent in parents)
+        before = [number for number, way in enumerate(ways) if way == stop]
+        parents = (*(places[number] for number in before), *([at + max(tasks.values())] if tasks else []))
         seconds = (stop - shorter) * SAME_REST_S
-        tasks[stop] = graph.add_task(f"{pods[before[0]].uid}.rest", parents, ((CPU, Shape(0), seconds),), name="rest")
-    return [tuple(task for stop, task in tasks.items() if stop <= round(rest_s(pod) / SAME_REST_S)) for pod in pods]
+        tasks[stop] = graph.add_task(f"{pods[before[0]].uid}.{name}", parents, ((CPU, Shape(0), seconds),), name=REST)
+    return [tuple(task for stop, task in tasks.items() if stop <= way) for way in ways]
 
 
 def _whole_gangs(pods: Iterable[Pod]) -> set[tuple[str, str]]:

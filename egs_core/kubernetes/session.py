@@ -10,18 +10,35 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
+
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
+from egs_core.graph.columns import Graph
 from egs_core.kubernetes import places
 from egs_core.kubernetes.pods import Node, Pod
-from egs_core.kubernetes.seen import OVER, READY, RUNNING, Changes, Known, block_of, changes, status_of
+from egs_core.kubernetes.seen import (
+    OVER,
+    READY,
+    RUNNING,
+    Changes,
+    Known,
+    block_of,
+    changes,
+    has_moved,
+    rest_s,
+    rests_of,
+    status_of,
+)
 from egs_core.runlog import records as r
-from egs_core.site import AnyTold, Asked, Dropped, Grant, Site
+from egs_core.site import AnyTold, Asked, Dropped, Grant, Grown, Site
 from egs_core.site.embedded import EmbeddedSite
 from egs_core.site.protocol import Holder
 
 MOST_TASKS = 200_000
 """When the site has so many it is made anew: an engine keeps what has ended."""
+HELD_S = 120.0
+"""Nothing is granted while news are told, and for no longer than this."""
 Connect = Callable[[Holder], Site]
 
 
@@ -47,6 +64,7 @@ class ClusterSession:
         self._keys: frozenset[str] = frozenset()
         self._sizes: dict[str, int] = {}  # tasks by run
         self._before: Counter[int] = Counter()  # pods that have not ended before a task that stands for a rest
+        self._rests: dict[int, int] = {}  # phases of those tasks
         self.site = self._connect(self)
         self.site.start()
 
@@ -72,9 +90,15 @@ class ClusterSession:
             self.renew_with(keys)
         self._tell_nodes(found, pods.values())
         news = changes(pods, self._known)
-        for run, new in news.new.items():
-            self._grow(run, new, found)
-        self._tell_statuses(pods, news)
+        if not news.are_none:  # else what is told first would be granted before what should go first is told
+            self._report([m.GrantsHeld(HELD_S)])
+        try:
+            for run, new in news.new.items():
+                self._grow(run, new, found)
+            self._tell_statuses(pods, news)
+            self._tell_lengths(pods)
+        finally:
+            self._report([] if news.are_none else [m.GrantsHeld(0.0)])
         return news
 
     def renew_with(self, keys: frozenset[str]) -> None:
@@ -102,14 +126,21 @@ class ClusterSession:
             self.site.submit(m.WorkloadSubmitted(run, name=run.split("/")[1], tenant=run.split("/")[0]))
         flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new}}
         graph, rests = block_of(new, flavors, self._sizes[run])
-        grown = self.site.call(lambda: self.site.grow(run, self._sizes[run], graph), 60.0)
-        self._sizes[run] += graph.n_tasks
+        at, grown = self._sizes[run], self._add(run, graph, len(new))
         for number, (pod, behind) in enumerate(zip(new, rests, strict=True)):
             task, is_gang = grown.task + number, bool(graph.options_of(number).gang)
             numbers = tuple(grown.task + one for one in behind)
             self._before.update(numbers)
-            self._known[pod.uid] = Known(task, grown.phase + number, run, READY, "", is_gang, numbers)
+            told = at + number, pod.predicted_s, rest_s(pod)
+            self._known[pod.uid] = Known(task, grown.phase + number, run, READY, "", is_gang, numbers, *told)
             self._uids[task] = pod.uid
+
+    def _add(self, run: str, graph: Graph, pods: int = 0) -> Grown:
+        """Tell a block of a run. pods: so many of its tasks, the first ones, are no rests."""
+        grown = self.site.call(lambda: self.site.grow(run, self._sizes[run], graph), 60.0)
+        self._sizes[run] += graph.n_tasks
+        self._rests.update((grown.task + n, grown.phase + n) for n in range(pods, graph.n_tasks))
+        return grown
 
     def _flavors(self, where: str, nodes: list[Node]) -> tuple[str, ...]:
         """The kinds of nodes on which such a pod may run; none named: all."""
@@ -122,7 +153,7 @@ class ClusterSession:
         sights: list[m.Sight] = []
         for uid, status in sorted([*news.statuses, *begun], key=lambda one: one[1] != OVER):
             known, node = self._known[uid], pods[uid].node if uid in pods else ""
-            self._known[uid] = Known(known.task, known.phase, known.run, status, node, known.is_gang, known.rests)
+            self._known[uid] = msgspec.structs.replace(known, status=status, node=node)
             if known.is_gang:
                 self._tell_member(known, status)
             else:
@@ -133,10 +164,56 @@ class ClusterSession:
         if sights:
             self._report([m.TasksSeen(tuple(sights))])
 
+    def _tell_lengths(self, pods: Mapping[str, Pod]) -> None:
+        """Of pods that do not take as long as was told, or whose runs do not go on as long; of a run with a graph also
+        when pods have come: then all that there are stand in one chain again."""
+        lives = {uid: one for uid, one in self._known.items() if one.status != OVER and uid in pods}
+        estimates: list[tuple[int, float, float]] = []
+        stale: dict[str, set[tuple[int, ...]]] = {}
+        moved: set[str] = set()
+        for uid, one in lives.items():
+            pod, after_s = pods[uid], rest_s(pods[uid])
+            if pod.predicted_s is not None and has_moved(one.predicted_s or 0.0, pod.predicted_s):
+                estimates.append((one.phase, pod.predicted_s, pod.predicted_s))
+                self._known[uid] = msgspec.structs.replace(one, predicted_s=pod.predicted_s)
+            if has_moved(one.rest_s, after_s):
+                moved.add(one.run)
+            elif pod.is_traced and one.rests:
+                stale.setdefault(one.run, set()).add(one.rests[-1:])
+        self._report([m.Estimates(tuple(estimates))] if estimates else [])
+        again: dict[str, dict[str, Pod]] = {run: {} for run in moved}
+        again |= {run: {} for run, chains in stale.items() if len(chains) > 1}
+        if again:
+            for uid, one in lives.items():
+                if one.run in again:
+                    again[one.run][uid] = pods[uid]
+        for run, found in again.items():
+            self._chain_again(run, found)
+
+    def _chain_again(self, run: str, pods: Mapping[str, Pod]) -> None:
+        """What is behind the pods of a run, anew: what was behind them is over, and took no time."""
+        known = {uid: self._known[uid] for uid in pods}
+        old = sorted({rest for one in known.values() for rest in one.rests})
+        graph, rests = rests_of(list(pods.values()), [one.place for one in known.values()], self._sizes[run])
+        first = self._add(run, graph).task if graph.n_tasks else 0
+        for (uid, one), behind in zip(known.items(), rests, strict=True):
+            numbers = tuple(first + number for number in behind)
+            self._before.subtract(one.rests)
+            self._before.update(numbers)
+            self._known[uid] = msgspec.structs.replace(one, rests=numbers, rest_s=rest_s(pods[uid]))
+        if over := [rest for rest in old if not self._before[rest]]:
+            nothing = m.Estimates(tuple((self._rests[rest], 0.0, 0.0) for rest in over))
+            for rest in over:
+                del self._before[rest], self._rests[rest]
+            self._report([nothing, m.TasksSeen(tuple(m.Sight(rest, OVER) for rest in over))])
+
     def _rests_done(self, known: Known) -> list[int]:
         """Of what is behind a pod that has ended, that before which nothing is left."""
         self._before.subtract(known.rests)
-        return [rest for rest in known.rests if not self._before[rest]]
+        done = [rest for rest in known.rests if not self._before[rest]]
+        for rest in done:
+            del self._before[rest], self._rests[rest]
+        return done
 
     def _tell_member(self, known: Known, status: str) -> None:
         """Of gangs the engine hears by events of its own. One that runs ungranted was opened by somebody else."""

@@ -150,10 +150,11 @@ class _Handler(BaseHTTPRequestHandler):
             found = api.objects.get(plural, {}).get((namespace, name))
             self._answer(200, found) if found else self._refuse(404, "not found")
         elif query.get("watch"):
-            self._watch(plural, namespace, int(query["resourceVersion"]), float(query.get("timeoutSeconds", 60)))
+            self._watch(plural, namespace, query)
         else:
             with api.changed:
                 kept = [one for key, one in sorted(api.objects.get(plural, {}).items()) if namespace in ("", key[0])]
+                kept = [one for one in kept if _selects(query.get("labelSelector", ""), one)]
                 first, limit = int(query.get("continue", 0)), int(query.get("limit", 1000))
                 meta = {"resourceVersion": str(api.version)}
                 if first + limit < len(kept):
@@ -207,8 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._refuse(404, "not found")
 
-    def _watch(self, plural: str, namespace: str, version: int, timeout_s: float) -> None:
-        api, end = self.server_api, time.monotonic() + timeout_s
+    def _watch(self, plural: str, namespace: str, query: dict[str, str]) -> None:
+        api, version = self.server_api, int(query["resourceVersion"])
+        end = time.monotonic() + float(query.get("timeoutSeconds", 60))
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -231,7 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
             for number, _, kind, raw in new:
                 version = number
                 if namespace in ("", raw["metadata"].get("namespace")):
-                    self._chunk({"type": kind, "object": raw})
+                    is_kept = _selects(query.get("labelSelector", ""), raw)
+                    self._chunk({"type": kind if is_kept else "DELETED", "object": raw})
         self.wfile.write(b"0\r\n\r\n")
 
     def _chunk(self, event: dict[str, Any]) -> None:
@@ -273,6 +276,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+
+def _selects(selector: str, raw: dict[str, Any]) -> bool:
+    """Whether a selector of `key`, `key=value` and `key!=value` takes an object."""
+    labels = raw["metadata"].get("labels") or {}
+    for one in filter(None, selector.split(",")):
+        key, is_not, value = one.partition("!=") if "!=" in one else one.partition("=")
+        if (labels.get(key) == value) == (is_not == "!=") if is_not else key not in labels:
+            return False
+    return True
 
 
 def _replaced(found: dict[str, Any], body: list[dict[str, Any]]) -> dict[str, Any]:

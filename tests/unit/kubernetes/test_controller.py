@@ -30,9 +30,11 @@ def api(tmp_path: Path) -> Iterator[EmulatedApi]:
 
 
 @contextmanager
-def controlled(api: EmulatedApi, name: str = "one", says: str = "", **settings: object) -> Iterator[Controller]:
-    """A controller in a thread, which says nothing, or this."""
-    said: list[str] = []
+def controlled(
+    api: EmulatedApi, name: str = "one", says: str = "", said: list[str] | None = None, **settings: object
+) -> Iterator[Controller]:
+    """A controller in a thread, which says nothing, or this; said: what it says is put in."""
+    said = [] if said is None else said
     found = Controller(Cluster(api.kubeconfig), Settings(identity=name, **settings), said.append, watch_s=5)  # type: ignore[arg-type]  # of one test each
     thread = threading.Thread(target=found.run, daemon=True)
     thread.start()

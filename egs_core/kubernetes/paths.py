@@ -1,0 +1,281 @@
+"""A run of Argo as a graph that grows, and of each of its pods how long the run goes on from its start.
+
+    templates      entrypoint ─► root-driver ─► root: prepare ─► loop (?) ─► report
+    status.nodes                                      over        3 of 5 iterations have begun
+    graph          what both say together: a task for each pod that has been, is, or will be
+
+What has not begun counts as if it will be; a condition that is not decided yet is taken. Iterations are as many as have
+begun or as an output says, one at least. Tasks come after what they wait for, so there is no cycle; a run with a part
+that is not understood has no graph, and its pods keep the ranks of their labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from egs_core.kubernetes.pods import Pod
+from egs_core.kubernetes.workflows import Loop, Node, Step, Template, Workflow
+from egs_core.site import PRIOR_S
+
+MOST_TASKS = 10_000
+MOST_DEPTH = 60
+MOST_STEPS = 200_000
+"""Of tasks, of what each waits for, and of templates that are looked at: whoever may write a Workflow may write one
+that unfolds without end."""
+_ITERATION = re.compile(r"(.+)\((\d+):[^()]*\)")
+_TRY = re.compile(r"\(\d+\)$")
+_ALL_ITERATIONS = re.compile(r"\(\d+:[^()]*\)")
+ENDED = Template(steps=())
+NEVER_BEGAN = ("Skipped", "Omitted")
+
+
+class Task(msgspec.Struct, frozen=True):
+    """name: of Argo's node; parents: places in the graph, all before its own. predicted_s: by its labels; template: ""
+    for what only joins others."""
+
+    name: str
+    parents: tuple[int, ...]
+    template: str = ""
+    is_over: bool = False
+    is_driver: bool = False
+    predicted_s: float | None = None
+
+
+class Way(msgspec.Struct, frozen=True):
+    """Of one pod: how long it takes itself, and how long its run takes from its start, along the longest path."""
+
+    own_s: float
+    rank_s: float
+
+
+class _NotUnderstood(Exception):
+    """Of this run nothing is said."""
+
+
+def graph_of(workflow: Workflow) -> tuple[Task, ...] | None:
+    """What has begun and what is to come; None where that is not known."""
+    if workflow.is_over or not workflow.is_readable:
+        return None
+    try:
+        growing = _Growing(workflow)
+        growing.add(workflow.name, workflow.entry, (), None, ())
+    except _NotUnderstood:
+        return None
+    return tuple(growing.tasks)
+
+
+def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict[str, Way]:
+    """By uid, of the pods of this run that have not ended and are in its graph. Durations: what the same task took in
+    this run already, in another iteration or try; else its labels; of drivers, which have none, what others took."""
+    found = list(pods)
+    learned, drivers = _learned(found), _drivers_s(workflow)
+    places = {task.name: number for number, task in enumerate(graph) if task.template}
+    mine = {pod.uid: place for pod in found if not pod.is_over and (place := _place(pod, places)) is not None}
+    labels = {mine[pod.uid]: pod.predicted_s for pod in found if pod.uid in mine}
+    own = []
+    for number, task in enumerate(graph):
+        label_s = labels.get(number) if labels.get(number) is not None else task.predicted_s
+        own.append(_own_s(task, learned.get(key_of(task.name), label_s), drivers))
+    ranks = list(own)
+    for number in range(len(graph) - 1, -1, -1):
+        for parent in graph[number].parents:
+            ranks[parent] = max(ranks[parent], own[parent] + ranks[number])
+    return {uid: Way(own[place], ranks[place]) for uid, place in mine.items()}
+
+
+class Traces:
+    """The pods of a cluster with the ranks that their runs' graphs give them. What has not changed is not looked at
+    again."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[str, tuple[Workflow, tuple[Task, ...] | None]] = {}
+        self._ways: dict[str, tuple[tuple[Task, ...], tuple[Pod, ...], dict[str, Way]]] = {}
+
+    def applied(self, pods: Mapping[str, Pod], workflows: Iterable[Workflow]) -> dict[str, Pod]:
+        """All of these pods, by uid; those of a run with a graph have its ranks and durations in the labels' place."""
+        runs = {(one.namespace, one.name): one for one in workflows}
+        of: dict[str, list[Pod]] = {}
+        for pod in pods.values():
+            run = runs.get((pod.namespace, pod.workflow)) if pod.workflow else None
+            if run is not None and pod.is_ours:
+                of.setdefault(run.uid, []).append(pod)
+        self._graphs = {one.uid: self._graph(one) for one in runs.values() if one.uid in of}
+        self._ways = {uid: self._told(uid, graph, tuple(of[uid])) for uid, (_, graph) in self._graphs.items() if graph}
+        found = dict(pods)
+        for _, _, told in self._ways.values():
+            for uid, way in told.items():
+                found[uid] = msgspec.structs.replace(
+                    pods[uid], rank_s=way.rank_s, predicted_s=way.own_s, is_traced=True
+                )
+        return found
+
+    def _graph(self, workflow: Workflow) -> tuple[Workflow, tuple[Task, ...] | None]:
+        known = self._graphs.get(workflow.uid)
+        return known if known is not None and known[0] is workflow else (workflow, graph_of(workflow))
+
+    def _told(
+        self, uid: str, graph: tuple[Task, ...], pods: tuple[Pod, ...]
+    ) -> tuple[tuple[Task, ...], tuple[Pod, ...], dict[str, Way]]:
+        known = self._ways.get(uid)
+        if known is not None and known[0] is graph and known[1] == pods:
+            return known
+        return graph, pods, ways(self._graphs[uid][0], graph, pods)
+
+
+def key_of(name: str) -> str:
+    """The name of a node without iterations and tries.
+
+    >>> key_of("run.root.loop(3:x).train.executor(1)")
+    'run.root.loop.train.executor'
+    """
+    return _TRY.sub("", _ALL_ITERATIONS.sub("", name))
+
+
+def _place(pod: Pod, places: Mapping[str, int]) -> int | None:
+    return places.get(pod.argo_node, places.get(_TRY.sub("", pod.argo_node)))
+
+
+def _learned(pods: Iterable[Pod]) -> dict[str, float]:
+    took: dict[str, list[float]] = {}
+    for pod in pods:
+        if pod.ran_s is not None and pod.argo_node:
+            took.setdefault(key_of(pod.argo_node), []).append(pod.ran_s)
+    return {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
+
+
+def _drivers_s(workflow: Workflow) -> dict[str, float]:
+    """By template, what its drivers took. They wait at no gate of ours, so their nodes say it."""
+    took: dict[str, list[float]] = {}
+    for node in workflow.nodes.values():
+        if node.phase == "Succeeded" and workflow.templates.get(node.template, ENDED).is_driver:
+            took.setdefault(node.template, []).append(node.took_s)
+    return {template: sum(seconds) / len(seconds) for template, seconds in took.items()}
+
+
+def _own_s(task: Task, likely_s: float | None, drivers: Mapping[str, float]) -> float:
+    if task.is_over or not task.template:
+        return 0.0
+    if task.is_driver:
+        return drivers.get(task.template, 0.0)
+    return PRIOR_S if likely_s is None else likely_s
+
+
+class _Growing:
+    """The graph while it is made. Each part returns the tasks after which it is over."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self.tasks: list[Task] = []
+        self._left = MOST_STEPS
+        self._templates, self._nodes = workflow.templates, workflow.nodes
+        self._iterations = _iterations(workflow.nodes.values())
+
+    def add(
+        self, name: str, template: str, after: tuple[int, ...], predicted_s: float | None, within: tuple[str, ...]
+    ) -> tuple[int, ...]:
+        """A template's run under this node name."""
+        self._spend(1)
+        made, node = self._templates.get(template), self._nodes.get(name)
+        if made is None or len(within) > MOST_DEPTH or (template in within and node is None):
+            raise _NotUnderstood
+        if node is not None and node.is_over:
+            return self._append(Task(name, after, template, is_over=True))
+        if made.steps is None:
+            likely_s = made.predicted_s if made.predicted_s is not None else predicted_s
+            return self._append(Task(name, after, template, is_driver=made.is_driver, predicted_s=likely_s))
+        ends: dict[str, tuple[int, ...]] = {}
+        needed: set[str] = set()
+        for step in _ordered(made.steps):
+            needs = [need for need in step.needs if need in ends]
+            needed.update(needs)
+            before = tuple(sorted({end for need in needs for end in ends[need]})) or after
+            likely_s = step.predicted_s if step.predicted_s is not None else predicted_s
+            ends[step.name] = self._step(name, step, before, likely_s, (*within, template))
+        last = sorted({end for step, found in ends.items() if step not in needed for end in found})
+        return self._joined(name, tuple(last) or after)
+
+    def _step(
+        self, boundary: str, step: Step, before: tuple[int, ...], likely_s: float | None, within: tuple[str, ...]
+    ) -> tuple[int, ...]:
+        name = f"{boundary}.{step.name}"
+        node = self._nodes.get(name)
+        if node is not None and node.is_over:
+            ends = self._append(Task(name, before, step.template, is_over=True))
+        elif step.loop is None:
+            ends = self.add(name, step.template, before, likely_s, within)
+        else:
+            ends = self._loop(boundary, step, step.loop, before, likely_s, within)
+        if step.on_exit and (node is None or node.phase not in NEVER_BEGAN):
+            ends = self.add(f"{name}.onExit", step.on_exit, ends, None, within)
+        return ends
+
+    def _loop(
+        self,
+        boundary: str,
+        step: Step,
+        loop: Loop,
+        before: tuple[int, ...],
+        likely_s: float | None,
+        within: tuple[str, ...],
+    ) -> tuple[int, ...]:
+        """Where a template says how many of its parts run at once, the others wait for them, in turn."""
+        name, at_once = f"{boundary}.{step.name}", self._templates[within[-1]].at_once
+        begun = self._iterations.get(name, {})
+        count = loop.count if not loop.step else self._output(f"{boundary}.{loop.step}", loop.output)
+        count = max(1 if count is None else count, max(begun, default=-1) + 1)
+        if count > MOST_TASKS:
+            raise _NotUnderstood
+        ends: list[tuple[int, ...]] = []
+        for index in range(count):
+            turn = ends[index - at_once] if at_once and index >= at_once else ()
+            one = begun.get(index, f"{name}({index}:{index})")
+            ends.append(self.add(one, step.template, tuple(sorted({*before, *turn})), likely_s, within))
+        return self._joined(name, tuple(end for found in ends for end in found) or before)
+
+    def _output(self, name: str, output: str) -> int | None:
+        node = self._nodes.get(name)
+        return None if node is None else node.counts.get(output)
+
+    def _joined(self, name: str, ends: tuple[int, ...]) -> tuple[int, ...]:
+        """One task in the place of many, so that what comes after waits for one."""
+        return self._append(Task(name, ends)) if len(ends) > 1 else ends
+
+    def _append(self, task: Task) -> tuple[int, ...]:
+        self._spend(len(task.parents))
+        if len(self.tasks) >= MOST_TASKS:
+            raise _NotUnderstood
+        self.tasks.append(task)
+        return (len(self.tasks) - 1,)
+
+    def _spend(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise _NotUnderstood
+
+
+def _ordered(steps: Sequence[Step]) -> list[Step]:
+    """Each after what it needs. Argo refuses a cycle: whoever has one is not understood."""
+    left = {step.name: step for step in steps}
+    if len(left) < len(steps):
+        raise _NotUnderstood
+    found: list[Step] = []
+    while left:
+        free = [step for step in left.values() if not any(need in left for need in step.needs)]
+        if not free:
+            raise _NotUnderstood
+        found += free
+        for step in free:
+            del left[step.name]
+    return found
+
+
+def _iterations(nodes: Iterable[Node]) -> dict[str, dict[int, str]]:
+    """Of each loop's name the names of the iterations that have begun, by their number."""
+    found: dict[str, dict[int, str]] = {}
+    for node in nodes:
+        one = _ITERATION.fullmatch(node.name)
+        if one is not None and len(one[2]) < 7:
+            found.setdefault(one[1], {})[int(one[2])] = node.name
+    return found

@@ -1,0 +1,215 @@
+"""Workflows of Argo as values: which templates there are, what stands before what, and how far a run has come.
+
+Of what a framework compiles to Argo only names are known here: the parameters by which a task's labels come to its pod,
+and the role of pods that only prepare others, its drivers. What cannot be read whole is not readable, and no order is
+taken from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from egs_core.kubernetes import names
+from egs_core.kubernetes.pods import Object, items, length_s, number, part, seconds_of, text
+
+OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
+ROLE = "/runtime-role"
+"""So the annotation ends that says it."""
+LABEL_KEY, LABEL_VALUE = "pod-metadata-label-key", "pod-metadata-label-val"
+MOST_BYTES = 64 << 20
+"""Of a status that was compressed: who may write a Workflow may write one that grows without end."""
+_NEED = re.compile(r"([A-Za-z0-9_-]+)(?:\.[A-Za-z]+)?")
+_OUTPUT = re.compile(r"\{\{\s*tasks\.([A-Za-z0-9_-]+)\.outputs\.parameters\.([A-Za-z0-9_.-]+)\s*\}\}")
+
+
+class Loop(msgspec.Struct, frozen=True):
+    """How often a step runs: so many times, or as an output of another step of its template will say."""
+
+    count: int | None = None
+    step: str = ""
+    output: str = ""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A task of a DAG template. needs: names that its condition mentions; on_exit: a template that runs at its end;
+    predicted_s: as the label says that its pod will have."""
+
+    name: str
+    template: str
+    needs: tuple[str, ...] = ()
+    loop: Loop | None = None
+    on_exit: str = ""
+    predicted_s: float | None = None
+
+
+class Template(msgspec.Struct, frozen=True):
+    """steps: of a DAG; None: one pod, or what needs none. at_once: so many at the same time; 0: any number."""
+
+    steps: tuple[Step, ...] | None = None
+    at_once: int = 0
+    is_driver: bool = False
+    predicted_s: float | None = None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """What has begun. counts: outputs that are numbers, or the lengths of those that are lists."""
+
+    name: str
+    template: str = ""
+    phase: str = ""
+    took_s: float = 0.0
+    counts: Mapping[str, int] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in OVER
+
+
+class Workflow(msgspec.Struct, frozen=True):
+    """One run. nodes: by name."""
+
+    uid: str
+    namespace: str
+    name: str
+    entry: str = ""
+    templates: Mapping[str, Template] = {}
+    nodes: Mapping[str, Node] = {}
+    is_over: bool = False
+    is_readable: bool = False
+
+
+def workflow_of(raw: Object) -> Workflow:
+    """A Workflow as the API server has it. Never raises: what is not understood is not readable."""
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
+    who = text(meta, "uid"), text(meta, "namespace"), text(meta, "name")
+    if text(status, "phase") in OVER or text(spec, "shutdown"):
+        return Workflow(*who, is_over=True)
+    templates = {text(one, "name"): _template(one) for one in items(spec, "templates")}
+    nodes = nodes_of(status)
+    if nodes is None or None in templates.values() or "workflowTemplateRef" in spec:
+        return Workflow(*who)
+    found = {name: one for name, one in templates.items() if one is not None}
+    return Workflow(*who, text(spec, "entrypoint"), found, nodes, is_readable=True)
+
+
+def nodes_of(status: Object) -> dict[str, Node] | None:
+    """What has begun, by name; None where it is kept elsewhere, or packed in a way that is not known here."""
+    stated = part(status, "nodes")
+    if not stated and status.get("offloadNodeStatusVersion"):
+        return None
+    if not stated and status.get("compressedNodes"):
+        unpacked = unpacked_nodes(text(status, "compressedNodes"))
+        if unpacked is None:
+            return None
+        stated = unpacked
+    made = [_node(one) for one in stated.values() if isinstance(one, Mapping)]
+    return {node.name: node for node in made if node.name}
+
+
+def unpacked_nodes(packed: str) -> Object | None:
+    """Nodes as Argo packs them where a Workflow would be too large: JSON in gzip in base64. Its other ways, zstd and
+    brotli, are not read."""
+    try:
+        unzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        plain = unzip.decompress(base64.b64decode(packed, validate=True), MOST_BYTES)
+        found = json.loads(plain) if unzip.eof else None
+    except (binascii.Error, zlib.error, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, Mapping) else None
+
+
+# --- templates ---
+
+
+def _template(raw: Object) -> Template | None:
+    """None: of a kind that is not followed."""
+    if any(raw.get(kind) for kind in ("steps", "inline")):
+        return None
+    meta = part(raw, "metadata")
+    if "dag" not in raw:
+        roles = [value for key, value in part(meta, "annotations").items() if str(key).endswith(ROLE)]
+        is_driver = "driver" in roles or text(raw, "name").endswith("-driver")
+        return Template(is_driver=is_driver, predicted_s=length_s(part(meta, "labels").get(names.PREDICTED_S)))
+    steps = [_step(one) for one in items(part(raw, "dag"), "tasks")]
+    if None in steps:
+        return None
+    at_once = number(raw.get("parallelism")) or 0
+    return Template(tuple(step for step in steps if step is not None), max(0, int(at_once)))
+
+
+def _step(raw: Object) -> Step | None:
+    if raw.get("templateRef") or raw.get("inline") or not text(raw, "template"):
+        return None
+    listed = raw.get("dependencies")
+    needs = [str(one) for one in listed] if isinstance(listed, list) else []
+    hook = part(part(raw, "hooks"), "exit")
+    return Step(
+        text(raw, "name"),
+        text(raw, "template"),
+        tuple(dict.fromkeys([*needs, *_NEED.findall(text(raw, "depends"))])),
+        _loop(raw),
+        text(hook, "template") or text(raw, "onExit"),
+        length_s(_labels(items(part(raw, "arguments"), "parameters")).get(names.PREDICTED_S)),
+    )
+
+
+def _labels(parameters: Iterable[Object]) -> dict[str, str]:
+    """The labels that a compiler gives to a task's pod by pairs of parameters."""
+    stated = {text(one, "name"): text(one, "value") for one in parameters}
+    keys = {name.removeprefix(LABEL_KEY): key for name, key in stated.items() if name.startswith(LABEL_KEY)}
+    return {key: stated.get(LABEL_VALUE + which, "") for which, key in keys.items()}
+
+
+def _loop(raw: Object) -> Loop | None:
+    if isinstance(raw.get("withItems"), list):
+        return Loop(len(raw["withItems"]))
+    if raw.get("withParam"):
+        return _stated(raw["withParam"])
+    if not isinstance(raw.get("withSequence"), Mapping):
+        return None
+    sequence = part(raw, "withSequence")
+    if "count" in sequence:
+        return _stated(sequence["count"])
+    first, last = number(sequence.get("start", "0")), number(sequence.get("end"))
+    return Loop() if first is None or last is None else Loop(abs(int(last) - int(first)) + 1)
+
+
+def _stated(value: object) -> Loop:
+    found = _OUTPUT.fullmatch(str(value).strip())
+    return Loop(step=found[1], output=found[2]) if found else Loop(_count(value))
+
+
+def _count(value: object) -> int | None:
+    """A number, or the length of a list, as outputs state them; None: neither."""
+    stated = str(value).strip()
+    if stated.startswith("["):
+        try:
+            return len(json.loads(stated))
+        except (ValueError, RecursionError):
+            return None
+    found = number(stated)
+    return int(found) if found is not None and found >= 0 else None
+
+
+# --- nodes ---
+
+
+def _node(raw: Object) -> Node:
+    began, ended = seconds_of(raw.get("startedAt")), seconds_of(raw.get("finishedAt"))
+    outputs = items(part(raw, "outputs"), "parameters")
+    counts: dict[str, Any] = {text(one, "name"): _count(one.get("value")) for one in outputs if "value" in one}
+    return Node(
+        text(raw, "name"),
+        text(raw, "templateName"),
+        text(raw, "phase"),
+        max(0.0, ended - began) if began and ended else 0.0,
+        {name: count for name, count in counts.items() if count is not None},
+    )
