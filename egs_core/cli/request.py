@@ -11,23 +11,16 @@ from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from egs_core.cli.site import print_rows, the_site
-from egs_core.client import messages as c
+from egs_core.cli.site import called, control_of, has_several, print_rows, the_site
 from egs_core.client import requests as q
 from egs_core.client.http import connected
+from egs_core.client.options import option_error
 from egs_core.client.supervise import in_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
 Number = Annotated[str, typer.Argument(metavar="NUMBER", help="Number of the request, as `egs request list` has it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-OPTIONS = {
-    "gpus": "--gpus",
-    "for_s": "--for",
-    "more_s": "--for",
-    "gpu_memory_bytes": "--gpu-memory",
-    "idle_timeout_s": "--idle-timeout",
-}
 
 request = typer.Typer(help="Ask for GPUs for a while; `egs run --in NUMBER` runs commands on them.")
 
@@ -67,10 +60,12 @@ def make(
     try:
         ask = q.GpuRequest.model_validate(fields)
     except ValidationError as error:
-        raise _option_error(error) from None
+        raise option_error(error) from None
     with connected(the_site()) as client:
-        view = client.ask_for(ask)
-    typer.echo(view.model_dump_json() if as_json else f"{line(view)}\nrun in it: egs run --in {view.id} -- CMD")
+        view, several = client.ask_for(ask), has_several(client.runs())
+    typer.echo(
+        view.model_dump_json() if as_json else f"{line(view, several)}\nrun in it: egs run --in {view.id} -- CMD"
+    )
 
 
 @request.command("list")
@@ -80,7 +75,7 @@ def list_(
 ) -> None:
     """List the requests: their states, GPUs, and the commands in them."""
     with connected(the_site()) as client:
-        found = client.gpu_requests(with_ended=ended)
+        found, several = client.gpu_requests(with_ended=ended), has_several(client.runs())
     if as_json:
         typer.echo(found.model_dump_json())
         return
@@ -92,7 +87,7 @@ def list_(
         table.add_column(column, overflow="fold")
     for one in found.requests:
         state = f"{one.state}, {one.place}." if one.place is not None else one.state
-        row = (one.id, one.name, one.user, state, f"{one.gpus:g}", ", ".join(one.devices), _ends(one))
+        row = (one.id, one.name, one.user, state, f"{one.gpus:g}", _devices(one, several), _ends(one))
         table.add_row(*map(escape, (*row, ", ".join(one.commands), one.queue)))
     print_rows(table)
 
@@ -101,8 +96,8 @@ def list_(
 def show(number: Number, as_json: AsJson = False) -> None:
     """Show where a request is: its place in the queue and when it should begin, or its GPUs and what runs in it."""
     with connected(the_site()) as client:
-        view = client.gpu_request(number)
-    typer.echo(view.model_dump_json() if as_json else line(view))
+        view, several = client.gpu_request(number), has_several(client.runs())
+    typer.echo(view.model_dump_json() if as_json else line(view, several))
 
 
 @request.command("extend")
@@ -115,10 +110,10 @@ def extend(
     try:
         ask = q.Extend(more_s=parse_seconds(for_, "--for"))
     except ValidationError as error:
-        raise _option_error(error) from None
+        raise option_error(error) from None
     with connected(the_site()) as client:
-        view = client.extend(number, ask)
-    typer.echo(view.model_dump_json() if as_json else line(view))
+        view, several = client.extend(number, ask), has_several(client.runs())
+    typer.echo(view.model_dump_json() if as_json else line(view, several))
 
 
 @request.command("release")
@@ -129,14 +124,14 @@ def release(
     as_json: AsJson = False,
 ) -> None:
     """End a request before its time, with the commands in it; or take one back that waits."""
+    ask = control_of(reason, parse_seconds(grace, "--grace"))
     with connected(the_site()) as client:
-        ask = c.Control(reason=reason, grace_s=parse_seconds(grace, "--grace"))
-        view = client.release_request(number, ask)
-    typer.echo(view.model_dump_json() if as_json else line(view))
+        view, several = client.release_request(number, ask), has_several(client.runs())
+    typer.echo(view.model_dump_json() if as_json else line(view, several))
 
 
-def line(view: q.RequestView) -> str:
-    """What a user wants to know of a request, in one line."""
+def line(view: q.RequestView, several: bool = False) -> str:
+    """What a user wants to know of a request, in one line. several: hosts, so that GPUs are named with theirs."""
     head = f"request {view.id} ({view.name}, {view.user}): {view.state}"
     if view.state in ("queued", "paused"):
         place = f", place {view.place}" if view.place is not None else ""
@@ -148,7 +143,7 @@ def line(view: q.RequestView) -> str:
         return f"{head}{place}: {view.reason}; {starts}"
     if view.state == "ended":
         return f"{head}: {view.outcome}" + (f": {view.reason}" if view.reason else "")
-    told = f"{head}: GPUs {', '.join(view.devices)}"
+    told = f"{head}: GPUs {_devices(view, several)}"
     if view.commands:
         told += f"; runs in it: {', '.join(view.commands)}"
     if view.stop:
@@ -156,11 +151,9 @@ def line(view: q.RequestView) -> str:
     return f"{told}; it ends {_ends(view)}"
 
 
+def _devices(view: q.RequestView, several: bool) -> str:
+    return ", ".join([called(view.host, one, several) for one in view.devices])
+
+
 def _ends(view: q.RequestView) -> str:
     return "" if view.ends_at is None else in_words(max(0.0, view.ends_at - time.time()))
-
-
-def _option_error(error: ValidationError) -> InputError:
-    first = error.errors()[0]
-    option = OPTIONS.get(str(first["loc"][0]), f"--{first['loc'][0]}")
-    return InputError(option, str(first["msg"]).removeprefix("Value error, "))

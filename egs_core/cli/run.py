@@ -11,32 +11,23 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from egs_core.cli.run_options import check_options, given_options
 from egs_core.cli.site import the_site
 from egs_core.cli.starting import members, start_all_here, start_detached, start_here
 from egs_core.client import arguments
 from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.jobs import Job
+from egs_core.client.options import option_error
 from egs_core.client.supervise import request_of, why_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 
-OF_THE_REQUEST = (
-    "--gpus",
-    "--gpu-memory",
-    "--cpus",
-    "--memory",
-    "--queue",
-    "--priority",
-    "--deadline",
-    "--split",
-    "--requeue",
-    "--gang",
-)
 INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
 
 
 def run(
+    ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
     gpus: Annotated[
         float, typer.Option(help="GPUs that it holds from start to end: whole ones, or a part of one, as 0.25.")
@@ -77,8 +68,8 @@ def run(
         typer.Option("--requeue", help="It may be ended for another that goes first, and starts again in its turn."),
     ] = False,
     array: Annotated[
-        int, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which one it is, from 0.")
-    ] = 0,
+        int | None, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which it is, from 0.")
+    ] = None,
     gang: Annotated[
         str,
         typer.Option(
@@ -103,16 +94,10 @@ def run(
     """Run a command when the site server gives it what it needs. CUDA_VISIBLE_DEVICES has its GPUs; its output and
     signals pass through, and its exit code is this one's."""
     arguments.checked(command)
+    check_options(given_options(ctx))
     idle_s = parse_seconds(idle_timeout, "--idle-timeout") if idle_timeout else None
-    if pty and array:
-        raise InputError("--pty", "an array's commands cannot share a terminal", "leave one of both out")
-    if split and not gpus and gpu_memory == "0":
-        raise InputError("--split", "there is nothing to split", "name the GPUs of its GPU phases by --gpus")
-    if split and gang:
-        raise InputError("--gang", "with --split no GPUs are held at the start", "leave one of both out")
-    if in_:
-        given = (gpus, gpu_memory != "0", cpus, memory != "0", queue, priority, deadline, split, requeue, gang)
-        _check_inside([option for option, value in zip(OF_THE_REQUEST, given, strict=True) if value])
+    if idle_s == 0:
+        raise InputError("--idle-timeout", "must be more than 0", "leave it out for none")
     address = the_site()
     fields: dict[str, object] = {
         "name": name or name_of(command),
@@ -129,7 +114,7 @@ def run(
         "after": [_after(one) for one in after or ()],
         "inside": in_,
         "requeue": requeue,
-        **_gang(gang, array, gang_wait),
+        **_gang(gang, array or 0, gang_wait),
     }
     try:
         request = request_of(fields)
@@ -150,33 +135,20 @@ def run(
         has_terminal=pty,
         idle_s=idle_s,
     )
-    if array:
+    every = [job] if array is None else members(job, array)
+    if array is not None:
         with connected(address) as client:
             client.check(request)  # what is refused is refused once
-    every = members(job, array) if array else [job]
     if not detach:
-        return start_all_here(address, every) if array else start_here(address, job)
+        return start_here(address, job) if array is None else start_all_here(address, every)
     numbers = [start_detached(address, one) for one in every]
     if as_json:
         typer.echo(json.dumps({"id": numbers[0], "ids": numbers}))
-    elif array:
+    elif array is not None:
         typer.echo(f"runs {', '.join(numbers)}; their output: egs logs RUN")
     else:
         typer.echo(f"run {numbers[0]}; its output: egs logs {numbers[0]}")
     return 0
-
-
-def option_error(error: ValidationError) -> InputError:
-    """The first wrong field, by its option."""
-    first = error.errors()[0]
-    option = OPTIONS.get(str(first["loc"][0]), f"--{first['loc'][0]}")
-    return InputError(option, str(first["msg"]).removeprefix("Value error, "))
-
-
-def _check_inside(given: list[str]) -> None:
-    """Raises InputError for what a command in a request has from it."""
-    if given:
-        raise InputError(given[0], "what runs in a request has the request's", "leave it out, or leave --in out")
 
 
 def _gang(text: str, array: int, wait: str) -> dict[str, object]:
@@ -206,15 +178,6 @@ def _show_check(view: c.RunView, as_json: bool) -> None:
         typer.echo("it would start now")
     else:
         typer.echo(f"it {why_words(view)}")
-
-
-OPTIONS = {
-    "memory_bytes": "--memory",
-    "gpu_memory_bytes": "--gpu-memory",
-    "expected_s": "--expect",
-    "for_s": "--for",
-    "deadline_s": "--deadline",
-}
 
 
 def name_of(command: list[str]) -> str:

@@ -8,6 +8,7 @@ import time
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +16,7 @@ from rich.table import Table
 from egs_core.adapter import ControlRequest
 from egs_core.client import messages as c
 from egs_core.client.http import connected
+from egs_core.client.options import option_error
 from egs_core.client.places import URL, Address, find_address, has_listener
 from egs_core.client.supervise import starts_words
 from egs_core.errors import EgsError, InputError
@@ -48,7 +50,7 @@ def show_runs(address: Address, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    several = len({device.host for device in found.devices} | {run.host for run in found.runs} - {""}) > 1
+    several = has_several(found)
     free = [_called(device, several) for device in found.devices if device.state == "free"]
     if found.runs:
         print_rows(_table(found.runs, time.time(), several))
@@ -64,7 +66,7 @@ def show_runs(address: Address, as_json: bool) -> None:
         typer.echo(f"host {host} is silent: its GPUs are given to nobody new, and what runs there goes on")
     drained = [device for device in found.devices if device.drained]
     if drained:
-        typer.echo(f"{len(drained)} drained, nothing new starts there{_named(drained)}")
+        typer.echo(f"{len(drained)} drained, nothing new starts there{_named(drained, several)}")
 
 
 def show_queue(address: Address, as_json: bool) -> None:
@@ -74,14 +76,13 @@ def show_queue(address: Address, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    drained = [device for device in found.devices if device.drained]
+    drained, several = [device for device in found.devices if device.drained], has_several(found)
     if drained:
-        typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained)}")
+        typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained, several)}")
     if not found.runs:
         typer.echo("nothing waits")
         return
     table = Table(box=None, pad_edge=False)
-    several = len({device.host for device in found.devices} | {run.host for run in found.runs} - {""}) > 1
     for column in ("run", "name", "user", *(["host"] if several else []), "queue", "GPUs", "starts", "why"):
         table.add_column(column, overflow="fold")
     for view in found.runs:
@@ -123,7 +124,7 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
     for option, value in (("stage", request.stage), ("task", request.task), ("driver", request.driver)):
         if value:
             raise InputError(f"--{option}", "the site server knows runs and drivers only", "name only that")
-    ask = c.Control(reason=request.reason, grace_s=request.grace_s)
+    ask = control_of(request.reason, request.grace_s)
     with connected(address) as client:
         view = client.control(request.workload, request.verb, ask)
     if as_json:
@@ -136,8 +137,21 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
     typer.echo(f"{kind} {view.id} ({view.name}): {what}")
 
 
+def control_of(reason: str, grace_s: float) -> c.Control:
+    """What an operator wants. Raises InputError."""
+    try:
+        return c.Control(reason=reason, grace_s=grace_s)
+    except ValidationError as error:
+        raise option_error(error) from None
+
+
+def called(host: str, device: str, several: bool) -> str:
+    """A GPU, by its id; where there are several hosts with its host's name."""
+    return f"{host}/{device}" if several else device
+
+
 def _called(device: c.Device, several: bool) -> str:
-    return f"{device.host}/{device.id}" if several else device.id
+    return called(device.host, device.id, several)
 
 
 def _table(runs: tuple[c.RunView, ...], now: float, several: bool = False) -> Table:
@@ -184,8 +198,8 @@ def release(
 ) -> None:
     """End a run before its time, as when its time box is over: it counts as succeeded, and what waits for it starts.
     What `egs abort` ends has not succeeded."""
+    ask = control_of(reason, parse_seconds(grace, "--grace"))
     with connected(the_site()) as client:
-        ask = c.Control(reason=reason, grace_s=parse_seconds(grace, "--grace"))
         view = client.control(run, "release", ask)
     typer.echo(view.model_dump_json() if as_json else f"run {view.id} ({view.name}): is told to end")
 
@@ -206,12 +220,16 @@ def _drain(target: str, is_wanted: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    drained = [device for device in found.devices if device.drained]
-    busy = [f"{device.id} (run {', '.join(device.runs)})" for device in drained if device.runs]
+    drained, several = [device for device in found.devices if device.drained], has_several(found)
+    busy = [f"{_called(device, several)} (run {', '.join(device.runs)})" for device in drained if device.runs]
     still = f"; still in use: {', '.join(busy)}" if busy else ""
-    typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained)}{still}")
+    typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained, several)}{still}")
 
 
-def _named(devices: list[c.Device]) -> str:
-    several = len({device.host for device in devices}) > 1
+def has_several(found: c.Runs) -> bool:
+    """Whether there is more than one host, so that a GPU's number alone does not name it."""
+    return len({device.host for device in found.devices} | {run.host for run in found.runs} - {""}) > 1
+
+
+def _named(devices: list[c.Device], several: bool) -> str:
     return f": {', '.join(_called(device, several) for device in devices)}" if devices else ""

@@ -13,7 +13,7 @@ from rich.table import Table
 from egs_core.cli.site import print_rows, the_site
 from egs_core.client import tokens as t
 from egs_core.client.http import connected
-from egs_core.errors import InputError
+from egs_core.client.options import option_error
 from egs_core.units import parse_seconds
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -35,9 +35,7 @@ def create(
     try:
         request = t.TokenRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        option = "--expires" if first["loc"][0] == "expires_s" else f"--{first['loc'][0]}"
-        raise InputError(option, str(first["msg"])) from None
+        raise option_error(error) from None
     with connected(the_site()) as client:
         made = client.new_token(request)
     typer.echo(made.model_dump_json() if as_json else made.token)

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from egs_core.cli.run import option_error
 from egs_core.cli.site import the_site
 from egs_core.client import messages as c
 from egs_core.client.http import connected
+from egs_core.client.options import option_error
 from egs_core.client.supervise import why_words
 from egs_core.units import parse_bytes, parse_seconds
 

@@ -24,6 +24,7 @@ from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.client import tokens as t
+from egs_core.client.options import with_options
 from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
 from egs_core.errors import EgsError
 
@@ -234,7 +235,7 @@ class _Way:
             return f"{self.address.url}: the token in {TOKEN} is not known there, or no longer good: ask for another"
         if answer.status_code == 401:
             return f"{self.address.url}: the server does not know who asks: set {TOKEN} (`egs token create` makes one)"
-        return _detail(answer)
+        return with_options(_detail(answer))
 
 
 class _SocketAdapter(HTTPAdapter):

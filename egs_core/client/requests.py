@@ -45,15 +45,16 @@ class Extend(Ask):
 
 class RequestView(Told):
     """state: see the module; expiring: its end is near, whatever is in it. place: in the queue, 1 for the first;
-    starts_in_s: when it should have its GPUs, None where that is not known. devices: their ids; commands: runs in it
-    that have not ended; idle_s: for how long none has been. ends_at: when its time is over, as it is now. stop: why it
-    has to end."""
+    starts_in_s: when it should have its GPUs, None where that is not known. devices: their ids, on `host`; commands:
+    runs in it that have not ended; idle_s: for how long none has been. ends_at: when its time is over, as it is now.
+    stop: why it has to end."""
 
     id: str
     site: str = ""
     name: str
     user: str
     team: str = ""
+    host: str = ""
     state: State
     gpus: float
     gpu_memory_bytes: int = 0

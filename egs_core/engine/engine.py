@@ -191,9 +191,9 @@ class Engine:
             return min(self.state.held_until, self._limits.next_due() or self.state.held_until)
         return min([due for next_due in self._next_dues if (due := next_due()) is not None], default=None)
 
-    def explain(self, task: int) -> m.Reason:
-        """Why the task is where it is, with the numbers that decide it."""
-        return explain(self.state, task, self._queue, self._refused, task in self._processes.cold_wait)
+    def explain(self, task: int, moment: m.Moment = m.in_seconds) -> m.Reason:
+        """Why the task is where it is, with the numbers that decide it. moment: how moments are written."""
+        return explain(self.state, task, self._queue, self._refused, task in self._processes.cold_wait, moment)
 
     def why_never(self, task: int) -> m.Reason | None:
         """What keeps a ready task from ever starting, as nodes and quotas are; None for one that only has to wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from egs_core.engine.messages import Reason
+from egs_core.engine.messages import Moment, Reason, in_seconds
 from egs_core.engine.order.place_words import why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
@@ -27,10 +27,15 @@ NO_SLOT = "every process slot, or the memory for one more, is taken by tasks tha
 
 
 def explain(
-    state: State, task: int, queue: ReadyQueue, refused: Mapping[int, Refused], waits_for_process: bool
+    state: State,
+    task: int,
+    queue: ReadyQueue,
+    refused: Mapping[int, Refused],
+    waits_for_process: bool,
+    moment: Moment = in_seconds,
 ) -> Reason:
     """The reason for `task`. refused: phases that wait for a better flavor. waits_for_process: the task is kept
-    out of the queue until its process is warm."""
+    out of the queue until its process is warm. moment: how moments of the engine's clock are written."""
     phase = state.cursor[task]
     status = state.status[phase]
     name, label = state.task_ids[task], STATUS_NAMES[status]
@@ -41,27 +46,24 @@ def explain(
     if status == PENDING:
         return _pending(state, task, name)
     if status == READY and state.held_until is not None:
-        text = f"what runs already is being told: nothing is granted before {state.held_until:.3f} s"
+        text = f"what runs already is being told: nothing is granted before {moment(state.held_until)}"
         return Reason(name, label, "start", text)
     if status == READY and waits_for_process:
         return _cold(state, task, name)
     if status == READY:
-        return _gang(state, task, queue) or _quota(state, task, queue) or _ready(state, task, name, queue, refused)
+        bound = _gang(state, task, queue) or _quota(state, task, queue)
+        return bound or _ready(state, task, name, queue, refused, moment)
     if status == HELD and phase in state.paused and (pause := state.pause_of(task)):
         why = f": {pause.reason}" if pause.reason else ""
-        return Reason(name, label, "paused", f"paused by {pause.actor or 'operator'} at {pause.at:.3f} s{why}")
+        return Reason(name, label, "paused", f"paused by {pause.actor or 'operator'} at {moment(pause.at)}{why}")
     if status == HELD:
         tries, until = state.rejections[phase], state.retry_at[phase]
-        return Reason(name, label, "rejected", f"its start was refused {_times(tries)}; next try at {until:.3f} s")
+        return Reason(name, label, "rejected", f"its start was refused {_times(tries)}; next try at {moment(until)}")
     if status in (GRANTED, RUNNING):
         lease = state.leases[phase]
         devices = f", devices {list(lease.devices)}" if lease.devices else ""
-        return Reason(
-            name,
-            label,
-            "",
-            f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}{_limit_of(state, task)}",
-        )
+        where = f"{KIND_NAMES[state.kind[phase]]} phase on {state.nodes[lease.node].name}{devices}"
+        return Reason(name, label, "", where + _limit_of(state, task, moment))
     why = state.workloads[state.task_workload[task]].over_limit if status == ABORTED else ""
     return Reason(name, label, "limit" if why else "", f"ended: {label}{': ' if why else ''}{why}")
 
@@ -78,10 +80,10 @@ def _over_limit(state: State, task: int, name: str, label: str) -> Reason | None
     return Reason(name, label, "limit", f"ended: {label}: {over.text}")
 
 
-def _limit_of(state: State, task: int) -> str:
+def _limit_of(state: State, task: int, moment: Moment) -> str:
     """When a running task will reach its limit."""
     reached = task_reaches(state, task) if state.meters else None
-    return "" if reached is None else f"; {described(state.meters[task].limits, reached[1])} at {reached[0]:.3f} s"
+    return "" if reached is None else f"; {described(state.meters[task].limits, reached[1])} at {moment(reached[0])}"
 
 
 def _pending(state: State, task: int, name: str) -> Reason:
@@ -184,25 +186,27 @@ def _fitting(state: State, task: int) -> list[int]:
     return [i for i in found if fits_task(state, task, state.nodes[i])] if state.is_first_phase(phase) else found
 
 
-def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mapping[int, Refused]) -> Reason:
+def _ready(
+    state: State, task: int, name: str, queue: ReadyQueue, refused: Mapping[int, Refused], moment: Moment
+) -> Reason:
     if (never := _placeless(state, task)) is not None:
         return never
     phase = state.cursor[task]
     shape, fitting, ahead = state.shape_of(phase), _fitting(state, task), queue.ahead_of(phase)
     if phase in refused:
-        return Reason(name, "ready", "flavor", refused[phase].text)
+        return Reason(name, "ready", "flavor", refused[phase].text(moment))
     room = [i for i in fitting if not lacking(state.nodes[i], shape)]
     missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
     phases = queue.members(queue.leader_of(phase))
-    in_line += _deadline(state, phases) if state.has_deadlines else ""
+    in_line += _deadline(state, phases, moment) if state.has_deadlines else ""
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
         kind, missing = "fragment", f"{scattered}: {missing}"
     needs = f"needs {describe_shape(shape)}"
-    if kept := _kept_for(state, phase, room):
+    if kept := _kept_for(state, phase, room, moment):
         missing = kept
     elif room and len(phases) > 1 and select_gang(state, phases) is None:
         total = Shape(*quota.demand(state, phases))
@@ -213,18 +217,18 @@ def _ready(state: State, task: int, name: str, queue: ReadyQueue, refused: Mappi
     return Reason(name, "ready", kind, f"{needs}: {missing}{in_line}", names, in_line)
 
 
-def _deadline(state: State, phases: Sequence[int]) -> str:
+def _deadline(state: State, phases: Sequence[int], moment: Moment) -> str:
     """Until when it must start to be in time, or that it is too late for that."""
     window = window_of(state, phases)
     if window is None:
         return ""
     if state.now >= window.too_late_at:
         late_s = state.now - window.too_late_at
-        return f"; it cannot meet its deadline at {window.deadline:.3f} s any more: {late_s:.3f} s too late"
-    return f"; must start by {window.latest_start:.3f} s to meet its deadline at {window.deadline:.3f} s"
+        return f"; it cannot meet its deadline at {moment(window.deadline)} any more: {late_s:.3f} s too late"
+    return f"; must start by {moment(window.latest_start)} to meet its deadline at {moment(window.deadline)}"
 
 
-def _kept_for(state: State, phase: int, room: Sequence[int]) -> str:
+def _kept_for(state: State, phase: int, room: Sequence[int], moment: Moment) -> str:
     """For whom the room is kept, and from when on."""
     for owner, kept in state.reservations.items():
         nodes = {n for _, n in kept.places}
@@ -232,7 +236,7 @@ def _kept_for(state: State, phase: int, room: Sequence[int]) -> str:
             task = state.task_of[owner]
             who = f"gang {state.gangs[state.gang_of[task]].name}" if task in state.gang_of else state.task_ids[task]
             where = ", ".join(state.nodes[n].name for n in sorted(nodes)[:SHOWN])
-            kept_for = f"kept for {who} on {where} from {kept.at:.3f} s on"
+            kept_for = f"kept for {who} on {where} from {moment(kept.at)} on"
             return f"room is there, but {kept_for}, and it would not have ended by then"
     return ""
 

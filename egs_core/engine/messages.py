@@ -7,6 +7,8 @@ names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from egs_core.engine.specs import NO_LIMIT, NOTHING, Amounts, FlavorSpec, Limits, QueueSpec
@@ -358,6 +360,19 @@ class ScalingHint(Decision, frozen=True, tag="scale"):
     gpus: int = 0
     cpus: int = 0
     at: float = 0.0
+
+
+Moment = Callable[[float], str]
+"""How a moment of the engine's clock is written for a reader. The engine knows no other; who does may tell that."""
+
+
+def in_seconds(at: float) -> str:
+    """On the engine's own clock.
+
+    >>> in_seconds(370.5741)
+    '370.574 s'
+    """
+    return f"{at:.3f} s"
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from egs_core.client import messages as c
+from egs_core.client.options import option_of
 from egs_core.engine import messages as m
 from egs_core.errors import listed
 from egs_core.server.admission import check_fits, check_for, queue_asked, take_part
@@ -77,12 +78,12 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
         raise Refusal(409, f"run {run.id} is about to {'end' if run.stop else 'start'}: try again")
     late = [name for name in wishes if name not in CHANGES_WHILE_RUNNING]
     if run.is_claimed and late:
-        raise Refusal(409, f"run {run.id} has started: its {late[0]} cannot change, --for and --expect can")
+        raise Refusal(409, f"run {run.id} has started: its {option_of(late[0])} cannot change, --for and --expect can")
     holding = next((one for one in book.gangs.members(run) if one.lease is not None), None)
     if holding is not None and run.lease is None:
         raise Refusal(409, f"run {holding.id} of its gang is about to end: try again")
     if run.inside and late:
-        raise Refusal(409, f"run {run.id} is in request {run.inside}: its {late[0]} is that of the request")
+        raise Refusal(409, f"run {run.id} is in request {run.inside}: its {option_of(late[0])} is that of the request")
     if run.is_request:
         check_for(wishes.get("for_s"))
     if "queue" in wishes:

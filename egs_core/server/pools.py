@@ -10,6 +10,7 @@ import msgspec
 from egs_core.client import messages as c
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
+from egs_core.server.moments import wall_clock
 from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
 from egs_core.site import messages as s
 from egs_core.site import wire
@@ -156,7 +157,8 @@ class Pools(SharedPools):
             if lease.gpu_milli and pool.shared.owner(state.task_of[phase]) is driver.seat
         ]
         paused = any(f"workload:{workload}" in state.pauses for workload in driver.seat.workloads)
-        reason = driver.seat.why(state.task_of[waiting[0]]) if waiting else None
+        moment = wall_clock(self._started_at)
+        reason = driver.seat.why(state.task_of[waiting[0]], moment) if waiting else None
         where = self._spanning.holders(pool.member, driver.queue, who.sees) if reason and reason.kind == "quota" else ""
         tell = _whole if all(who.sees(one) for one in pool.drivers.values()) else _without_names
         held = sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000

@@ -193,6 +193,7 @@ def _view(book: Book, who: Principal, run: Run, places: dict[str, int], starts: 
         name=run.name,
         user=run.user,
         team=run.team,
+        host=seen.host,
         state=_state(book, run),
         gpus=run.gpus,
         gpu_memory_bytes=run.gpu_memory_bytes,

@@ -14,6 +14,7 @@ from egs_core.errors import listed
 from egs_core.server.forecast import expected_starts
 from egs_core.server.gangs import Gangs, come_words
 from egs_core.server.hosts import OWN, Hosts
+from egs_core.server.moments import wall_clock
 from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, GangPlace, HeldLease, Run, SiteFacts
 
 BEAT_S = 5.0  # how often a client is to be heard of
@@ -162,7 +163,7 @@ class Views:
         if run.task == NOT_ADMITTED:
             text = f"waits for {listed([self._called(*one) for one in run.after], 4)}"
             return "dependency", self.told_text(text, sees)
-        reason = self._engine.explain(run.task)
+        reason = self._engine.explain(run.task, wall_clock(self._facts.epoch))
         text = reason.text + (self._holders(run.host, sees) if reason.kind == "capacity" else "")
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         return reason.kind, self.told_text(text, sees)

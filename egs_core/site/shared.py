@@ -274,9 +274,9 @@ class Seat:
 
     # --- questions ---
 
-    def why(self, task: int) -> m.Reason:
-        """See `Site.why`."""
-        return self._shared.engine.explain(task)
+    def why(self, task: int, moment: m.Moment = m.in_seconds) -> m.Reason:
+        """See `Site.why`. moment: how moments are written."""
+        return self._shared.engine.explain(task, moment)
 
     def status_of(self, task: int) -> s.TaskStatus:
         """How far a task is."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from egs_core.engine.messages import Moment
 from egs_core.engine.rules.ends import expected_end_s
 from egs_core.engine.rules.fit import devices_of, fits_task, select_devices
 from egs_core.engine.rules.flavors import cost_of, seconds_on
@@ -55,13 +56,13 @@ class Refused(NamedTuple):
     better: Offer
     instead: Offer
 
-    @property
-    def text(self) -> str:
+    def text(self, moment: Moment) -> str:
+        """moment: how moments are written."""
         better, instead = self.better, self.instead
         return (
-            f"is better off waiting for a device of flavor {better.flavor!r}, free at about {better.start_s:.3f} s: it "
-            f"would end at {better.end_s:.3f} s for {better.cost:.2f}, on {instead.flavor!r}, which is free now, at "
-            f"{instead.end_s:.3f} s for {instead.cost:.2f}"
+            f"is better off waiting for a device of flavor {better.flavor!r}, free at about {moment(better.start_s)}: "
+            f"it would end at {moment(better.end_s)} for {better.cost:.2f}, on {instead.flavor!r}, which is free now, "
+            f"at {moment(instead.end_s)} for {instead.cost:.2f}"
         )
 
 

@@ -72,14 +72,16 @@ class FarHost:
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarHost]:
     site = RealSite(tmp_path_factory.mktemp("site"), gpus=1)
-    site.start()
-    found = FarHost(site, tmp_path_factory.mktemp("far"))
     try:
-        found.start()
-        yield found
+        site.start()
+        found = FarHost(site, tmp_path_factory.mktemp("far"))
+        try:
+            found.start()
+            yield found
+        finally:
+            if found.agent is None or found.agent.poll() is not None:
+                found.start()  # runs there hear of their end over it
     finally:
-        if found.agent is None or found.agent.poll() is not None:
-            found.start()  # runs there hear of their end over it
         site.close()
 
 
@@ -111,6 +113,35 @@ def test_a_command_gets_devices_of_the_host_that_it_is_started_on(far: FarHost, 
     assert "far has 0 of 2 GPUs wholly free" in waits.reason
     stop.touch()
     assert begun.wait(PATIENCE_S) == 5
+    wait_for(lambda: states(far) == FREE, "it is given back")
+
+
+def test_what_the_server_refuses_is_named_by_its_option(far: FarHost) -> None:
+    """The server knows the fields of its protocol, who reads has written options."""
+    for words, told in (
+        ("request --gpus 1 --for 8d", "error: --for: a GPU request lasts 7 days at most"),
+        ("run --after 999 -- true", "error: --after: there is no run '999'"),
+        ("token create --role agent --host far --team a", "error: --host: the token of a host's agent"),
+    ):
+        done = far.site.egs(*words.split())
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_gpus_are_named_with_their_hosts(far: FarHost) -> None:
+    """A number alone names none, where two hosts have a GPU 0: in what is drained, and of GPU requests."""
+    wait_for(lambda: states(far) == FREE, "it has joined")
+    number = json.loads(far.egs("request", "--gpus", "1", "--for", "1h", "--json").stdout)["id"]
+    try:
+        wait_for(lambda: "held" in states(far).values(), "it has a GPU")
+        (device,) = [name for name, state in states(far).items() if state == "held"]
+        assert device in far.site.egs("request", "list").stdout
+        assert f"GPUs {device}" in far.egs("request", "show", number).stdout
+        told = far.site.egs("drain", "far").stdout
+        assert told == f"2 of 3 GPUs drained: far/0, far/1; still in use: {device} (run {number})\n"
+        assert "2 of 3 GPUs drained: far/0, far/1" in far.egs("queue").stdout
+    finally:
+        far.site.egs("undrain", "far")
+        far.egs("request", "release", number)
     wait_for(lambda: states(far) == FREE, "it is given back")
 
 

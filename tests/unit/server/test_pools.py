@@ -56,12 +56,12 @@ class Client:
     def report(self, *events: m.Event) -> None:
         self.send(*[wire.Reported(event) for event in events])  # type: ignore[arg-type]
 
-    def submit(self, tasks: int, priority: int = 0) -> s.Grown:
+    def submit(self, tasks: int, priority: int = 0, deadline_s: float | None = None) -> s.Grown:
         """More tasks with one GPU each, in one workload."""
         self.report(NODE, m.WorkloadSubmitted("w", "w", submission="job"))
-        graph = Graph()
+        graph, options = Graph(), TaskOptions(priority=priority, deadline_s=deadline_s)
         for number in range(self.size, self.size + tasks):
-            graph.add_task(f"t{number}", (), ((GPU, ONE_GPU, 1.0),), options=TaskOptions(priority=priority))
+            graph.add_task(f"t{number}", (), ((GPU, ONE_GPU, 1.0),), options=options)
         (answer,) = self.send(wire.Growing("w", self.size, graph))
         self.size += tasks
         return msgspec.json.decode(answer.value, type=s.Grown)
@@ -218,6 +218,15 @@ def test_what_people_see_and_ask(pools: Pools) -> None:
     assert first.asked == [s.Asked("abort", "root", "full", 1.0)]
     with pytest.raises(Refusal, match="no driver"):
         pools.view(ROOT, "r99")
+
+
+def test_moments_are_told_by_the_calendar() -> None:
+    """Not as seconds of a clock that only the server knows; this one was 0 at second 0 of 1970."""
+    pools = Pools((), EPOCH, 0.0)
+    ann = Client(pools, ANN, "one")
+    ann.submit(3, deadline_s=3600.0)
+    ann.poll()
+    assert "meet its deadline at 1970-01-01 01:00:00 UTC" in pools.view(ROOT, ann.id).reason
 
 
 def test_teams_see_and_use_their_own() -> None:

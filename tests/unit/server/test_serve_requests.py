@@ -99,7 +99,7 @@ def test_a_gang_starts_whole_or_not_at_all(site: RealSite, tmp_path: Path) -> No
         (("--gang", "train"), "'train' does not say how many start together"),
         (("--gang", "train:2", "--array", "3"), "the 3 runs of --array are more than a gang of 2"),
         (("--gang", "train:1"), "greater than or equal to 2"),
-        (("--gang", "train:2", "--split", "--gpus", "1"), "with --split no GPUs are held at the start"),
+        (("--gang", "train:2", "--split", "--gpus", "1"), "does nothing with --split: no GPUs are held at the start"),
         (("--gang", "train:2", "--in", "7"), "what runs in a request has the request's"),
     ],
 )
@@ -159,7 +159,10 @@ def test_an_idle_request_is_given_on(site: RealSite) -> None:
         (("request", "show", "77"), "there is no GPU request '77'"),
         (("request", "extend", "77", "--for", "1h"), "there is no GPU request '77'"),
         (("run", "--in", "77", "--", "true"), "there is no run '77'"),
-        (("run", "--in", "77", "--gpus", "1", "--", "true"), "--gpus: what runs in a request has the request's"),
+        (
+            ("run", "--in", "77", "--gpus", "1", "--", "true"),
+            "--gpus: does nothing with --in: what runs in a request has the request's",
+        ),
         (("run", "--in", "77", "--split", "--gpus", "1", "--", "true"), "what runs in a request"),
     ],
 )

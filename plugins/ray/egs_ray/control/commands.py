@@ -29,6 +29,7 @@ from egs_core.adapter import (
 from egs_core.errors import InputError
 from egs_core.units import parse_seconds
 from egs_ray.control import controller
+from egs_ray.control.reachable import chosen_address
 from egs_ray.events import processes_of
 
 PLACE = "control of Ray"
@@ -133,7 +134,8 @@ def _asked_for() -> Any:
 
 
 def _connect(address: str) -> None:
-    """Ray itself waits long for a cluster that is not there, and then ends the process."""
+    """Ray itself waits long for a cluster that is not there, and then ends the process; as it does at once in a session
+    of another user."""
     hint = "--address host:port of the cluster, or RAY_ADDRESS"
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "://" not in address:
@@ -141,8 +143,9 @@ def _connect(address: str) -> None:
             socket.create_connection((host, int(port)), timeout=REACH_S).close()
         except OSError as error:
             raise InputError(PLACE, f"no cluster at {address}: {error}", hint) from None
+    chosen = chosen_address(address or "auto", PLACE)
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=chosen, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(PLACE, f"no cluster found: {str(error).splitlines()[0]}", hint) from None
 
