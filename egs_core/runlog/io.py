@@ -68,12 +68,51 @@ class _Preamble(msgspec.Struct):
 def read_run(path: str | os.PathLike[str]) -> Run:
     """Read a whole run log; records of one that is not in order are sorted. Raises InputError (`file:line`) for
     anything that is not one."""
-    with _open_for_reading(Path(path)) as stream:
-        header, reader = _read_header(stream, str(path))
-        records, truncated = _read_records(stream, str(path), reader)
-    if not header.in_order:
+    with RunReader(path) as reader:
+        records = list(reader)
+    if not reader.header.in_order:
         records.sort(key=time_of)  # stable: of one moment, what was written first was first
-    return Run(header=header, records=records, path=str(path), truncated=truncated)
+    return Run(header=reader.header, records=records, path=str(path), truncated=reader.truncated)
+
+
+class RunReader:
+    """A run log record by record, as they stand there, for logs that are too long to be held. truncated: as of `Run`,
+    once all are read. Raises InputError as `read_run` does."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = str(path)
+        self.truncated = False
+        self._stream = _open_for_reading(Path(path))
+        try:
+            self.header, self._reader = _read_header(self._stream, self.path)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __iter__(self) -> Iterator[Record]:
+        for number, line in enumerate(_lines(self._stream), start=2):
+            place = f"{self.path}:{number}"
+            if len(line) >= MAX_LINE_BYTES:
+                raise InputError(place, f"line longer than {MAX_LINE_BYTES} bytes")
+            if not line.strip():
+                continue
+            try:
+                record = _decode(line, place, self._reader)
+            except InputError:
+                self.truncated = not line.endswith(b"\n")
+                if self.truncated:
+                    return
+                raise
+            _check(record, place)
+            yield record
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
 
 
 def _open_for_reading(path: Path) -> BinaryIO:
@@ -109,25 +148,6 @@ def _read_header(stream: BinaryIO, path: str) -> tuple[Header, Callable[[bytes],
     header = _decode(line, f"{path}:1", reader)
     assert isinstance(header, Header)
     return header, reader
-
-
-def _read_records(stream: BinaryIO, path: str, reader: Callable[[bytes], Record]) -> tuple[list[Record], bool]:
-    records: list[Record] = []
-    for number, line in enumerate(_lines(stream), start=2):
-        place = f"{path}:{number}"
-        if len(line) >= MAX_LINE_BYTES:
-            raise InputError(place, f"line longer than {MAX_LINE_BYTES} bytes")
-        if not line.strip():
-            continue
-        try:
-            record = _decode(line, place, reader)
-        except InputError:
-            if not line.endswith(b"\n"):
-                return records, True
-            raise
-        _check(record, place)
-        records.append(record)
-    return records, False
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:

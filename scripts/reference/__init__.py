@@ -11,7 +11,13 @@ from collections.abc import Callable
 from scripts.reference.airflow_options import airflow_options_page
 from scripts.reference.commands import commands_page
 from scripts.reference.environment import environment_page
-from scripts.reference.files import cluster_file_page, devices_file_page, profile_page, queues_file_page
+from scripts.reference.files import (
+    cluster_file_page,
+    devices_file_page,
+    prices_file_page,
+    profile_page,
+    queues_file_page,
+)
 from scripts.reference.hints import hints_page
 from scripts.reference.ray_options import ray_options_page
 
@@ -21,6 +27,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/queues-file.md": queues_file_page,
     "reference/cluster-file.md": cluster_file_page,
     "reference/devices-file.md": devices_file_page,
+    "reference/prices-file.md": prices_file_page,
     "reference/kubeflow-profile.md": profile_page,
     "reference/ray-options.md": ray_options_page,
     "reference/airflow-options.md": airflow_options_page,

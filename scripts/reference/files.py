@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic_core import PydanticUndefined
 
 import egs_core.cluster_file
+import egs_core.cost.prices
 import egs_core.model.instance
 import egs_core.queues
 import egs_kubeflow.rewrite.profile
@@ -38,6 +39,15 @@ def devices_file_page() -> str:
     intro = "The devices that a model is split over, and the link between each two of them, in one YAML file."
     used, instance = "Used by `egs split-model --devices FILE`.", egs_core.model.instance
     return _page("The devices file", f"{intro} {used}", instance, instance.Devices)
+
+
+def prices_file_page() -> str:
+    """What GPUs cost."""
+    intro = (
+        "What a GPU costs for an hour, by flavor and from which day on. An error names the file, the line and the key."
+    )
+    prices = egs_core.cost.prices
+    return _page("The prices file", f"{intro} Used by `egs cost --prices FILE`.", prices, prices.PriceFile)
 
 
 def profile_page() -> str:

@@ -16,6 +16,7 @@ from egs_airflow.options import OPTIONS
 from egs_core import hints
 from egs_core.cli.app import COMMANDS
 from egs_core.cluster_file import Flavor, Nodes
+from egs_core.cost.prices import Price, PricedFlavor, PricedNodes, PriceFile
 from egs_core.model.instance import Device, Devices
 from egs_core.queues import Queue, Quota, TaskLimits
 from egs_core.yaml_file import FileModel
@@ -74,6 +75,7 @@ def test_broken_links_end_the_build(tmp_path: Path) -> None:
         ("queues-file", [key for model in (Queue, Quota, TaskLimits) for key in model.model_fields]),
         ("cluster-file", [key for model in (Nodes, Flavor) for key in model.model_fields]),
         ("devices-file", [key for model in (Devices, Device) for key in model.model_fields]),
+        ("prices-file", [key for model in (PriceFile, PricedFlavor, Price, PricedNodes) for key in model.model_fields]),
         ("kubeflow-profile", [key for model in PROFILE for key in model.model_fields]),
     ],
 )

@@ -1,0 +1,156 @@
+"""`egs cost`: GPU hours held, used and wasted, and what they cost. Reads run logs, and a site server's runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from egs_core.cli.site import the_site
+from egs_core.client.http import connected
+from egs_core.client.places import find_address
+from egs_core.cost.ledger import BY, NONE, Amounts, Ledger
+from egs_core.cost.prices import load_prices
+from egs_core.cost.served import uses_of_runs
+from egs_core.cost.uses import Use, uses_of
+from egs_core.errors import InputError
+from egs_core.queues import load_teams
+from egs_core.runlog.io import RunReader
+from egs_core.runlog.steps import Interval
+
+SHOWN = 8
+MONTH = re.compile(r"(\d{4})-(\d{2})")
+COLUMNS = ("by", "name", *Amounts.__struct_fields__)
+NO_PRICES = (
+    "no cost: --prices FILE says what a GPU costs, as "
+    "`flavors: [{name: a100, prices: [{since: 2026-01-01, on_demand: 3.2}]}]` in YAML"
+)
+
+
+def cost(
+    runlogs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUNLOG]...", help="Run logs; none: the site server's runs.")
+    ] = None,
+    server: Annotated[bool, typer.Option("--server", help="Beside run logs: the site server's runs, too.")] = False,
+    prices: Annotated[Path | None, typer.Option(help="YAML file with the prices of GPUs.")] = None,
+    queues: Annotated[
+        Path | None, typer.Option(help="YAML file of queues, for their teams; without it a queue counts as a team.")
+    ] = None,
+    month: Annotated[str, typer.Option(help="Only what was held in this month (UTC), as 2026-11.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
+) -> None:
+    """Add up GPU hours held, used and wasted, and money, by team, pipeline, task and user."""
+    if as_json and as_csv:
+        raise InputError("--json, --csv", "are two ways to print it", "choose one")
+    _check_logs(runlogs or [], server)
+    known = load_prices(prices) if prices is not None else None
+    ledger = Ledger(known, _month(month) if month else None)
+    team_of = _team_of(queues)
+    for path in runlogs or ():
+        with RunReader(path) as reader:
+            for use in uses_of(reader.header, reader, team_of):
+                ledger.add(use)
+            if reader.truncated:
+                typer.echo(f"note: {path} was cut off: its last line is left out", err=True)
+    if server or not runlogs:
+        for use in _served():
+            ledger.add(use)
+    if known is None:
+        typer.echo(NO_PRICES, err=True)
+    if as_json:
+        typer.echo(json.dumps({"month": month or None, **ledger.to_dict()}, indent=2))
+    elif as_csv:
+        _write_csv(ledger)
+    else:
+        _print(ledger, known.currency if known is not None else "")
+
+
+def _check_logs(runlogs: list[Path], server: bool) -> None:
+    paths = [path.resolve() for path in runlogs]
+    if twice := next((path for path in runlogs if paths.count(path.resolve()) > 1), None):
+        raise InputError(str(twice), "is named twice", "each log once, or its hours count twice")
+    if not runlogs and not server and find_address() is None:
+        raise InputError("egs cost", "no run log is named, and no EGS server is here", "name one: `egs cost run.jsonl`")
+
+
+def _team_of(queues: Path | None) -> Callable[[str], str]:
+    if queues is None:
+        return lambda queue: queue
+    teams = load_teams(queues).of_queue
+    return lambda queue: teams.get(queue, "")
+
+
+def _month(text: str) -> Interval:
+    """Its stretch, in seconds since 1970. Raises InputError."""
+    match = MONTH.fullmatch(text)
+    year, number = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not (1970 <= year <= 9998 and 1 <= number <= 12):
+        raise InputError("--month", f"{text!r} is no month", "write it as 2026-11")
+    after = (year + 1, 1) if number == 12 else (year, number + 1)
+    return datetime(year, number, 1, tzinfo=UTC).timestamp(), datetime(*after, 1, tzinfo=UTC).timestamp()
+
+
+def _served() -> Iterator[Use]:
+    with connected(the_site()) as client:
+        found = client.runs(with_ended=True)
+    if evicted := sum(1 for run in found.runs if run.evictions):
+        problem = "were evicted: what they held before they started anew is not in the server's history"
+        typer.echo(f"note: {evicted} runs {problem}", err=True)
+    return uses_of_runs(found.runs, time.time())
+
+
+# --- what is printed ---
+
+
+def _write_csv(ledger: Ledger) -> None:
+    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in ledger.table():
+        writer.writerow({**row, "name": _plain(row["name"])})
+
+
+def _plain(name: str) -> str:
+    """A name that a spreadsheet does not take for a formula."""
+    return f"'{name}" if name[:1] in ("=", "+", "-", "@", "\t", "\r") else name
+
+
+def _print(ledger: Ledger, currency: str) -> None:
+    console = Console(markup=False)  # names are the users'
+    total = ledger.total
+    text = f"GPU hours: {total.gpu_h_held:,.2f} held, {total.gpu_h_used:,.2f} used, {total.gpu_h_wasted:,.2f} wasted"
+    if total.cost is not None:
+        text += f"; cost: {total.cost:,.2f}{f' {currency}' if currency else ''}, {total.cost_wasted:,.2f} of it wasted"
+    console.print(text, highlight=False, soft_wrap=True)
+    for kind in BY:
+        rows = ledger.rows(kind)
+        if [name for name, _ in rows] not in ([], [NONE]):
+            console.print(_table(kind, rows))
+
+
+def _table(kind: str, rows: list[tuple[str, Amounts]]) -> Table:
+    table = Table(title=f"by {kind}", title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for column in ("held h", "used h", "wasted h", "cost"):
+        table.add_column(column, justify="right")
+    for name, row in rows[:SHOWN]:
+        hours = (f"{value:,.2f}" for value in (row.gpu_h_held, row.gpu_h_used, row.gpu_h_wasted))
+        table.add_row(_printable(name), *hours, "-" if row.cost is None else f"{row.cost:,.2f}")
+    if len(rows) > SHOWN:
+        table.caption = f"and {len(rows) - SHOWN} more: --json and --csv have them all"
+    return table
+
+
+def _printable(name: str) -> str:
+    return "".join(one if one.isprintable() else "\ufffd" for one in name)

@@ -1,0 +1,6 @@
+"""What work cost: GPU hours held, used and wasted, and money, by team, pipeline, task and user.
+
+run logs ────► uses ────┐
+                        ├─► ledger (month, prices) ─► `egs cost`
+a site's runs ► served ─┘
+"""

@@ -1,0 +1,31 @@
+"""From the runs that a site server keeps to uses of GPUs: runs from the start of their command to its end, GPU requests
+as long as they had their GPUs, used while a command ran in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from egs_core.client.messages import RunView
+from egs_core.cost.uses import Use
+from egs_core.runlog.steps import Interval, clip, union
+
+
+def uses_of_runs(runs: Iterable[RunView], now: float) -> Iterator[Use]:
+    """What each held, until now where it does so still. runs: all that the server keeps; now: second since 1970."""
+    known = list(runs)
+    inside: dict[str, list[Interval]] = defaultdict(list)
+    for run in known:
+        if run.inside and run.started_at is not None:
+            inside[run.inside].append((run.started_at, _end_of(run, now)))
+    for run in known:
+        if run.inside or run.framework or run.started_at is None or not run.gpus:
+            continue
+        held = run.started_at, _end_of(run, now)
+        used = union(clip(inside[run.id], *held)) if run.is_request else [held]
+        if held[1] > held[0]:
+            yield Use(run.team, run.name, run.name, run.user, run.host, run.gpus, held, tuple(used))
+
+
+def _end_of(run: RunView, now: float) -> float:
+    return now if run.ended_at is None else run.ended_at

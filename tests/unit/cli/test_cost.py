@@ -1,0 +1,198 @@
+"""`egs cost` from the command line: tables, JSON, CSV, months, a real server's runs, and one-line errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egs_core.cli.app import run
+from egs_core.runlog.io import write_run
+from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, Used, WorkloadSubmitted
+from tests.unit.server.real_app import FILE, RealApp
+
+Out = pytest.CaptureFixture[str]
+RAY = Path(__file__).resolve().parents[2] / "fixtures" / "ray_history" / "pushed.events.jsonl"
+NOVEMBER = 1_793_491_200.0  # 2026-11-01
+PRICES = "currency: EUR\nflavors: [{name: a, prices: [{since: 2026-10-01, on_demand: 2}]}]\n"
+TEAMS = "teams: [{name: vision}]\nqueues: [{name: images, team: vision}, {name: rest}]\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """Four hours held from an hour before November on, of which three used; names that look like something else."""
+    records: list[Record] = [
+        WorkloadSubmitted(0.0, "w", "=HYPERLINK(1)", "[red]ann", "images"),
+        TaskAdded(0.0, "w", "t", "fit\x1b[2J", phases=(("gpu", 1.0, 1.0, 0),)),
+        Started(0.0, "w", "t", node="n", gpus=1.0),
+        Used(0.0, 3 * 3600.0, "w", "t"),
+        Ended(4 * 3600.0, "w", "t"),
+    ]
+    write_run(tmp_path / "log.jsonl", Header(driver="ray", mode="observe", started_at=NOVEMBER - 3600), records)
+    return str(tmp_path / "log.jsonl")
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> str:
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    return str(tmp_path / "prices.yaml")
+
+
+def told(capsys: Out, *arguments: str) -> dict[str, Any]:
+    assert run(["cost", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json(log: str, prices: str, capsys: Out) -> None:
+    """The keys that are promised, the same in each table; money at two an hour."""
+    found = told(capsys, log, "--prices", prices)
+    keys = {"gpu_h_held": 4.0, "gpu_h_used": 3.0, "gpu_h_wasted": 1.0, "cost": 8.0, "cost_wasted": 2.0}
+    assert {name: found[name] for name in keys} == keys
+    assert (found["currency"], found["month"]) == ("EUR", None)
+    tables = {kind: found[f"by_{kind}"] for kind in ("team", "pipeline", "task", "user")}
+    assert tables == {
+        "team": {"images": keys},
+        "pipeline": {"=HYPERLINK(1)": keys},
+        "task": {"fit\x1b[2J": keys},
+        "user": {"[red]ann": keys},
+    }
+
+
+def test_a_month(log: str, prices: str, capsys: Out) -> None:
+    """Three of the four hours are in November, one in October."""
+    found = [told(capsys, log, "--prices", prices, "--month", month) for month in ("2026-10", "2026-11", "2026-12")]
+    assert [(one["gpu_h_held"], one["gpu_h_used"], one["cost"]) for one in found] == [(1, 1, 2), (3, 2, 6), (0, 0, 0)]
+
+
+def test_without_prices_one_line_says_how_to_give_them(log: str, capsys: Out) -> None:
+    assert run(["cost", log, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["cost"] is None
+    assert "--prices FILE" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_tables_show_names_as_they_are(log: str, prices: str, capsys: Out) -> None:
+    """Neither markup nor what a terminal obeys."""
+    assert run(["cost", log, "--prices", prices]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("GPU hours: 4.00 held, 3.00 used, 1.00 wasted; cost: 8.00 EUR, 2.00 of it wasted\n")
+    assert "[red]ann" in shown
+    assert "\x1b" not in shown
+
+
+def test_csv_is_safe_to_open(log: str, capsys: Out) -> None:
+    """One line a name and a total; no name is a formula."""
+    assert run(["cost", log, "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["by"], row["gpu_h_held"], row["cost"]) for row in rows] == [
+        (kind, "4.0", "") for kind in ("total", "team", "pipeline", "task", "user")
+    ]
+    assert rows[2]["name"] == "'=HYPERLINK(1)"
+
+
+def test_teams_are_those_of_the_file_of_queues(log: str, tmp_path: Path, capsys: Out) -> None:
+    (tmp_path / "site.yaml").write_text(TEAMS)
+    assert told(capsys, log, "--queues", str(tmp_path / "site.yaml"))["by_team"].keys() == {"vision"}
+
+
+def test_a_native_run_costs_what_its_audit_says(tmp_path: Path, capsys: Out) -> None:
+    """Ray's own history of a run without EGS: the hours of `egs audit`."""
+    pytest.importorskip("egs_ray")
+    native = str(tmp_path / "native.jsonl")
+    assert run(["audit", "--events", str(RAY), "--runlog", native, "--json"]) == 0
+    audited = json.loads(capsys.readouterr().out)["total"]
+    found = told(capsys, native)
+    assert found["gpu_h_held"] * 3600 == pytest.approx(audited["held_s"], abs=1e-4)
+    assert found["gpu_h_used"] * 3600 == pytest.approx(audited["used_s"], abs=1e-4)
+    assert found["gpu_h_wasted"] > 0
+
+
+def test_logs_add_up_and_each_counts_once(log: str, tmp_path: Path, capsys: Out) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(Path(log).read_bytes())
+    assert told(capsys, log, str(copy))["gpu_h_held"] == 8.0
+    assert run(["cost", log, str(tmp_path / "." / "log.jsonl")]) == 2
+    assert "is named twice" in capsys.readouterr().err
+
+
+def test_a_log_that_was_cut_off_is_counted_up_to_there(log: str, capsys: Out) -> None:
+    """What was open counts until the last record."""
+    content = Path(log).read_bytes()
+    Path(log).write_bytes(content[: content.rindex(b'{"r":"ended"') + 9])
+    assert run(["cost", log, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["gpu_h_held"] == 0.0
+    assert "was cut off" in shown.err
+
+
+def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) -> None:
+    write_run(tmp_path / "empty.jsonl", Header(), [])
+    found = told(capsys, str(tmp_path / "empty.jsonl"), "--prices", prices)
+    assert (found["gpu_h_held"], found["cost"], found["by_team"]) == (0.0, 0.0, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["{log}", "--month", "2026-13"], "--month: '2026-13' is no month (write it as 2026-11)"),
+        (["{log}", "--month", "november"], "--month: 'november' is no month"),
+        (["{log}", "--json", "--csv"], "are two ways to print it"),
+        (["{log}", "--prices", "{bad}"], "bad.yaml line 2: flavors[0].prices[0].since: must be a date"),
+        (["{bad}"], "bad.yaml:1: is not a run log"),
+        (["{broken}"], "broken.jsonl:3: not a run log record"),
+        (["{log}", "--prices", "{late}"], "late.yaml: flavor 'a' has no price on 2026-10-31, when a GPU was held"),
+        ([], "no run log is named, and no EGS server is here"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], problem: str, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    """Exit code 2 and the place."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.delenv("EGS_URL", raising=False)
+    files = {
+        "bad": ("bad.yaml", "flavors:\n  - {name: a, prices: [{since: soon, on_demand: 1}]}\n"),
+        "broken": ("broken.jsonl", "".join(Path(log).read_text().splitlines(keepends=True)[:2]) + '{"r":"none"}\n'),
+        "late": ("late.yaml", PRICES.replace("2026-10-01", "2026-11-01")),
+    }
+    for name, text in files.values():
+        (tmp_path / name).write_text(text)
+    paths = {key: str(tmp_path / name) for key, (name, _) in files.items()} | {"log": log}
+    assert run(["cost", *[word.format(**paths) for word in arguments]]) == 2
+    shown = capsys.readouterr()
+    assert problem in shown.err
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str, capsys: Out) -> None:
+    """Its runs alone where no log is named, beside logs with --server; a team's token sees its own."""
+    app = RealApp(FILE)
+    try:
+        monkeypatch.setenv("EGS_URL", f"http://127.0.0.1:{app.port}")
+        for team, queue in (("vision", "images"), ("speech", "sounds")):
+            asker = app.token("submitter", team, name=f"{team}-ci")
+            view = asker.submit(f"cost-{team}", gpus=1, queue=queue).told
+            path, token = f"/v1/runs/{view['id']}", view["lease"]["token"]
+            assert asker.post(f"{path}/claim", {"token": token}).status == 200
+            end = {"token": token, "outcome": "succeeded", "exit_code": 0}
+            assert asker.post(f"{path}/end", end).status == 200
+        monkeypatch.setenv("EGS_TOKEN", app.admin.token)
+        found = told(capsys, "--prices", prices)
+        assert found["by_team"].keys() == {"vision", "speech"}
+        assert found["by_user"].keys() == {"vision-ci", "speech-ci"}
+        assert found["cost"] == pytest.approx(2 * found["gpu_h_held"], abs=1e-6)
+        assert found["gpu_h_held"] > 0
+        assert told(capsys, log)["by_team"].keys() == {"images"}
+        assert told(capsys, log, "--server")["by_team"].keys() == {"images", "vision", "speech"}
+        monkeypatch.setenv("EGS_TOKEN", app.token("viewer", "speech").token)
+        assert told(capsys)["by_team"].keys() == {"speech"}
+    finally:
+        app.close()
