@@ -32,6 +32,7 @@ M = TypeVar("M", bound=BaseModel)
 CONNECT_S, ANSWER_S = 5.0, 30.0
 OTHERS_S = 10.0  # instead of ANSWER_S where there are other servers to ask
 DRIVER_S = 5.0  # that a framework's driver waits for an answer: it goes on without the server then
+UNKNOWN = 401  # status of an answer of a server that does not know who asks
 NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ConnectionRefusedError, FileNotFoundError)
 SITE_FILE = Path("/etc/egs/server-uid")
 """A file of root's with the user id, a number, that the host's server runs as."""
@@ -57,7 +58,8 @@ class SiteClient:
     """Speaks to the server at an address; one thread at a time. owners: user ids that a socket's server may have.
 
     Of several servers it stays with the one that answers. The next one is asked at once where a request was not taken
-    (no connection, or by a standby), and from the next request on where nobody knows whether it was.
+    (no connection, by a standby, or by one that does not know who asks), and from the next request on where nobody
+    knows whether it was. While one of them does not answer it may be the site's: that others refuse is no end then.
     """
 
     def __init__(self, address: Address, owners: frozenset[int], connect_s: float = CONNECT_S) -> None:
@@ -166,16 +168,21 @@ class SiteClient:
         """One request, and the body of its answer. more: headers. Raises as `_ask`."""
         if len(self._ways) > 1:
             patience_s -= ANSWER_S - OTHERS_S if patience_s >= ANSWER_S else 0
-        problems: list[Unreachable] = []
+        problems: list[Unreachable | Refused] = []
         for _ in range(len(self._ways)):
             try:
                 return self._ways[0].send(method, path, body, patience_s, more)
-            except Unreachable as error:
+            except (Unreachable, Refused) as error:
+                if isinstance(error, Refused) and error.status != UNKNOWN:
+                    raise
                 problems.append(error)
                 self._ways.rotate(-1)
-                if not isinstance(error, NotTaken):
+                if not isinstance(error, (NotTaken, Refused)):
                     break
-        raise Unreachable("; ".join(map(str, problems))) from problems[-1]
+        told = "; ".join(map(str, problems))
+        if all(isinstance(one, Refused) for one in problems):
+            raise Refused(UNKNOWN, told) from problems[-1]
+        raise Unreachable(told) from problems[-1]
 
 
 class _Way:
@@ -205,7 +212,7 @@ class _Way:
             answer = self._session.request(
                 method, self._base + path, data=body, headers=headers, timeout=(self._connect_s, patience_s)
             )
-            if answer.status_code == 401 and self._take_new_token():
+            if answer.status_code == UNKNOWN and self._take_new_token():
                 return self.send(method, path, body, patience_s, more)
             is_busy = answer.status_code == 408 or (answer.status_code == 429 and "Retry-After" in answer.headers)
             if is_busy or answer.status_code >= 500:
@@ -231,9 +238,9 @@ class _Way:
         return is_new
 
     def _refusal(self, answer: requests.Response) -> str:
-        if answer.status_code == 401 and os.environ.get(TOKEN):
+        if answer.status_code == UNKNOWN and os.environ.get(TOKEN):
             return f"{self.address.url}: the token in {TOKEN} is not known there, or no longer good: ask for another"
-        if answer.status_code == 401:
+        if answer.status_code == UNKNOWN:
             return f"{self.address.url}: the server does not know who asks: set {TOKEN} (`egs token create` makes one)"
         return with_options(_detail(answer))
 

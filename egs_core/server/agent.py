@@ -85,7 +85,7 @@ class Agent:
         except ValidationError as error:
             first = error.errors()[0]
             problem = f"cannot join: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise InputError(f"host {offer.host!r}", problem, "name it by EGS_HOST") from None
+            raise InputError(f"host {offer.host!r}", problem) from None
         self._numbers = itertools.count(1)
         self._session = 0
         self._watches: tuple[h.WatchView, ...] = ()

@@ -13,7 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
+from egs_core.server.tables import ENTRIES, META, RUNS
 
 FILE_NAME = "site.db"
 APPLICATION = "egs-server"
@@ -24,6 +25,8 @@ EXAMPLE = f"for example {DRIVER}://egs@db.example/egs"
 INSTALL = "pip install 'egs-core[server]'"
 SETTINGS = ("SET lock_timeout = '5s'", "SET statement_timeout = '60s'")
 DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+OWN_TABLES = {META.name, ENTRIES.name, RUNS.name}  # that every version has had
+SCHEMA = ", or after CREATE SCHEMA egs a schema of its own: URL?options=-csearch_path%3Degs"
 MIGRATING = 7_300_471  # of an advisory lock: two servers may open a new database at one time
 CONNECTION = {
     "application_name": APPLICATION,
@@ -75,9 +78,11 @@ def upsert(connection: sa.Connection, table: sa.Table) -> Any:
 
 
 def migrate(connection: sa.Connection, place: str) -> None:
-    """Make the tables those of this version. Raises InputError for those of a later one."""
-    if connection.dialect.name == "postgresql":
+    """Make the tables those of this version. Raises InputError for those of a later one, and where all that is there
+    is somebody else's."""
+    if _is_postgresql(connection):
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATING)))
+    _check_owner(connection, place)
     found = _revision(connection)
     if found == HEAD:
         return
@@ -96,6 +101,19 @@ def migrate(connection: sa.Connection, place: str) -> None:
         command.upgrade(config, "head")
     except CommandError:
         raise InputError(place, f"has tables of format {found}", f"readable: up to {HEAD}") from None
+
+
+def _check_owner(connection: sa.Connection, place: str) -> None:
+    """Raises InputError for tables of which none says that EGS has made them: those of a mistyped database. Of several
+    schemas the connection's own is meant, the first of its search path."""
+    there = set(sa.inspect(connection).get_table_names())
+    if there and not there >= OWN_TABLES:
+        problem = f"has tables, and they are not EGS's: {listed(sorted(there), 4)}"
+        raise InputError(place, problem, "name an empty database" + (SCHEMA if _is_postgresql(connection) else ""))
+
+
+def _is_postgresql(connection: sa.Connection) -> bool:
+    return bool(connection.dialect.name == "postgresql")
 
 
 def _revision(connection: sa.Connection) -> str | None:

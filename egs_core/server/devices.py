@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
+from egs_core.client.hosts import HostName
 from egs_core.client.places import RUNTIME
 from egs_core.client.processes import Snapshot
 from egs_core.errors import InputError, listed
@@ -62,8 +64,9 @@ class DeviceLocks:
 
 
 def host_offer(emulated: int | None, chosen: Sequence[str]) -> Offer:
-    """What `egs serve` offers. emulated: so many emulated devices instead of real ones; chosen: ids of those
-    that may be offered, none named: all. Raises InputError."""
+    """What `egs serve` offers, with and without `--join`. emulated: so many emulated devices instead of real ones;
+    chosen: ids of those that may be offered, none named: all. Raises InputError."""
+    name = host_name()
     real = [device for device in _real_devices() if _is_visible(device)]
     if emulated is not None:
         if chosen:
@@ -79,7 +82,17 @@ def host_offer(emulated: int | None, chosen: Sequence[str]) -> Offer:
             raise InputError("--devices", f"no GPU {unknown[0]!r} here", f"there are: {listed(list(known))}")
         devices = tuple([known[one] for one in dict.fromkeys(chosen)] or real)
     cpus, memory_bytes = float(os.cpu_count() or 1), psutil.virtual_memory().total
-    return Offer(os.environ.get(HOST) or socket.gethostname(), devices, cpus, memory_bytes, is_watched=emulated is None)
+    return Offer(name, devices, cpus, memory_bytes, is_watched=emulated is None)
+
+
+def host_name() -> str:
+    """What this host is called at the site. Raises InputError."""
+    name = os.environ.get(HOST) or socket.gethostname()
+    try:
+        return TypeAdapter(HostName).validate_python(name)
+    except ValidationError:
+        problem = f"{name!r} is no name of a host: letters, digits, and . _ - behind the first one"
+        raise InputError(HOST, problem, "set it to a name for this host, at most 200 characters long") from None
 
 
 def users_of(ids: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from egs_core.client import messages as c
-from egs_core.client.http import SiteClient, Unreachable, trusted_owners
+from egs_core.client.http import Refused, SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import parse_url
 from egs_core.errors import InputError
 
@@ -104,6 +104,29 @@ def test_where_none_takes_it_each_says_why(tmp_path: Path) -> None:
         with (
             client_of(tmp_path / "a", tmp_path / "b") as client,
             pytest.raises(Unreachable, match=r"stands by; .*/b: no"),
+        ):
+            client.runs()
+
+
+def test_a_server_that_does_not_know_who_asks_is_not_the_end(tmp_path: Path) -> None:
+    """Another may be the site's: while one stands by, or is away, who waits goes on waiting and is told what each says;
+    once that one is active it is asked. Where all refuse, it is the end."""
+    unknown = (401, False, '{"detail": "who asks"}')
+    with served(tmp_path / "a") as first, served(tmp_path / "b") as other:
+        first.answer, other.answer = (503, True, '{"detail": "stands by"}'), unknown
+        with client_of(tmp_path / "a", tmp_path / "b") as client:
+            with pytest.raises(Unreachable, match=r"stands by; .*/b: the server does not know who asks"):
+                client.runs()
+            first.answer = (200, False, GOOD)
+            client.runs()
+            client.runs()
+            assert (first.asked, other.asked) == (3, 1)
+            first.answer = unknown
+            with pytest.raises(Refused, match=r"/a: .* does not know who asks: .*/b: .* does not know who asks"):
+                client.runs()
+        with (
+            client_of(tmp_path / "b", tmp_path / "nobody") as client,
+            pytest.raises(Unreachable, match=r"does not know who asks.*/nobody: no answer"),
         ):
             client.runs()
 
