@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from egs_core.cli import kubernetes_pods
 from egs_core.errors import EgsError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
@@ -151,6 +152,10 @@ def leave(
     except ApiError as error:
         raise EgsError(f"egs kubernetes leave: {error}; repeat it with the rights of an administrator") from error
     return 1 if failed else 0
+
+
+for _pods in (kubernetes_pods.ps, kubernetes_pods.why, kubernetes_pods.abort):
+    kubernetes.command(_pods.__name__)(_pods)
 
 
 def _say(line: str) -> None:

@@ -5,6 +5,7 @@ pods         pods and nodes as values; places: on which nodes a pod may run
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one
 gates        which gates are opened now, and which are overdue
+telling      what is written into a pod that waits; standing: where a pod stands, as is listed of it
 priorities   the order of what waits in Kueue, as priorities of its Workloads
 admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
@@ -14,6 +15,7 @@ leader       one of several controllers leads, by a Lease
 controller   the loop; opening: what it writes
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
+steering     ending a run or a pod, with the rights of whoever asks
 manifests    what all of that needs in the cluster; guard: what it may not do there; leaving: how it goes again
 
 Nothing else of the core imports this room but the command line.

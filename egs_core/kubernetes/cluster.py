@@ -20,6 +20,7 @@ WATCH_S = 240
 PAGE = 500
 STRATEGIC, MERGE = "application/strategic-merge-patch+json", "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 Body = dict[str, Any] | list[Any]
 
 
@@ -55,7 +56,8 @@ class ApiError(Exception):
 
 
 class Cluster:
-    """A connection. kubeconfig: a file; None: the cluster in which this process runs, else the user's usual file."""
+    """A connection. kubeconfig: a file; None: the cluster in which this process runs, else the user's usual file.
+    namespace: of who asks."""
 
     def __init__(self, kubeconfig: Path | None = None, context: str | None = None) -> None:
         client, config = _client()
@@ -64,9 +66,12 @@ class Cluster:
         try:
             if kubeconfig is None and _is_inside():
                 config.load_incluster_config(client_configuration=configuration)
+                self.namespace = (INSIDE / "namespace").read_text().strip()
             else:
                 file = None if kubeconfig is None else str(kubeconfig)
                 config.load_kube_config(file, context, client_configuration=configuration)
+                contexts, current = config.list_kube_config_contexts(file)
+                self.namespace = _namespace_of(contexts, current, context)
         except Exception as error:  # the client raises its own, YAML's and the file system's
             place = str(kubeconfig) if kubeconfig is not None else "kubeconfig"
             raise InputError(place, f"names no cluster: {str(error).splitlines()[0]}", "--kubeconfig FILE") from None
@@ -178,8 +183,13 @@ def _said(error: Exception) -> str:
         return str(body)[:200]
 
 
+def _namespace_of(contexts: list[dict[str, Any]], current: dict[str, Any], named: str | None) -> str:
+    chosen = next((one for one in contexts if one["name"] == named), current)
+    return str(chosen["context"].get("namespace") or "default")
+
+
 def _is_inside() -> bool:
-    return Path("/var/run/secrets/kubernetes.io/serviceaccount/token").exists()
+    return (INSIDE / "token").exists()
 
 
 def _client() -> tuple[Any, Any]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import gates, names, places, priorities
+from egs_core.kubernetes import gates, names, places, priorities, telling
 from egs_core.kubernetes.cluster import (
     CLUSTER_QUEUES,
     LOCAL_QUEUES,
@@ -30,7 +31,7 @@ from egs_core.kubernetes.cluster import (
 )
 from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.mirror import Mirror
-from egs_core.kubernetes.opening import open_gate, raise_priority
+from egs_core.kubernetes.opening import open_gate, raise_priority, tell_why
 from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
 from egs_core.kubernetes.session import ClusterSession
@@ -78,6 +79,7 @@ class Controller:
             cluster, WORKFLOWS, workflow_of, self._woken.set, labels=running, optional=True, watch_s=watch_s
         )
         self._traces = Traces()
+        self._teller = telling.Teller()
         self._gated: ClusterSession | None = None
         self._queued: ClusterSession | None = None
 
@@ -147,6 +149,7 @@ class Controller:
             self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
             self._drop_sessions()
             self._open(gates.all_gates(filter(self._serves, self._pods.items().values()), gates.ALONE))
+        self._tell_why(pods, now)
         if self._settings.with_kueue:
             self._order_queues({uid: pod for uid, pod in pods.items() if pod.queue})
 
@@ -176,6 +179,23 @@ class Controller:
         found = gates.releases(session.granted(), order, mine, now, window=settings.window, ahead=settings.ahead)
         for uid in self._open(found):
             session.applied(uid)
+
+    def _tell_why(self, pods: dict[str, Pod], now: float) -> None:
+        """Write into some of the pods that wait why they do."""
+        due, session = self._teller.due(pods.values(), now), self._gated
+        if not due or session is None:
+            return
+        members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
+        for uid, text in telling.texts(due, session.order(), members, session.why).items():
+            if not self.leader.leads:
+                return
+            try:
+                self._pods.put(tell_why(self._cluster, pods[uid], text, now))
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    self._note("why", f"{pods[uid].namespace}/{pods[uid].name}: {error}")
+                    self._teller.refused(now)
+                    return
 
     def _placeless(self, pods: Iterable[Pod], nodes: list[Node]) -> set[str]:
         """Pods, by uid, that no node could ever take; demands are looked at once each."""

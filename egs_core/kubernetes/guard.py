@@ -54,7 +54,7 @@ POD_RULES = (
     ),
     ("(has(object.metadata.labels) ? object.metadata.labels : {})"
      " == (has(oldObject.metadata.labels) ? oldObject.metadata.labels : {})", "labels of the pod are changed"),
-    (_others_stay(f"['{names.OPENED}']"), "annotations of the pod are changed"),
+    (_others_stay(f"['{names.OPENED}', '{names.WAITS}']"), "annotations of the pod are changed"),
     ("(has(object.metadata.finalizers) ? object.metadata.finalizers : [])"
      " == (has(oldObject.metadata.finalizers) ? oldObject.metadata.finalizers : [])", "finalizers are changed"),
 )  # fmt: skip

@@ -17,6 +17,8 @@ RELEASE_BY = "egs.io/release-by"
 """Annotation: the moment, as RFC 3339, after which the gate is opened whatever else is so."""
 OPENED = "egs.io/opened"
 """Annotation: when our gate was opened, and why: order, ahead, nowhere, overdue, alone, leaving."""
+WAITS = "egs.io/waits"
+"""Annotation of a pod whose gate is closed: when the controller looked at it last, and why it waits."""
 BASE = "egs.io/base-priority"
 """Annotation of a Workload whose priority was raised: what its user gave it."""
 

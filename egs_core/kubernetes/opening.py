@@ -1,4 +1,4 @@
-"""What is written into the cluster: a gate that is opened, a priority. Both may be repeated."""
+"""What is written into the cluster: a gate that is opened, why one is not, a priority. All may be repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from egs_core.kubernetes.priorities import Raise
 def open_gate(cluster: Cluster, pod: Pod, why: str, now: float) -> dict[str, Any] | None:
     """Take our gate off this very pod, and no other gate. The pod as it is then; None where it is gone."""
     body = {
-        "metadata": {"uid": pod.uid, "annotations": {names.OPENED: f"{moment(now)} {why}"}},
+        "metadata": {"uid": pod.uid, "annotations": {names.OPENED: f"{moment(now)} {why}", names.WAITS: None}},
         "spec": {"schedulingGates": [{"name": names.GATE, "$patch": "delete"}]},
     }
     try:
@@ -22,6 +22,12 @@ def open_gate(cluster: Cluster, pod: Pod, why: str, now: float) -> dict[str, Any
         if error.status == 404:
             return None
         raise
+
+
+def tell_why(cluster: Cluster, pod: Pod, text: str, now: float) -> dict[str, Any]:
+    """Write into this very pod why it waits. The pod as it is then."""
+    body = {"metadata": {"uid": pod.uid, "annotations": {names.WAITS: f"{moment(now)} {text}"}}}
+    return cluster.patch(PODS, pod.name, body, pod.namespace)
 
 
 def raise_priority(cluster: Cluster, one: Raise) -> None:

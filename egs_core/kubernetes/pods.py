@@ -30,7 +30,7 @@ class Pod(msgspec.Struct, frozen=True):
     """One pod. run: of its workload, unique in the cluster; "" where the pod is none of ours. created, release_by,
     opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes.
     workflow: the one of Argo that made it, argo_node: as what; ran_s: how long its containers ran; is_traced: rank_s
-    and predicted_s are of its run's graph."""
+    and predicted_s are of its run's graph. waits: why, as was written into it at waits_at."""
 
     uid: str
     name: str
@@ -58,6 +58,8 @@ class Pod(msgspec.Struct, frozen=True):
     argo_node: str = ""
     ran_s: float | None = None
     is_traced: bool = False
+    waits: str = ""
+    waits_at: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -96,6 +98,7 @@ def pod_of(raw: Object) -> Pod:
     meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     labels, notes = part(meta, "labels"), part(meta, "annotations")
     gates = [text(one, "name") for one in items(spec, "schedulingGates")]
+    waits_at, _, waits = text(notes, names.WAITS).partition(" ")
     return Pod(
         uid=text(meta, "uid"),
         name=text(meta, "name"),
@@ -122,6 +125,8 @@ def pod_of(raw: Object) -> Pod:
         workflow=text(labels, names.ARGO_RUN),
         argo_node=text(notes, names.ARGO_NODE),
         ran_s=_ran_s(status),
+        waits=waits,
+        waits_at=seconds_of(waits_at),
     )
 
 

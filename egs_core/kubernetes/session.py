@@ -256,6 +256,11 @@ class ClusterSession:
         """Uids of all pods that wait for a grant, the first first."""
         return [self._uids[one.task] for one in self.site.order().ready if one.task in self._uids]
 
+    def why(self, uid: str) -> m.Reason | None:
+        """Why a pod waits; None where the site does not know it."""
+        known = self._known.get(uid)
+        return None if known is None else self.site.why(known.task)
+
     def perform(self, decision: AnyTold, now: float) -> None:  # noqa: ARG002  # the protocol's name
         """See `Holder`."""
         if isinstance(decision, Grant):

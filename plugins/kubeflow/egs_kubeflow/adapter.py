@@ -69,13 +69,13 @@ SURFACES = (
         "egs kubeflow compile, and egs audit --kubeflow of what kubectl exports",
         {
             "observe": "no: runs are read from exports only (audit)",
-            "order": "no: pods are labelled, and `egs kubernetes controller` orders them",
+            "order": "no: pods are labelled, and `egs kubernetes controller` orders them by what is left of their runs",
             "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
             "preload": "no: its plan and pods are files, a controller must act on them",
             "gang": "no: but by Kueue's pod groups, which are written, or by `egs kubernetes controller`",
             "preempt": "no: nothing recreates a pod that was deleted",
             "limits": "yes: by Kubernetes: time limits are written",
-            "abort": "no: kfp ends whole runs only",
+            "abort": "no: but `egs kubernetes abort` ends a run's Workflow or a pod",
             "audit": "yes: from what kubectl exports",
         },
         hint_answers(

@@ -1,0 +1,132 @@
+"""`egs kubernetes ps`, `why`, `abort`: the pods that EGS orders, with the rights of whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from egs_core.cli.site import print_rows
+from egs_core.errors import EgsError, InputError
+from egs_core.kubernetes import names
+from egs_core.kubernetes.standing import Standing, standing_of, standings
+
+Kubeconfig = Annotated[Path | None, typer.Option(help="File that names the cluster; default: the user's usual one.")]
+Context = Annotated[str | None, typer.Option(help="Context of that file; default: its current one.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace; default: that of the context.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def ps(
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = "",
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the pods that EGS orders and that have not ended: what runs, what is next, what waits and why.
+
+    Changes nothing. Needs the right to list pods.
+    """
+    from egs_core.kubernetes.cluster import PODS, Cluster
+
+    with _asked("ps"):
+        cluster = Cluster(kubeconfig, context)
+        where = "" if everywhere else namespace or cluster.namespace
+        found = standings(cluster.list(PODS, where, names.WORKLOAD)[0])
+    if as_json:
+        typer.echo(msgspec.json.encode({"pods": found}).decode())
+    elif found:
+        print_rows(_table(found))
+    else:
+        typer.echo(f"no pod of EGS's in {where or 'any namespace'}")
+
+
+def why(
+    pod: Annotated[str, typer.Argument(help="Name of the pod, as `egs kubernetes ps` lists it.")],
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = "",
+    as_json: AsJson = False,
+) -> None:
+    """Say where a pod stands, and why it waits: what the controller has written into it, and what the scheduler says.
+
+    Changes nothing. Needs the right to get pods. The controller looks at a pod that waits once a minute.
+    """
+    from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
+    from egs_core.kubernetes.pods import pod_of
+
+    with _asked("why"):
+        cluster = Cluster(kubeconfig, context)
+        where = namespace or cluster.namespace
+        try:
+            raw = cluster.get(PODS, pod, where)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raise InputError(f"{where}/{pod}", "no such pod", "egs kubernetes ps -A lists them") from None
+    if not pod_of(raw).is_ours:
+        raise InputError(f"{where}/{pod}", f"EGS does not order it: it has no label {names.WORKLOAD}")
+    found = standing_of(raw)
+    if as_json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    on = f" on {found.node}" if found.node else ""
+    typer.echo(f"{where}/{pod}: task {found.task} of run {found.run} {found.state}{on}")
+    for line in filter(None, (found.why, *found.facts)):
+        typer.echo(f"  {line}")
+
+
+def abort(
+    name: Annotated[str, typer.Argument(metavar="RUN|POD", help="As `egs kubernetes ps` lists it.")],
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = "",
+    pod: Annotated[bool, typer.Option("--pod", help="NAME is a pod's, whatever run has it too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a run, or a pod, for good, as whoever asks may.
+
+    Changes in the cluster: an Argo Workflow of that name gets `spec.shutdown: Terminate`, and its pods are deleted; of
+    another run its pods are; or that one pod is. What has made a pod may make another: that is said. Needs the rights
+    to list and delete pods, and to get and patch Workflows where there are any.
+    """
+    from egs_core.kubernetes.cluster import Cluster
+    from egs_core.kubernetes.steering import abort as go
+
+    with _asked("abort"):
+        cluster = Cluster(kubeconfig, context)
+        done = go(cluster, namespace or cluster.namespace, name, is_pod=pod)
+    if as_json:
+        typer.echo(msgspec.json.encode(done).decode())
+        return
+    if done.workflow:
+        typer.echo(f"{done.namespace}/{done.workflow}: its Workflow ends")
+    for one in done.pods:
+        typer.echo(f"{done.namespace}/{one}: deleted")
+    for maker in done.makers:
+        typer.echo(f"{maker} goes on, and may make such a pod again", err=True)
+
+
+@contextmanager
+def _asked(verb: str) -> Iterator[None]:
+    from egs_core.kubernetes.cluster import ApiError
+
+    try:
+        yield
+    except ApiError as error:
+        raise EgsError(f"egs kubernetes {verb}: {error}") from error
+
+
+def _table(found: list[Standing]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("NAMESPACE", "RUN", "TASK", "POD", "STATE", "NODE", "SINCE", "WHY"):
+        table.add_column(head, no_wrap=head != "WHY")
+    for one in found:
+        table.add_row(one.namespace, one.run, one.task, one.pod, one.state, one.node, one.created, one.why)
+    return table

@@ -1,0 +1,101 @@
+"""Where a pod stands, from what the API server lists of it: for `egs kubernetes ps` and `why`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from egs_core.kubernetes import names
+from egs_core.kubernetes.pods import Object, Pod, items, moment, part, pod_of, text
+
+WAITS, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "held", "queued", "opened", "runs", "ended"
+KUEUE = "kueue.x-k8s.io/"
+_WHY_OPENED = {
+    "order": "it was its turn",
+    "ahead": "ahead of its turn, for an autoscaler to see",
+    "nowhere": "no node could ever take it",
+    "overdue": "its release-by time had come",
+    "alone": "the controller had no engine",
+    "leaving": "EGS has left the cluster",
+}
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """One pod. state: one of those above; why: what keeps it there; facts: what else is known of it."""
+
+    namespace: str
+    run: str
+    task: str
+    pod: str
+    state: str
+    node: str = ""
+    created: str = ""
+    why: str = ""
+    facts: tuple[str, ...] = ()
+
+
+def standings(found: Iterable[Object]) -> list[Standing]:
+    """Of the pods that EGS orders and that have not ended: those that run, then what is next, then what waits."""
+    order = (RUNS, OPENED, QUEUED, WAITS, HELD)
+    made = [(pod_of(one), standing_of(one)) for one in found]
+    kept = [(pod, one) for pod, one in made if pod.is_ours and one.state != ENDED]
+    kept.sort(key=lambda pair: (order.index(pair[1].state), _place(pair[0]), pair[0].created, pair[1].pod))
+    return [one for _, one in kept]
+
+
+def standing_of(raw: Object) -> Standing:
+    """A pod of EGS's as the API server has it."""
+    pod = pod_of(raw)
+    state, why = _state(pod, raw)
+    created = moment(pod.created) if pod.created else ""
+    return Standing(
+        pod.namespace, run_of(raw), pod.task, pod.name, state, pod.node, created, why, tuple(_facts(pod, raw))
+    )
+
+
+def run_of(raw: Object) -> str:
+    """What a user calls the run: by our label, else Argo's Workflow, else what owns the pod."""
+    meta = part(raw, "metadata")
+    labels = part(meta, "labels")
+    owner = next((text(one, "name") for one in items(meta, "ownerReferences")), "")
+    return text(labels, names.RUN) or text(labels, names.ARGO_RUN) or owner or text(meta, "name")
+
+
+def _state(pod: Pod, raw: Object) -> tuple[str, str]:
+    if pod.is_over:
+        return ENDED, f"it has ended: {pod.phase}"
+    if pod.node:
+        return RUNS, ""
+    if pod.is_gated:
+        return WAITS, pod.waits or "nothing is said of it: it waits for a few seconds only, or no controller is there"
+    if pod.has_other_gates:
+        gates = [text(one, "name") for one in items(part(raw, "spec"), "schedulingGates")]
+        if pod.queue and all(gate.startswith(KUEUE) for gate in gates):
+            return QUEUED, f"Kueue's queue {pod.queue} has not admitted it"
+        return HELD, f"another gate than EGS's is closed: {', '.join(gates)}"
+    return OPENED, f"it is the scheduler's: {_scheduler(raw)}"
+
+
+def _facts(pod: Pod, raw: Object) -> list[str]:
+    notes = part(part(raw, "metadata"), "annotations")
+    at, _, why = text(notes, names.OPENED).partition(" ")
+    found = [f"its gate was opened at {at}: {_WHY_OPENED.get(why, why)}"] if at else []
+    if pod.is_gated and pod.release_by:
+        found.append(f"its gate is opened at {moment(pod.release_by)} at the latest")
+    if pod.is_gated and pod.waits_at:
+        found.append(f"said at {moment(pod.waits_at)}")
+    if pod.is_leaving:
+        found.append("it is being deleted")
+    return found
+
+
+def _scheduler(raw: Object) -> str:
+    stated = [one for one in items(part(raw, "status"), "conditions") if text(one, "type") == "PodScheduled"]
+    return next((text(one, "message") or text(one, "reason") for one in stated), "") or "it has said nothing yet"
+
+
+def _place(pod: Pod) -> int:
+    """In the order, as its text says."""
+    word = pod.waits.removeprefix("place ").partition(" ")[0]
+    return int(word) if pod.waits.startswith("place ") and word.isdecimal() else 1 << 30
