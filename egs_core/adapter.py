@@ -271,6 +271,30 @@ class Commanding(Protocol):
         ...
 
 
+class ProfileFault(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a file that says what a site has. line: 0 where the file cannot be read; field: ""
+    for all of the file; remedy: what to do."""
+
+    file: str
+    line: int
+    field: str
+    problem: str
+    remedy: str
+
+
+@runtime_checkable
+class Profiling(Protocol):
+    """What an adapter offers whose users say in a file, a profile, what their cluster has."""
+
+    def profile_schema(self) -> dict[str, Any]:
+        """The JSON schema of such a file."""
+        ...
+
+    def profile_faults(self, path: Path) -> list[ProfileFault]:
+        """All that is wrong with a file, in its order; [] where it can be used. Raises nothing for any file."""
+        ...
+
+
 class CollectRequest(msgspec.Struct, frozen=True):
     """Receive what a framework pushes. history: URL of the history, "" for the user's; told: hears one line at a time,
     the first when it listens."""

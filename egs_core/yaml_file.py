@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
@@ -35,8 +35,9 @@ def _seconds(value: object) -> float:
         raise ValueError(f"{error.problem}; {error.hint}") from None
 
 
-Size = Annotated[int, BeforeValidator(_bytes)]
-Seconds = Annotated[float, BeforeValidator(_seconds)]
+_AMOUNT = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "minLength": 1}]}
+Size = Annotated[int, BeforeValidator(_bytes), WithJsonSchema({**_AMOUNT, "examples": ["40GiB"]})]
+Seconds = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({**_AMOUNT, "examples": ["90s", "2h"]})]
 
 
 class FileModel(BaseModel):
@@ -189,9 +190,18 @@ def input_error(error: ValidationError, lines: dict[Path_, int], place: str, kno
     """The first of pydantic's errors with its line. known: the fields there are, to suggest the nearest."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = tuple(first["loc"])
-    shown = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    shown = shown_path(path)
     where = f"{place} line {line_of(path, lines)}{': ' if shown else ''}{shown}"
     return InputError(where, problem_of(first), hint_of(first, known))
+
+
+def shown_path(path: Path_) -> str:
+    """A place in a file as people write it.
+
+    >>> shown_path(("pools", 0, "selector"))
+    'pools[0].selector'
+    """
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
 def line_of(path: Path_, lines: dict[Path_, int]) -> int:

@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from egs_core.cli import kubernetes_pods
+from egs_core.cli.profiles import lint
 from egs_core.errors import EgsError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.units import parse_seconds
 
 kubernetes = typer.Typer(help="Order the pods of a Kubernetes cluster.", no_args_is_help=True)
+kubernetes.command("lint")(lint)
 
 Kubeconfig = Annotated[
     Path | None,

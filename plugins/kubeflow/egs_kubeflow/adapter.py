@@ -15,6 +15,7 @@ from egs_core.adapter import (
     ControlRequest,
     DemoOutcome,
     DemoRequest,
+    ProfileFault,
     ReplayRequest,
     RunningWorkload,
     RunOutcome,
@@ -134,6 +135,18 @@ class KubeflowAdapter:
         from egs_kubeflow.cli import app
 
         return app
+
+    def profile_schema(self) -> dict[str, Any]:
+        """Of a site's profile."""
+        from egs_kubeflow.rewrite.lint import profile_schema
+
+        return profile_schema()
+
+    def profile_faults(self, path: Path) -> list[ProfileFault]:
+        """All that is wrong with a site's profile."""
+        from egs_kubeflow.rewrite.lint import faults_of
+
+        return faults_of(path)
 
     def control(self, request: ControlRequest) -> ControlOutcome:
         """Abort, pause, resume or preempt what a local run of this user has."""

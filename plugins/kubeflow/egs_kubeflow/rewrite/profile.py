@@ -33,13 +33,26 @@ written:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from egs_core.errors import InputError
-from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_text, read_yaml
+from egs_core.yaml_file import FileModel, Path_, Seconds, Size, input_error, line_of, read_text, read_yaml
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
@@ -52,33 +65,51 @@ _RESOURCE = re.compile(
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-def _matching(pattern: re.Pattern[str], what: str, hint: str = "") -> AfterValidator:
-    def check(text: str) -> str:
-        if pattern.fullmatch(text) is None:
-            raise ValueError(f"{text[:40]!r} is no {what} of Kubernetes{hint}")
+@dataclass(frozen=True)
+class _Matching:
+    """Of a text that Kubernetes takes only in one form: told in our words, and as a pattern in the schema."""
+
+    pattern: re.Pattern[str]
+    what: str
+    hint: str = ""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "pattern": f"^(?:{self.pattern.pattern})$"}
+
+    def _checked(self, text: str) -> str:
+        if self.pattern.fullmatch(text) is None:
+            raise ValueError(f"{text[:40]!r} is no {self.what} of Kubernetes{self.hint}")
         return text
 
-    return AfterValidator(check)
+
+class _Part(FileModel):
+    """Of a profile. What stands below a field is its description, also in the schema."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 MOST_NAME = 253
-ObjectName = Annotated[str, Field(max_length=MOST_NAME), _matching(_NAME, "name")]
-LabelName = Annotated[str, Field(max_length=63), _matching(_NAME, "name")]
+NO_POOLS = "the node pools; `pools: []` where nothing is placed"
+ObjectName = Annotated[str, Field(max_length=MOST_NAME), _Matching(_NAME, "name")]
+LabelName = Annotated[str, Field(max_length=63), _Matching(_NAME, "name")]
 """Of an object that pods name in a label."""
-Resource = Annotated[str, _matching(_RESOURCE, "extended resource", ", such as nvidia.com/gpu")]
+Resource = Annotated[str, _Matching(_RESOURCE, "extended resource", ", such as nvidia.com/gpu")]
 OptionalResource = Annotated[
-    str, _matching(re.compile(f"(?:{_RESOURCE.pattern})?"), "extended resource", ", such as nvidia.com/gpu")
+    str, _Matching(re.compile(f"(?:{_RESOURCE.pattern})?"), "extended resource", ", such as nvidia.com/gpu")
 ]
-Namespace = Annotated[str, _matching(_NAMESPACE, "namespace")]
-LabelKey = Annotated[str, _matching(_LABEL_KEY, "label key")]
-LabelValue = Annotated[str, _matching(_LABEL_VALUE, "label value")]
+Namespace = Annotated[str, _Matching(_NAMESPACE, "namespace")]
+LabelKey = Annotated[str, _Matching(_LABEL_KEY, "label key")]
+LabelValue = Annotated[str, _Matching(_LABEL_VALUE, "label value")]
 Limit = Annotated[Seconds, Field(ge=1)]
 Kind = Literal["cpu", "gpu"]
 MOST_DEVICES = 32
 """For how many devices of a node there are claims of their own (DRA)."""
 
 
-class Toleration(FileModel):
+class Toleration(_Part):
     """As in a pod."""
 
     key: LabelKey | Literal[""] = ""
@@ -99,7 +130,7 @@ class Toleration(FileModel):
         return self
 
 
-class Pool(FileModel):
+class Pool(_Part):
     """Nodes of one kind. cpus, memory: of a node, what a pod may ask for; gpu_memory: of one device. device_class: the
     DeviceClass of its GPUs, where drivers hand them out (DRA)."""
 
@@ -147,7 +178,7 @@ class Pool(FileModel):
         return self
 
 
-class Quota(FileModel):
+class Quota(_Part):
     """What of one pool a cluster queue may use; None: it is not counted."""
 
     cpus: Annotated[float, Field(ge=0, le=1e9)] | None = None
@@ -158,7 +189,7 @@ class Quota(FileModel):
     """GPUs; left out: the pool has none."""
 
 
-class ClusterQueue(FileModel):
+class ClusterQueue(_Part):
     """A ClusterQueue of Kueue that is to be written. quotas: by pool, the first that has room is taken."""
 
     name: ObjectName
@@ -178,7 +209,7 @@ class ClusterQueue(FileModel):
         return self
 
 
-class Queue(FileModel):
+class Queue(_Part):
     """A LocalQueue of Kueue. kind: only for tasks with, or without, a GPU; none: for all. cluster_queue: it is to be
     written, for that ClusterQueue."""
 
@@ -192,7 +223,7 @@ class Queue(FileModel):
     """The LocalQueue is written, for this ClusterQueue."""
 
 
-class PriorityClass(FileModel):
+class PriorityClass(_Part):
     """A WorkloadPriorityClass of Kueue, for tasks whose user's priority is at least that. value: it is to be written,
     with this one."""
 
@@ -206,7 +237,7 @@ class PriorityClass(FileModel):
     """The class is written, with this value."""
 
 
-class PreloadRules(FileModel):
+class PreloadRules(_Part):
     """How preloads are planned. takes: how long pulling an image is expected to take; deadline: after so long a preload
     is ended; step: pipelines get a step that does it, which can fail a run."""
 
@@ -218,7 +249,7 @@ class PreloadRules(FileModel):
     """Pipelines get a step that pulls images ahead; a step that fails, fails its run."""
 
 
-class TimeLimits(FileModel):
+class TimeLimits(_Part):
     """How long a task's pod may run where its author says nothing."""
 
     cpu: Limit | None = None
@@ -227,7 +258,7 @@ class TimeLimits(FileModel):
     """Of tasks with a GPU."""
 
 
-class Profile(FileModel):
+class Profile(_Part):
     """One site. gpu_resource: what a task asks for that hints need GPUs for, and no pool has them. namespace: where
     pipelines run; controller_namespace: where a controller that preloads would run."""
 
@@ -302,11 +333,9 @@ _PARTS: dict[str, type[FileModel]] = {
 """What is in the fields of a site that have fields themselves."""
 
 
-def _known_at(error: ValidationError) -> list[str]:
-    """The fields that there are in the place of the first error."""
-    path = error.errors(include_url=False, include_input=False)[0]["loc"][:-1]
-    part = next((_PARTS[str(step)] for step in reversed(path) if step in _PARTS), Profile)
-    return list(part.model_fields)
+def part_at(path: Sequence[str | int]) -> type[FileModel]:
+    """What the value at that place in a file has to be, or is part of."""
+    return next((_PARTS[str(step)] for step in reversed(path) if step in _PARTS), Profile)
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -316,13 +345,20 @@ def load_profile(path: str | Path) -> Profile:
 
 def parse_profile(text: str, place: str = "profile") -> Profile:
     """The profile of a YAML text."""
-    data, lines = read_yaml(text, place)
-    if not isinstance(data, dict):
-        raise InputError(f"{place} line {line_of((), lines)}", "is no site", "it has pools, queues, time_limits …")
+    data, lines = read_profile(text, place)
     try:
         profile = Profile.model_validate(data)
     except ValidationError as error:
-        raise input_error(error, lines, place, _known_at(error)) from None
+        path = error.errors(include_url=False, include_input=False)[0]["loc"][:-1]
+        raise input_error(error, lines, place, list(part_at(path).model_fields)) from None
     if "pools" not in data:
-        raise InputError(f"{place} line 1: pools", "is missing", "the node pools; `pools: []` where nothing is placed")
+        raise InputError(f"{place} line 1: pools", "is missing", NO_POOLS)
     return profile
+
+
+def read_profile(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """What a YAML text has, and the line of everything in it. Raises InputError for what is no mapping."""
+    data, lines = read_yaml(text, place)
+    if not isinstance(data, dict):
+        raise InputError(f"{place} line {line_of((), lines)}", "is no site", "it has pools, queues, time_limits …")
+    return data, lines
