@@ -40,12 +40,12 @@ class ActorRef:
 
 
 def end(ref: Any) -> None:
-    """End what a reference, the first of a list, or an ActorRef stands for."""
+    """End what a reference, the first of a list, an ActorRef or what a worker's task is known by stands for."""
     first = ref[0] if isinstance(ref, list) else ref
-    if isinstance(first, ActorRef):
-        first.kill()
-    else:
+    if isinstance(first, ray.ObjectRef):
         ray.cancel(first, force=True)
+    else:
+        first.kill()
 
 
 def class_behind(target: Any) -> type | None:

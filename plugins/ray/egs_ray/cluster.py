@@ -9,8 +9,8 @@ import ray
 
 from egs_core.engine import messages as m
 from egs_core.engine.specs import usual_process_slots
+from egs_ray.gate.preferences import ACCELERATOR as ACCELERATOR
 
-ACCELERATOR = "ray.io/accelerator-type"
 RAYS_OWN = "ray.io/"
 
 

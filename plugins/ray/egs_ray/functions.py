@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 import ray
+
+CREATION = "f" * 16
+"""So begins the id of a task that creates an actor; the actor's own id follows."""
 
 
 def submit_classes() -> list[type]:
@@ -65,7 +69,7 @@ def task_id_of(result: Any) -> str:
     if isinstance(result, list):
         result = result[0] if result else None
     if isinstance(result, ray.actor.ActorHandle):
-        return f"{'f' * 16}{result._actor_id.hex()}"
+        return f"{CREATION}{result._actor_id.hex()}"
     result = getattr(result, "_generator_ref", result)
     return result.task_id().hex() if isinstance(result, ray.ObjectRef) else ""
 
@@ -84,3 +88,21 @@ def function_of(node: Any) -> Callable[..., Any]:
 def upstream_of(node: Any) -> list[Any]:
     """The nodes that Ray found in a node's arguments, wherever they hide; with duplicates."""
     return list(node._upstream_nodes)
+
+
+def named_like(twin: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The twin with the names of its function."""
+    # Ray names a task after its function. No `__wrapped__`: Ray would check calls against the inner signature.
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(twin, attribute, getattr(function, attribute, getattr(twin, attribute)))
+    return twin
+
+
+def running_task() -> str:
+    """The task whose code runs here, or the creation of the actor that it is a method of; "" where Ray does not say."""
+    context = ray.get_runtime_context()
+    with suppress(Exception):
+        if actor := context.get_actor_id():
+            return f"{CREATION}{actor}"
+        return str(context.get_task_id() or "")
+    return ""

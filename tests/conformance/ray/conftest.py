@@ -46,6 +46,7 @@ SLOW = {
     "test_ray_faults",
     "test_ray_hook_actors",
     "test_ray_hook_elsewhere",
+    "test_ray_nested_order",
     "test_ray_residue",
     "test_ray_site_actor",
 }

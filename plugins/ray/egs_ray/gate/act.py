@@ -27,13 +27,18 @@ from egs_core.history.pending import learn_pending
 from egs_core.notices import warn
 from egs_core.predict import Estimate, Predictor, signature_of
 from egs_core.runlog.records import Record
+from egs_ray import waiting
 from egs_ray.gate.ordering import AnyGate, Ordering
+from egs_ray.gate.ticketing import with_ticket
 from egs_ray.observe import Observer, runlog_path, script_name
 from egs_ray.session import learning
 from egs_ray.session.api import default_session
 from egs_ray.session.described import Hinted
-from egs_ray.session.program import Outlook, Program
+from egs_ray.session.nested import Desk
+from egs_ray.session.outlook import Outlook
+from egs_ray.session.program import Program
 from egs_ray.submission import Needs, Ordered, Submission
+from egs_ray.worker.reach import with_line
 
 
 def make_interceptor() -> Orderer:
@@ -46,7 +51,9 @@ class Orderer(Observer):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, policy="egs", mode="on")
-        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off, Hinted())
+        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off, Hinted(), self._with_ticket)
+        self._desk: Desk | None = None  # where this driver's workers tell what they submit
+        self._desk_lock = threading.Lock()
         learning.reserve(path)
         self._told: deque[Ordered | Record] = deque()
         self._script = script_name()
@@ -86,7 +93,10 @@ class Orderer(Observer):
         if os.getpid() != self._process:
             return
         super().session_ends()
+        desk, self._desk = self._desk, None
         self._ordering.end_session()
+        if desk is not None:
+            desk.close()
 
     @property
     def _gate(self) -> AnyGate | None:
@@ -96,6 +106,13 @@ class Orderer(Observer):
         self._learn_from_history()
         outlook = Outlook(self._estimate, self._beliefs, self._tell, self._tell, self._switch_off, self.log.reasons)
         return Program(default_session(), self._name, script_name(), outlook)
+
+    def _with_ticket(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """From submitting threads: the twin of a function, which reaches this driver from where it runs."""
+        with self._desk_lock:
+            if self._desk is None and waiting.is_plain_driver():
+                self._desk = Desk(self._ordering.gate_for_workers, self._estimate)
+            return with_ticket(function) if self._desk is None else with_line(function, self._desk.address)
 
     @property
     def _name(self) -> str:

@@ -14,6 +14,7 @@ from egs_ray.compat import available
 from egs_ray.gate.preferences import preferred_options
 from egs_ray.gate.ticketing import (
     Twins,
+    WithTicket,
     arrival_of,
     is_bare,
     is_free_to_order,
@@ -21,6 +22,7 @@ from egs_ray.gate.ticketing import (
     references_in,
     result_of,
     task_of,
+    with_ticket,
 )
 from egs_ray.settings import chosen_split
 from egs_ray.submission import Arrival, Needs
@@ -56,7 +58,8 @@ class Ordering:
     """Gives tickets to the submissions of this process. One gate for each Ray session, made at its first GPU task.
 
     on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
-    hinted: what knows tasks with hints.
+    hinted: what knows tasks with hints. with_ticket: makes the twin of a function.
+    works_for: the task with a turn for which the submitting code works, by its id; "": none.
     """
 
     def __init__(
@@ -65,13 +68,16 @@ class Ordering:
         estimate: Callable[[Needs], float | None],
         on_failure: Callable[[BaseException], None],
         hinted: Any,
+        with_ticket: WithTicket = with_ticket,
+        works_for: Callable[[], str] = str,
     ) -> None:
         self.gate: AnyGate | None = None
         self.ordered = 0
         self._make_gate, self._estimate, self._on_failure = make_gate, estimate, on_failure
+        self._works_for = works_for
         self._lock = threading.Lock()
         self._is_off = False
-        self._twins = Twins(splits_all=chosen_split()[0] == "auto")
+        self._twins = Twins(with_ticket, splits_all=chosen_split()[0] == "auto")
         self._hinted = hinted
         self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
@@ -86,7 +92,7 @@ class Ordering:
             turn = turn_of(target, args, kwargs, options, hints, asked)
             if turn is not None:
                 return self._submit_with(turn, original, target, args, kwargs, options)
-        result = original(target, args, kwargs, **options)
+        result = self._submit_lined(original, target, args, kwargs, options)
         if (gate := self.gate) is not None and not self._is_off:
             self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
         return result
@@ -100,8 +106,34 @@ class Ordering:
         """The gate goes with its Ray session."""
         with self._lock:
             gate, self.gate, self._is_off = self.gate, None, False
+        self._twins.forget()
         if gate is not None:
             gate.close()
+
+    def gate_for_workers(self) -> AnyGate | None:
+        """The gate for what this driver's workers submit; None where everything passes. From any thread."""
+        try:
+            return None if self._is_off else self._made_gate()
+        except Exception as error:
+            self._on_failure(error)
+            return None
+
+    def _submit_lined(
+        self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> Any:
+        """Submit what has no turn, by its twin where it has one: what it submits itself may have turns."""
+        twin = None
+        if not self._is_off:
+            try:
+                twin = self._twins.lined(target, args, kwargs)
+            except Exception as error:
+                self._on_failure(error)
+        if twin is not None:
+            try:
+                return original(twin, (self._works_for(), *args), kwargs, **options)
+            except Exception:  # what is wrong with it is for the user to see, as it was written
+                twin = None
+        return original(target, args, kwargs, **options)
 
     def _turn(
         self, target: Any, args: Any, kwargs: Any, options: dict[str, Any], hints: Any, asked: dict[str, Any]
@@ -193,8 +225,6 @@ class Ordering:
         try:
             if turn.is_shell:
                 result = original(turn.twin, (turn.ref, [list(args), dict(kwargs)]), {}, **turn.options)
-            elif turn.ref is None:
-                result = original(target, args, kwargs, **turn.options)
             else:
                 result = original(turn.twin, (turn.ref, *args), kwargs, **turn.options)
         except Exception:

@@ -2,8 +2,9 @@
 
     fit.remote(x)  ─►  [fit].remote(ticket, x)        [fit]: the same function with one more argument, which it drops
 
-Gated are plain functions with `num_gpus` whose needs are CPUs, GPUs and memory only. Workers import this too, so it
-imports little.
+Any function of the script goes as such a twin, also one that has no turn to wait for (the ticket's place says for whom
+it works): it reaches its driver from where it runs, so that what it submits itself is ordered, too (`worker.nested`).
+Gated are plain functions with `num_gpus` whose needs are CPUs, GPUs and memory only. Workers import this, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ MOST_CALLS = 64  # kinds of calls of one function that are remembered
 _CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
 
 
+WithTicket = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 class Asked(msgspec.Struct, frozen=True):
     """What a task asks Ray for with these options, and whether Ray may place it."""
 
@@ -45,11 +49,20 @@ class Ticketed(msgspec.Struct, frozen=True):
     taken: set[tuple[int | str, ...]]
 
 
-class Twins:
-    """The functions with tickets of this process, each made at the first call that needs it."""
+def with_ticket(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with an argument before its own. It needs nothing of this package where it runs."""
 
-    def __init__(self, splits_all: bool = False) -> None:
-        self._splits_all = splits_all
+    def ticketed(_ticket: None, /, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return functions.named_like(ticketed, function)
+
+
+class Twins:
+    """The functions with tickets of this process, each made at the first call that needs it, by with_ticket."""
+
+    def __init__(self, with_ticket: WithTicket = with_ticket, splits_all: bool = False) -> None:
+        self._with_ticket, self._splits_all = with_ticket, splits_all
         self._ticketed: WeakKeyDictionary[Any, Ticketed] = WeakKeyDictionary()
         self._hints: WeakKeyDictionary[Any, TaskHints | None] = WeakKeyDictionary()
         self._asked: WeakKeyDictionary[Any, Asked] = WeakKeyDictionary()
@@ -88,10 +101,21 @@ class Twins:
         ticketed = self._ticketed.get(target) or self._made(target)
         return ticketed.remote if ticketed is not None and _takes(ticketed, args, kwargs) else None
 
+    def lined(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The twin of what has no turn; None where that is no function of the script's."""
+        function = functions.function_behind(target)
+        if function is None or str(function.__module__).partition(".")[0] == "ray":
+            return None
+        return self.of(target, args, kwargs)
+
+    def forget(self) -> None:
+        """The line has ended with its Ray session: the next one's twins have another."""
+        self._ticketed.clear()
+
     def _made(self, target: Any) -> Ticketed | None:
         """The twin of a function or of an actor's class."""
         if (function := functions.function_behind(target)) is not None:
-            made: Any = with_ticket(function)
+            made: Any = self._with_ticket(function)
             signature = inspect.signature(function)
         elif (actor := actors.class_behind(target)) is not None:
             made, signature = actors.with_ticket(actor), actors.signature_of(target)
@@ -112,18 +136,6 @@ def _takes(ticketed: Ticketed, args: Any, kwargs: Any) -> bool:
     if len(ticketed.taken) < MOST_CALLS:
         ticketed.taken.add(call)
     return True
-
-
-def with_ticket(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with an argument before its own. It needs nothing of this package where it runs."""
-
-    def ticketed(_ticket: None, /, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    # Ray names a task after its function. No `__wrapped__`: Ray would check calls against the inner signature.
-    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(ticketed, attribute, getattr(function, attribute, getattr(ticketed, attribute)))
-    return ticketed
 
 
 def is_free_to_order(options: dict[str, Any]) -> bool:

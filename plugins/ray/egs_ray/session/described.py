@@ -96,6 +96,15 @@ class Hinted:
         self._warn_of_lost(functions.name_of(target), hints)
         return found if has_gpu or found.is_shell else None
 
+    def described_nested(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
+        """The same for a task that a worker submits: its place in the order, as one piece. None where it has no GPU."""
+        found = self._describe(target, hints, options)
+        if found is None or not found.payload.gpus:
+            return None
+        phases: Phases = ((GPU, Shape(0, max(1, round(found.payload.gpus * 1000))), found.expected_s),)
+        kept = {name: getattr(found.options, name) for name in ("stage", "priority", "max_wait_s", "deadline_s")}
+        return Described(found.payload, phases, TaskOptions(**kept))
+
     def described_actor(self, target: Any, made: type, hints: TaskHints | None, options: dict[str, Any]) -> Described:
         """What the site is told of an actor, from its creation to its death. Nobody knows how long it lives: without
         the hint `expect` it counts as nothing, so it goes behind all that was submitted before it and is ready."""

@@ -13,6 +13,7 @@ from egs_core.engine import messages as m
 from egs_core.errors import InputError, listed
 from egs_core.site import Asked, TaskStatus
 from egs_ray.control.reporting import Told, answer_of
+from egs_ray.session.nested import NestedRef
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.tasks import Job, RunBooks, Way, first_of
@@ -206,8 +207,8 @@ def _has_lease(job: Job) -> bool:
 
 def _references(job: Job) -> list[Any]:
     """What has to be cancelled to end the job: itself, and what holds its resources. A handle of an actor, lent to the
-    controller, would keep it alive."""
-    if job.way is Way.ACTOR:
+    controller, would keep it alive; a worker's reference is not here to be lent."""
+    if job.way is Way.ACTOR or isinstance(job.ref, NestedRef):
         return []
     return [first_of(job.ref), *([job.lease.ref] if job.lease is not None and job.lease.ref is not None else [])]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -34,6 +34,9 @@ from egs_ray.gate.room import Room
 from egs_ray.session.described import Described
 from egs_ray.session.grown import Grown
 from egs_ray.session.lives import Lives
+from egs_ray.session.loans import Loans
+from egs_ray.session.nested import NestedRef
+from egs_ray.session.outlook import Outlook
 from egs_ray.session.pace import REST_S, Pace
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import Job, Way
@@ -48,22 +51,6 @@ STARTING_S = 3.0  # for a worker's process and Ray's own news
 WAITS = ("ready", "held")
 WITH_TICKET = (Way.TICKET, Way.ACTOR)
 PASSED_OVER_S = 10.0  # that an actor may wait while what is submitted after it, and has no priority, overtakes it
-
-
-class Outlook(msgspec.Struct, frozen=True):
-    """What a program's owner gives it.
-
-    seconds: that a task is believed to take, if anything is. believe: (phase of a block, median, 95th percentile) of
-    those that history knows. told: what went when. record: a line of the run log about a task with phases. on_failure:
-    the site decides no more. reasons: Ray's task id -> why it was aborted, for the run log.
-    """
-
-    seconds: Callable[[Needs], float | None]
-    believe: Callable[[Graph], list[tuple[int, float, float]]]
-    told: Callable[[Ordered], None]
-    record: Callable[[r.Record], None]
-    on_failure: Callable[[BaseException], None]
-    reasons: dict[str, str]
 
 
 class Program:
@@ -91,6 +78,7 @@ class Program:
         self._arrivals: deque[tuple[Arrival, dict[str, Any], Described | None]] = deque()
         self._ends: deque[int] = deque()
         self._waiting_actors: dict[int, float] = {}  # index -> since when
+        self.loans = Loans(self.books, self.let_go_at, self.hand_on, self.site.now)
         self._lives = Lives(self._lives_at, self._ended, self.fail)
         self._demand: list[dict[str, float]] = []  # what the autoscaler is told
         self._over: list[m.Sight] = []  # tasks whose ends the site is told of at the end of the turn
@@ -120,7 +108,7 @@ class Program:
         return self.tickets.take_for_actor(needs, is_bare, may_wait)
 
     def hand_on(self, key: str) -> None:
-        """Others may know of the actor with this ticket, and wait for it with a GPU: it waits no longer."""
+        """Others may wait with a GPU for what has this ticket: it waits no longer."""
         self.site.do(lambda: self._went(self.tickets.open(key)))
 
     def give_back(self, key: str) -> None:
@@ -165,6 +153,7 @@ class Program:
         if self._over:
             over, self._over = self._over, []
             self.site.report(m.TasksSeen(tuple(over)))
+        self.loans.look()
         self._is_full = self._line_gpus >= self.room.tickets
         self._is_ahead = self.room.ahead_s(self._line_gpus) > 2 * REST_S
 
@@ -180,11 +169,14 @@ class Program:
             refs.update(named)
             if arrival.task_id in self.books.numbers:
                 continue
-            goes_first = not arrival.key or (described is not None and described.options.priority > 0)
+            is_urgent = described is not None and described.options.priority > 0
+            goes_first = is_urgent or not arrival.key or arrival.is_nested
             taken = self.books.take_in(arrival, described, block, () if goes_first else after)
             new += taken
             if not taken:
                 self._awaited.discard(arrival.task_id)
+            elif arrival.is_nested and arrival.key:
+                self.loans.arrived(taken[-1][0], arrival.parent)
         if not new:
             return
         grown = self.site.grow(self.books.workload, first, block)
@@ -206,6 +198,8 @@ class Program:
     def _await_end(self, index: int, ref: Any) -> None:
         if isinstance(ref, ActorRef):
             self._lives.watch(index, ref)
+        elif isinstance(ref, NestedRef):
+            ref.on_over(partial(self._ended, index))
         else:
             waiting.on_ready(ref, partial(self._ended, index))
 
@@ -279,6 +273,11 @@ class Program:
             if job.ref is not None and not job.is_over:
                 self.stopping(job, job.stopped or reason)
                 actors.end(job.ref)
+
+    def code_waits(self, task: str) -> None:
+        """The code of a task, by Ray's id, waits in Ray, for what it has told of before."""
+        self._turn()
+        self.loans.waits(task)
 
     def _went(self, indices: Iterable[int], but: Job | None = None) -> None:
         """Tasks went to Ray without a turn of their own: with others, or since nothing waited."""
@@ -376,6 +375,7 @@ class Program:
             if self.tickets.are_open or not self.site.is_alive:
                 return
             try:
+                self.site.do(self.loans.look)
                 self.site.do(self.tickets.live)  # by the holder's thread: its life is what the tickets depend on
                 if self._awaited or self._demand:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)

@@ -88,8 +88,17 @@ class Tickets:
         may not, it gets a key and no reference."""
         return self._take(needs, may_pass=is_bare, may_share=False, must_pass=not may_wait)
 
+    def take_for_worker(self, needs: Needs, is_bare: bool) -> tuple[str, bool] | None:
+        """The same for a task that a worker submits: a key, and whether to wait for what the board keeps under it."""
+        taken = self._take(needs, may_pass=is_bare, may_share=False, is_elsewhere=True)
+        return None if taken is None else (taken[0], taken[1] is not None)
+
+    def board(self) -> bytes:
+        """See `Promises.board`."""
+        return self._promises.board()
+
     def _take(
-        self, needs: Needs, *, may_pass: bool, may_share: bool, must_pass: bool = False
+        self, needs: Needs, *, may_pass: bool, may_share: bool, must_pass: bool = False, is_elsewhere: bool = False
     ) -> tuple[str, Any] | None:
         with self._lock:
             if self._all_open:
@@ -107,6 +116,8 @@ class Tickets:
                 self._held[key] = last
                 return key, last.refs.pop()
             ticket = self._held[key] = Ticket(key, needs)
+        if is_elsewhere:
+            return key, True
         copies = self._room.together(needs, self._estimate(needs)) if may_share else 1
         refs = self._promises.new_copies(key, copies)
         ref = refs.pop()

@@ -1,0 +1,170 @@
+"""What tasks of a driver submit on workers, at the driver: the desk to which `worker.nested` tells it.
+
+    worker ── ask: needs ──────────────► a key, and whether to wait for what the board keeps under it
+           ── add: task, arguments ────► the program, as what the script itself submits
+           ── over: a reference is there
+           ── waits, goes: the code of a task that holds GPUs
+           ◄─ end: an operator or a limit ends it
+
+The references are the worker's own. Where its line ends, all that it has told of counts as over, and what waits goes.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray
+
+from egs_core.graph.columns import GPU, Shape, TaskOptions
+from egs_ray import submitting
+from egs_ray.link import Message, Peer, Server
+from egs_ray.payload import Payload
+from egs_ray.session.described import Described
+from egs_ray.session.shared import tell
+from egs_ray.submission import Arrival, Needs
+from egs_ray.worker.spec import Address
+
+
+class NestedRef:
+    """Stands for a reference of a worker's where a task has the reference to its result."""
+
+    def __init__(self, name: str, peer: Peer) -> None:
+        self._name, self._peer = name, peer
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._told: list[Callable[[], None]] = []
+
+    def task_id(self) -> Any:
+        """The task behind it."""
+        return ray.TaskID(bytes.fromhex(self._name))
+
+    def kill(self) -> None:
+        """Have the worker end the task."""
+        tell(self._peer, {"m": "end", "name": self._name})
+
+    def on_over(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when there is a value or an error; at once where it is there."""
+        with self._lock:
+            if not self._is_over:
+                self._told.append(callback)
+                return
+        callback()
+
+    def over(self) -> None:
+        """It is there, or nobody will hear of it."""
+        with self._lock:
+            self._is_over, told, self._told = True, self._told, []
+        for callback in told:
+            callback()
+
+
+class _Worker(msgspec.Struct):
+    """One process: tickets asked for and not used so far, what it watches, and tasks whose code waits there."""
+
+    keys: set[str] = set()
+    refs: dict[str, NestedRef] = {}
+    waits: set[str] = set()
+
+
+class Desk:
+    """See the module. Messages come on a thread for each worker; gate: see `Ordering.gate_for_workers`. estimate:
+    seconds that a task is believed to take."""
+
+    def __init__(self, gate: Callable[[], Any], estimate: Callable[[Needs], float | None]) -> None:
+        self._gate, self._estimate = gate, estimate
+        self._workers: dict[Peer, _Worker] = {}
+        self._board = ""
+        self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
+
+    @property
+    def address(self) -> Address:
+        """Where workers reach it."""
+        return self._server.address
+
+    def close(self) -> None:
+        """The Ray session ends, and its workers with it."""
+        self._server.close()
+
+    def _on_message(self, peer: Peer, message: Message) -> None:
+        worker = self._workers.setdefault(peer, _Worker())
+        kind = message["m"]
+        if kind == "ask":
+            tell(peer, self._answer(worker, message))
+        elif kind == "over":
+            if (ref := worker.refs.pop(message["name"], None)) is not None:
+                ref.over()
+        elif (gate := self._gate()) is None:
+            return
+        elif kind == "add":
+            self._add(gate, worker, peer, message)
+        elif kind == "back":
+            worker.keys.discard(message["key"])
+            gate.give_back(message["key"])
+        elif kind == "waits":
+            worker.waits.add(message["id"])
+            gate.site.do(lambda: gate.code_waits(message["id"]))
+        elif kind == "goes":
+            worker.waits.discard(message["id"])
+            gate.site.do(lambda: gate.loans.goes(message["id"]))
+
+    def _on_gone(self, peer: Peer) -> None:
+        worker = self._workers.pop(peer, _Worker())
+        for ref in worker.refs.values():
+            ref.over()
+        if (worker.keys or worker.waits) and (gate := self._gate()) is not None:
+            for key in worker.keys:
+                gate.give_back(key)
+            for task in worker.waits:
+                gate.site.do(lambda task=task: gate.loans.goes(task))
+
+    def _answer(self, worker: _Worker, message: Message) -> Message:
+        """To a task that is about to be submitted; without a key it passes."""
+        needs, gate = msgspec.convert(message["needs"], Needs), self._gate()
+        if gate is None or not gate.admits(needs):
+            return {"m": "key", "key": ""}
+        with submitting.directly():
+            ticket = gate.tickets.take_for_worker(needs, message["bare"])
+            if ticket is None:
+                return {"m": "key", "key": ""}
+            key, waits = ticket
+            worker.keys.add(key)
+            self._board = self._board or base64.b64encode(gate.tickets.board()).decode()
+        return {"m": "key", "key": key, "waits": waits, "board": self._board}
+
+    def _add(self, gate: Any, worker: _Worker, peer: Peer, message: Message) -> None:
+        arrival = msgspec.convert(message["arrival"], Arrival)
+        known = self._estimate(arrival.needs)
+        arrival.seconds = arrival.seconds if known is None else known
+        new = {name: NestedRef(name, peer) for name in message["names"]}
+        worker.refs.update(new)
+        worker.keys.discard(arrival.key)
+        refs = {name: worker.refs.get(name) or _over(name, peer) for name in (arrival.task_id, *_names(arrival))}
+        gate.add(arrival, refs, _described(arrival, message["options"]) if message["options"] else None)
+
+
+def _names(arrival: Arrival) -> list[str]:
+    return [reference for reference, _ in arrival.direct]
+
+
+def _over(name: str, peer: Peer) -> NestedRef:
+    """Of what was told of before, and has ended meanwhile."""
+    ref = NestedRef(name, peer)
+    ref.over()
+    return ref
+
+
+def _described(arrival: Arrival, options: dict[str, Any]) -> Described:
+    """What its hints say of its place in the order."""
+    needs = arrival.needs
+    payload = Payload("", _elsewhere, None, (), {}, {})
+    payload.cpus, payload.gpus, payload.memory_bytes = needs.cpus, needs.gpus, needs.memory_bytes
+    phase = (GPU, Shape(0, max(1, round(needs.gpus * 1000))), arrival.seconds)
+    return Described(payload, (phase,), msgspec.convert(options, TaskOptions))
+
+
+def _elsewhere() -> None:
+    """The function of a nested task is known on its worker."""

@@ -1,0 +1,129 @@
+"""What the code of a task submits goes by its driver's order: what stands around that code in a worker, and before its
+`.remote()`. Every task of a script in mode `on` imports this, so it imports little.
+
+    twin of the task ─► inside(line) ─► from now on this process's .remote() ─► Ordering ─► the driver (`nested`)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import ray
+
+from egs_ray import submitting
+from egs_ray.functions import named_like, running_task
+from egs_ray.worker.spec import Address
+
+
+def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]:
+    """The function with a ticket before its arguments, as `gate.ticketing.with_ticket` makes it, and what it submits
+    goes by the line. Where it has no turn, the ticket's place says for whom it works. It needs nothing of this package
+    where it runs."""
+
+    def ticketed(_ticket: str | None, /, *args: Any, **kwargs: Any) -> Any:
+        inside: Any = None
+        try:
+            from egs_ray.worker.reach import inside
+        except Exception:  # an environment without this package, or with a broken one
+            inside = None
+        if inside is None:
+            return function(*args, **kwargs)
+        with inside(line, _ticket):
+            return function(*args, **kwargs)
+
+    return named_like(ticketed, function)
+
+
+@contextmanager
+def inside(line: Address, works_for: str | None) -> Iterator[None]:
+    """The code of a task runs in here. works_for: the task with a turn that has set it off, by its id, or ""; None: it
+    has a turn itself, which it lends while it waits in Ray."""
+    reached = reach(line)
+    before, reached.works_for = reached.works_for, running_task() if works_for is None else works_for
+    try:
+        if works_for is not None:
+            yield
+            return
+        from egs_ray.worker.waits import waits_told
+
+        with waits_told(lambda word: reached.say({**word, "id": reached.works_for})):
+            yield
+    finally:
+        reached.works_for = before
+
+
+class Reached:
+    """What stands between `.remote()` and Ray in a worker. Its parts are made when something first needs them: most
+    tasks submit nothing, and those that do mostly nothing with a turn."""
+
+    def __init__(self, line: Address) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+        self._ordering: Any = None
+        self._gate: Any = None
+        self._is_lost = False
+        self.works_for = ""  # see `inside`; of code that runs outside of it, an actor's: the actor
+
+    def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+        """Make a submission. What a placement group captures has its place; actors go as they are."""
+        is_actor = isinstance(target, ray.actor.ActorClass)
+        if self._is_lost or is_actor or ray.util.get_current_placement_group() is not None:
+            return original(target, args, kwargs, **options)
+        return self._made_ordering().submit(original, target, args, kwargs, options)
+
+    def parent(self) -> str:
+        """For whom the code works that submits now."""
+        return self.works_for or running_task()
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Tell the driver, if it can be reached."""
+        if not self._is_lost:
+            with suppress(Exception):  # it cannot be reached
+                self._made_gate().say(message)
+
+    def lose(self, _error: BaseException) -> None:
+        """From any thread: everything passes from here on."""
+        self._is_lost = True
+        if self._ordering is not None:
+            self._ordering.switch_off()
+
+    def _made_ordering(self) -> Any:
+        with self._lock:
+            if self._ordering is None:
+                from egs_ray.worker.nested import make_ordering
+
+                self._ordering = make_ordering(
+                    self._made_gate, self.lose, partial(with_line, line=self._line), self.parent
+                )
+            return self._ordering
+
+    def _made_gate(self) -> Any:
+        with self._lock:
+            if self._gate is None:
+                try:
+                    from egs_ray.worker.nested import LineGate
+
+                    self._gate = LineGate(self._line, self.lose, self.parent)
+                except Exception as error:
+                    self.lose(error)
+                    raise
+            return self._gate
+
+
+_reached: Reached | None = None
+_guard = threading.Lock()
+
+
+def reach(line: Address) -> Reached:
+    """What this process submits goes by this line from now on; a process has one driver, and one line."""
+    global _reached
+    if _reached is None:
+        with _guard:
+            if _reached is None:  # its driver, of the same Ray, has made sure that this can be done
+                _reached = Reached(line)
+                submitting.wrap_submissions(_reached.submit)
+    return _reached
