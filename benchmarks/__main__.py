@@ -111,7 +111,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
             call += _plot(f"gpu_jobs_{name}")
         return calls
     if suite == "server":
-        return [["-m", "benchmarks.server", "--json", *(("--seconds", "3", "--queued", "0") if quick else ())]]
+        once = ("--seconds", "3", "--rounds", "1", "--queued", "0", "--tasks", "0")
+        return [["-m", "benchmarks.server", "--json", *(once if quick else ())]]
     if suite == "costs":
         return [["-m", "benchmarks.costs", "--json"]]
     if suite == "submit":

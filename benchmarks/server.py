@@ -1,13 +1,17 @@
 """What the site server costs: pairs of acquire and release a second, each durable, beside a shell without an engine.
 
-    python -m benchmarks.server --connections 1,32,200 --queued 0,5000
+    python -m benchmarks.server --connections 1,32,200 --queued 0,5000 --tasks 0,100000 [--database URL]
 
 A pair is what `egs run` asks for around a command that does nothing: submit (answered with the lease, as a GPU is
 free), claim, end: three requests over a kept TCP connection with a token, each answered when its batch is on the disk.
 `shell`: the same routes, messages, group commit and SQLite settings, and nothing behind them. Two processes of clients,
-on the same processors. closed: each connection sends its next pair when it has the last answer; open: pairs begin at
-even distances at half the closed rate, and what one waits for a free connection counts as its own time. queued: runs
-that wait meanwhile for more CPUs than are free: for GPUs they would be kept some in time.
+on the same processors. All servers are up all the time and are asked by turns; each figure is the median of the rounds,
+`of_shell` that of the ratios of each round: a machine that others use, too, is slow for all of them. closed: each
+connection sends its next pair when it has the last answer; open (half_…): pairs begin at even distances at half the
+closed rate, and what one waits for a free connection counts as its own time. cpu_ms: processor time of the server.
+
+queued: runs that wait meanwhile for more CPUs than are free: for GPUs they would be kept some in time. tasks: of a
+framework's driver. Behind as many the tasks of drivers are measured, in batches of 100: see `server_tasks`.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import sqlite3
@@ -25,42 +28,40 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import requests
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.server_clients import Load, Server, fill, load
+from benchmarks.server_tasks import TASKS, Waiting, batches_behind
 from egs_core.client import messages as c
-from egs_core.client.processes import process
 
 GPUS = 256
-PROCESSES = 2
-SUBMITTERS = 16
-Server = tuple[str, str, int]
-"""Its address, its token, its process."""
+SHELL = "shell"
+NUMBERS = ("per_s", "p50_ms", "p99_ms", "cpu_ms")
 
 
-# --- the two servers ---
+# --- the servers ---
 
 
 @contextlib.contextmanager
-def egs_server(folder: Path) -> Iterator[Server]:
-    """`egs serve` as a user starts it, with everything of it in the folder."""
+def egs_server(folder: Path, database: str = "") -> Iterator[Server]:
+    """`egs serve` as a user starts it, with everything of it in the folder. database: of PostgreSQL, an empty one."""
     own = {name: str(folder / name) for name in ("EGS_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_STATE_HOME")}
-    command = [sys.executable, "-m", "egs_core.cli.app", "serve", "--emulated-gpus", str(GPUS), "--port", "0"]
-    with _started([*command, "--data", str(folder / "data"), "--json"], own) as (ready, pid):
-        yield ready["url"], Path(ready["token"]).read_text().strip(), pid
+    command = [sys.executable, "-m", "egs_core.cli.app", "serve", "--emulated-gpus", str(GPUS), "--port", "0", "--json"]
+    place = ["--database", database] if database else ["--data", str(folder / "data")]
+    with _started([*command, *place], own) as (ready, pid):
+        yield Server(ready["url"], Path(ready["token"]).read_text().strip(), pid)
 
 
 @contextlib.contextmanager
 def shell_server(folder: Path) -> Iterator[Server]:
     with _started([sys.executable, "-m", "benchmarks.server", "--shell", str(folder)], {}) as (ready, pid):
-        yield ready["url"], "shell", pid
+        yield Server(ready["url"], "shell", pid)
 
 
 @contextlib.contextmanager
@@ -150,161 +151,118 @@ def run_shell(folder: Path) -> None:
     uvicorn.Server(config).run(sockets=[listening])
 
 
-# --- clients ---
+# --- what is measured ---
 
 
-class Connection:
-    """One kept connection and what it asks."""
+class Bench:
+    """All servers, and rows of what was measured."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self._url = url
-        self._session = requests.Session()
-        self._session.trust_env = False
-        self._session.headers.update(
-            {"Authorization": f"Bearer {token}", c.PROTOCOL_HEADER: str(c.PROTOCOL), "Content-Type": "application/json"}
-        )
-        own = process(os.getpid())
-        assert own is not None
-        self._own = own
+    def __init__(self, servers: dict[str, Server], seconds: float, rounds: int) -> None:
+        self._servers, self._seconds, self._rounds = servers, seconds, rounds
+        self.rows: list[dict[str, Any]] = []
+        for server in servers.values():
+            load(server, 2, 1.0)  # first requests import
+        self._egs = {name: server for name, server in servers.items() if name != SHELL}
 
-    def ask(self, path: str, ask: c.Ask) -> dict[str, Any]:
-        answer = self._session.post(self._url + path, data=ask.model_dump_json(), timeout=120)
-        if answer.status_code != 200:
-            raise SystemExit(f"{path}: {answer.status_code}: {answer.text[:300]}")
-        return answer.json()  # type: ignore[no-any-return]  # an object
+    def pairs(self, connections: list[int], waiting: str, costs: dict[str, dict[str, float]] | None = None) -> None:
+        """A row for each server and number of connections, while this waits. costs: of what waits, by server."""
+        for number in connections:
+            closed: dict[str, list[Load]] = {name: [] for name in self._servers}
+            opened: dict[str, list[Load]] = {name: [] for name in self._servers}
+            for _ in range(self._rounds):
+                for name, server in self._servers.items():
+                    closed[name].append(load(server, number, self._seconds))
+                    opened[name].append(load(server, number, self._seconds, closed[name][-1].per_s / 2))
+            for name in self._servers:
+                ratios = [own.per_s / shell.per_s for own, shell in zip(closed[name], closed[SHELL], strict=True)]
+                row = {"what": "pairs", "server": name, "connections": number, "waiting": waiting}
+                row |= _medians(closed[name]) | {"of_shell": round(statistics.median(ratios), 2)}
+                row |= {f"half_{key}": value for key, value in _medians(opened[name]).items() if key.startswith("p")}
+                self.rows.append(row | (costs or {}).get(name, {}))
 
-    def submit(self, gpus: int = 0, cpus: float = 0.0) -> dict[str, Any]:
-        ask = c.RunRequest(key=uuid.uuid4().hex, supervisor=self._own, name="pair", gpus=gpus, cpus=cpus)
-        return self.ask("/v1/runs", ask)
+    def runs(self, connections: list[int], queued: list[int]) -> None:
+        """The same while runs wait: more and more of them."""
+        there = 0
+        for waiting in sorted(queued):
+            costs: dict[str, dict[str, float]] = {}
+            for name, server in self._egs.items():
+                before = server.resident_bytes
+                each_s = fill(server, waiting - there)
+                grown = (server.resident_bytes - before) / (waiting - there)
+                costs[name] = {"submit_ms": round(each_s * 1000, 2), "bytes_each": round(grown)}
+            there = waiting
+            self.pairs(connections, f"{waiting} runs", costs)
 
-    def pair(self) -> None:
-        """Submit, claim, end."""
-        run = self.submit(gpus=1)
-        token, place = run["lease"]["token"], f"/v1/runs/{run['id']}"
-        self.ask(f"{place}/claim", c.Claim(token=token))
-        self.ask(f"{place}/end", c.End(token=token, outcome="succeeded", exit_code=0))
-
-
-def _many(url: str, token: str, connections: int, seconds: float, rate: float, results: Any) -> None:
-    """A process of clients: puts the seconds of each pair, and how long all took. rate: pairs a second of this
-    process, at even distances; 0: as fast as answers come."""
-    took: list[float] = []
-    number, lock = iter(range(10**9)), threading.Lock()
-    begin = time.perf_counter()
-    end = begin + seconds
-
-    def work() -> None:
-        connection = Connection(url, token)
-        while True:
-            with lock:
-                due = begin + next(number) / rate if rate else time.perf_counter()
-            if due >= end:
-                return
-            time.sleep(max(0.0, due - time.perf_counter()))
-            connection.pair()
-            took.append(time.perf_counter() - due)
-
-    threads = [threading.Thread(target=work) for _ in range(connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    results.put((took, time.perf_counter() - begin))
+    def tasks(self, connections: list[int], drivers: list[int], waiting: int) -> None:
+        """Drivers' batches behind so many tasks that wait; then pairs while they do."""
+        label = f"{waiting} tasks" if waiting else ""
+        for number in drivers:
+            for name, server in self._egs.items():
+                made: Callable[..., Any] = partial(batches_behind, waiting // number)
+                found = _medians([load(server, number, self._seconds, made=made) for _ in range(self._rounds)])
+                row = {"what": f"batches of {TASKS}", "server": name, "connections": number, "waiting": label}
+                self.rows.append(row | found | {"tasks_per_s": round(found["per_s"] * TASKS)})
+        if not waiting:
+            return
+        costs: dict[str, dict[str, float]] = {}
+        held = []
+        for name, server in self._egs.items():
+            before = server.resident_bytes
+            held.append(Waiting(server, waiting))
+            costs[name] = {"bytes_each": round((server.resident_bytes - before) / waiting)}
+        self.pairs(connections, label, costs)
+        for one in held:
+            one.close()
 
 
-def load(server: Server, connections: int, seconds: float, rate: float = 0.0) -> dict[str, float]:
-    """Pairs a second, and milliseconds of a pair."""
-    url, token, _ = server
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    shares = [len(range(n, connections, PROCESSES)) for n in range(PROCESSES)]
-    children = [
-        context.Process(target=_many, args=(url, token, share, seconds, rate * share / connections, results))
-        for share in shares
-        if share
+def _medians(loads: list[Load]) -> dict[str, float]:
+    return {name: round(statistics.median([getattr(one, name) for one in loads]), 2) for name in NUMBERS}
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    connections, queued, tasks, drivers = [
+        [int(word) for word in text.split(",")]
+        for text in (options.connections, options.queued, options.tasks, options.drivers)
     ]
-    for child in children:
-        child.start()
-    found = [results.get(timeout=seconds * 10 + 120) for _ in children]
-    for child in children:
-        child.join()
-    took = sorted(second for seconds_of, _ in found for second in seconds_of)
-    if not took:
-        raise SystemExit("no pair was answered")
-    return {
-        "pairs_s": round(sum(len(seconds_of) / lasted for seconds_of, lasted in found), 1),
-        "p50_ms": round(1000 * statistics.median(took), 2),
-        "p99_ms": round(1000 * took[min(len(took) - 1, int(0.99 * len(took)))], 2),
-    }
-
-
-def fill(server: Server, queued: int) -> float:
-    """Runs that wait: one holds a CPU, and each of these wants all. Seconds that a submission took."""
-    url, token, _ = server
-    cpus = float(os.cpu_count() or 1)
-    Connection(url, token).submit(cpus=1.0)
-    left, lock = iter(range(queued)), threading.Lock()
-
-    def work() -> None:
-        connection = Connection(url, token)
-        while True:
-            with lock:
-                if next(left, None) is None:
-                    return
-            connection.submit(cpus=cpus)
-
-    begin = time.perf_counter()
-    threads = [threading.Thread(target=work) for _ in range(SUBMITTERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (time.perf_counter() - begin) / max(1, queued)
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def measure(connections: list[int], queued: list[int], seconds: float) -> list[dict[str, Any]]:
-    """A row for each server, number of connections and length of the queue; the two servers by turns."""
-    rows: list[dict[str, Any]] = []
-    for name, start in (("shell", shell_server), ("egs", egs_server)):
-        for waiting in queued if name == "egs" else [0]:
-            with tempfile.TemporaryDirectory(prefix="egs-server-") as folder, start(Path(folder)) as server:
-                load(server, 2, 1.0)  # first requests import
-                before = resident_bytes(server[2])
-                each_s = fill(server, waiting) if waiting else 0.0
-                grown = (resident_bytes(server[2]) - before) / waiting if waiting else 0.0
-                for number in connections:
-                    closed = load(server, number, seconds)
-                    opened = load(server, number, seconds, closed["pairs_s"] / 2)
-                    row = {"server": name, "connections": number, "queued": waiting, **closed}
-                    row |= {f"half_{key}": value for key, value in opened.items()}
-                    rows.append({**row, "submit_ms": round(each_s * 1000, 2), "bytes_a_run": round(grown)})
-    return rows
+    with contextlib.ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="egs-server-"))) for _ in range(3)]
+        servers = {SHELL: stack.enter_context(shell_server(folders[0]))}
+        servers["egs"] = stack.enter_context(egs_server(folders[1]))
+        if options.database:
+            servers["egs, PostgreSQL"] = stack.enter_context(egs_server(folders[2], options.database))
+        bench = Bench(servers, options.seconds, options.rounds)
+        if 0 in queued:
+            bench.pairs(connections, "")
+        for waiting in tasks:
+            bench.tasks(connections, drivers, waiting)
+        bench.runs(connections, [number for number in queued if number])
+        return bench.rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table(*rows[0])
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*columns)
     for row in rows:
-        table.add_row(*[str(value) for value in row.values()])
-    Console(width=160).print(table)
+        table.add_row(*[str(row.get(name, "")) for name in columns])
+    Console(width=200).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--connections", default="1,32,200")
-    parser.add_argument("--queued", default="0,5000")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--queued", default="0,5000", help="runs that wait")
+    parser.add_argument("--tasks", default="0,100000", help="tasks of a driver that wait")
+    parser.add_argument("--drivers", default="1,16")
+    parser.add_argument("--database", default="", help="of PostgreSQL, an empty one: measured besides")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--shell", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.shell:
         run_shell(Path(options.shell))
         return
-    numbers = [[int(word) for word in text.split(",")] for text in (options.connections, options.queued)]
-    rows = measure(numbers[0], numbers[1], options.seconds)
+    rows = measure(options)
     if options.json:
         print(json.dumps({"suite": "server", "rows": rows}))
     else:

@@ -17,7 +17,8 @@ from egs_core.client.messages import MOST_PROCESSES, Process
 LEASE_VARIABLE = "EGS_LEASE"
 _VARIABLE = f"\0{LEASE_VARIABLE}=".encode()
 PROC = Path("/proc")
-ZOMBIE = "Z"
+PIECE = 16 * 1024  # most environments are read at once
+ZOMBIE = b"Z"
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -79,17 +80,29 @@ def _table() -> dict[int, tuple[int, int]]:
 
 def _stat(pid: int) -> tuple[int, int] | None:
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = _read(pid, "stat")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before may have spaces and brackets
+    fields = text.rpartition(b")")[2].split()  # the name before may have spaces and brackets
     return None if fields[0] == ZOMBIE else (int(fields[1]), int(fields[19]))
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of the process's, without `Path` and buffers: a look at a host is hundreds of these."""
+    handle = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = b""
+        while piece := os.read(handle, PIECE):
+            found += piece
+        return found
+    finally:
+        os.close(handle)
 
 
 def _mark(pid: int) -> str:
     """Of its environment; "" where there is none, or it cannot be read."""
     try:
-        environment = (PROC / str(pid) / "environ").read_bytes()
+        environment = _read(pid, "environ")
     except OSError:
         return ""
     begin = (b"\0" + environment).find(_VARIABLE)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,6 +20,7 @@ from egs_core.client.processes import Snapshot, is_alive
 from egs_core.server import requests
 from egs_core.server.access import Access
 from egs_core.server.access_routes import add_access_routes
+from egs_core.server.answers import Answers
 from egs_core.server.bounds import BodyBound, Rates, wrong_fields
 from egs_core.server.devices import strangers, working
 from egs_core.server.driver_routes import add_driver_routes
@@ -29,9 +29,11 @@ from egs_core.server.leader import NotActive
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.metrics_routes import add_metrics_route
 from egs_core.server.pools import is_driver
+from egs_core.server.principals import Principal
 from egs_core.server.request_routes import add_request_routes
 from egs_core.server.runs import Refusal
 from egs_core.server.sharing import Sharing
+from egs_core.server.short import ShortWay
 from egs_core.server.store import StoreError
 from egs_core.server.who import Who
 from egs_core.server.writer import Unavailable, Writer
@@ -71,14 +73,16 @@ class Site:
         self.sharing = sharing or Sharing()
         self.is_closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._answers = Answers()
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._looking = asyncio.Lock()
         self._next_look: asyncio.Task[Snapshot] | None = None
         self.writer = make_writer(self._changed)
 
     async def ask(self, question: Callable[[SiteLogic], T]) -> T:
-        found: Future[T] = self.writer.ask(question)
-        return await asyncio.wrap_future(found)
+        found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.writer.put(question, partial(self._answers.told, found))
+        return await found
 
     async def changed_view(
         self, run: str, seen: int, wait_s: float, ask: Callable[[SiteLogic], c.RunView]
@@ -154,7 +158,8 @@ class Site:
         self.writer.start()
 
     def _changed(self, runs: list[str]) -> None:
-        if self._loop is not None:
+        """On the writer's thread: who begins to wait from now on sees the change itself."""
+        if self._loop is not None and not self._waiting.keys().isdisjoint(runs):
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake, runs)
 
@@ -206,6 +211,7 @@ def make_app(site: Site) -> FastAPI:
     add_request_routes(app, site)
     add_host_routes(app, site)
     add_metrics_route(app, site)
+    app.router.routes.insert(0, ShortWay(app))
     return app
 
 
@@ -280,13 +286,8 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
     @app.post("/v1/runs/{run}/end")
     async def end(who: Who, run: RunId, ask: c.End) -> c.RunView:
-        watch = await site.ask(lambda logic: logic.watch(who, run))
-        if watch is not None and not who.host and watch.token == ask.token:
-            named = [one.asked() for one in watch.named]
-            left = (await site.processes()).living(named, watch.mark, watch.supervisor.asked())
-            if left:
-                raise HTTPException(409, f"processes of its lease still run: {left[0].pid}")
-        return await site.ask(lambda logic: logic.end(who, run, ask))
+        there = None if who.host else await site.processes()  # else its agent has looked
+        return await site.ask(lambda logic: _end(logic, who, run, ask, there))
 
     @app.post("/v1/runs/{run}/update")
     async def update(who: Who, run: RunId, ask: c.Change) -> c.RunView:
@@ -301,6 +302,16 @@ def _add_routes(app: FastAPI, site: Site) -> None:
             await site.ask(lambda logic: logic.note_change(who, verb, run, view.team, ask.reason))
             return view
         return await site.ask(lambda logic: logic.control(who, run, verb, ask))
+
+
+def _end(logic: SiteLogic, who: Principal, run: str, ask: c.End, there: Snapshot | None) -> c.RunView:
+    """there: the processes of the host, as they were after the client had said that none of the lease is left."""
+    watch = logic.watch(who, run)
+    if watch is not None and there is not None and watch.token == ask.token:
+        left = there.living([one.asked() for one in watch.named], watch.mark, watch.supervisor.asked())
+        if left:
+            raise Refusal(409, f"processes of its lease still run: {left[0].pid}")
+    return logic.end(who, run, ask)
 
 
 def _with_drivers(found: c.Runs, drivers: tuple[c.RunView, ...]) -> c.Runs:

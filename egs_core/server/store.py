@@ -21,14 +21,15 @@ from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
 from egs_core.server.book import CONFIG, LogLine
-from egs_core.server.database import make_engine, migrate, place_of, upsert
+from egs_core.server.database import Prepared, make_engine, migrate, place_of, upsert
 from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Run, SiteFacts
-from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS
+from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS, text
 
 VERSION = "1"
 COMPACT_EVERY = 20_000  # entries: a recovery folds no more than these
+COLUMNS = tuple([column.name for column in LOG.columns if not column.primary_key])
 
 
 class StoreError(Exception):
@@ -105,6 +106,10 @@ class SqlStore:
     def __init__(self, where: Path | sa.URL, now: float) -> None:
         self.place = place_of(where)
         self._engine = make_engine(where)
+        dialect = self._engine.dialect
+        self._put_entries = Prepared(dialect, ENTRIES.insert(), ["entry"])
+        self._put_runs = Prepared(dialect, upsert(dialect, RUNS), ["number", "run"])
+        self._put_log = Prepared(dialect, LOG.insert(), COLUMNS)
         self._count, self._epoch = 0, now
         self.guard: Callable[[sa.Connection], None] = _anybody
         try:
@@ -139,17 +144,17 @@ class SqlStore:
     def commit(self, batch: Batch) -> None:
         with self._write() as connection:
             if batch.entries:
-                connection.execute(ENTRIES.insert(), [{"entry": entry} for entry in batch.entries])
+                self._put_entries.put(connection, [{"entry": entry} for entry in batch.entries])
             if batch.runs:
                 rows = [{"number": int(run.id), "run": msgspec.json.encode(run)} for run in batch.runs]
-                connection.execute(upsert(connection, RUNS), rows)
+                self._put_runs.put(connection, rows)
             if batch.forgotten:
                 gone = [{"gone": int(run)} for run in batch.forgotten]
                 connection.execute(RUNS.delete().where(RUNS.c.number == sa.bindparam("gone")), gone)
             if batch.hosts:
                 self._set(connection, "hosts", msgspec.json.encode(batch.hosts))
             if batch.log:
-                connection.execute(LOG.insert(), [_line(self._logged(one)) for one in batch.log])
+                self._put_log.put(connection, [_line(self._logged(one)) for one in batch.log])
         self._count += len(batch.entries)
 
     def compact(self, snapshot: bytes) -> None:
@@ -190,8 +195,8 @@ class SqlStore:
     def put_token(self, token: KeptToken, change: LoggedChange) -> None:
         """A new or changed one, and its line in the log."""
         with self._write() as connection:
-            connection.execute(upsert(connection, TOKENS), msgspec.structs.asdict(token))
-            connection.execute(LOG.insert(), _line(change))
+            connection.execute(upsert(connection.dialect, TOKENS), msgspec.structs.asdict(token))
+            self._put_log.put(connection, [_line(change)])
 
     def log(self, limit: int, teams: Sequence[str] | None) -> list[LoggedChange]:
         """The last changes, oldest first. teams: only those of these; None: of all."""
@@ -238,4 +243,5 @@ def _anybody(_connection: sa.Connection) -> None:
 
 def _line(change: LoggedChange) -> dict[str, Any]:
     """Its columns; its number is the database's to give."""
-    return {name: value for name, value in msgspec.structs.asdict(change).items() if name != "number"}
+    values = [getattr(change, name) for name in COLUMNS]
+    return {name: text(value) if type(value) is str else value for name, value in zip(COLUMNS, values, strict=True)}

@@ -14,7 +14,12 @@ class Text(sa.TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:  # noqa: ARG002  # SQLAlchemy's name
-        return None if value is None else value.replace("\0", "\ufffd")
+        return None if value is None else text(value)
+
+
+def text(value: str) -> str:
+    """What PostgreSQL takes."""
+    return value.replace("\0", "\ufffd")
 
 
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only INTEGER counts by itself in SQLite

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, HTTPException, Request
 
 from egs_core.client import messages as c
 from egs_core.server.access import Access
-from egs_core.server.bounds import BEAT_COST
+from egs_core.server.bounds import BEAT_COST, Scope
 from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal
@@ -24,22 +24,25 @@ async def principal(
     egs_peer: Annotated[str | None, Header()] = None,
 ) -> Principal:
     """Who asks, in a version of the protocol that this server has."""
-    if egs_protocol is not None and egs_protocol != str(c.PROTOCOL):
-        raise HTTPException(400, f"protocol {egs_protocol[:20]!r} is unknown: this server has version {c.PROTOCOL}")
-    request.app.state.site.check_active()  # tokens may have changed at the active one
-    access: Access = request.app.state.site.access
-    found = access.of_request(request.scope, authorization, time.time())
+    return asking(request.app.state.site, request.scope, authorization, egs_protocol, egs_peer)
+
+
+def asking(site: Any, scope: Scope, authorization: str | None, protocol: str | None, peer: str | None) -> Principal:
+    """Of a request of this `Site`, by its headers. Raises HTTPException, Refusal."""
+    if protocol is not None and protocol != str(c.PROTOCOL):
+        raise HTTPException(400, f"protocol {protocol[:20]!r} is unknown: this server has version {c.PROTOCOL}")
+    site.check_active()  # tokens may have changed at the active one
+    access: Access = site.access
+    found = access.of_request(scope, authorization, time.time())
     if found is None:
         raise nobody()
-    if egs_peer is not None:
-        found = access.at_host(found, egs_peer)
-        check_passed_on(request.method, request.scope["path"])
+    if peer is not None:
+        found = access.at_host(found, peer)
+        check_passed_on(scope["method"], scope["path"])
     if found.role != "admin":
-        is_frequent = request.scope["path"].endswith(("/beat", "/batch", "/poll", "/report"))
+        is_frequent = scope["path"].endswith(("/beat", "/batch", "/poll", "/report"))
         cost = BEAT_COST if is_frequent else 1.0
-        request.app.state.site.rates.take(
-            f"{found.name} on {found.host}" if found.host else found.name, cost, time.monotonic()
-        )
+        site.rates.take(f"{found.name} on {found.host}" if found.host else found.name, cost, time.monotonic())
     return found
 
 

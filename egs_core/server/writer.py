@@ -12,9 +12,11 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -30,6 +32,7 @@ from egs_core.site.spanning import Spanning
 LOG = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
 Question = Callable[[SiteLogic], T]
+Told = Callable[[Any], None]
 MOST_AT_ONCE = 512
 IDLE_S = 60.0
 AGAIN_S = 1.0
@@ -181,7 +184,7 @@ class Writer:
         self._turns = turns
         turns.woken = self.wake
         self._changed = changed
-        self._queue: queue.SimpleQueue[tuple[Question[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Question[Any], Told] | None] = queue.SimpleQueue()
         self._needs_recovery = not turns.is_ready
         self._said = ""
         self._is_closing = False
@@ -199,8 +202,12 @@ class Writer:
         """The answer, once what led to it is durable; from any thread, never blocks. What the question raises, and
         Unavailable, is the future's exception."""
         future: Future[T] = Future()
-        self._queue.put((question, future))
+        self.put(question, partial(_settle, future))
         return future
+
+    def put(self, question: Question[Any], told: Told) -> None:
+        """The same for whoever is called with the answer or the exception, on the writer's thread."""
+        self._queue.put((question, told))
 
     def wake(self) -> None:
         """What is due, and what others have caused, is done now; what failed is tried again."""
@@ -214,22 +221,22 @@ class Writer:
     def _run(self) -> None:
         while not self._is_closing:
             batch = self._next()
+            waiting = deque(told for _, told in batch)
             try:
                 if self._needs_recovery:
                     self._turns.recover()
                     self._needs_recovery = False
                 answers, changed = self._turns.take([question for question, _ in batch])
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    _settle(future, answer)
+                for answer in answers:
+                    waiting.popleft()(answer)
                 if changed:
                     self._stored()
                     self._changed(changed)
                 self._turns.compact()
             except Exception as error:  # the store's, or a bug: what is durable is right in both cases
-                told = self._failed(error)
-                for _, future in batch:
-                    if not future.done():
-                        _settle(future, told)
+                problem = self._failed(error)
+                for told in waiting:
+                    told(problem)
 
     def _failed(self, error: Exception) -> Exception:
         """What askers are told. The log has it once until it changes, a bug with its traceback."""
@@ -251,7 +258,7 @@ class Writer:
             LOG.warning("the server goes on: its database takes changes")
         self._said = ""
 
-    def _next(self) -> list[tuple[Question[Any], Future[Any]]]:
+    def _next(self) -> list[tuple[Question[Any], Told]]:
         """All that waits; nothing when a timer is due first."""
         try:
             first = self._queue.get(timeout=AGAIN_S if self._needs_recovery else self._turns.wait_s())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Generic, TypeVar
@@ -27,7 +28,7 @@ class Shell(Generic[P]):
         self._origin = time.monotonic()
         self._lock = lock or threading.Lock()
         self._waiting: dict[str, asyncio.Event] = {}
-        self._news: set[str] = set()
+        self._news: deque[str] = deque()  # put there by threads, taken by the loop
         self._is_closing = False
 
     @property
@@ -40,9 +41,9 @@ class Shell(Generic[P]):
         try:
             return await asyncio.to_thread(self._asked, question)
         finally:
-            news, self._news = self._news, set()
-            for driver in news & self._waiting.keys():
-                self._waiting[driver].set()
+            while self._news:
+                if (waiting := self._waiting.get(self._news.popleft())) is not None:
+                    waiting.set()
 
     def _asked(self, question: Callable[[P], T]) -> T:
         with self._lock:
@@ -50,7 +51,7 @@ class Shell(Generic[P]):
             try:
                 return question(self._pools)
             finally:
-                self._news = self._news | set(self._pools.take_news())
+                self._news.extend(self._pools.take_news())
 
     async def fetch(self, driver: str, fetch: Callable[[P], tuple[wire.Message, ...]], wait_s: float) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""

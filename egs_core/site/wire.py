@@ -120,3 +120,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Messages(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...] = ()
+
+
+DECODERS = tuple([msgspec.json.Decoder(kind) for kind in (Batch, Answers, Messages)])
+"""For what it does to msgspec, which describes a type when it first decodes one: two threads that both begin with that
+end the process. So the thread that imports this does it for all."""

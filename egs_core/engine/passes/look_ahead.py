@@ -44,12 +44,21 @@ class LookAhead:
             if state.rank_boost_s and (type(event) is m.TasksAdded or not is_sure(state, state.rank_boost_s)):
                 self._set(NO_LIFTS)
             return
-        alone = [number for number, workload in enumerate(state.workloads) if workload.open_tasks]
-        if state.queues:
-            alone = []  # quotas may keep phases out, of which the model knows nothing
+        alone: list[int] = []
+        if not state.queues and not self._is_single(event):  # quotas may keep phases out: the model knows nothing of it
+            alone = [number for number, workload in enumerate(state.workloads) if workload.open_tasks]
         lifts = compute_lifts(state, alone[0], self._placements, self._seed) if len(alone) == 1 else NO_LIFTS
         if lifts[0] or state.rank_boost_s:
             self._set(lifts)
+
+    def _is_single(self, event: m.Event) -> bool:
+        """Whether there is nothing to order even if the event's workload is the only one: to find that out takes a look
+        at all that there have ever been, a million after a year of commands of one phase each."""
+        if type(event) is not m.TasksAdded:
+            return False
+        state = self._issuer.state
+        numbers = state.workloads[state.workload_number(event.workload)].numbers
+        return len(numbers) == 1 and len(_open_phases(state, next(iter(numbers)))) < 2
 
     def _set(self, lifts: Lifts) -> None:
         self._issuer.transitions.lift(*lifts)

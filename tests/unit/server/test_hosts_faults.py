@@ -96,7 +96,7 @@ def simulate(seed: int) -> TwoHosts:
     return world
 
 
-@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("first", [5, 10])
 def test_no_device_of_either_host_is_given_twice_and_every_run_ends(first: int) -> None:
     """And the faults happen: the host was silent now and then, servers were started again, and commands ran there."""
     worlds = [simulate(seed) for seed in range(first, first + 5)]
