@@ -99,7 +99,7 @@ def simulate(seed: int) -> TwoHosts:
 @pytest.mark.parametrize("first", [5, 10])
 def test_no_device_of_either_host_is_given_twice_and_every_run_ends(first: int) -> None:
     """And the faults happen: the host was silent now and then, servers were started again, and commands ran there."""
-    worlds = [simulate(seed) for seed in range(first, first + 5)]
+    worlds = [simulate(seed) for seed in range(first, first + 10)]
     there = [run for world in worlds for run in world.turns.logic.runs.values() if run.host]
     assert {"succeeded", "lost"} <= {run.outcome for run in there if run.started_at is not None}
     assert sum(world.silences for world in worlds) > len(worlds)
