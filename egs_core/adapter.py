@@ -282,6 +282,27 @@ class ProfileFault(msgspec.Struct, frozen=True):
     remedy: str
 
 
+class ProfiledPool(msgspec.Struct, frozen=True):
+    """Nodes that a profile puts pods onto: those with all labels of the selector. tolerations: that pods have there,
+    as Kubernetes has them. gpus_per_node: 0 where it is not said."""
+
+    name: str
+    selector: dict[str, str]
+    tolerations: tuple[dict[str, str], ...] = ()
+    has_gpus: bool = False
+    gpus_per_node: int = 0
+
+
+class ClusterProfile(msgspec.Struct, frozen=True):
+    """What a profile says that is of use in the cluster itself. namespace: where pods run; controller_namespace: where
+    what serves them runs; queues: of Kueue, which pods name in a label."""
+
+    namespace: str
+    controller_namespace: str
+    pools: tuple[ProfiledPool, ...] = ()
+    queues: tuple[str, ...] = ()
+
+
 @runtime_checkable
 class Profiling(Protocol):
     """What an adapter offers whose users say in a file, a profile, what their cluster has."""
@@ -292,6 +313,10 @@ class Profiling(Protocol):
 
     def profile_faults(self, path: Path) -> list[ProfileFault]:
         """All that is wrong with a file, in its order; [] where it can be used. Raises nothing for any file."""
+        ...
+
+    def cluster_profile(self, path: Path) -> ClusterProfile:
+        """What a file says. Raises InputError, with the line."""
         ...
 
 

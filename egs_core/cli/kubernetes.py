@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from egs_core.cli import kubernetes_pods
-from egs_core.cli.profiles import lint
+from egs_core.cli.profiles import lint, profiling
 from egs_core.errors import EgsError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
@@ -42,7 +42,13 @@ def controller(
         int,
         typer.Option(min=0, help="Open so many beyond what has room: a cluster autoscaler sees only opened pods."),
     ] = 0,
-    lease_namespace: Annotated[str, typer.Option(help="Namespace of the Lease by which one leads.")] = names.SYSTEM,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile of the site, for what --serve and --lease-namespace leave out; compared once."),
+    ] = None,
+    lease_namespace: Annotated[
+        str, typer.Option(help=f"Namespace of the Lease by which one leads; default: {names.SYSTEM}.")
+    ] = "",
     webhook_host: Annotated[
         list[str] | None,
         typer.Option(help="Serve the admission webhook, which the API server calls by this name; again for more."),
@@ -60,22 +66,31 @@ def controller(
     (with the annotation `egs.io/base-priority`), and one Lease. With --webhook-host: pods with that label get the gate,
     its release-by time and the priority class when they are made, while the controller lives; and its certificate is
     written into the webhook's configuration. No pod is made, deleted or placed, and no running one is changed.
+
+    With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
+    --lease-namespace names none, and one line at the start tells of each pool and queue that the cluster has not as the
+    profile says. That changes nothing; of limits, quotas and priority classes a controller makes no use.
     """
     from egs_core.kubernetes.admission import Rules
     from egs_core.kubernetes.cluster import Cluster
     from egs_core.kubernetes.controller import Controller, Settings
+    from egs_core.kubernetes.profiled import look
     from egs_core.kubernetes.webhook import Webhook
 
+    site = profiling("").cluster_profile(profile) if profile is not None else None
     settings = Settings(
-        namespaces=tuple(serve or ()),
+        namespaces=tuple(serve or ([site.namespace] if site else ())),
         window=window,
         ahead=ahead,
         longest_s=parse_seconds(release_by),
-        lease_namespace=lease_namespace,
+        lease_namespace=lease_namespace or (site.controller_namespace if site else names.SYSTEM),
         identity=f"{socket.gethostname()}-{os.getpid()}",
         with_kueue=kueue,
     )
-    found = Controller(Cluster(kubeconfig, context), settings, _say)
+    cluster = Cluster(kubeconfig, context)
+    if site is not None:
+        look(cluster, site, _say, with_queues=kueue)
+    found = Controller(cluster, settings, _say)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: found.stop())
     if webhook_host:

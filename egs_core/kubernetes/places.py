@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from egs_core.kubernetes.pods import Node, Pod
@@ -43,7 +43,7 @@ def allows(where: str, node: Node) -> bool:
     terms = stated.get("terms")
     if terms and not any(_is_met(term, labels) for term in terms):
         return False
-    return all(any(_tolerates(one, taint) for one in stated.get("tolerate", ())) for taint in node.taints)
+    return all(any(tolerates(one, taint) for one in stated.get("tolerate", ())) for taint in node.taints)
 
 
 def may_ever_run(pod: Pod, nodes: Iterable[Node]) -> bool:
@@ -89,7 +89,8 @@ def _holds(one: dict[str, Any], labels: dict[str, str]) -> bool:
     return found > bound if operator == "Gt" else operator == "Lt" and found < bound
 
 
-def _tolerates(one: dict[str, Any], taint: tuple[str, str, str]) -> bool:
+def tolerates(one: Mapping[str, Any], taint: tuple[str, str, str]) -> bool:
+    """Whether a toleration of a pod lets it onto a node with that taint: key, value, effect."""
     key, value, effect = taint
     if one.get("effect") and one["effect"] != effect:
         return False

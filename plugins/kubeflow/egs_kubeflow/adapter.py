@@ -11,6 +11,7 @@ from typing import Any
 from egs_core.adapter import (
     AuditSource,
     Check,
+    ClusterProfile,
     ControlOutcome,
     ControlRequest,
     DemoOutcome,
@@ -147,6 +148,12 @@ class KubeflowAdapter:
         from egs_kubeflow.rewrite.lint import faults_of
 
         return faults_of(path)
+
+    def cluster_profile(self, path: Path) -> ClusterProfile:
+        """What a site's profile says of its cluster."""
+        from egs_kubeflow.rewrite.profile import cluster_profile, load_profile
+
+        return cluster_profile(load_profile(path))
 
     def control(self, request: ControlRequest) -> ControlOutcome:
         """Abort, pause, resume or preempt what a local run of this user has."""

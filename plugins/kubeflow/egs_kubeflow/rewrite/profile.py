@@ -51,6 +51,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from egs_core.adapter import ClusterProfile, ProfiledPool
 from egs_core.errors import InputError
 from egs_core.yaml_file import FileModel, Path_, Seconds, Size, input_error, line_of, read_text, read_yaml
 
@@ -354,6 +355,22 @@ def parse_profile(text: str, place: str = "profile") -> Profile:
     if "pools" not in data:
         raise InputError(f"{place} line 1: pools", "is missing", NO_POOLS)
     return profile
+
+
+def cluster_profile(site: Profile) -> ClusterProfile:
+    """What of a site a cluster can be held against. A queue counts where pods get its label."""
+    pools = [
+        ProfiledPool(
+            pool.name,
+            dict(pool.selector),
+            tuple([{name: value for name, value in one.model_dump().items() if value} for one in pool.tolerations]),
+            bool(pool.accelerator),
+            pool.gpus_per_node or 0,
+        )
+        for pool in site.pools
+    ]
+    queues = [queue.name for queue in site.queues if queue.exists]
+    return ClusterProfile(site.namespace, site.controller_namespace, tuple(pools), tuple(queues))
 
 
 def read_profile(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:
