@@ -62,8 +62,8 @@ def cost(
         with RunReader(path) as reader:
             for use in uses_of(reader.header, reader, team_of):
                 ledger.add(use)
-            if reader.truncated:
-                typer.echo(f"note: {path} was cut off: its last line is left out", err=True)
+            for note in _notes(reader):
+                typer.echo(f"note: {path} {note}", err=True)
     if server or not runlogs:
         for use in _served():
             ledger.add(use)
@@ -75,6 +75,13 @@ def cost(
         _write_csv(ledger)
     else:
         _print(ledger, known.currency if known is not None else "")
+
+
+def _notes(reader: RunReader) -> Iterator[str]:
+    if reader.truncated:
+        yield "was cut off: its last line is left out"
+    if reader.header.emulated_gpus:
+        yield "is of emulated GPUs: nobody pays for those"
 
 
 def _check_logs(runlogs: list[Path], server: bool) -> None:

@@ -32,6 +32,7 @@ Relevant = WorkloadSubmitted | TaskAdded | Started | ColdStart | Used | Ended | 
 Attempt = tuple[str, str, int]  # workload, task, attempt
 PhaseRun = tuple[str, str, int, int]  # workload, task, phase, attempt
 TeamOf = Callable[[str], str]
+MOST_TEXTS = 50_000  # that are kept once each: tasks without a name have as many as there are
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class _Log:
     def __init__(self, header: Header, team_of: TeamOf) -> None:
         self._zero, self._is_dated, self._team_of = header.started_at, header.started_at > 0, team_of
         self._last_s = float("-inf")
-        self._names: dict[str, str] = {}  # each text once
+        self._names: dict[str, str] = {}
         self._workloads: dict[str, tuple[str, str, str]] = {}  # team, pipeline, user
         self._tasks: dict[str, dict[str, tuple[str, tuple[PhaseNeeds, ...]]]] = defaultdict(dict)
         self._open: dict[PhaseRun, Started] = {}
@@ -98,6 +99,8 @@ class _Log:
             yield from self._use(started, self._last_s)
 
     def _once(self, text: str) -> str:
+        if len(self._names) >= MOST_TEXTS:
+            self._names.clear()
         return self._names.setdefault(text, text)
 
     def _ended(self, record: Ended) -> Iterator[Use]:

@@ -131,6 +131,12 @@ def test_a_log_that_was_cut_off_is_counted_up_to_there(log: str, capsys: Out) ->
     assert "was cut off" in shown.err
 
 
+def test_what_emulated_gpus_cost_is_said_to_be_made_up(tmp_path: Path, prices: str, capsys: Out) -> None:
+    write_run(tmp_path / "log.jsonl", Header(started_at=NOVEMBER, emulated_gpus=True), [])
+    assert run(["cost", str(tmp_path / "log.jsonl"), "--prices", prices]) == 0
+    assert "log.jsonl is of emulated GPUs" in capsys.readouterr().err
+
+
 def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) -> None:
     write_run(tmp_path / "empty.jsonl", Header(), [])
     found = told(capsys, str(tmp_path / "empty.jsonl"), "--prices", prices)

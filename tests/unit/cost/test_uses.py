@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egs_core.cost import uses as module
 from egs_core.cost.ledger import Ledger
 from egs_core.cost.uses import _Log, uses_of
 from egs_core.runlog.by_time import by_time
@@ -108,8 +109,10 @@ def test_pieces_are_merged_in_order(most_held: int) -> None:
     assert list(by_time(iter(records), most_held)) == sorted(records, key=time_of)
 
 
-def test_what_has_ended_is_not_held() -> None:
-    """Twenty thousand tasks one after the other, in workloads that end: of none is anything kept."""
+def test_what_has_ended_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty thousand tasks one after the other, each with a name of its own, in workloads that end: of none is much
+    kept."""
+    monkeypatch.setattr(module, "MOST_TEXTS", 100)
     most = 0
 
     def records() -> Iterator[Record]:
@@ -117,7 +120,7 @@ def test_what_has_ended_is_not_held() -> None:
             t, place = float(number), (f"w{number // 100}", f"t{number}")
             if number % 100 == 0:
                 yield WorkloadSubmitted(t, place[0])
-            yield TaskAdded(t, *place, "fit", phases=(("gpu", 1.0, 1.0, 0),))
+            yield TaskAdded(t, *place, phases=(("gpu", 1.0, 1.0, 0),))
             yield Started(t, *place, gpus=1.0)
             yield Used(t, t + 0.5, *place)
             yield Ended(t + 0.5, *place, outcome="succeeded" if number % 3 else "failed")
@@ -129,6 +132,7 @@ def test_what_has_ended_is_not_held() -> None:
         count += len(list(log.take(record)))
         tasks = sum(len(one) for one in log._tasks.values())
         most = max(most, tasks + len(log._open) + len(log._used) + len(log._cold))
+        assert len(log._names) <= 100
     assert count == 20_000
     assert most <= 103, "at most the failed ones of one workload, which might start again"
 

@@ -363,6 +363,19 @@ def test_the_alerts_ask_for_what_there_is() -> None:
         check_query('egs_runs{user="ann"}', names)
 
 
+def test_the_guide_lists_what_there_is() -> None:
+    """Every name in its table is told, with these labels; and every one that is told stands there."""
+    text = (MONITORING.parents[1] / "docs" / "monitoring.md").read_text()
+    cells = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `egs_")]
+    listed: dict[str, set[str]] = {}
+    for cell in cells:
+        shared = re.findall(r"`\{([^}]*)\}`", cell)
+        for name, own in re.findall(r"(egs_[a-z_]+)(?:\{([^}]*)\})?", cell):
+            listed[name] = {label for label in (own or "".join(shared)).split(",") if label}
+    names = {re.sub(r"_(bucket|count|sum)$", "", name): labels - {"le"} for name, labels in known().items()}
+    assert listed == names
+
+
 def test_the_scrape_configuration_names_the_rules() -> None:
     found = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())
     assert found["rule_files"] == ["alerts.yaml"]
