@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from egs_core.server.principals import Principal
 from egs_core.server.runs import SiteFacts
 from egs_core.server.tally import Tally
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, Answer, RealApp
+from tests.unit.server.real_site import PATIENCE_S, wait_for
 from tests.unit.server.site_world import OFFER
 from tests.unit.server.test_pools import NODE, Client
 from tests.unit.server.test_site_logic import ANN, end, request, start
@@ -127,6 +129,23 @@ def test_what_a_real_server_tells(app: RealApp) -> None:
     assert gpu_s[0] >= value(found, names[0], queue="common", team="vision") > 0
     assert gpu_s[0] == pytest.approx(gpu_s[1] + gpu_s[2])
     assert gpu_s[1] > 0
+
+
+def test_whoever_waits_for_a_change_is_a_client(app: RealApp) -> None:
+    """A heartbeat that is held back counts until it is answered."""
+    asker = app.token("submitter", "vision")
+    view = asker.submit("metric-poll", hold=True).told
+    beat = {"token": 0, "seen": view["version"], "wait_s": 30}
+
+    def clients() -> float:
+        return value(scraped(app.admin.get("/metrics")), "egs_long_poll_clients")
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(asker.post, f"/v1/runs/{view['id']}/beat", beat)
+        wait_for(lambda: clients() == 1, "the heartbeat waits")
+        assert asker.post(f"/v1/runs/{view['id']}/abort").status == 200
+        assert waiting.result(PATIENCE_S).status == 200
+    wait_for(lambda: clients() == 0, "nobody waits")
 
 
 @pytest.mark.skipif(not CAN_BE_OTHERS, reason="only root can be other users")
