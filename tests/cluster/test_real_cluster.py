@@ -20,15 +20,18 @@ import yaml
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules
-from egs_core.kubernetes.cluster import JSON_PATCH, NODES, PODS, WEBHOOKS, ApiError, Cluster, Kind
+from egs_core.kubernetes.cluster import JSON_PATCH, NODES, PODS, WEBHOOKS, WORKFLOWS, ApiError, Cluster, Kind
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.opening import open_gate
 from egs_core.kubernetes.overdue import open_overdue
 from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.steering import abort
 from egs_core.kubernetes.webhook import Webhook
 from tests.unit.kubernetes.made_pods import node, pod
+from tests.unit.kubernetes.made_workflows import executor, group, noted, task, workflow
+from tests.unit.kubernetes.made_workflows import node as begun
 
 FILE = os.environ.get("EGS_TEST_KUBECONFIG", "")
 pytestmark = pytest.mark.skipif(
@@ -137,6 +140,74 @@ def test_pods_get_their_places_in_the_engines_order(site: Site) -> None:
             until(lambda n=name: site.pods()[n].node == site.name)  # type: ignore[misc]  # one each
             assert all(one.is_gated for one in site.pods().values() if one.name != name)
             site.delete(name)
+
+
+CRDS = Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", False)
+
+
+@pytest.fixture
+def workflows(site: Site) -> Iterator[None]:
+    """Argo's kind of object; where it is not installed, one of that name without a schema, for the time of the test."""
+    name, schema = "workflows.argoproj.io", {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    called = {"kind": "Workflow", "listKind": "WorkflowList", "plural": "workflows", "singular": "workflow"}
+    spec = {"group": "argoproj.io", "scope": "Namespaced", "names": called, "versions": [version]}
+    try:
+        site.admin.get(CRDS, name)
+        made = False
+    except ApiError:
+        site.admin.create(CRDS, {"metadata": {"name": name}, "spec": spec})
+        made = True
+    until(lambda: _is_served(site))
+    yield
+    if made:
+        site.admin.delete(CRDS, name)
+
+
+def _is_served(site: Site) -> bool:
+    try:
+        return site.admin.list(WORKFLOWS, site.name)[0] == []
+    except ApiError:
+        return False
+
+
+@pytest.mark.usefixtures("workflows")
+def test_runs_of_argo_go_by_what_is_left_of_them(site: Site) -> None:
+    """Under its own account it reads Workflows, and writes into a pod why it waits. The labels say the contrary of what
+    is left; a loop that turns out to be long puts its run behind. An aborted run ends with its pods."""
+    loop = group({"x": task(10)}, ["a"], loops=True, at_once=1)
+    for name, tasks in (("long", {"a": task(5), "b": task(100, ["a"])}), ("short", {"a": task(5), "many": loop})):
+        made = workflow(name, tasks)
+        made["metadata"] = {"name": name, "namespace": site.name}
+        site.admin.create(WORKFLOWS, made, site.name)
+
+    def add(run: str, path: str, name: str, rank: int) -> None:
+        spec = {**HERE, "nodeSelector": {"egs-test": site.name}}
+        made = executor(run, path, name=name, namespace=site.name, spec=spec, cpu=5, rank=rank, predicted=5)
+        del made["metadata"]["uid"]
+        site.admin.create(PODS, made, site.name)
+
+    add("long", "a", "long-a", 6)
+    add("short", "a", "short-a", 500)
+    with controlled(site):
+        until(lambda: site.pods()["short-a"].node)
+        until(
+            lambda: site.pods()["long-a"].waits.startswith(
+                "place 1 of 1: no node has room for it now; its run takes 105 s"
+            )
+        )
+        add("short", "many.iteration-iterations(0:0).iteration-item.x", "item", 11)
+        count = begun("root.many.iteration-driver", outputs={"iteration-count": "40"})
+        status = {"nodes": noted("short", [begun("root.a", type="DAG"), count])}
+        site.admin.patch(WORKFLOWS, "short", {"status": status}, site.name)
+        until(lambda: "its run takes 395 s" in site.pods()["item"].waits)
+        site.delete("short-a")
+        until(lambda: site.pods()["long-a"].node)
+        assert site.pods()["item"].is_gated
+        done = abort(site.admin, site.name, "short")
+        assert (done.workflow, done.pods, done.makers) == ("short", ("item",), ())
+        assert site.admin.get(WORKFLOWS, "short", site.name)["spec"]["shutdown"] == "Terminate"
+        until(lambda: "item" not in site.pods())
 
 
 def test_the_second_process_has_the_rights_that_it_needs(site: Site) -> None:
