@@ -186,7 +186,9 @@ class Controller:
         if not due or session is None:
             return
         members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
-        for uid, text in telling.texts(due, session.order(), members, session.why).items():
+        order, until = session.order(), time.monotonic() + telling.ASKED_S
+        texts = telling.texts(due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None)
+        for uid, text in texts.items():
             if not self.leader.leads:
                 return
             try:

@@ -86,13 +86,21 @@ def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict
     return {uid: Way(own[place], ranks[place]) for uid, place in mine.items()}
 
 
+class _Run(msgspec.Struct, frozen=True):
+    """What is known of a run: of what it was made, and its pods with the ranks of its graph, by uid."""
+
+    workflow: Workflow
+    graph: tuple[Task, ...] | None
+    pods: tuple[Pod, ...]
+    ranked: dict[str, Pod]
+
+
 class Traces:
     """The pods of a cluster with the ranks that their runs' graphs give them. What has not changed is not looked at
-    again."""
+    again, and is the very same object as before."""
 
     def __init__(self) -> None:
-        self._graphs: dict[str, tuple[Workflow, tuple[Task, ...] | None]] = {}
-        self._ways: dict[str, tuple[tuple[Task, ...], tuple[Pod, ...], dict[str, Way]]] = {}
+        self._runs: dict[str, _Run] = {}
 
     def applied(self, pods: Mapping[str, Pod], workflows: Iterable[Workflow]) -> dict[str, Pod]:
         """All of these pods, by uid; those of a run with a graph have its ranks and durations in the labels' place."""
@@ -102,27 +110,30 @@ class Traces:
             run = runs.get((pod.namespace, pod.workflow)) if pod.workflow else None
             if run is not None and pod.is_ours:
                 of.setdefault(run.uid, []).append(pod)
-        self._graphs = {one.uid: self._graph(one) for one in runs.values() if one.uid in of}
-        self._ways = {uid: self._told(uid, graph, tuple(of[uid])) for uid, (_, graph) in self._graphs.items() if graph}
+        self._runs = {one.uid: self._run(one, tuple(of[one.uid])) for one in runs.values() if one.uid in of}
         found = dict(pods)
-        for _, _, told in self._ways.values():
-            for uid, way in told.items():
-                found[uid] = msgspec.structs.replace(
-                    pods[uid], rank_s=way.rank_s, predicted_s=way.own_s, is_traced=True
-                )
+        for known in self._runs.values():
+            found.update(known.ranked)
         return found
 
-    def _graph(self, workflow: Workflow) -> tuple[Workflow, tuple[Task, ...] | None]:
-        known = self._graphs.get(workflow.uid)
-        return known if known is not None and known[0] is workflow else (workflow, graph_of(workflow))
-
-    def _told(
-        self, uid: str, graph: tuple[Task, ...], pods: tuple[Pod, ...]
-    ) -> tuple[tuple[Task, ...], tuple[Pod, ...], dict[str, Way]]:
-        known = self._ways.get(uid)
-        if known is not None and known[0] is graph and known[1] == pods:
+    def _run(self, workflow: Workflow, pods: tuple[Pod, ...]) -> _Run:
+        known = self._runs.get(workflow.uid)
+        is_same = known is not None and known.workflow is workflow
+        graph = known.graph if known is not None and is_same else graph_of(workflow)
+        if known is not None and is_same and known.pods == pods:
             return known
-        return graph, pods, ways(self._graphs[uid][0], graph, pods)
+        before = {} if known is None else known.ranked
+        told = {} if graph is None else ways(workflow, graph, pods)
+        made = (_ranked(pod, told[pod.uid]) for pod in pods if pod.uid in told)
+        return _Run(workflow, graph, pods, {pod.uid: _same(before.get(pod.uid), pod) for pod in made})
+
+
+def _ranked(pod: Pod, way: Way) -> Pod:
+    return msgspec.structs.replace(pod, rank_s=way.rank_s, predicted_s=way.own_s, is_traced=True)
+
+
+def _same(before: Pod | None, pod: Pod) -> Pod:
+    return before if before == pod and before is not None else pod
 
 
 def key_of(name: str) -> str:

@@ -64,6 +64,7 @@ class ClusterSession:
         self._keys: frozenset[str] = frozenset()
         self._sizes: dict[str, int] = {}  # tasks by run
         self._before: Counter[int] = Counter()  # pods that have not ended before a task that stands for a rest
+        self._measured: dict[str, Pod] = {}  # by uid, as they were when it was last looked at how long they take
         self._rests: dict[int, int] = {}  # phases of those tasks
         self.site = self._connect(self)
         self.site.start()
@@ -168,6 +169,11 @@ class ClusterSession:
         """Of pods that do not take as long as was told, or whose runs do not go on as long; of a run with a graph also
         when pods have come: then all that there are stand in one chain again."""
         lives = {uid: one for uid, one in self._known.items() if one.status != OVER and uid in pods}
+        touched = {one.run for uid, one in lives.items() if self._measured.get(uid) is not pods[uid]}
+        if not touched:
+            return
+        lives = {uid: one for uid, one in lives.items() if one.run in touched}
+        self._measured.update((uid, pods[uid]) for uid in lives)
         estimates: list[tuple[int, float, float]] = []
         stale: dict[str, set[tuple[int, ...]]] = {}
         moved: set[str] = set()
@@ -233,6 +239,7 @@ class ClusterSession:
         there = set(uids)
         for uid in [uid for uid, one in self._known.items() if one.status == OVER and uid not in there]:
             self._uids.pop(self._known.pop(uid).task, None)
+            self._measured.pop(uid, None)
 
     def applied(self, uid: str) -> None:
         """Its gate is open."""

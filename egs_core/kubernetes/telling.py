@@ -17,6 +17,8 @@ AGAIN_S = 60.0
 EVERY_S = 5.0
 MOST = 25
 """So many pods each EVERY_S: five writes a second beside a hundred gates."""
+ASKED_S = 0.2
+"""For so long the engine is asked each time: with ten thousand pods that wait an answer takes a while."""
 _WORDS = {
     "capacity": "no node has room for it now",
     "fragment": "its room is free, but not on one node",
@@ -58,7 +60,7 @@ def texts(
     why: Callable[[str], Reason | None],
 ) -> dict[str, str]:
     """By uid what to write, of those where it is not there already. order: uids of all that wait for a grant, the first
-    first; members: how many of a run's gang are there."""
+    first; members: how many of a run's gang are there; why: None where it is not asked."""
     places = {uid: number for number, uid in enumerate(order, 1)}
     found = {}
     for pod in pods:
@@ -67,7 +69,7 @@ def texts(
             text = f"{there} of {pod.gang_size} members of its gang are there"
         elif pod.uid in places:
             reason = why(pod.uid)
-            words = _WORDS.get(reason.kind, reason.kind) if reason is not None else ""
+            words = "it waits for its turn" if reason is None else _WORDS.get(reason.kind, reason.kind)
             after = "" if pod.rank_s is None else f"; its run takes {pod.rank_s:.0f} s from its start on"
             text = f"place {places[pod.uid]} of {len(order)}: {words}{after}"
         else:
