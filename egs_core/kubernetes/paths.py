@@ -42,13 +42,16 @@ class Task(msgspec.Struct, frozen=True):
     is_over: bool = False
     is_driver: bool = False
     predicted_s: float | None = None
+    gpus: float = 0.0
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Of one pod: how long it takes itself, and how long its run takes from its start, along the longest path."""
+    """Of one pod: how long it takes itself, how long its run takes from its start, along the longest path, and how long
+    what comes behind it there needs a GPU, times how many."""
 
     own_s: float
     rank_s: float
+    gpu_s: float = 0.0
 
 
 class _NotUnderstood(Exception):
@@ -61,7 +64,7 @@ def graph_of(workflow: Workflow) -> tuple[Task, ...] | None:
         return None
     try:
         growing = _Growing(workflow)
-        growing.add(workflow.name, workflow.entry, (), None, ())
+        growing.add(workflow.name, workflow.entry, (), Step("", workflow.entry), ())
     except _NotUnderstood:
         return None
     return tuple(growing.tasks)
@@ -79,11 +82,14 @@ def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict
     for number, task in enumerate(graph):
         label_s = labels.get(number) if labels.get(number) is not None else task.predicted_s
         own.append(_own_s(task, learned.get(key_of(task.name), label_s), drivers))
-    ranks = list(own)
+    ranks, gpu_s = list(own), [0.0] * len(own)
     for number in range(len(graph) - 1, -1, -1):
+        behind_s = own[number] * graph[number].gpus + gpu_s[number]
         for parent in graph[number].parents:
-            ranks[parent] = max(ranks[parent], own[parent] + ranks[number])
-    return {uid: Way(own[place], ranks[place]) for uid, place in mine.items()}
+            rank = own[parent] + ranks[number]
+            if rank > ranks[parent] or (rank == ranks[parent] and behind_s > gpu_s[parent]):
+                ranks[parent], gpu_s[parent] = rank, behind_s
+    return {uid: Way(own[place], ranks[place], gpu_s[place]) for uid, place in mine.items()}
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -129,7 +135,7 @@ class Traces:
 
 
 def _ranked(pod: Pod, way: Way) -> Pod:
-    return msgspec.structs.replace(pod, rank_s=way.rank_s, predicted_s=way.own_s, is_traced=True)
+    return msgspec.structs.replace(pod, rank_s=way.rank_s, predicted_s=way.own_s, rest_gpu_s=way.gpu_s, is_traced=True)
 
 
 def _same(before: Pod | None, pod: Pod) -> Pod:
@@ -184,9 +190,9 @@ class _Growing:
         self._iterations = _iterations(workflow.nodes.values())
 
     def add(
-        self, name: str, template: str, after: tuple[int, ...], predicted_s: float | None, within: tuple[str, ...]
+        self, name: str, template: str, after: tuple[int, ...], of: Step, within: tuple[str, ...]
     ) -> tuple[int, ...]:
-        """A template's run under this node name."""
+        """A template's run under this node name. of: the step that has said last what its pods will have."""
         self._spend(1)
         made, node = self._templates.get(template), self._nodes.get(name)
         if made is None or len(within) > MOST_DEPTH or (template in within and node is None):
@@ -194,32 +200,33 @@ class _Growing:
         if node is not None and node.is_over:
             return self._append(Task(name, after, template, is_over=True))
         if made.steps is None:
-            likely_s = made.predicted_s if made.predicted_s is not None else predicted_s
-            return self._append(Task(name, after, template, is_driver=made.is_driver, predicted_s=likely_s))
+            likely_s = made.predicted_s if made.predicted_s is not None else of.predicted_s
+            gpus = 0.0 if made.is_driver else of.gpus
+            return self._append(Task(name, after, template, False, made.is_driver, likely_s, gpus))
         ends: dict[str, tuple[int, ...]] = {}
         needed: set[str] = set()
         for step in _ordered(made.steps):
             needs = [need for need in step.needs if need in ends]
             needed.update(needs)
             before = tuple(sorted({end for need in needs for end in ends[need]})) or after
-            likely_s = step.predicted_s if step.predicted_s is not None else predicted_s
-            ends[step.name] = self._step(name, step, before, likely_s, (*within, template))
+            says = step if step.predicted_s is not None or step.gpus else of
+            ends[step.name] = self._step(name, step, before, says, (*within, template))
         last = sorted({end for step, found in ends.items() if step not in needed for end in found})
         return self._joined(name, tuple(last) or after)
 
     def _step(
-        self, boundary: str, step: Step, before: tuple[int, ...], likely_s: float | None, within: tuple[str, ...]
+        self, boundary: str, step: Step, before: tuple[int, ...], says: Step, within: tuple[str, ...]
     ) -> tuple[int, ...]:
         name = f"{boundary}.{step.name}"
         node = self._nodes.get(name)
         if node is not None and node.is_over:
             ends = self._append(Task(name, before, step.template, is_over=True))
         elif step.loop is None:
-            ends = self.add(name, step.template, before, likely_s, within)
+            ends = self.add(name, step.template, before, says, within)
         else:
-            ends = self._loop(boundary, step, step.loop, before, likely_s, within)
+            ends = self._loop(boundary, step, step.loop, before, says, within)
         if step.on_exit and (node is None or node.phase not in NEVER_BEGAN):
-            ends = self.add(f"{name}.onExit", step.on_exit, ends, None, within)
+            ends = self.add(f"{name}.onExit", step.on_exit, ends, Step("", step.on_exit), within)
         return ends
 
     def _loop(
@@ -228,7 +235,7 @@ class _Growing:
         step: Step,
         loop: Loop,
         before: tuple[int, ...],
-        likely_s: float | None,
+        says: Step,
         within: tuple[str, ...],
     ) -> tuple[int, ...]:
         """Where a template says how many of its parts run at once, the others wait for them, in turn."""
@@ -242,7 +249,7 @@ class _Growing:
         for index in range(count):
             turn = ends[index - at_once] if at_once and index >= at_once else ()
             one = begun.get(index, f"{name}({index}:{index})")
-            ends.append(self.add(one, step.template, tuple(sorted({*before, *turn})), likely_s, within))
+            ends.append(self.add(one, step.template, tuple(sorted({*before, *turn})), says, within))
         return self._joined(name, tuple(end for found in ends for end in found) or before)
 
     def _output(self, name: str, output: str) -> int | None:

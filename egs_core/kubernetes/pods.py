@@ -30,7 +30,8 @@ class Pod(msgspec.Struct, frozen=True):
     """One pod. run: of its workload, unique in the cluster; "" where the pod is none of ours. created, release_by,
     opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes.
     workflow: the one of Argo that made it, argo_node: as what; ran_s: how long its containers ran; is_traced: rank_s
-    and predicted_s are of its run's graph. waits: why, as was written into it at waits_at."""
+    and predicted_s are of its run's graph, and so is rest_gpu_s, how long GPUs are needed behind it. waits: why, as was
+    written into it at waits_at."""
 
     uid: str
     name: str
@@ -58,6 +59,7 @@ class Pod(msgspec.Struct, frozen=True):
     argo_node: str = ""
     ran_s: float | None = None
     is_traced: bool = False
+    rest_gpu_s: float = 0.0
     waits: str = ""
     waits_at: float = 0.0
 

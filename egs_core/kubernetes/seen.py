@@ -133,8 +133,17 @@ def _add_rests(graph: Graph, pods: Sequence[Pod], places: Sequence[int], at: int
         before = [number for number, way in enumerate(ways) if way == stop]
         parents = (*(places[number] for number in before), *([at + max(tasks.values())] if tasks else []))
         seconds = (stop - shorter) * SAME_REST_S
-        tasks[stop] = graph.add_task(f"{pods[before[0]].uid}.{name}", parents, ((CPU, Shape(0), seconds),), name=REST)
+        gpu_s = max((pod.rest_gpu_s for pod, way in zip(pods, ways, strict=True) if way == stop))
+        next_s = max((pod.rest_gpu_s for pod, way in zip(pods, ways, strict=True) if way <= shorter), default=0.0)
+        shape = Shape(0, _gpu_milli((gpu_s - next_s) / seconds))
+        phase = GPU if shape.gpu_milli else CPU, shape, seconds
+        tasks[stop] = graph.add_task(f"{pods[before[0]].uid}.{name}", parents, (phase,), name=REST)
     return [tuple(task for stop, task in tasks.items() if stop <= way) for way in ways]
+
+
+def _gpu_milli(share: float) -> int:
+    """Quarters of one GPU, or whole ones: what is before GPUs on a path is not told apart from what is behind."""
+    return max(0, 250 * round(4 * share) if share < 1 else 1000 * round(share))
 
 
 def _whole_gangs(pods: Iterable[Pod]) -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ import binascii
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -21,12 +21,16 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.pods import Object, items, length_s, number, part, seconds_of, text
 
 OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
+DRIVER = "-driver"
+"""So the names of drivers end."""
 ROLE = "/runtime-role"
 """So the annotation ends that says it."""
 LABEL_KEY, LABEL_VALUE = "pod-metadata-label-key", "pod-metadata-label-val"
 MOST_BYTES = 64 << 20
 """Of a status that was compressed: who may write a Workflow may write one that grows without end."""
 _NEED = re.compile(r"([A-Za-z0-9_-]+)(?:\.[A-Za-z]+)?")
+MOST_GPUS = 1000
+_ARGUMENT = re.compile(r"\{\{\s*workflow\.parameters\.([A-Za-z0-9_.-]+)\s*\}\}")
 _OUTPUT = re.compile(r"\{\{\s*tasks\.([A-Za-z0-9_-]+)\.outputs\.parameters\.([A-Za-z0-9_.-]+)\s*\}\}")
 
 
@@ -40,7 +44,7 @@ class Loop(msgspec.Struct, frozen=True):
 
 class Step(msgspec.Struct, frozen=True):
     """A task of a DAG template. needs: names that its condition mentions; on_exit: a template that runs at its end;
-    predicted_s: as the label says that its pod will have."""
+    predicted_s: as the label says that its pod will have; gpus: as the container says that its driver is given."""
 
     name: str
     template: str
@@ -48,6 +52,7 @@ class Step(msgspec.Struct, frozen=True):
     loop: Loop | None = None
     on_exit: str = ""
     predicted_s: float | None = None
+    gpus: float = 0.0
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -92,7 +97,9 @@ def workflow_of(raw: Object) -> Workflow:
     who = text(meta, "uid"), text(meta, "namespace"), text(meta, "name")
     if text(status, "phase") in OVER or text(spec, "shutdown"):
         return Workflow(*who, is_over=True)
-    templates = {text(one, "name"): _template(one) for one in items(spec, "templates")}
+    stated = items(part(spec, "arguments"), "parameters")
+    arguments = {text(one, "name"): text(one, "value") for one in stated}
+    templates = {text(one, "name"): _template(one, arguments) for one in items(spec, "templates")}
     nodes = nodes_of(status)
     if nodes is None or None in templates.values() or "workflowTemplateRef" in spec:
         return Workflow(*who)
@@ -129,23 +136,26 @@ def unpacked_nodes(packed: str) -> Object | None:
 # --- templates ---
 
 
-def _template(raw: Object) -> Template | None:
-    """None: of a kind that is not followed."""
+def _template(raw: Object, arguments: Mapping[str, str]) -> Template | None:
+    """None: of a kind that is not followed. arguments: of the Workflow."""
     if any(raw.get(kind) for kind in ("steps", "inline")):
         return None
     meta = part(raw, "metadata")
     if "dag" not in raw:
         roles = [value for key, value in part(meta, "annotations").items() if str(key).endswith(ROLE)]
-        is_driver = "driver" in roles or text(raw, "name").endswith("-driver")
+        is_driver = "driver" in roles or text(raw, "name").endswith(DRIVER)
         return Template(is_driver=is_driver, predicted_s=length_s(part(meta, "labels").get(names.PREDICTED_S)))
-    steps = [_step(one) for one in items(part(raw, "dag"), "tasks")]
+    listed = items(part(raw, "dag"), "tasks")
+    drivers = [one for one in listed if text(one, "name").endswith(DRIVER)]
+    gpus = {text(one, "name").removesuffix(DRIVER): _gpus(_parameters(one), arguments) for one in drivers}
+    steps = [_step(one, gpus.get(text(one, "name"), 0.0)) for one in listed]
     if None in steps:
         return None
     at_once = number(raw.get("parallelism")) or 0
     return Template(tuple(step for step in steps if step is not None), max(0, int(at_once)))
 
 
-def _step(raw: Object) -> Step | None:
+def _step(raw: Object, gpus: float) -> Step | None:
     if raw.get("templateRef") or raw.get("inline") or not text(raw, "template"):
         return None
     listed = raw.get("dependencies")
@@ -157,15 +167,33 @@ def _step(raw: Object) -> Step | None:
         tuple(dict.fromkeys([*needs, *_NEED.findall(text(raw, "depends"))])),
         _loop(raw),
         text(hook, "template") or text(raw, "onExit"),
-        length_s(_labels(items(part(raw, "arguments"), "parameters")).get(names.PREDICTED_S)),
+        length_s(_labels(_parameters(raw)).get(names.PREDICTED_S)),
+        gpus,
     )
 
 
-def _labels(parameters: Iterable[Object]) -> dict[str, str]:
+def _parameters(raw: Object) -> dict[str, str]:
+    return {text(one, "name"): text(one, "value") for one in items(part(raw, "arguments"), "parameters")}
+
+
+def _gpus(parameters: Mapping[str, str], arguments: Mapping[str, str]) -> float:
+    """What the container asks for that a driver is given: one, where an input says how many."""
+    named = _ARGUMENT.fullmatch(parameters.get("container", "").strip())
+    try:
+        found = json.loads(arguments.get(named[1], "{}")) if named else {}
+    except (ValueError, RecursionError):
+        return 0.0
+    asked = part(part(found, "resources"), "accelerator") if isinstance(found, Mapping) else {}
+    if not (asked.get("type") or asked.get("resourceType")):
+        return 0.0
+    count = number(asked.get("resourceCount") or asked.get("count"))
+    return 1.0 if count is None or not 0 < count < MOST_GPUS else count
+
+
+def _labels(parameters: Mapping[str, str]) -> dict[str, str]:
     """The labels that a compiler gives to a task's pod by pairs of parameters."""
-    stated = {text(one, "name"): text(one, "value") for one in parameters}
-    keys = {name.removeprefix(LABEL_KEY): key for name, key in stated.items() if name.startswith(LABEL_KEY)}
-    return {key: stated.get(LABEL_VALUE + which, "") for which, key in keys.items()}
+    keys = {name.removeprefix(LABEL_KEY): key for name, key in parameters.items() if name.startswith(LABEL_KEY)}
+    return {key: parameters.get(LABEL_VALUE + which, "") for which, key in keys.items()}
 
 
 def _loop(raw: Object) -> Loop | None:

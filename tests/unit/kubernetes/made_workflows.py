@@ -16,9 +16,9 @@ EXECUTOR, IMPL = "metadata-0-2-system-container-executor", "metadata-0-2-system-
 Tasks = Mapping[str, Any]
 
 
-def task(seconds: float | None = None, after: Sequence[str] = ()) -> dict[str, Any]:
-    """A container task. seconds: as its label says."""
-    return {"seconds": seconds, "after": after}
+def task(seconds: float | None = None, after: Sequence[str] = (), gpus: object = None) -> dict[str, Any]:
+    """A container task. seconds: as its label says; gpus: as its container does."""
+    return {"seconds": seconds, "after": after, "gpus": gpus}
 
 
 def group(tasks: Tasks, after: Sequence[str] = (), **stated: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def workflow(name: str, tasks: Tasks, nodes: Sequence[Mapping[str, Any]] = (), *
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": meta,
-        "spec": {"entrypoint": "entrypoint", "templates": templates},
+        "spec": {"entrypoint": "entrypoint", "templates": templates, "arguments": {"parameters": _containers(tasks)}},
         "status": {"phase": "Running", "nodes": noted(name, nodes)} | status,
     }
 
@@ -89,7 +89,10 @@ def _add_dag(templates: list[dict[str, Any]], name: str, tasks: Tasks) -> None:
     for key, one in tasks.items():
         depends = " && ".join(f"{before}.Succeeded" for before in one["after"])
         if "tasks" not in one:
-            steps += [_step(f"{key}-driver", "system-container-driver", depends), _executor(key, one["seconds"])]
+            value = f"{{{{workflow.parameters.implementations-{key}}}}}"
+            driver = _step(f"{key}-driver", "system-container-driver", depends)
+            driver["arguments"] = {"parameters": [{"name": "container", "value": value}]}
+            steps += [driver, _executor(key, one["seconds"])]
             continue
         _add_dag(templates, f"comp-{name}-{key}", one["tasks"])
         if one.get("loops"):
@@ -121,6 +124,18 @@ def _loop(templates: list[dict[str, Any]], name: str, key: str, depends: str, at
     made = _dag(f"comp-{name}-{key}-iterator", [_step("iteration-driver", "system-dag-driver", ""), many])
     templates.append(made | ({"parallelism": at_once} if at_once else {}))
     return _step(key, f"comp-{name}-{key}-iterator", depends)
+
+
+def _containers(tasks: Tasks) -> list[dict[str, str]]:
+    found = []
+    for key, one in tasks.items():
+        if "tasks" in one:
+            found += _containers(one["tasks"])
+            continue
+        asked = {} if one["gpus"] is None else {"accelerator": {"type": "nvidia.com/gpu", "count": one["gpus"]}}
+        text = json.dumps({"image": "image:1", "resources": asked})
+        found.append({"name": f"implementations-{key}", "value": text})
+    return found
 
 
 def _executor(key: str, seconds: float | None) -> dict[str, Any]:

@@ -32,8 +32,8 @@ def api(tmp_path: Path) -> Iterator[EmulatedApi]:
     found.close()
 
 
-LONG = workflow("long", {"a": task(5), "b": task(100, ["a"])})
-SHORT = workflow("short", {"a": task(5), "many": group({"x": task(10)}, ["a"], loops=True, at_once=1)})
+LONG = workflow("long", {"a": task(5), "b": task(100, ["a"], gpus="1")})
+SHORT = workflow("short", {"a": task(5), "many": group({"x": task(10, gpus="1")}, ["a"], loops=True, at_once=1)})
 ITEM = "many.iteration-iterations(0:0).iteration-item.x"
 
 
@@ -47,17 +47,17 @@ def grown(raw: dict[str, Any], iterations: int) -> None:
 
 
 def test_two_runs_go_by_what_is_left_of_them(api: EmulatedApi) -> None:
-    """One CPU. The labels of both say the contrary: the run that ends sooner goes first, until its loop turns out to be
+    """One GPU. The labels of both say the contrary: the run that ends sooner goes first, until its loop turns out to be
     long; then the other."""
-    api.add("nodes", node("n1", cpu=1))
+    api.add("nodes", node("n1", gpus=1))
     for raw in (LONG, SHORT):
         api.add("workflows", raw)
-    api.add("pods", executor("long", "a", rank=6, predicted=5))
-    api.add("pods", executor("short", "a", rank=500, predicted=5))
+    api.add("pods", executor("long", "a", gpus=1, rank=6, predicted=5))
+    api.add("pods", executor("short", "a", gpus=1, rank=500, predicted=5))
     with controlled(api) as found:
         api.until(lambda: api.opened() == ["short-a"])
         api.bind("short-a", "n1")
-        api.add("pods", executor("short", ITEM, name="item", rank=11, predicted=10))
+        api.add("pods", executor("short", ITEM, name="item", gpus=1, rank=11, predicted=10))
         api.change("workflows", "short", lambda raw: grown(raw, 40))
         api.until(lambda: found._workflows.items()["uid-short"].nodes)
         api.until(lambda: "uid-item" in found._pods.items())
@@ -145,6 +145,7 @@ def lives(draw: st.DrawFn) -> list[dict[str, Pod]]:
             made = msgspec.structs.replace(
                 made, rank_s=float(rank), predicted_s=float(own), is_traced=draw(st.booleans())
             )
+            made = msgspec.structs.replace(made, rest_gpu_s=float(draw(st.integers(0, 3 * rank))))
             if stage:
                 made = msgspec.structs.replace(made, is_gated=False, node="n1", phase="Succeeded" if stage == 2 else "")
             if stage < 3:

@@ -93,6 +93,18 @@ def test_what_has_ended_is_not_before_anything() -> None:
     assert ranks(raw, executor("r", "b")) == {"b": 3}
 
 
+@pytest.mark.parametrize(
+    ("stated", "gpus"), [(None, 0), ("2", 2), (1, 1), ("{{$.inputs.parameters['n']}}", 1), ("-1", 1)]
+)
+def test_what_comes_after_is_known_to_want_gpus(stated: object, gpus: int) -> None:
+    """Along the longest path, so many seconds times so many GPUs; where an input says how many, one."""
+    raw = workflow("r", {"a": task(5, gpus="4"), "b": task(20, ["a"], gpus=stated), "c": task(3, ["a"], gpus="8")})
+    pod, found = pod_of(executor("r", "a")), workflow_of(raw)
+    graph = graph_of(found)
+    assert graph is not None
+    assert ways(found, graph, [pod])[pod.uid] == Way(5, 25, 20 * gpus)
+
+
 def test_a_second_try_is_the_same_task() -> None:
     """The pod of a retry has a number behind its node's name."""
     raw = workflow("r", {"a": task(5), "b": task(7, ["a"])})
