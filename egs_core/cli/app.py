@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Share the GPUs of this host among users, or join a server that does.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
     "request": "Ask the site server for GPUs for a while, in which commands run.",
+    "top": "Show the site server's GPUs, queues and runs, again each second.",
     "queue": "List what waits for the site server, and why.",
     "update": "Change what a run of the site server asked for.",
     "token": "Make, list and revoke tokens for the site server.",

@@ -25,6 +25,7 @@ from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.client import tokens as t
 from egs_core.client.options import with_options
+from egs_core.client.overview import Overview
 from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
 from egs_core.errors import EgsError
 
@@ -104,6 +105,9 @@ class SiteClient:
 
     def queue(self) -> c.Runs:
         return self._ask("GET", "/v1/queue", None, c.Runs)
+
+    def overview(self) -> Overview:
+        return self._ask("GET", "/v1/overview", None, Overview)
 
     def ask_for(self, ask: q.GpuRequest) -> q.RequestView:
         return self._post("/v1/requests", ask, q.RequestView)

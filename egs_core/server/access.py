@@ -152,17 +152,21 @@ class Access:
         with self._lock:
             self._tokens = {token.digest: token for token in self._store.tokens()}
 
-    def of_request(self, scope: Any, authorization: str | None, now: float) -> Principal | None:
-        """None for nobody that is known. scope: of ASGI; now: second since 1970."""
+    def of_request(
+        self, scope: Any, authorization: str | None, now: float, *, by_token: bool = False
+    ) -> Principal | None:
+        """None for nobody that is known. scope: of ASGI; now: second since 1970; by_token: whose process asks over the
+        socket counts for nothing, the token alone does."""
         host, port = scope.get("client") or ("", 0)
-        if str(host).startswith(PEER):
+        if str(host).startswith(PEER) and not by_token:
             return self._of_user(int(str(host).removeprefix(PEER)))
         kind, _, token = (authorization or "").partition(" ")
         found = self._tokens.get(_digest(token.strip())) if kind.lower() == "bearer" and token else None
         if found is None or not found.is_good(now):
             return None
         scope.get("state", {}).get(IS_KNOWN, _nobody)()
-        origin = f"{host} port {port}, token {found.id}"
+        where = f"{host} port {port}" if port else f"socket, {str(host).replace(':', ' ')}"
+        origin = f"{where}, token {found.id}"
         host = found.name if found.role == "agent" else ""
         return Principal(found.name, found.role, (found.team,) if found.team else None, origin, host)
 

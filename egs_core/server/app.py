@@ -22,12 +22,15 @@ from egs_core.server.access import Access
 from egs_core.server.access_routes import add_access_routes
 from egs_core.server.answers import Answers
 from egs_core.server.bounds import BodyBound, Rates, wrong_fields
+from egs_core.server.dashboard import Dashboard
 from egs_core.server.devices import strangers, working
 from egs_core.server.driver_routes import add_driver_routes
+from egs_core.server.forwarding import Forward
 from egs_core.server.host_routes import add_host_routes
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.metrics_routes import add_metrics_route
+from egs_core.server.overview_routes import add_overview_routes
 from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
 from egs_core.server.request_routes import add_request_routes
@@ -72,6 +75,7 @@ class Site:
         self.rates = rates or Rates()
         self.sharing = sharing or Sharing()
         self.is_closing = False
+        self.dashboard: Dashboard | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answers = Answers()
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -122,6 +126,8 @@ class Site:
         """Answer all that wait: the server ends."""
         self.is_closing = True
         self.sharing.wake_all()
+        if self.dashboard is not None:
+            self.dashboard.end_soon()
         for events in self._waiting.values():
             for event in events:
                 event.set()
@@ -204,6 +210,8 @@ def make_app(site: Site) -> FastAPI:
     app = FastAPI(title="EGS site server", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.site = site
     app.add_middleware(BodyBound)
+    if site.dashboard is not None:
+        app.add_middleware(Forward, dashboard=site.dashboard)
     _add_errors(app)
     _add_routes(app, site)
     add_access_routes(app, site.access)
@@ -211,6 +219,7 @@ def make_app(site: Site) -> FastAPI:
     add_request_routes(app, site)
     add_host_routes(app, site)
     add_metrics_route(app, site)
+    add_overview_routes(app, site)
     app.router.routes.insert(0, ShortWay(app))
     return app
 

@@ -68,6 +68,7 @@ class Book:
         self.hosts = Hosts(hosts)
         self.gangs = Gangs(run for run in self.runs.values() if run.is_open)
         self.views = Views(facts, engine, self.runs, self.by_task, self.hosts, self.gangs)
+        self.views.clock = lambda: self.now
         self.last = max((int(run_id) for run_id in self.runs), default=0)
         self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
         self.dependents: dict[str, list[Run]] = {}

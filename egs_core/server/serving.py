@@ -27,6 +27,7 @@ from egs_core.queues import Teams
 from egs_core.server.access import HEAD_S, Access, PeerProtocol
 from egs_core.server.app import Site, make_app
 from egs_core.server.bounds import RATE, Rates
+from egs_core.server.dashboard import Dashboard
 from egs_core.server.devices import DeviceLocks, users_of
 from egs_core.server.doors import Door
 from egs_core.server.leader import Leader
@@ -77,6 +78,7 @@ def serve(
     listening: list[socket.socket] = []
     path: Path | None = None
     leader: Leader | None = None
+    dashboard: Dashboard | None = None
     try:
         store = SqlStore(database or folder, time.time())
         if database is not None:
@@ -104,6 +106,7 @@ def serve(
         sharing = Sharing(queues, teams.of_queue, spanning, turn)
         check = leader.check_quickly if leader else _always
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
+        dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=tls is not None or door.behind_proxy)
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)
         ready = Ready(url, str(path), str(token_file(url)), store.place if leader else str(folder), ids, is_emulated)
@@ -119,6 +122,8 @@ def serve(
     except StoreError as error:
         raise EgsError(str(error)) from None
     finally:
+        if dashboard is not None:
+            dashboard.close()
         if leader:
             leader.close()
         for one in listening:

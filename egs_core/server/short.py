@@ -24,7 +24,7 @@ from egs_core.server.who import asking
 RUNS = "/v1/runs"
 VERBS = frozenset({"beat", "claim", "end"})
 MOST_ID = 32  # characters of a run's id, as its route has it
-HEADERS = (b"authorization", b"egs-protocol", b"egs-peer")
+HEADERS = (b"authorization", b"egs-protocol", b"egs-peer", b"egs-by-token")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

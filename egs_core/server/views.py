@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from egs_core.client import messages as c
@@ -34,8 +34,9 @@ class Views:
     """What is told is for whoever `sees` some of the runs: of others not even a name is in it.
 
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
-    keeps up; living: processes of lost ones; used_elsewhere: who holds something in a queue in other pools; devices,
-    occupied: of the server's own host; hosts: the others; gangs: of runs that start together."""
+    keeps up; living: processes of lost ones; clock: the site's, which goes on while the engine hears of nothing;
+    used_elsewhere: who holds something in a queue in other pools; devices, occupied: of the server's own host; hosts:
+    the others; gangs: of runs that start together."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Views:
         self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
         self.used_elsewhere: Callable[[str, Sees], str] = lambda _queue, _sees: ""
         self.living: dict[str, tuple[int, ...]] = {}
+        self.clock: Callable[[], float] = lambda: engine.state.now
         self.hosts = hosts
 
     def open_runs(self) -> list[Run]:
@@ -87,17 +89,24 @@ class Views:
     def listed(self, sees: Sees = _all, *, with_ended: bool = False) -> c.Runs:
         """All open runs, oldest first, and who holds which device."""
         runs = [run for run in (self._runs if with_ended else self.open).values() if sees(run)]
-        return c.Runs(runs=tuple([self.view(run) for run in runs]), devices=self._held_devices(sees))
+        return c.Runs(runs=tuple([self.view(run) for run in runs]), devices=self.held_devices(sees))
 
     def queue(self, sees: Sees = _all) -> c.Runs:
         """The runs that wait, first first; then those that are paused, or wait for others."""
+        seen = self.waiting(sees)
+        return c.Runs(runs=self.explained(seen, sees), devices=self.held_devices(sees))
+
+    def waiting(self, sees: Sees = _all) -> list[Run]:
+        """Those of `queue`, in its order."""
         order = [self._by_task[self._engine.state.task_of[phase]] for phase in self._engine.ready_order()]
         placed = {run.id for run in order}
         rest = [run for run in self.open_runs() if run.lease is None and run.id not in placed]
+        return [run for run in [*order, *rest] if sees(run)]
+
+    def explained(self, runs: Sequence[Run], sees: Sees = _all) -> tuple[c.RunView, ...]:
+        """With why they wait, and when they should start: the first MOST_EXPLAINED."""
         starts = expected_starts(self._engine)
-        seen = [run for run in [*order, *rest] if sees(run)]
-        views = [self.view(run, n < MOST_EXPLAINED, starts, sees) for n, run in enumerate(seen)]
-        return c.Runs(runs=tuple(views), devices=self._held_devices(sees))
+        return tuple([self.view(run, n < MOST_EXPLAINED, starts, sees) for n, run in enumerate(runs)])
 
     def view(
         self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None, sees: Sees = _all
@@ -109,7 +118,9 @@ class Views:
         awaited = self._runs[run.inside] if run.inside else run
         if with_reason and run.is_open and lease is None and awaited.lease is None and awaited.task != NOT_ADMITTED:
             starts = expected_starts(self._engine) if starts is None else starts
-            starts_in_s = starts.get(self._engine.state.cursor[awaited.task])
+            found = starts.get(self._engine.state.cursor[awaited.task])
+            if found is not None:
+                starts_in_s = max(0.0, self._engine.state.now + found - self.clock())
         return c.RunView(
             id=run.id,
             site=self._facts.id,
@@ -240,7 +251,7 @@ class Views:
         mark = lease_mark(run.id, lease.token, self._facts.id)
         return c.Lease(token=lease.token, devices=devices, claimed=lease.claimed_at is not None, mark=mark)
 
-    def _held_devices(self, sees: Sees) -> tuple[c.Device, ...]:
+    def held_devices(self, sees: Sees) -> tuple[c.Device, ...]:
         holders: dict[tuple[str, int], list[Run]] = {}
         for run in self.open_runs():
             for number in run.lease.devices if run.lease and not run.inside else ():

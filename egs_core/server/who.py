@@ -14,7 +14,7 @@ from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal
 
-PASSED_ON = ("runs", "requests", "queue", "check", "hosts")
+PASSED_ON = ("runs", "requests", "queue", "check", "hosts", "overview")
 
 
 async def principal(
@@ -22,18 +22,21 @@ async def principal(
     authorization: Annotated[str | None, Header()] = None,
     egs_protocol: Annotated[str | None, Header()] = None,
     egs_peer: Annotated[str | None, Header()] = None,
+    egs_by_token: Annotated[str | None, Header()] = None,
 ) -> Principal:
     """Who asks, in a version of the protocol that this server has."""
-    return asking(request.app.state.site, request.scope, authorization, egs_protocol, egs_peer)
+    return asking(request.app.state.site, request.scope, authorization, egs_protocol, egs_peer, egs_by_token)
 
 
-def asking(site: Any, scope: Scope, authorization: str | None, protocol: str | None, peer: str | None) -> Principal:
+def asking(
+    site: Any, scope: Scope, authorization: str | None, protocol: str | None, peer: str | None, by_token: str | None
+) -> Principal:
     """Of a request of this `Site`, by its headers. Raises HTTPException, Refusal."""
     if protocol is not None and protocol != str(c.PROTOCOL):
         raise HTTPException(400, f"protocol {protocol[:20]!r} is unknown: this server has version {c.PROTOCOL}")
     site.check_active()  # tokens may have changed at the active one
     access: Access = site.access
-    found = access.of_request(scope, authorization, time.time())
+    found = access.of_request(scope, authorization, time.time(), by_token=by_token is not None)
     if found is None:
         raise nobody()
     if peer is not None:

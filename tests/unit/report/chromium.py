@@ -94,6 +94,14 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def press(self, key: str) -> None:
+        """A key that does something by itself, as Enter and Escape do."""
+        code = {"Enter": 13, "Escape": 27, "Tab": 9}[key]
+        more = {"text": "\r"} if key == "Enter" else {}
+        sent = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **sent, **more)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **sent)
+
     def mouse(self, kind: str, x: float, y: float) -> None:
         """kind: mousePressed, mouseReleased or mouseMoved."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

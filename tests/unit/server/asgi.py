@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 
 class Answer(msgspec.Struct):
@@ -17,6 +17,7 @@ class Answer(msgspec.Struct):
 
     status_code: int
     body: bytes
+    headers: dict[str, str] = {}
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -25,7 +26,7 @@ class Answer(msgspec.Struct):
 class Running:
     """An application with its lifespan, on an event loop of its own."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         self.app = app
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -60,6 +61,7 @@ class Running:
         async def send(message: Any) -> None:
             answer.status_code = message.get("status", answer.status_code)
             answer.body += message.get("body", b"")
+            answer.headers |= {name.decode(): value.decode() for name, value in message.get("headers", ())}
 
         scope = {
             "type": "http",

@@ -25,6 +25,7 @@ from egs_core.queues import load_teams, parse_queues
 from egs_core.server import serving
 from egs_core.server.access import Access
 from egs_core.server.app import Site
+from egs_core.server.dashboard import Dashboard
 from egs_core.server.doors import Door
 from egs_core.server.runs import Offer
 from egs_core.server.store import SqlStore
@@ -85,6 +86,7 @@ class RealApp:
         self.tcp = Door().listen()
         self.port = self.tcp.getsockname()[1]
         self.path = folder / "egs.sock"
+        self.dashboard = self.site.dashboard = Dashboard(folder, self.port, self.path, is_secure=False)
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         local.bind(str(self.path))
         self.path.chmod(serving.SOCKET_MODE)
@@ -100,6 +102,7 @@ class RealApp:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.join(PATIENCE_S)
+        self.dashboard.close()
         for one in self._sockets:
             one.close()
         self.store.close()

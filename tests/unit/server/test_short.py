@@ -164,7 +164,8 @@ def _more(verb: str) -> dict[str, object]:
 
 def test_the_description_is_that_of_the_routes(served: Served) -> None:
     """The short way adds nothing and hides nothing."""
-    app: FastAPI = served.running.app
+    app = served.running.app
+    assert isinstance(app, FastAPI)
     described, routes = app.openapi(), app.router.routes
     app.openapi_schema, way = None, routes.pop(0)
     try:

@@ -66,6 +66,8 @@ def test_what_has_room_is_granted_and_what_has_none_waits_and_says_why(site: Sit
     assert "host has 1 of 3 GPUs wholly free" in second.reason
     assert "GPUs are held by 1 (job1, ann)" in second.reason
     assert second.starts_in_s == pytest.approx(40.0)
+    site.at(site.now + 15)  # of which the engine hears nothing
+    assert site.view(BOB, "2").starts_in_s == pytest.approx(25.0)
     assert end(site, first).outcome == "succeeded"
     assert site.view(ANN, "2").state == "granted"
 

@@ -1,0 +1,225 @@
+"""The dashboard's routes. Who asks is known by a cookie; a change needs the session's second secret besides.
+
+GET  /dashboard                  the page; the login page for nobody that is known
+POST /dashboard/login            token ─► a session
+POST /dashboard/logout
+GET  /dashboard/events           what changes, as server-sent events
+POST /dashboard/runs/ID/VERB     abort, pause, resume: asked of the server with the viewer's token
+GET  /dashboard/assets/NAME
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.parse
+from collections.abc import AsyncIterator, Mapping
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from egs_core.client import messages as c
+from egs_core.client.http import Refused, Unreachable
+from egs_core.dashboard.asking import RUN, TOKEN, VERBS, Asking
+from egs_core.dashboard.feed import AWAY, Feeds, Measure, Viewer, event
+from egs_core.dashboard.pages import ASSETS, PATH, login_page, main_page
+from egs_core.dashboard.sessions import LASTS_S, Session, Sessions
+
+COOKIE = "egs_dashboard"
+SILENCE_S = 10.0  # after so long a stream says that it lives, and its token is looked at again
+MOST_LOGINS = 4  # at once
+NOBODY = "nobody is known by that token here: it is wrong, has expired, or was revoked"
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src data:",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
+
+
+class App:
+    """The routes. is_secure: browsers come over TLS, so that the cookie is for that alone."""
+
+    def __init__(self, asking: Asking, measure: Measure, *, is_secure: bool) -> None:
+        self.sessions = Sessions(time.monotonic)
+        self._asking, self._is_secure = asking, is_secure
+        self._feeds = Feeds(asking, self.sessions, measure)
+        self._logins = asyncio.Semaphore(MOST_LOGINS)
+
+    async def page(self, request: Request) -> Response:
+        session = self._session(request)
+        return _html(login_page()) if session is None else _html(main_page(session), session)
+
+    async def login(self, request: Request) -> Response:
+        if not _is_own(request):
+            return _refusal(403, "this form was sent by another site's page")
+        token = (await _form(request)).get("token", "").strip()
+        try:
+            cookie, session = await self._begin(token)
+        except Refused as error:
+            return _html(login_page(NOBODY if error.status == 401 else str(error)), status=error.status)
+        except (Unreachable, ValidationError):
+            return _html(login_page(AWAY), status=503)
+        answer = RedirectResponse(PATH, 303, _headers(session))
+        answer.set_cookie(
+            COOKIE, cookie, int(LASTS_S), path=PATH, secure=self._is_secure, httponly=True, samesite="strict"
+        )
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is not None:
+            if not _is_own(request) or not session.allows((await _form(request)).get("csrf", "")):
+                return _refusal(403, "this form is not of this session: load the page again")
+            self._feeds.of(session).end(session)
+        answer = RedirectResponse(PATH, 303, HEADERS)
+        answer.delete_cookie(COOKIE, path=PATH, secure=self._is_secure, httponly=True, samesite="strict")
+        return answer
+
+    async def events(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is None:
+            return _refusal(401, "log in again")
+        headers = {**_headers(session), "X-Accel-Buffering": "no"}  # a proxy in front is to pass each event on at once
+        return StreamingResponse(self._stream(session), 200, headers, "text/event-stream")
+
+    async def control(self, request: Request) -> Response:
+        session = self._session(request)
+        if session is None:
+            return _refusal(401, "log in again")
+        if not _is_own(request) or not session.allows(request.headers.get("x-egs-csrf", "")):
+            return _refusal(403, "this is not of this session's page: load it again")
+        run, verb = request.path_params["run"], request.path_params["verb"]
+        if verb not in VERBS or not RUN.fullmatch(run):
+            return _refusal(404, "there is no such run, or no such change")
+        try:
+            ask = c.Control(reason=str(json.loads(await request.body())["reason"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return _refusal(422, "the reason may have 200 characters, and none that control a terminal")
+        try:
+            view = await self._asking.control(session.token, run, verb, ask)
+        except Refused as error:
+            return _refusal(error.status, str(error))
+        except (Unreachable, ValidationError):
+            return _refusal(503, AWAY)
+        return JSONResponse({"id": view.id, "state": view.state}, 200, _headers(session))
+
+    async def asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            return _refusal(404, "there is no such file")
+        return Response(ASSETS[name], 200, {**HEADERS, "Cache-Control": "private, max-age=86400"}, TYPES[name])
+
+    async def _begin(self, token: str) -> tuple[str, Session]:
+        """Raises Refused and Unreachable."""
+        if not TOKEN.fullmatch(token):
+            raise Refused(401, NOBODY)
+        async with self._logins:
+            me = await self._asking.me(token)
+        if me.role == "agent":
+            raise Refused(403, "a token of role agent sees nothing: use one of role viewer")
+        return self.sessions.begin(token, me)
+
+    async def _stream(self, session: Session) -> AsyncIterator[bytes]:
+        """What the feed tells, until the session ends: also while others look on with tokens of their own."""
+        viewer, feed = Viewer(session), self._feeds.of(session)
+        feed.join(viewer)
+        checked_at = time.monotonic()
+        try:
+            while True:
+                try:
+                    found = await asyncio.wait_for(viewer.events.get(), SILENCE_S)
+                except TimeoutError:
+                    found = b": still here\n\n"
+                if time.monotonic() - checked_at >= SILENCE_S:
+                    checked_at = time.monotonic()
+                    await self._check(session)
+                if not self.sessions.lasts(session):
+                    yield event("ended", "log in again")
+                    return
+                yield found
+        finally:
+            feed.leave(viewer)
+
+    async def _check(self, session: Session) -> None:
+        """Its token may have been revoked."""
+        try:
+            await self._asking.me(session.token)
+        except Refused as error:
+            if error.status == 401:
+                self.sessions.end(session)
+        except (Unreachable, ValidationError):
+            pass  # the feed says so
+
+    def _session(self, request: Request) -> Session | None:
+        return self.sessions.of(request.cookies.get(COOKIE, ""))
+
+
+def make_app(asking: Asking, measure: Measure, *, is_secure: bool = False) -> Starlette:
+    """The application. measure: what the GPUs of this host do."""
+    app = App(asking, measure, is_secure=is_secure)
+    return Starlette(
+        routes=[
+            Route(PATH, app.page),
+            Route(f"{PATH}/", app.page),
+            Route(f"{PATH}/login", app.login, methods=["POST"]),
+            Route(f"{PATH}/logout", app.logout, methods=["POST"]),
+            Route(f"{PATH}/events", app.events),
+            Route(f"{PATH}/runs/{{run}}/{{verb}}", app.control, methods=["POST"]),
+            Route(f"{PATH}/assets/{{name}}", app.asset),
+        ]
+    )
+
+
+def _is_own(request: Request) -> bool:
+    """Whether a page of this origin has sent it, as far as browsers say: the second bolt, behind SameSite."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None and site not in ("same-origin", "none"):
+        return False
+    return origin is None or urllib.parse.urlsplit(origin).netloc == request.headers.get("host")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    text = (await request.body()).decode(errors="replace")
+    return dict(urllib.parse.parse_qsl(text, max_num_fields=10))
+
+
+def _headers(session: Session | None) -> Mapping[str, str]:
+    """EGS-Known: for the server in front, which keeps connections of strangers within a bound."""
+    return HEADERS if session is None else {**HEADERS, "EGS-Known": "1"}
+
+
+def _html(text: str, session: Session | None = None, status: int = 200) -> Response:
+    return HTMLResponse(text, status, _headers(session))
+
+
+def _refusal(status: int, text: str) -> Response:
+    return PlainTextResponse(text, status, HEADERS)

@@ -1,0 +1,131 @@
+"""The login page, and the page whose rows `page.js` fills in. Every text is escaped by `tag`; nothing is inline but
+what is no script and no style."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import resources
+
+from egs_core.dashboard.sessions import Session
+from egs_core.dashboard.snapshot import SECTIONS, Section
+from egs_core.report.html import Markup, tag
+
+PATH = "/dashboard"
+ASSETS = {name: (resources.files("egs_core.dashboard") / name).read_bytes() for name in ("page.css", "page.js")}
+VERSION = hashlib.sha256(b"".join(ASSETS.values())).hexdigest()[:12]
+
+
+def login_page(problem: str = "") -> str:
+    """problem: why the last try did not do."""
+    field = tag(
+        "input",
+        type="password",
+        id="token",
+        name="token",
+        required=True,
+        autofocus=True,
+        maxlength=200,
+        autocomplete="current-password",
+        spellcheck="false",
+        aria_describedby="problem hint" if problem else "hint",
+        aria_invalid="true" if problem else None,
+    )
+    form = tag(
+        "form",
+        tag("p", problem, id="problem", role="alert", class_="problem") if problem else None,
+        tag("label", "Token", for_="token"),
+        field,
+        tag("button", "Log in", type="submit"),
+        method="post",
+        action=f"{PATH}/login",
+        class_="login",
+    )
+    hint = tag(
+        "p",
+        "A token of this server: ",
+        tag("code", "egs token create --role viewer --team TEAM"),
+        " makes one, for an admin; the one of the user who runs the server is in the file that ",
+        tag("code", "egs serve"),
+        " names when it starts.",
+        id="hint",
+        class_="note",
+    )
+    return _page("log in", tag("main", tag("h1", "EGS: log in"), form, hint), with_script=False)
+
+
+def main_page(session: Session) -> str:
+    me = session.me
+    team = "all teams" if me.every_team else f"team {me.team}" if me.team else "no team"
+    out = tag(
+        "form",
+        tag("span", f"{me.name}, {me.role}, {team} "),
+        tag("input", type="hidden", name="csrf", value=session.csrf),
+        tag("button", "Log out", type="submit"),
+        method="post",
+        action=f"{PATH}/logout",
+    )
+    links = [tag("a", section.title, href=f"#{name}", data_count=name) for name, section in SECTIONS.items()]
+    status = tag("p", "Loading…", id="status", role="status", aria_live="polite")
+    problem = tag("p", "", id="problem", role="alert", class_="problem", hidden=True)
+    no_script = tag("p", "The figures here need JavaScript; ", tag("code", "egs top"), " shows them in a terminal.")
+    body = tag(
+        "main",
+        tag("header", tag("h1", "EGS"), status, out),
+        tag("noscript", no_script),
+        problem,
+        tag("nav", *links, aria_label="Tables"),
+        *(_section(name, section) for name, section in SECTIONS.items()),
+        _dialog(),
+    )
+    data = {"data_csrf": session.csrf, "data_role": me.role, "data_name": me.name}
+    return _page("dashboard", body, with_script=True, **data)
+
+
+def _section(name: str, section: Section) -> Markup:
+    head = [tag("th", column.head, scope="col", data_kind=column.kind) for column in section.columns]
+    table = tag(
+        "table",
+        tag("caption", section.title, class_="unseen"),
+        tag("thead", tag("tr", *head)),
+        tag("tbody"),
+    )
+    return tag(
+        "section",
+        tag("h2", section.title, id=f"h-{name}"),
+        tag("div", table, class_="scroll", tabindex=0, role="region", aria_labelledby=f"h-{name}"),
+        tag("p", section.empty, class_="empty", hidden=True),
+        id=name,
+    )
+
+
+def _dialog() -> Markup:
+    """Asked before a change: which run, why, and whether."""
+    return tag(
+        "dialog",
+        tag(
+            "form",
+            tag("h2", "", id="ask"),
+            tag("label", "Reason, for the log (may be empty)", for_="reason"),
+            tag("input", id="reason", name="reason", maxlength=200, autocomplete="off"),
+            tag("p", "", id="refused", role="alert", class_="problem", hidden=True),
+            tag("button", "Yes", type="submit", id="yes"),
+            tag("button", "No", type="button", id="no"),
+            method="dialog",
+        ),
+        aria_labelledby="ask",
+    )
+
+
+def _page(title: str, body: Markup, *, with_script: bool, **data: str) -> str:
+    script = tag("script", src=f"{PATH}/assets/page.js?{VERSION}", defer=True) if with_script else None
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("link", rel="stylesheet", href=f"{PATH}/assets/page.css?{VERSION}"),
+        tag("title", "EGS: ", title),
+        script,
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', body, **data), lang='en')}\n"

@@ -1,0 +1,61 @@
+"""The whole site for somebody who looks at it all the time: see `egs_core.client.overview`. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from egs_core.client import messages as c
+from egs_core.client.overview import Overview, QueueView
+from egs_core.engine.specs import KINDS, UNLIMITED
+from egs_core.engine.state.records import QueueState
+from egs_core.server.book import Book
+from egs_core.server.joining import views
+from egs_core.server.principals import Principal, queues_of
+from egs_core.server.runs import Run
+
+MOST_RUNNING = 500
+MOST_WAITING = 100  # all of them with why they wait, which is what costs
+GPUS = KINDS.index("gpus")
+THOUSANDTHS = 1000
+
+
+def overview(book: Book, who: Principal) -> Overview:
+    """What it sees. Raises Refusal for the role that sees nothing."""
+    who.need_to_see()
+    waiting = book.views.waiting(who.sees)
+    running = [run for run in book.open_runs() if run.lease is not None and who.sees(run)]
+    shown = book.views.explained(waiting[:MOST_WAITING], who.sees)
+    return Overview(
+        now=book.facts.epoch + book.now,
+        devices=book.views.held_devices(who.sees),
+        hosts=views(book.views.listed_hosts(who.sees)).hosts,
+        queues=_queues(book, who, waiting, shown),
+        running=tuple([book.views.view(run, sees=who.sees) for run in running[:MOST_RUNNING]]),
+        running_count=len(running),
+        waiting=shown,
+        waiting_count=len(waiting),
+    )
+
+
+def _queues(book: Book, who: Principal, waiting: Sequence[Run], shown: Sequence[c.RunView]) -> tuple[QueueView, ...]:
+    names = set(queues_of(who, book.queues, book.team_of_queue))
+    counts = Counter(run.queue for run in waiting)
+    starts: dict[str, float] = {}
+    for view in shown:
+        if view.starts_in_s is not None:
+            starts[view.queue] = min(view.starts_in_s, starts.get(view.queue, view.starts_in_s))
+    states = [queue for queue in book.engine.state.queues if queue.spec.name in names]
+    return tuple([_queue(one, book.team_of_queue.get(one.spec.name, ""), counts, starts) for one in states])
+
+
+def _queue(queue: QueueState, team: str, counts: Counter[str], starts: dict[str, float]) -> QueueView:
+    name, nominal = queue.spec.name, queue.spec.nominal[GPUS]
+    return QueueView(
+        name=name,
+        team=team,
+        gpus=None if nominal >= UNLIMITED else nominal / THOUSANDTHS,
+        used=queue.total(GPUS) / THOUSANDTHS,
+        waiting=counts[name],
+        starts_in_s=starts.get(name),
+    )

@@ -1,0 +1,36 @@
+"""The routes of `egs_core.client.overview`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+from fastapi import FastAPI
+
+from egs_core.client.overview import Me, Overview
+from egs_core.server.logic import SiteLogic
+from egs_core.server.overview import overview
+from egs_core.server.sharing import Sharing
+from egs_core.server.who import Who
+
+
+class Asks(Protocol):
+    """Whoever takes a question to the logic, and answers once that is durable; sharing: the pools of drivers."""
+
+    sharing: Sharing
+
+    async def ask(self, question: Callable[[SiteLogic], Any]) -> Any: ...
+
+
+def add_overview_routes(app: FastAPI, site: Asks) -> None:
+    @app.get("/v1/me")
+    async def me(who: Who) -> Me:
+        return Me(name=who.name, role=who.role, team=who.team, every_team=who.teams is None)
+
+    @app.get("/v1/overview")
+    async def whole(who: Who, own: bool = True) -> Overview:
+        asker = who if own else msgspec.structs.replace(who, name="")  # nobody's runs are its own
+        found: Overview = await site.ask(lambda logic: overview(logic.book, asker))
+        drivers = await site.sharing.ask(lambda pools: pools.listed(asker))
+        return found.model_copy(update={"drivers": drivers})

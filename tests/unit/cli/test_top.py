@@ -1,0 +1,96 @@
+"""`egs top`: what it shows of a site, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from egs_core.cli.app import run
+from egs_core.cli.top import shown
+from egs_core.client import messages as c
+from egs_core.client.overview import Overview
+from tests.unit.dashboard.test_snapshot import run as made_run
+from tests.unit.dashboard.test_snapshot import site as made_site
+from tests.unit.server.real_app import FILE, RealApp
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RealApp]:
+    found = RealApp(FILE)
+    found.admin.submit("top-key-1", gpus=2, name="train", queue="common")
+    found.admin.submit("top-key-2", gpus=2, name="[red]evil[/red]", queue="images")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def asked(app: RealApp, monkeypatch: pytest.MonkeyPatch) -> RealApp:
+    monkeypatch.setenv("EGS_URL", f"unix://{app.path}")
+    return app
+
+
+def text_of(seen: Overview, **more: object) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(shown(seen, 1100.0, **more))  # type: ignore[arg-type]
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("asked")
+def test_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Devices, queues, what has a lease and what waits, with why; a name is text and no markup."""
+    assert run(["top", "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 3 GPUs free; 1 running, 1 waiting" in out
+    assert "1 train" in out
+    assert "2 [red]evil[/red]" in out
+    assert "needs 2 GPUs: host has 1 of 3 GPUs wholly free" in out
+    assert "vision" in out
+
+
+@pytest.mark.usefixtures("asked")
+def test_without_a_terminal_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a pipe it shows it once, as with --once: there is nothing to draw over."""
+    assert run(["top"]) == 0
+    assert "1 running, 1 waiting" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("asked")
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["top", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["waiting"]] == ["[red]evil[/red]"]
+    assert (found["running_count"], found["waiting_count"], len(found["devices"])) == (1, 1, 3)
+    assert [one["name"] for one in found["queues"]] == ["common", "images", "sounds"]
+
+
+def test_no_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("EGS_URL", "unix:///nowhere/egs.sock")
+    assert run(["top", "--once"]) == 2
+    assert "unix:///nowhere/egs.sock" in capsys.readouterr().err
+
+
+def test_a_small_terminal_says_what_it_leaves_out() -> None:
+    waiting = tuple(made_run(number, "waiting", reason="r") for number in range(2, 12))
+    text = text_of(made_site(waiting=waiting, waiting_count=10), most=3)
+    assert "… and 7 more" in text
+    assert "4 job4" in text
+    assert "5 job5" not in text
+
+
+def test_what_is_old_is_called_so() -> None:
+    """The server does not answer: the last figures stay, and why they are old."""
+    assert text_of(made_site(), problem="no answer").splitlines()[1] == "old: no answer"
+
+
+def test_what_needs_a_look() -> None:
+    """Another team's GPU, a silent host, a run that is lost, a driver."""
+    lost = made_run(1, "running", lost=True)
+    driver = made_run(3, "running", id="r3", framework="ray", tasks=c.DriverTasks(running=2, waiting=5))
+    hosts = ({"name": "a", "state": "own"}, {"name": "b", "state": "silent"})
+    text = text_of(made_site(running=(lost,), drivers=(driver,), hosts=hosts))
+    for words in ("a/1", "another team's", "running, lost", "r3 job3 (ray)", "silent: b"):
+        assert words in text, words

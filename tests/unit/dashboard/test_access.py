@@ -1,0 +1,223 @@
+"""Who sees and does what at the dashboard: its real process behind a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from egs_core.dashboard.app import make_app
+from egs_core.dashboard.asking import Asking
+from egs_core.server.forwarding import MOST_BODY_BYTES
+from tests.unit.dashboard.browser import Visitor, rows
+from tests.unit.server.asgi import Running
+from tests.unit.server.real_app import FILE, Answer, Asker, RealApp
+
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+class Teams:
+    """A site with two teams, each with a run that has its lease."""
+
+    def __init__(self) -> None:
+        self.app = RealApp(FILE)
+        self.vision = self.app.token("submitter", "vision", "ann")
+        self.speech = self.app.token("submitter", "speech", "bob")
+        self.run = self.vision.submit("vision-key", gpus=1, name="secret project").told["id"]
+        self.own = self.speech.submit("speech-key", gpus=1, name="own project").told["id"]
+
+    def visitor(self, asker: Asker) -> Visitor:
+        """Logged in with this token."""
+        found = Visitor(self.app.port)
+        answer = found.log_in(asker.token)
+        assert answer.status == 303, answer
+        return found
+
+    def is_untouched(self) -> bool:
+        return bool(self.vision.get(f"/v1/runs/{self.run}").told["state"] == "granted")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Teams]:
+    found = Teams()
+    yield found
+    found.app.close()
+
+
+def is_safe(answer: Answer) -> bool:
+    """No inline script or style, no other host, no frame around it, nothing kept."""
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert {policy["script-src"], policy["style-src"], policy["connect-src"], policy["form-action"]} == {"'self'"}
+    assert (policy["frame-ancestors"], policy["base-uri"]) == ("'none'", "'none'")
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "egs-known" not in answer.headers
+    return True
+
+
+def test_who_is_not_logged_in_gets_the_login_page_and_nothing_else(site: Teams) -> None:
+    """200 with a form; no name of a run, no stream, no change."""
+    nobody = Visitor(site.app.port)
+    for path in ("/dashboard", "/dashboard/", "/dashboard?x=1"):
+        answer = nobody.get(path)
+        assert (answer.status, b'name="token"' in answer.body, b"secret" in answer.body) == (200, True, False)
+        assert is_safe(answer)
+    assert nobody.get("/dashboard/events").status == 401
+    assert nobody.control(site.run, "abort").status == 401
+    nobody.cookie = "egs_dashboard=guessed"
+    assert nobody.get("/dashboard/events").status == 401
+    assert b'name="token"' in nobody.get().body
+    assert site.is_untouched()
+
+
+@pytest.mark.parametrize("token", ["", " ", "x", "egs_", "uid:0", "root", "a b", "x\r\nEGS-Peer: 0 root", "é" * 9])
+def test_a_wrong_token(site: Teams, token: str) -> None:
+    """Also none: the dashboard's own process is an admin's at the server's socket, and that counts for nothing."""
+    visitor = Visitor(site.app.port)
+    answer = visitor.log_in(token)
+    assert (answer.status, b'role="alert"' in answer.body) == (401, True)
+    assert "set-cookie" not in answer.headers
+    assert is_safe(answer)
+
+
+def test_a_token_that_sees_nothing(site: Teams) -> None:
+    answer = Visitor(site.app.port).log_in(site.app.token("agent").token)
+    assert (answer.status, "set-cookie" in answer.headers) == (403, False)
+
+
+def test_the_cookie(site: Teams) -> None:
+    """No script reads it, no other site sends it, and it is not the token."""
+    answer = Visitor(site.app.port).log_in(site.vision.token)
+    parts = answer.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=strict", "Path=/dashboard"} <= set(parts)
+    assert "Secure" not in parts
+    assert site.vision.token not in answer.headers["set-cookie"]
+    assert (answer.status, answer.headers["location"]) == (303, "/dashboard")
+
+
+def test_under_tls_the_cookie_is_for_tls_alone(site: Teams) -> None:
+    with Running(make_app(Asking(site.app.path), dict, is_secure=True)) as app:
+        answer = app.request("", "POST", "/dashboard/login", {}, [f"token={site.vision.token}".encode()])
+    assert (answer.status_code, "; Secure" in answer.headers["set-cookie"]) == (303, True)
+
+
+def test_a_team_sees_its_own_only(site: Teams) -> None:
+    """Of another team's run not even the name is in the page or the stream; that a GPU is held is."""
+    for role in ("viewer", "operator"):
+        visitor = site.visitor(site.app.token(role, "speech"))
+        stream = visitor.stream()
+        first = stream.until(lambda kind, _: kind == "change", "a snapshot")
+        stream.close()
+        assert [row[2] for row in rows(first, "devices").values()][:2] == [
+            "another team's",
+            f"{site.own} (own project, bob)",
+        ]
+        assert list(rows(first, "running")) == [site.own]
+        assert set(rows(first, "queues")) == {"common", "sounds"}
+        told = stream.text + visitor.get().body.decode()
+        assert not any(word in told for word in ("secret", "ann", "vision", "images"))
+
+
+def test_an_admin_sees_all(site: Teams) -> None:
+    stream = site.visitor(site.app.admin).stream()
+    first = stream.until(lambda kind, _: kind == "change", "a snapshot")
+    stream.close()
+    assert list(rows(first, "running")) == [site.run, site.own]
+    assert set(rows(first, "queues")) == {"common", "images", "sounds"}
+
+
+def test_a_change_is_the_viewers_own(site: Teams) -> None:
+    """It may what its token may, and the log says that token: not the user whose process the dashboard is."""
+    assert site.visitor(site.app.token("operator", "speech")).control(site.run, "abort").status == 404
+    assert site.visitor(site.app.token("viewer", "vision")).control(site.run, "abort").status == 403
+    assert site.is_untouched()
+    waits = site.vision.submit("to-be-aborted", gpus=3).told["id"]
+    operator = site.visitor(site.app.token("operator", "vision", "olga"))
+    for verb, state in (("pause", "paused"), ("resume", "waiting"), ("abort", "ended")):
+        answer = operator.control(waits, verb)
+        assert (answer.status, answer.told["state"]) == (200, state), answer
+    found = [
+        one for one in site.app.admin.get("/v1/log").told["entries"] if one["subject"] == waits and one["who"] == "olga"
+    ]
+    assert [(one["verb"], one["role"], one["text"]) for one in found] == [
+        (verb, "operator", "by hand") for verb in ("pause", "resume", "abort")
+    ]
+    assert all("token" in one["origin"] for one in found)
+
+
+def test_a_change_needs_the_sessions_own_page(site: Teams) -> None:
+    """The cookie alone does not do, nor another session's secret, nor a form of another site."""
+    operator = site.visitor(site.app.token("operator", "vision"))
+    other = site.visitor(site.app.token("operator", "vision"))
+    for csrf in ("", "x", other.csrf, operator.csrf + "x"):
+        assert operator.control(site.run, "abort", csrf).status == 403, csrf
+    origin = f"http://127.0.0.1:{site.app.port}"
+    foreign: tuple[dict[str, Any], ...] = (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site", "Origin": origin},
+    )
+    for headers in foreign:
+        assert operator.control(site.run, "abort", **headers).status == 403, headers
+        assert operator.post("/dashboard/logout", {"csrf": operator.csrf}, **headers).status == 403
+        assert Visitor(site.app.port).log_in(site.vision.token, **headers).status == 403
+    assert operator.post("/dashboard/logout", {"csrf": other.csrf}).status == 403
+    assert site.is_untouched()
+    assert operator.control("99", "abort", Origin=origin, Sec_Fetch_Site="same-origin").status == 404  # it was asked
+
+
+def test_what_is_no_change_is_refused(site: Teams) -> None:
+    """Verbs and runs that are none, bodies that are no reason, too long ones, other methods: 4xx."""
+    admin = site.visitor(site.app.admin)
+    ask = admin._asker.ask
+    sent = {"Cookie": admin.cookie, "X_EGS_CSRF": admin.csrf}
+    for path in ("release", "update", "..%2f..%2fv1%2ftokens"):
+        assert admin.control(site.run, path).status == 404
+    for run in ("..", "..%2f1", "1%3fx", "-", "x" * 33):
+        assert admin.control(run, "abort").status == 404, run
+    for body in (b"", b"x", b"[]", b'{"reason": "\x1b[2J"}', b'{"reason": "' + b"x" * 201 + b'"}', b"[" * 9000):
+        assert ask("POST", f"/dashboard/runs/{site.run}/abort", None, body, **sent).status == 422, body[:20]
+    long = ask("POST", f"/dashboard/runs/{site.run}/abort", None, b"x" * (MOST_BODY_BYTES + 1), **sent)
+    assert long.status == 413
+    for method in ("PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert ask(method, "/dashboard", None, None, **sent).status == 405
+    assert admin.get("/dashboard/assets/..%2fapp.py").status == 404
+    assert admin.get("/dashboardx").status == 404
+    assert site.is_untouched()
+
+
+def test_logging_out_ends_the_session(site: Teams) -> None:
+    """Its stream too, and the cookie is worth nothing any more."""
+    visitor = site.visitor(site.vision)
+    stream = visitor.stream()
+    stream.until(lambda kind, _: kind == "change", "a snapshot")
+    assert visitor.post("/dashboard/logout", {"csrf": visitor.csrf}).status == 303
+    assert visitor.get("/dashboard/events").status == 401
+    site.vision.submit("news-for-the-stream", gpus=0)
+    stream.until(lambda kind, _: kind == "ended", "the stream ends")
+    stream.close()
+
+
+def test_a_revoked_token_ends_its_session(site: Teams) -> None:
+    """Within a second, where nobody else looks on; nothing is shown any more."""
+    visitor = site.visitor(site.app.token("viewer", "vision", "gone"))
+    stream = visitor.stream()
+    stream.until(lambda kind, _: kind == "change", "a snapshot")
+    token = next(one["id"] for one in site.app.admin.get("/v1/tokens").told["tokens"] if one["name"] == "gone")
+    assert site.app.admin.post(f"/v1/tokens/{token}/revoke").status == 200
+    stream.until(lambda kind, _: kind == "ended", "the session ends")
+    stream.close()
+    assert b'name="token"' in visitor.get().body
+
+
+def test_names_are_text(site: Teams) -> None:
+    """Of a token, in the page that the server writes; those of runs come as data."""
+    visitor = site.visitor(site.app.token("viewer", "", EVIL))
+    page = visitor.get().body.decode()
+    assert EVIL not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;, viewer, all teams" in page
+    assert page.count("<script") == 1

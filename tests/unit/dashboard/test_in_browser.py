@@ -1,0 +1,151 @@
+"""The dashboard in a real Chromium, at a real `egs serve`: it fits, is quiet, answers to keys, and names are text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from egs_core.client.messages import Control
+from tests.unit.report.chromium import Page, find_chromium
+from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine to look at the page with"),
+]
+
+EVIL = "<img src=x onerror='document.title=1'><script>document.title=2</script>"
+LONG = "n" * 180
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+UNNAMED = """[...document.querySelectorAll('button, input:not([type=hidden]), a, table, dialog, [role=region]')]
+    .filter(e => !(e.textContent.trim() && e.matches('button, a')) && !e.getAttribute('aria-label')
+    && !e.getAttribute('aria-labelledby') && !e.labels?.length && !e.caption).map(e => e.outerHTML)"""
+HEADERS = """[...document.querySelectorAll('table')].every(t => [...t.tHead.rows[0].cells].every(c => c.scope === 'col')
+    && [...t.tBodies[0].rows].every(r => r.cells[0].scope === 'row'))"""
+IDS = """(() => { const ids = [...document.querySelectorAll('[id]')].map(e => e.id);
+    return ids.length - new Set(ids).size; })()"""
+CONTRAST = """(() => { const style = getComputedStyle(document.body);
+    const [ink, paper] = [style.color, style.backgroundColor].map(c => c.match(/\\d+/g).slice(0, 3)
+    .map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, n) => sum + v * [.2126, .7152, .0722][n], 0));
+    return (Math.max(ink, paper) + .05) / (Math.min(ink, paper) + .05); })()"""
+
+
+class Seen:
+    """A site with a run that has the only GPU, and one that waits, both with hostile names; and a browser."""
+
+    def __init__(self, site: RealSite, page: Page) -> None:
+        self.site, self.page = site, page
+        self.url = f"{site.ready['url']}/dashboard"
+        site.run("--gpus", "1", "--name", EVIL, "--", "sleep", "600")
+        wait_for(lambda: site.devices()["0"], "the first one has the GPU")
+        site.run("--gpus", "1", "--name", LONG, "--", "sleep", "600")
+        wait_for(lambda: LONG in site.queued(), "the second one waits")
+
+    def log_in(self) -> None:
+        self.page.open(self.url, 1280)
+        token = Path(self.site.ready["token"]).read_text().strip()
+        self.page.evaluate(f"document.getElementById('token').value = {token!r}")
+        self.page.evaluate("document.querySelector('form').requestSubmit()")
+        self.until("document.title === 'EGS: dashboard'", "the page is there")
+
+    def until(self, script: str, words: str) -> Any:
+        return wait_for(lambda: self._asked(script), words)
+
+    def open(self, width: int, dark: bool = False) -> None:
+        self.page.open(self.url, width, dark=dark)
+        self.until("document.querySelectorAll('#waiting tbody tr').length", "its rows are there")
+
+    def _asked(self, script: str) -> Any:
+        try:
+            return self.page.evaluate(script)
+        except (AssertionError, RuntimeError):  # the page is being left
+            return None
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    program = find_chromium()
+    assert program is not None
+    site = RealSite(tmp_path_factory.mktemp("s") / "s", gpus=1)
+    site.start()
+    try:
+        with Page(program, tmp_path_factory.mktemp("profile")) as page:
+            found = Seen(site, page)
+            found.log_in()
+            yield found
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_and_is_quiet(seen: Seen, width: int, dark: bool) -> None:
+    """No console message, no request to another host, no sideways scrolling, on a phone too; each control and table has
+    a name, each cell its headers, and ink and paper differ enough."""
+    seen.open(width, dark)
+    page = seen.page
+    assert page.problems == []
+    assert len(page.requests) >= 4
+    assert {request.split("/dashboard")[0] for request in page.requests} == {seen.site.ready["url"]}
+    assert page.evaluate(OVERFLOW) <= 0
+    assert page.evaluate(UNNAMED) == []
+    assert page.evaluate(HEADERS)
+    assert page.evaluate(IDS) == 0
+    assert page.evaluate(CONTRAST) > 7
+    assert (page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)") == dark
+
+
+def test_hostile_names_are_text(seen: Seen) -> None:
+    """The name is there to be read, and nothing in it was run or loaded."""
+    seen.open(1280)
+    shown = seen.page.evaluate("document.querySelector('#running tbody th').textContent")
+    assert shown.endswith(EVIL)
+    assert seen.page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert seen.page.evaluate("document.title") == "EGS: dashboard"
+    assert seen.page.problems == []
+    refused = "(() => { try { document.body.innerHTML = '<b>x</b>'; } catch (error) { return error.name; } })()"
+    assert seen.page.evaluate(refused) == "TypeError"
+
+
+def test_by_keys_alone(seen: Seen) -> None:
+    """Tab to a button, Enter, a reason, Enter: the run is paused, by the server's word, and the row says so by itself;
+    while rows change the button keeps the focus. Escape leaves a question without an answer."""
+    seen.open(1280)
+    run = seen.site.queued()[LONG]
+    focused = "document.activeElement"
+    seen.page.evaluate("document.querySelector('#running button[data-verb=abort]').focus()")
+    third = seen.site.run("--gpus", "1", "--name", "third", "--", "sleep", "600")
+    seen.until("document.querySelectorAll('#waiting tbody tr').length === 2", "the third one is shown")
+    assert seen.page.evaluate(f"{focused}.getAttribute('aria-label')").startswith("Abort")
+    seen.page.evaluate("document.querySelector('#waiting button[data-verb=pause]').focus()")
+    seen.page.press("Enter")
+    assert seen.page.evaluate("document.querySelector('dialog').open")
+    seen.page.press("Escape")
+    assert not seen.page.evaluate("document.querySelector('dialog').open")
+    assert {one.id: one.state for one in seen.site.client.runs().runs}[run] == "waiting"
+    assert seen.page.evaluate(f"{focused}.dataset.verb") == "pause"
+    seen.page.press("Enter")
+    assert seen.page.evaluate(f"{focused}.id") == "reason"
+    seen.page.press("Enter")
+    seen.until("document.querySelectorAll('#waiting button[data-verb=resume]').length === 1", "it is shown as paused")
+    assert seen.page.evaluate(f"{focused}.dataset.verb") == "resume"
+    assert {one.id: one.state for one in seen.site.client.runs().runs}[run] == "paused"
+    assert not seen.page.evaluate("document.querySelector('dialog').open")
+    seen.site.client.control(seen.site.queued()["third"], "abort", Control(grace_s=0))
+    third.wait(PATIENCE_S)
+
+
+def test_it_says_that_the_connection_is_gone_and_goes_on_by_itself(seen: Seen) -> None:
+    """The dashboard's process is killed: the page says so, and then asks for the token again, as it knows nobody."""
+    seen.open(1280)
+    assert seen.site.server is not None
+    for one in psutil.Process(seen.site.server.pid).children():
+        if "egs_core.dashboard" in one.cmdline():
+            one.kill()
+    seen.until("document.title === 'EGS: log in'", "the login page is there")
