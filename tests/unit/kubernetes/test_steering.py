@@ -27,7 +27,8 @@ WAITS = "egs.io/waits"
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[EmulatedApi]:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedApi]:
+    monkeypatch.delenv("COLUMNS", raising=False)  # which pytest's own processes have: rows would be folded
     found = EmulatedApi(tmp_path)
     config = yaml.safe_load(found.kubeconfig.read_text())
     config["contexts"][0]["context"]["namespace"] = "team"
