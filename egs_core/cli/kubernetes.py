@@ -62,10 +62,11 @@ def controller(
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
     Changes in the cluster: the scheduling gate `egs.io/order` is taken off pods that have the label `egs.io/workload`
-    (with the annotation `egs.io/opened`), `spec.priority` of Workloads that wait in ClusterQueues which preempt nothing
-    (with the annotation `egs.io/base-priority`), and one Lease. With --webhook-host: pods with that label get the gate,
-    its release-by time and the priority class when they are made, while the controller lives; and its certificate is
-    written into the webhook's configuration. No pod is made, deleted or placed, and no running one is changed.
+    (with the annotation `egs.io/opened`; the annotation `egs.io/waits` says of those that wait why), `spec.priority` of
+    Workloads that wait in ClusterQueues which preempt nothing (with the annotation `egs.io/base-priority`), and one
+    Lease. With --webhook-host: pods with that label get the gate, its release-by time and the priority class when they
+    are made, while the controller lives; and its certificate is written into the webhook's configuration. No pod is
+    made, deleted or placed, and no running one is changed. Argo's Workflows are read where there are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
     --lease-namespace names none, and one line at the start tells of each pool and queue that the cluster has not as the

@@ -1,7 +1,7 @@
 """What the controller's accounts may not do though their rights would let them, as admission policies (CEL).
 
 `patch` on pods is a right to much. So the API server itself refuses these accounts every change of a pod but that our
-gate goes, and every change of a Workload but its priority. Policies concern nobody else.
+gate goes and what is said of it, and every change of a Workload but its priority. Policies concern nobody else.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from egs_core.cli.app import run
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules, patch_of, review_of
 from egs_core.kubernetes.cluster import Cluster
+from egs_core.kubernetes.guard import POD_RULES
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.pods import pod_of
 from egs_core.kubernetes.webhook import Webhook
@@ -75,6 +76,25 @@ def test_others_are_left_as_they_are(raw: dict[str, Any]) -> None:
     """Pods without our label, preloads, what Kueue holds back, what has its node, and what is no pod."""
     assert patch_of(raw, Rules(), NOW) == []
     assert review_of({"request": {"uid": "u"}}, [])["response"] == {"uid": "u", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "may"),
+    [("egs.io/waits", "x", True), ("egs.io/opened", "x", True), ("other", "x", False), ("theirs", None, False)],
+)
+def test_its_accounts_write_two_annotations_and_no_other(key: str, value: str | None, may: bool) -> None:
+    """The policy's own rule, evaluated as the API server does, but by another implementation of CEL."""
+    celpy = pytest.importorskip("celpy")
+    rule = next(rule for rule, message in POD_RULES if message == "annotations of the pod are changed")
+    program = celpy.Environment().program(celpy.Environment().compile(rule))
+    old = {"metadata": {"annotations": {"theirs": "y"}}, "spec": {}}
+    new = copy.deepcopy(old)
+    new["metadata"]["annotations"] |= {key: value} if value else {}
+    if value is None:
+        del new["metadata"]["annotations"][key]
+    for before, after, allowed in ((old, new, may), (new, old, may), (old, old, True)):
+        values = {"object": celpy.json_to_cel(after), "oldObject": celpy.json_to_cel(before)}
+        assert bool(program.evaluate(values)) is allowed
 
 
 def test_a_priority_class_of_the_author_stays() -> None:
