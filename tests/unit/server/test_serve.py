@@ -409,7 +409,7 @@ def test_what_was_asked_for_can_be_changed(site: RealSite, tmp_path: Path) -> No
     site.told("resume", run)
     wait_for(lambda: content(has), "it runs")
     assert (content(has), site.told("why", run)["priority"]) == ("0", 3)
-    assert "its gpus cannot change, --for and --expect can" in site.egs("update", run, "--gpus", "2").stderr
+    assert "its --gpus cannot change, --for and --expect can" in site.egs("update", run, "--gpus", "2").stderr
     assert site.told("update", run, "--for", "1s")["for_s"] == 1
     assert begun.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert site.told("why", run)["outcome"] == "succeeded"
