@@ -28,6 +28,17 @@ queues:
   - name: research
     team: vision                 # for this team alone; left out: for all
 
+And which of the GPUs of its own host it keeps for which queue, and when:
+
+reservations:
+  - queue: research
+    gpus: 4
+    days: [mon, wed]             # every week; or once: date: 2026-12-07
+    begin: "09:00"               # of the time zone; quoted, as YAML takes some such texts for numbers
+    end: "11:00"                 # of the next day, where that is not later
+    zone: Europe/Berlin
+    lead: 4h                     # so long before, only what ends in time starts on them: by its time box
+
 `idle_timeout` is a known name that cannot be used yet: nothing measures whether a task is idle.
 """
 
@@ -39,14 +50,18 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec.structs import replace
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from egs_core.calendar import DAYS, MOST_LEAD_S, Reservation, day_of, known_zone, minute_of
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
 from egs_core.errors import InputError, listed
 from egs_core.hints import HINTS
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.yaml_file import FileModel, Path_, Seconds, Size, input_error, line_of, read_text, read_yaml
 
+Minute = Annotated[int, BeforeValidator(minute_of)]
+Day = Annotated[str, BeforeValidator(day_of)]
+Zone = Annotated[str, AfterValidator(known_zone)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -137,6 +152,31 @@ class TeamUsers(FileModel):
     """Users of the server's host who are in it, by name or by number. A user may be in several."""
 
 
+class ReservedGpus(FileModel):
+    """GPUs of the site server's own host that are kept for a queue at certain times."""
+
+    queue: Annotated[str, Field(min_length=1)]
+    """The queue, whose runs alone may have them then."""
+    gpus: Annotated[int, Field(ge=1, le=1024)]
+    """How many, whole ones."""
+    days: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...] = ()
+    """Days of the week on which they are kept."""
+    date: Day | None = None
+    """The one day on which they are kept, as 2026-12-07; instead of `days`."""
+    begin: Minute
+    """From when on, as "09:00"."""
+    end: Minute
+    """Until when; of the next day where it is not later than `begin`."""
+    zone: Zone
+    """The time zone of all this, as Europe/Berlin or UTC."""
+    lead: Annotated[Seconds, Field(ge=0, le=MOST_LEAD_S)] = 4 * 3600.0
+    """So long before `begin`, only what ends in time starts on them; at most seven days."""
+
+    def to_reservation(self) -> Reservation:
+        days, day = tuple([DAYS.index(one) for one in self.days]), self.date or ""
+        return Reservation(self.queue, self.gpus, self.begin, self.end, self.zone, day, days, self.lead)
+
+
 class Queues(FileModel):
     """The whole file."""
 
@@ -144,6 +184,8 @@ class Queues(FileModel):
     """The queues."""
     teams: tuple[TeamUsers, ...] = ()
     """Who is in which team, for the site server alone."""
+    reservations: tuple[ReservedGpus, ...] = ()
+    """GPUs that are kept for queues at certain times, by the site server alone."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +208,13 @@ class Teams:
         return tuple(found) or ("",)
 
 
-_FIELDS = (*Queue.model_fields, *TeamUsers.model_fields, *Quota.model_fields, *TaskLimits.model_fields)
+_FIELDS = (
+    *Queue.model_fields,
+    *TeamUsers.model_fields,
+    *Quota.model_fields,
+    *TaskLimits.model_fields,
+    *ReservedGpus.model_fields,
+)
 
 
 def load_queues(path: Path, *, has_prices: bool) -> tuple[QueueSpec, ...]:
@@ -200,6 +248,7 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
             line = line_of(("queues", number, "name"), lines)
             raise InputError(f"{place} line {line}", f"a second queue {queue.name!r}")
     _check_teams(file, lines, place)
+    _check_reservations(file, lines, place)
     return tuple([queue.to_spec() for queue in queues])
 
 
@@ -214,11 +263,31 @@ def load_teams(path: Path) -> Teams:
     )
 
 
+def load_reservations(path: Path) -> tuple[Reservation, ...]:
+    """What of the site server's GPUs is kept for queues. Raises InputError that names file and line."""
+    text = read_text(path, "queues")
+    parse_queues(text, str(path))
+    data, lines = read_yaml(text, str(path))
+    return tuple([one.to_reservation() for one in _validated(data, lines, str(path)).reservations])
+
+
+def _check_reservations(file: Queues, lines: dict[Path_, int], place: str) -> None:
+    known = [queue.name for queue in file.queues]
+    for number, one in enumerate(file.reservations):
+        if one.queue not in known:
+            line = line_of(("reservations", number, "queue"), lines)
+            raise InputError(f"{place} line {line}", f"there is no queue {one.queue!r}", f"there are {listed(known)}")
+        if (one.date is None) == (not one.days):
+            line = line_of(("reservations", number), lines)
+            problem = "a reservation has either days of the week or one date"
+            raise InputError(f"{place} line {line}", problem, "days: [mon, wed], or date: 2026-12-07")
+
+
 def _validated(data: object, lines: dict[Path_, int], place: str) -> Queues:
     try:
         return Queues.model_validate(data)
     except ValidationError as error:
-        raise input_error(error, lines, place, [*_FIELDS, "queues", "teams"]) from None
+        raise input_error(error, lines, place, [*_FIELDS, "queues", "teams", "reservations"]) from None
 
 
 def _check_teams(file: Queues, lines: dict[Path_, int], place: str) -> None:

@@ -11,10 +11,11 @@ from typing import Annotated
 import msgspec
 import typer
 
+from egs_core.calendar import Reservation
 from egs_core.client.places import TOKEN, URL, parse_url
 from egs_core.errors import EgsError, InputError
 from egs_core.places import data_folder
-from egs_core.queues import Teams, load_queues, load_teams
+from egs_core.queues import Teams, load_queues, load_reservations, load_teams
 
 DEFAULT_PORT = 8470
 
@@ -105,16 +106,28 @@ def serve(
 
     specs = load_queues(queues, has_prices=False) if queues is not None else ()
     teams = load_teams(queues) if queues is not None else Teams()
+    offer = host_offer(emulated_gpus, chosen)
+    if queues is not None:
+        offer = msgspec.structs.replace(offer, reserved=_reserved(queues, len(offer.devices)))
     begin(
         data or default_data(),
         Door(host, port, tls_cert, tls_key, behind_proxy),
-        host_offer(emulated_gpus, chosen),
+        offer,
         specs,
         teams,
         told,
         rate,
         parse_database(database) if database else None,
     )
+
+
+def _reserved(queues: Path, gpus: int) -> tuple[Reservation, ...]:
+    """Raises InputError, also for more than there are."""
+    found = load_reservations(queues)
+    if too_many := next((one for one in found if one.gpus > gpus), None):
+        problem = f"a reservation of {too_many.gpus} GPUs for queue {too_many.queue!r}, and the host offers {gpus}"
+        raise InputError(str(queues), problem, "keep fewer, or offer more by --devices")
+    return found
 
 
 def _check_alone(ctx: typer.Context) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from egs_core.calendar import Window
 from egs_core.client import messages as c
 from egs_core.driver.barrier import CommitBarrier
 from egs_core.engine import Engine, EngineConfig
@@ -22,6 +23,7 @@ from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
 from egs_core.server.gangs import Gangs
 from egs_core.server.hosts import OWN, Hosts, JoinedHost
 from egs_core.server.principals import Principal
+from egs_core.server.reserve import Reserve
 from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Refusal, Run, SiteFacts
 from egs_core.server.views import Views
 from egs_core.site.spanning import Member, Spanning
@@ -49,7 +51,8 @@ class Book:
     by_task: those that the engine knows. boxed: those that will have to stop because their time is up. heard: when
     something was heard of an open one's supervisor; gone: run -> lease with which that was seen to be gone, once.
     dirty, forgotten, lines: what the next commit has to write, beside what `hosts` has. commands: of each open GPU
-    request those in it that are open; active: when a request was seen to be in use, not kept: after a start of the
+    request those in it that are open; kept: those that the engine is not to know now, and for which reservation;
+    active: when a request was seen to be in use, not kept: after a start of the
     server it has its full time."""
 
     def __init__(
@@ -67,8 +70,12 @@ class Book:
         self.by_task = {run.task: run for run in self.runs.values() if run.task != NOT_ADMITTED}
         self.hosts = Hosts(hosts)
         self.gangs = Gangs(run for run in self.runs.values() if run.is_open)
-        self.views = Views(facts, engine, self.runs, self.by_task, self.hosts, self.gangs)
+        self.kept: dict[str, Window] = {}
+        self._granted: list[Run] = []  # of which nobody has looked yet whether they may have it
+        self._is_taking = False
+        self.views = Views(facts, engine, self.runs, self.by_task, self.hosts, self.gangs, self.kept)
         self.views.clock = lambda: self.now
+        self.reserve = Reserve(engine, self.views, self.by_task, facts.epoch)
         self.last = max((int(run_id) for run_id in self.runs), default=0)
         self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
         self.dependents: dict[str, list[Run]] = {}
@@ -171,12 +178,16 @@ class Book:
     def readmit(self, run: Run) -> None:
         """Give it, and its gang, to the engine anew: in the queue as it is now, behind those of its priority. None of
         them holds anything."""
+        self._withdraw(run)
+        self.admit_if_due(run)
+
+    def _withdraw(self, run: Run) -> None:
+        """The engine knows it, and its gang, no more."""
         self.handle(m.AbortRequested("workload", run.workload, run.user, "changed"))
         for one in self.gangs.members(run):
             del self.by_task[one.task]
             one.task, one.changes = NOT_ADMITTED, one.changes + 1
             self.dirty[one.id] = one
-        self.admit_if_due(run)
 
     def handle(self, event: m.Event) -> None:
         if self._spanning is None:
@@ -185,11 +196,23 @@ class Book:
             self._spanning[0].handle(self._spanning[1], event)
 
     def _take(self, event: m.Event) -> None:
+        is_outer, self._is_taking = not self._is_taking, True
+        try:
+            self._apply(event)
+            while is_outer and self._granted:  # only here: what one event grants is looked at when all of it is known
+                run = self._granted.pop(0)
+                if run.lease is not None and not run.is_claimed:
+                    self._check_granted(run)
+        finally:
+            self._is_taking = not is_outer
+
+    def _apply(self, event: m.Event) -> None:
         misplaced: list[Run] = []
         for decision in self.barrier.handle(event, self.now):
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])
                 run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
+                self._granted.append(run)
                 if decision.node != self.views.name_of(run.host):
                     misplaced.append(run)
             elif isinstance(decision, m.Stop):
@@ -198,6 +221,17 @@ class Book:
             if run.lease is not None:
                 self.take_back(run, run.lease, "it is of another host")
                 self.readmit(run)
+
+    def _check_granted(self, run: Run) -> None:
+        """What it has may be kept for others: then it waits, with its gang, until it may have it."""
+        window = self.reserve.keeps_out(self.gangs.members(run))
+        if window is None or run.lease is None:
+            return
+        self.take_back(run, run.lease, "kept for others")
+        self._withdraw(run)
+        for one in self.gangs.members(run):
+            self.kept[one.id] = window
+            self.touch(one)
 
     def _stop(self, run: Run, decision: m.Stop) -> None:
         if not run.is_open or run.lease is None:
@@ -285,6 +319,7 @@ class Book:
         self.heard.pop(run.id, None)
         self.gone.pop(run.id, None)
         self.boxed.pop(run.id, None)
+        self.kept.pop(run.id, None)
         self.views.living.pop(run.id, None)
         if run.inside:
             self.commands[run.inside].pop(run.id, None)
@@ -349,6 +384,9 @@ class Book:
         copy.hosts = copy.views.hosts = self.hosts.copy()
         copy.views.devices, copy.views.occupied = self.views.devices, dict(self.views.occupied)
         copy.queues = self.queues
+        copy.offer, copy.reserve.calendar = self.offer, self.reserve.calendar
+        copy.now = self.now
+        copy.kept.update(self.kept)
         copy.team_of_queue = self.team_of_queue
         return copy
 

@@ -23,7 +23,7 @@ from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.engine.state.lifecycle import ENDED
-from egs_core.server import admission, controls, joining, requests
+from egs_core.server import admission, controls, joining, requests, reserved
 from egs_core.server.book import CONFIG, Book, LogLine
 from egs_core.server.gangs import AGAIN_S, check_together
 from egs_core.server.hosts import OWN, JoinedHost
@@ -121,6 +121,7 @@ class SiteLogic:
         joining.note_silent(self.book)
         for members in self.book.gangs.overdue(self.book.now):
             controls.give_up_gang(self.book, members)
+        reserved.advance(self.book)
         requests.advance(self.book)
         self._forget()
 
@@ -139,7 +140,7 @@ class SiteLogic:
     def next_wakeup(self) -> float | None:
         """When `at` has to be called if nothing happens before; None: never."""
         due = [self.book.engine.next_wakeup(), self.book.hosts.next_silence(), requests.next_due(self.book)]
-        due += [self.book.gangs.next_due()]
+        due += [self.book.gangs.next_due(), reserved.next_due(self.book)]
         due += [run.time_is_up_at for run in self.book.boxed.values()]
         return min((at for at in due if at is not None), default=None)
 
@@ -179,6 +180,7 @@ class SiteLogic:
         self.book.queues = tuple([queue.name for queue in queues])
         self.book.offer = offer
         self.book.gangs.not_before = self.book.now + AGAIN_S
+        self.book.reserve.set(offer.reserved)
         self.book.heard = dict.fromkeys(
             self.book.heard, self.book.now
         )  # nobody could be heard while no server was there
@@ -188,6 +190,8 @@ class SiteLogic:
         self.book.add_node(() if offer.is_new else self.book.drained)
         if queues or self.book.engine.state.queues:
             self.book.handle(m.QueuesChanged(queues))
+        for run in self.open_runs():  # those that a server before has kept out
+            self.book.admit_if_due(run)
 
     def occupied(self, found: Mapping[int, tuple[int, ...]]) -> None:
         """Which devices are used by processes that hold no lease of theirs, and by which: they are given to nobody."""

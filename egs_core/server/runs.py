@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.calendar import Reservation
 from egs_core.client.messages import Process, RunRequest
 from egs_core.graph.columns import Shape
 from egs_core.site.refusal import Refusal as Refusal
@@ -38,7 +39,8 @@ class Device(msgspec.Struct, frozen=True):
 
 class Offer(msgspec.Struct, frozen=True):
     """What the host has for leases. is_new: other devices than before: none is drained. is_watched: its devices may be
-    used by others: none is given out before somebody has looked (`SiteLogic.occupied`)."""
+    used by others: none is given out before somebody has looked (`SiteLogic.occupied`). reserved: what of it is kept
+    for which queue, and when."""
 
     host: str
     devices: tuple[Device, ...]
@@ -46,6 +48,7 @@ class Offer(msgspec.Struct, frozen=True):
     memory_bytes: int
     is_new: bool = False
     is_watched: bool = False
+    reserved: tuple[Reservation, ...] = ()
 
     @property
     def gpu_memory_bytes(self) -> int | None:

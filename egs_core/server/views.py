@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from egs_core.calendar import Window
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
 from egs_core.engine import Engine
@@ -14,6 +15,7 @@ from egs_core.errors import listed
 from egs_core.server.forecast import expected_starts
 from egs_core.server.gangs import Gangs, come_words
 from egs_core.server.hosts import OWN, Hosts
+from egs_core.server.keeping import words
 from egs_core.server.moments import wall_clock
 from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, GangPlace, HeldLease, Run, SiteFacts
 
@@ -36,7 +38,7 @@ class Views:
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
     keeps up; living: processes of lost ones; clock: the site's, which goes on while the engine hears of nothing;
     used_elsewhere: who holds something in a queue in other pools; devices, occupied: of the server's own host; hosts:
-    the others; gangs: of runs that start together."""
+    the others; gangs: of runs that start together; kept: runs for which what they want is kept for others."""
 
     def __init__(
         self,
@@ -46,9 +48,10 @@ class Views:
         by_task: dict[int, Run],
         hosts: Hosts,
         gangs: Gangs,
+        kept: Mapping[str, Window],
     ) -> None:
         self._facts, self._engine, self._runs, self._by_task = facts, engine, runs, by_task
-        self._gangs = gangs
+        self._gangs, self._kept = gangs, kept
         self.open = {run.id: run for run in runs.values() if run.is_open}
         self.devices: tuple[Device, ...] = ()
         self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
@@ -121,6 +124,8 @@ class Views:
             found = starts.get(self._engine.state.cursor[awaited.task])
             if found is not None:
                 starts_in_s = max(0.0, self._engine.state.now + found - self.clock())
+        if with_reason and awaited.id in self._kept:
+            starts_in_s = self._kept[awaited.id].end - epoch - self.clock()
         return c.RunView(
             id=run.id,
             site=self._facts.id,
@@ -165,6 +170,8 @@ class Views:
             return "paused", f"is held until `egs resume {run.id}`"
         if run.inside and not run.after:
             return self._reason_inside(run, sees)
+        if run.id in self._kept:
+            return "reservation", words(self._kept[run.id], self._facts.epoch + self.clock())
         if run.gang is not None and run.task == NOT_ADMITTED and self.is_due(run):
             return "gang", self._reason_in_gang(run, run.gang, sees)
         if run.task == NOT_ADMITTED and not run.after and self.hosts.is_silent(run.host):
@@ -190,7 +197,7 @@ class Views:
         """Of one that might start, but for others of its gang."""
         members = self._gangs.members(run)
         if not gang.is_whole:
-            until = datetime.fromtimestamp(self._facts.epoch + gang.until, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            until = wall_clock(self._facts.epoch)(gang.until)
             text = f"{come_words(gang, members)}; it is given up at {until} unless the others come"
             return f"starts together with gang {gang.name!r}: {text}"
         late = [one for one in members if not self.is_due(one)]
@@ -274,7 +281,8 @@ class Views:
 
     def is_due(self, run: Run) -> bool:
         """Whether nothing but the engine's order, and its gang, keeps it: what needs GPUs that holds back itself."""
-        return not run.after and not run.is_paused and bool(run.gpus or not self.is_shut(run.host))
+        is_shut = not run.gpus and self.is_shut(run.host)
+        return not run.after and not run.is_paused and not is_shut and run.id not in self._kept
 
     def is_shut(self, host: str) -> bool:
         """Whether nothing starts there that needs no device either: it is silent, or drained with all of its own."""

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.calendar import Reservation
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Limits, QueueSpec
 from egs_core.errors import InputError
 from egs_core.notices import MAX_COST_UNUSED
-from egs_core.queues import load_queues, parse_queues
+from egs_core.queues import load_queues, load_reservations, parse_queues
 
 WHOLE = """
 queues:
@@ -24,6 +25,23 @@ queues:
     order: dependents
   - name: rest
 """
+CLASS = "queues: [{name: class}]\n"
+WHEN = "days: [mon], begin: '9:00', end: 11:00, zone: UTC"
+ROWS = "gpus: 1\n    begin: 9:00\n    end: 11:00\n    zone: UTC\n"
+
+
+def test_reservations(tmp_path: Path) -> None:
+    """Times with and without quotes, by the week and once; the queues themselves are as without them."""
+    text = f"{CLASS}reservations:\n  - {{queue: class, gpus: 4, {WHEN}}}\n"
+    text += (
+        "  - {queue: class, gpus: 1, date: 2026-12-07, begin: '22:30', end: 01:00, zone: Europe/Berlin, lead: 30m}\n"
+    )
+    path = tmp_path / "queues.yaml"
+    path.write_text(text)
+    weekly, once = load_reservations(path)
+    assert weekly == Reservation("class", 4, 540, 660, "UTC", days=(0,), lead_s=4 * 3600.0)
+    assert once == Reservation("class", 1, 22 * 60 + 30, 60, "Europe/Berlin", date="2026-12-07", lead_s=1800.0)
+    assert load_queues(path, has_prices=False) == (QueueSpec("class"),)
 
 
 def test_all_fields() -> None:
@@ -56,6 +74,19 @@ def test_all_fields() -> None:
         ("queues:\n  - name: a\n    weight: .nan\n", 3, "weight"),
         ("queues:\n  - name: [a\n", 3, "is no YAML"),
         ("queues: []\n", 1, "at least"),
+        (f"{CLASS}reservations:\n  - {{queue: clas, gpus: 1, {WHEN}}}\n", 3, "there is no queue 'clas'"),
+        (f"{CLASS}reservations:\n  - queue: class\n    {ROWS}", 3, "either days of the week or one date"),
+        (f"{CLASS}reservations:\n  - queue: class\n    date: 2026-13-01\n    {ROWS}", 4, "month must be in 1..12"),
+        (f"{CLASS}reservations:\n  - queue: class\n    date: monday\n    {ROWS}", 4, "'monday' is no day"),
+        (f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, days: [mon], begin: '9'}}\n", 3, "is no time of the day"),
+        (f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, days: [mon], begin: '24:00'}}\n", 3, "is no time of the"),
+        (f"{CLASS}reservations:\n  - {{queue: class, gpus: 0, {WHEN}}}\n", 3, "gpus"),
+        (
+            f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, {WHEN.replace('UTC', 'Mars/Base')}}}\n",
+            3,
+            "'Mars/Base' is no time zone",
+        ),
+        (f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, lead: 8d, {WHEN}}}\n", 3, "lead"),
         ("queues:\n  - &x\n    name: *x\n", 0, ""),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.calendar import Reservation
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.server import requests
@@ -26,6 +27,7 @@ from egs_core.server.writer import Turns
 
 GIB = 1 << 30
 OFFER = Offer("host", tuple([Device(str(n), memory_bytes=80 * GIB) for n in range(3)]), cpus=8.0, memory_bytes=1 << 40)
+LESSON = Reservation("class", 2, 1, 2, "UTC", date="1970-01-01", lead_s=20.0)  # seconds 60 to 120 of the simulation
 ASKED: tuple[tuple[float, int], ...] = (
     (0, 0),
     (0, 20 * GIB),
@@ -163,6 +165,7 @@ class World:
         self.random = random.Random(seed)
         self.now, self.offset = 0.0, 0.0  # the host's clock is off by so much
         self.store = MemoryStore()
+        self.offer = OFFER if self.random.random() < 0.5 else msgspec.structs.replace(OFFER, reserved=(LESSON,))
         self.turns = self._server()
         self.all = [self._supervisor(pid) for pid in range(1, supervisors + 1)]
         for before, one in zip(self.all, self.all[1:], strict=False):
@@ -176,7 +179,7 @@ class World:
         self._by_pid = {one.process.pid: one for one in self.all}
         self.delayed: list[Callable[[SiteLogic], Any]] = []
         self.faults = 0.25
-        self.crashes = 0
+        self.crashes, self.kept = 0, 0
 
     def _supervisor(self, pid: int) -> Supervisor:
         gpus, memory = self.random.choice(ASKED)
@@ -203,7 +206,7 @@ class World:
         return Requester(f"request-{number}", gpus, self.random.uniform(5, 60), idle_s)
 
     def _server(self) -> Turns:
-        return Turns(self.store, OFFER, clock=lambda: self.now + self.offset)
+        return Turns(self.store, self.offer, clock=lambda: self.now + self.offset)
 
     def maybe(self) -> bool:
         return self.random.random() < self.faults
@@ -318,6 +321,7 @@ class World:
                 assert set(one.devices) == {OFFER.devices[number].id for number in held_for.devices}
         held = {device: [watch.run for watch in found] for device, found in self.turns.logic.holders().items()}
         logic = self.turns.logic
+        self.kept = max(self.kept, len(logic.book.kept))
         for run in logic.open_runs():
             check_together(logic.book.gangs.members(run) if run.gang else ())
         for one in self.all:

@@ -8,7 +8,7 @@ from egs_core.server.leader import NotActive
 from egs_core.server.logic import Batch
 from egs_core.server.store import Kept, StoreError
 from egs_core.server.writer import Turns
-from tests.unit.server.site_world import OFFER, MemoryStore, World
+from tests.unit.server.site_world import MemoryStore, World
 
 
 class Led:
@@ -53,7 +53,7 @@ class Pair(World):
 
     def _server(self) -> Turns:
         led = Led(self.store, self.epochs)
-        found = Turns(led, OFFER, clock=lambda: self.now + self.offset, lead=led)
+        found = Turns(led, self.offer, clock=lambda: self.now + self.offset, lead=led)
         found.recover()
         return found
 
@@ -128,4 +128,5 @@ def test_the_simulation_does_what_it_claims() -> None:
     assert any("was not whole in time" in run.why for run in gangs)
     assert any("of its gang has ended" in run.why for run in gangs)
     assert any(run.evictions for run in gangs)
+    assert sum(world.kept > 0 for world in worlds) >= 5
     assert any(world.store.snapshot for world in worlds)
