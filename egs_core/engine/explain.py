@@ -206,7 +206,7 @@ def _ready(
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
         kind, missing = "fragment", f"{scattered}: {missing}"
     needs = f"needs {describe_shape(shape)}"
-    if kept := _kept_for(state, phase, room, moment):
+    if kept := _kept_for(state, phases, room, moment):
         missing = kept
     elif room and len(phases) > 1 and select_gang(state, phases) is None:
         total = Shape(*quota.demand(state, phases))
@@ -228,11 +228,11 @@ def _deadline(state: State, phases: Sequence[int], moment: Moment) -> str:
     return f"; must start by {moment(window.latest_start)} to meet its deadline at {moment(window.deadline)}"
 
 
-def _kept_for(state: State, phase: int, room: Sequence[int], moment: Moment) -> str:
+def _kept_for(state: State, phases: Sequence[int], room: Sequence[int], moment: Moment) -> str:
     """For whom the room is kept, and from when on."""
     for owner, kept in state.reservations.items():
         nodes = {n for _, n in kept.places}
-        if owner != phase and not nodes.isdisjoint(room):
+        if owner not in phases and not nodes.isdisjoint(room):
             task = state.task_of[owner]
             who = f"gang {state.gangs[state.gang_of[task]].name}" if task in state.gang_of else state.task_ids[task]
             where = ", ".join(state.nodes[n].name for n in sorted(nodes)[:SHOWN])

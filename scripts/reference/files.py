@@ -23,7 +23,7 @@ from scripts.reference.types import type_name
 def queues_file_page() -> str:
     """Queues and quotas."""
     intro = "Queues and their quotas, in one YAML file. An error names the file, the line and the key."
-    used = "Used by `egs simulate --queues FILE` and `egs_ray.Options(queues=…)`."
+    used = "Used by `egs serve --queues FILE`, `egs simulate --queues FILE` and `egs_ray.Options(queues=…)`."
     return _page("The queues file", f"{intro} {used}", egs_core.queues, egs_core.queues.Queues)
 
 

@@ -6,10 +6,12 @@ import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from egs_core.queues import Minute
 from egs_core.yaml_file import FileModel, Seconds, Size
 
 SIZE = "size: bytes, or text such as `20GiB`"
 SPAN = "time: seconds, or text such as `30s`, `2h`"
+CLOCK = 'time of the day, as `"09:00"`'
 PLAIN: dict[object, str] = {
     str: "text",
     int: "whole number",
@@ -17,7 +19,7 @@ PLAIN: dict[object, str] = {
     bool: "`true` or `false`",
     Path: "path",
 }
-SHAPES: dict[object, str] = {Size: SIZE, Seconds: SPAN}
+SHAPES: dict[object, str] = {Size: SIZE, Seconds: SPAN, Minute: CLOCK}
 
 
 def type_name(annotation: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from egs_core.client import messages as c
-from egs_core.client.http import SiteClient, trusted_owners
+from egs_core.client.http import Refused, SiteClient, trusted_owners
 from egs_core.client.places import Address
 
 PATIENCE_S = 240.0
@@ -63,7 +64,8 @@ class RealSite:
         """End all that was begun, and what it has left, also detached."""
         if self.server is not None and self.server.poll() is None:
             for run in self.client.runs().runs:
-                self.client.control(run.id, "abort", c.Control(grace_s=0))
+                with contextlib.suppress(Refused):  # it has ended with its gang
+                    self.client.control(run.id, "abort", c.Control(grace_s=0))
             wait_for(lambda: not self.open(), "all runs end")
         for one in reversed(self._begun):
             if one.poll() is None:
