@@ -19,6 +19,7 @@
     server    durable leases a second from the site server, beside a shell without an engine
     limits    deadlines met when the engine is told of them and not, and what limits and deadlines cost it
     packing   GPU left unallocated when a cluster is full, by packing
+    split     a model's operators over devices: loss beside plain rules, CP-SAT and accelerate where they are installed
     demo      the demo's pipelines in all variants, interleaved
     kubeflow_local  what the local runner of Kubeflow pipelines adds to a task, beside kfp's own
     demo_kubeflow  the same on kfp's own local runner and on EGS's
@@ -69,6 +70,7 @@ SUITES = (
     "server",
     "fidelity",
     "gpu_paths",
+    "split",
     "demo",
     "kubeflow_local",
     "demo_kubeflow",
@@ -130,6 +132,9 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.limits", "--json", *(("--seeds", "1", "--rounds", "1") if quick else ())]]
     if suite == "fidelity":
         return [["-m", "benchmarks.fidelity", "--json", *(("--limit", "4") if quick else ())]]
+    if suite == "split":
+        less = ["--parts", "peers", "--sizes", "60"] if quick else []
+        return [["-m", "benchmarks.model_split", "--json", "-", *less]]
     if suite == "gpu_paths":
         return [["-m", "benchmarks.gpu_paths", "--json"]]
     if suite == "flavors":

@@ -15,12 +15,24 @@ from rich.text import Text
 from egs_core.cli.graph import format_bytes
 from egs_core.errors import InputError
 from egs_core.graph.source import read_bytes
-from egs_core.model import OBJECTIVES, Devices, Instance, Objective, Split, read_devices, read_operators, split
+from egs_core.model import (
+    OBJECTIVES,
+    Devices,
+    Instance,
+    Objective,
+    Operators,
+    Split,
+    read_devices,
+    read_operators,
+    split,
+)
 from egs_core.model.loss import busy_s, used_bytes
 from egs_core.yaml_file import read_text
 
 MOST_FILE_BYTES = 1 << 30
 INFEASIBLE = 1
+MODELS = (".onnx", ".pt", ".pt2", ".pth", ".safetensors")
+"""Endings of files that have a model's weights, and no times."""
 
 
 def split_model(
@@ -37,7 +49,7 @@ def split_model(
     Exit code 1 when they do not fit.
     """
     chosen = _objective(objective)
-    instance = Instance(read_operators(read_bytes(file, MOST_FILE_BYTES), str(file)), _read_devices(devices))
+    instance = Instance(_read_operators(file), _read_devices(devices))
     found = split(instance, chosen, seed)
     if as_json:
         typer.echo(json.dumps(summary(instance, found, chosen, seed)))
@@ -110,6 +122,13 @@ def _objective(name: str) -> Objective:
         if name == known:
             return known
     raise InputError("--objective", f"must be one of {', '.join(OBJECTIVES)}, not {name!r}")
+
+
+def _read_operators(path: Path) -> Operators:
+    if path.suffix.lower() in MODELS:
+        hint = 'write its graph as JSON: {"nodes": [{"id", "bytes", "seconds"}], "edges": [{"from", "to", "bytes"}]}'
+        raise InputError(str(path), "models themselves are not read", hint)
+    return read_operators(read_bytes(path, MOST_FILE_BYTES), str(path))
 
 
 def _read_devices(path: Path) -> Devices:

@@ -33,6 +33,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+Run = tuple[int, int, int]
+"""A device, and the first place of its run and of the next one."""
+
+
 class _Stage(msgspec.Struct, frozen=True):
     """One step of the program: a device appended to those of an earlier state. number None: none appended."""
 
@@ -52,21 +56,35 @@ def contiguous(
     level: Level, order: Sequence[int], devices: Sequence[Device], objective: Objective, idle_s: float
 ) -> Iterator[list[int]]:
     """The best cuts of an order for some sets of devices, the most promising set first. idle_s: as in `starts`."""
-    cut_s = cut_seconds(level, order, objective)
+    cut_s = np.asarray(cut_seconds(level, order, objective))
+
+    def best(cuts: Ints) -> list[list[Run]]:
+        runs = _runs(level, order, cuts, cut_s[cuts], devices, objective)
+        return _ranked(_program(devices, runs, len(cuts), objective), cuts, devices, idle_s)
+
     cuts = _cut_points(cut_s)
-    runs = _runs(level, order, cuts, np.asarray(cut_s)[cuts], devices, objective)
-    values = _program(devices, runs, len(cuts), objective)
+    found = best(cuts)
+    if found and len(cuts) < len(cut_s):
+        found += best(_around(found[0], len(order)))
+    for split in found:
+        assignment = [0] * len(order)
+        for d, begin, end in split:
+            for p in range(begin, end):
+                assignment[order[p]] = d
+        yield assignment
+
+
+def _ranked(values: list[_Values], cuts: Ints, devices: Sequence[Device], idle_s: float) -> list[list[Run]]:
+    """The runs of the best states, idle memory considered: it depends on the devices alone."""
     ranked = []
     for k, value in enumerate(values):
         if np.isfinite(value.seconds[-1]):
             held = sum(devices[d].memory for d, _, _ in _walked(values, k))
             ranked.append((float(value.seconds[-1]) + idle_s * held, k))
-    for _, k in sorted(ranked)[:GIVEN]:
-        found = [0] * len(order)
-        for d, begin, end in _walked(values, k):
-            for p in range(int(cuts[begin]), int(cuts[end])):
-                found[order[p]] = d
-        yield found
+    return [
+        [(d, int(cuts[begin]), int(cuts[end])) for d, begin, end in _walked(values, k)]
+        for _, k in sorted(ranked)[:GIVEN]
+    ]
 
 
 def cut_seconds(level: Level, order: Sequence[int], objective: Objective) -> list[float]:
@@ -90,12 +108,20 @@ def cut_seconds(level: Level, order: Sequence[int], objective: Objective) -> lis
     return [*found, 0.0]
 
 
-def _cut_points(cut_s: Sequence[float]) -> Ints:
+def _cut_points(cut_s: Floats) -> Ints:
     """Where it may be cut: everywhere, or at the cheapest place of each of MOST_CUTS stretches; both ends besides."""
     last = len(cut_s) - 1
     bounds = np.unique(np.linspace(1, last, min(MOST_CUTS, last) + 1).astype(np.int64)).tolist()
     inner = [a + int(np.argmin(cut_s[a:b])) for a, b in pairwise(bounds)]
     return np.array(sorted({0, last, *inner}), dtype=np.int64)
+
+
+def _around(runs: list[Run], last: int) -> Ints:
+    """Every place near the cuts of a split, as far as there may be places; the coarse cuts fill no device."""
+    inner = [begin for _, begin, _ in runs if begin]
+    reach = MOST_CUTS // max(1, len(inner))
+    near = {p for cut in inner for p in range(max(0, cut - reach), min(last, cut + reach + 1))}
+    return np.array(sorted({0, last, *near}), dtype=np.int64)
 
 
 def _states(devices: Sequence[Device]) -> list[list[_Stage]]:

@@ -23,11 +23,11 @@ from egs_core.model.packing import pack
 from egs_core.model.starts import starts
 from egs_core.model.states import state_of
 
-EFFORT = 3_000_000
+EFFORT = 5_000_000
 """Operators visited at most."""
-EFFORT_EACH = 30_000
+EFFORT_EACH = 50_000
 """And for each operator that there is."""
-WALKS = 4
+WALKS = 2
 """From so many starts."""
 HOT, WARM = 0.05, 0.003
 """Temperatures at the beginning, as a share of the loss: on the coarsest graph, and on finer ones."""

@@ -146,3 +146,11 @@ def test_folders_and_missing_options_are_refused(capsys: pytest.CaptureFixture[s
     assert "cannot be read" in capsys.readouterr().err
     assert run(["split-model", "model.json"]) == 2
     assert "--devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "NET.ONNX", "net.pt2"])
+@pytest.mark.usefixtures("folder")
+def test_a_model_itself_is_refused_with_what_to_write(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its ending, before it is read."""
+    assert run(["split-model", name, "--devices", "devices.yaml"]) == 2
+    assert f"{name}: models themselves are not read (write its graph as JSON" in capsys.readouterr().err

@@ -63,3 +63,12 @@ def test_a_list_that_runs_out_of_memory_is_none() -> None:
     """The rule takes the device that ends first, not the one with room for what comes later."""
     instance = instance_of([3, 3, 5], [1.0, 1.0, 1.0], [], [(6, 1.0), (6, 1.0)])
     assert listed(finest(instance, "request"), instance.devices.devices, [0, 1]) is None
+
+
+def test_cuts_of_a_long_chain_are_refined_to_the_operator() -> None:
+    """There are more places than are tried at first; a fast device is filled to its last byte all the same."""
+    edges = [(i, i + 1, 1) for i in range(1999)]
+    instance = instance_of([1] * 2000, [1.0] * 2000, edges, [(777, 2.0), (2000, 1.0)])
+    level, idle_s = finest(instance, "request"), instance.lambda_s / instance.devices.total_memory
+    found = contiguous(level, list(range(2000)), instance.devices.devices, "request", idle_s)
+    assert max(one.count(0) for one in found) == 777
