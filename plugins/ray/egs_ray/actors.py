@@ -71,12 +71,17 @@ def signature_of(target: Any) -> inspect.Signature:
     return inspect.Signature(cast(Any, target).__ray_metadata__.method_meta.signatures["__init__"])
 
 
-def with_ticket(made: type) -> type:
-    """The class with an argument before those of its own `__init__`. It needs nothing of this package where it runs.
-    Ray has modified the class already, and takes what follows from it as it is."""
+def with_ticket(made: type, of_function: Callable[[Callable[..., Any]], Callable[..., Any]]) -> type:
+    """The class with an argument before those of its own `__init__`, which goes by of_function's twin. It needs nothing
+    of this package where it runs. Ray has modified the class already, and takes what follows from it as it is."""
 
-    def __init__(self: Any, _ticket: None, /, *args: Any, **kwargs: Any) -> None:
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         made.__init__(self, *args, **kwargs)  # type: ignore[misc]  # that class's own, whoever has called this one
+
+    twin = of_function(begin)
+
+    def __init__(self: Any, _ticket: Any, /, *args: Any, **kwargs: Any) -> None:
+        twin(_ticket, self, *args, **kwargs)
 
     body = {"__init__": __init__, "__module__": made.__module__, "__qualname__": made.__qualname__}
     return type(made)(made.__name__, (made,), {**body, "__doc__": made.__doc__})

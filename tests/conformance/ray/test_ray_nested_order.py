@@ -115,38 +115,60 @@ def nested():
 def own():
     note("driver")
 
+def submit(name):
+    ref = nested.remote()
+    signal(name)
+    return ray.get(ref)
+
 @ray.remote(num_cpus=0)
 def submits():
     return ray.get(between.remote())
 
 @ray.remote(num_cpus=0)
 def between():
-    refs = [nested.remote() for _ in range(3)]
-    signal("submitted")
-    return ray.get(refs)
+    return submit("task")
+
+@ray.remote(num_cpus=0)
+class Made:
+    def call(self):
+        return submit("actor")
+
+@ray.remote(num_cpus=0)
+class Maker:
+    def call(self):
+        self.made = Made.remote()
+        return ray.get(self.made.call.remote())
+
+@ray.remote(num_cpus=0)
+@egs.task(preload=[egs.modules("json")])
+def loaded():
+    return submit("loaded")
 
 held = hold.remote("go")
 until(noted)
-mine, others = [own.remote() for _ in range(3)], submits.remote()
-until_signal("submitted")
-known(7)
+maker = Maker.remote()
+mine, others = [own.remote() for _ in range(3)], [submits.remote(), maker.call.remote(), loaded.remote()]
+for name in ("task", "actor", "loaded"):
+    until_signal(name)
+known(8)
 signal("go")
-ray.get([held, *mine, others])
+ray.get([held, *mine, *others])
 print(" ".join(noted()[1:]))
 """
 
 
 @pytest.mark.parametrize("urgent", ["worker", "driver"])
 def test_priority(run_script: Script, tmp_path: Path, urgent: str) -> None:
-    """Three tasks of the driver and three that a task of a task has submitted, whichever came first: those with the
-    higher priority run first. The run log has the decision of each."""
+    """Three tasks of the driver, and three that were submitted by a task of a task, by the method of an actor that an
+    actor has made, and by a task with `preload`: those with the higher priority run first, on either side. The run log
+    has the decision of each."""
     done = run_script(BEGINNING + ORDER, EGS_MODE="on", URGENT=urgent)
     other = "driver" if urgent == "worker" else "worker"
     assert done.stdout == " ".join([urgent] * 3 + [other] * 3) + "\n", done.stderr
     records = read_run(tmp_path / "log.jsonl").records
     names = {record.task: record.name for record in records if isinstance(record, TaskAdded)}
     granted = [names[record.task] for record in records if isinstance(record, Granted)]
-    assert sorted(granted) == ["hold", *["nested"] * 3, *["own"] * 3]
+    assert sorted(granted) == ["hold", "loaded", *["nested"] * 3, *["own"] * 3]
 
 
 QUOTA = """
@@ -166,8 +188,20 @@ def parent():
 def through():
     return len(ray.get(fit.remote("through", 0.1)))
 
+@ray.remote(num_gpus=1, num_cpus=0)
+class Model:
+    def call(self):
+        return len(ray.get(fit.remote("method", 0.1)))
+
+@ray.remote(num_gpus=1, num_cpus=0)
+@egs.task(preload=[egs.modules("json")])
+def loaded():
+    return len(ray.get(fit.remote("loaded", 0.1)))
+
 refs = [fit.remote("driver", 0.1) for _ in range(4)] + [plain.remote()]
-print(ray.get(refs), ray.get(submits.remote()), ray.get(parent.remote()))
+print(ray.get(refs), ray.get(submits.remote()), ray.get(parent.remote()), ray.get(loaded.remote()))
+model = Model.remote()
+print(ray.get(model.call.remote()))
 """
 PLAIN = """
 @ray.remote(num_cpus=0)
@@ -178,15 +212,16 @@ def plain():
 
 def test_quota(begin: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     """A queue with one of Ray's two GPUs: no two tasks of driver and workers at once. Tasks that hold it while their
-    code waits for nested ones, also through a task without a GPU, let those go on their turn, one at a time."""
+    code waits for nested ones, also through a task without a GPU, let those go on their turn, one at a time; so do a
+    task with `preload` and an actor."""
     end_site()
     (tmp_path / "queues.yaml").write_text(QUEUES)
     script = begin(PLAIN + QUOTA, EGS_GATE="cluster", EGS_QUEUES=str(tmp_path / "queues.yaml"))
-    assert ends(script) == f"{['driver'] * 4 + [['worker'] * 4]} 24 13\n"
+    assert ends(script) == f"{['driver'] * 4 + [['worker'] * 4]} 24 13 6\n6\n"
     end_site()
     rows = sorted(line.split() for line in (tmp_path / "log").read_text().splitlines())
     times = sorted((float(began), float(ended)) for _, began, ended in rows)
-    assert len(times) == 14
+    assert len(times) == 16
     assert all(before[1] <= after[0] for before, after in pairwise(times)), rows
 
 
@@ -300,7 +335,11 @@ def submits():
     until_signal("on")
     return ray.get([*refs, fit.remote(3)])
 
-held = hold.remote("go")
+@ray.remote(num_cpus=0)
+def holds():                                      # its own, as Ray has a stopped driver's GPUs for that driver's tasks
+    ray.get(hold.remote("go"))
+
+held = holds.remote()
 until(noted)
 done = submits.remote()
 until_signal("submitted")

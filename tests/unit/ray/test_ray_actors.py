@@ -10,6 +10,7 @@ import ray
 import ray.util.queue
 
 from egs_ray import actors
+from egs_ray.gate.ticketing import with_ticket
 
 
 class Base(ABC):
@@ -33,7 +34,7 @@ def test_a_class_takes_a_ticket_before_its_own_arguments() -> None:
     remote: Any = ray.remote(num_gpus=1)(Model)
     made = actors.class_behind(remote)
     assert made is not None
-    ticketed: Any = cloudpickle.loads(cloudpickle.dumps(actors.with_ticket(made)))
+    ticketed: Any = cloudpickle.loads(cloudpickle.dumps(actors.with_ticket(made, with_ticket)))
     one = ticketed(None, 2, more=3)
     assert isinstance(one, Model)
     assert (one.value, one.kind()) == (5, "Model")

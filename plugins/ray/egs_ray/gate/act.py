@@ -33,12 +33,13 @@ from egs_ray.gate.ticketing import with_ticket
 from egs_ray.observe import Observer, runlog_path, script_name
 from egs_ray.session import learning
 from egs_ray.session.api import default_session
-from egs_ray.session.described import Hinted
 from egs_ray.session.nested import Desk
 from egs_ray.session.outlook import Outlook
 from egs_ray.session.program import Program
+from egs_ray.session.shells import HintedShells
 from egs_ray.submission import Needs, Ordered, Submission
 from egs_ray.worker.reach import with_line
+from egs_ray.worker.spec import Address
 
 
 def make_interceptor() -> Orderer:
@@ -51,7 +52,9 @@ class Orderer(Observer):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, policy="egs", mode="on")
-        self._ordering = Ordering(self._make_gate, self._estimate, self._switch_off, Hinted(), self._with_ticket)
+        self._ordering = Ordering(
+            self._make_gate, self._estimate, self._switch_off, HintedShells(self._reached_at), self._with_ticket
+        )
         self._desk: Desk | None = None  # where this driver's workers tell what they submit
         self._desk_lock = threading.Lock()
         learning.reserve(path)
@@ -107,12 +110,17 @@ class Orderer(Observer):
         outlook = Outlook(self._estimate, self._beliefs, self._tell, self._tell, self._switch_off, self.log.reasons)
         return Program(default_session(), self._name, script_name(), outlook)
 
-    def _with_ticket(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """From submitting threads: the twin of a function, which reaches this driver from where it runs."""
+    def _reached_at(self) -> Address | None:
+        """From submitting threads: where workers of this Ray session tell what they submit."""
         with self._desk_lock:
             if self._desk is None and waiting.is_plain_driver():
                 self._desk = Desk(self._ordering.gate_for_workers, self._estimate)
-            return with_ticket(function) if self._desk is None else with_line(function, self._desk.address)
+            return None if self._desk is None else self._desk.address
+
+    def _with_ticket(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The twin of a function, which reaches this driver from where it runs."""
+        address = self._reached_at()
+        return with_ticket(function) if address is None else with_line(function, address)
 
     @property
     def _name(self) -> str:

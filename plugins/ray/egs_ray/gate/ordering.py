@@ -92,7 +92,7 @@ class Ordering:
             turn = turn_of(target, args, kwargs, options, hints, asked)
             if turn is not None:
                 return self._submit_with(turn, original, target, args, kwargs, options)
-        result = self._submit_lined(original, target, args, kwargs, options)
+        result = self.submit_lined(original, target, args, kwargs, options)
         if (gate := self.gate) is not None and not self._is_off:
             self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
         return result
@@ -118,7 +118,7 @@ class Ordering:
             self._on_failure(error)
             return None
 
-    def _submit_lined(
+    def submit_lined(
         self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
         """Submit what has no turn, by its twin where it has one: what it submits itself may have turns."""

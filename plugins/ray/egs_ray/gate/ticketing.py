@@ -102,9 +102,9 @@ class Twins:
         return ticketed.remote if ticketed is not None and _takes(ticketed, args, kwargs) else None
 
     def lined(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The twin of what has no turn; None where that is no function of the script's."""
-        function = functions.function_behind(target)
-        if function is None or str(function.__module__).partition(".")[0] == "ray":
+        """The twin of what has no turn; None where that is no function or class of the script's."""
+        made = functions.function_behind(target) or actors.class_behind(target)
+        if made is None or str(made.__module__).partition(".")[0] == "ray":
             return None
         return self.of(target, args, kwargs)
 
@@ -118,7 +118,7 @@ class Twins:
             made: Any = self._with_ticket(function)
             signature = inspect.signature(function)
         elif (actor := actors.class_behind(target)) is not None:
-            made, signature = actors.with_ticket(actor), actors.signature_of(target)
+            made, signature = actors.with_ticket(actor, self._with_ticket), actors.signature_of(target)
         else:
             return None
         ticketed = self._ticketed[target] = Ticketed(functions.rewrapped(target, made), signature, set())

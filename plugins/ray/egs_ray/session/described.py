@@ -1,5 +1,4 @@
-"""What a script's `.remote()` of a function with hints becomes: its phases and options, and the function as Ray gets
-it."""
+"""What a script's `.remote()` of a function with hints becomes: its phases and options."""
 
 from __future__ import annotations
 
@@ -14,15 +13,10 @@ from egs_core.notices import warn_once
 from egs_ray import functions
 from egs_ray.convert import phases_of, task_options
 from egs_ray.payload import Payload
-from egs_ray.session.submissions import own_env
 from egs_ray.submission import Needs
-from egs_ray.worker import device_memory
-from egs_ray.worker.hooked import with_phases
-from egs_ray.worker.shell import preload_items
 
 NOT_OF_ACTORS = ("preload", "gang", "grace", "split")
 NOTHING = (None, "", 0, (), False)
-TAKEN = ("num_cpus", "num_gpus", "memory", "max_calls")  # by leases
 Phases = tuple[tuple[int, Shape, float | None], ...]
 
 
@@ -67,8 +61,6 @@ class Hinted:
 
     def __init__(self) -> None:
         self._described: WeakKeyDictionary[Any, dict[Any, Described | None]] = WeakKeyDictionary()
-        self._shells: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
-        self._seen: set[str] = set()  # warm keys of tasks submitted so far
 
     def described(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
         """What the site is told of a task; None for one that Ray alone decides about, as it needs no GPU, loads nothing
@@ -120,26 +112,6 @@ class Hinted:
         plain = {"gang": "", "gang_same": "", "flavors": (), "on_limit": "", "warm_key": "", "warmup_s": 0.0}
         return Described(payload, phases, msgspec.structs.replace(task_options(stated), **plain), is_actor=True)
 
-    def shell_of(self, target: Any, described: Described, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The function as Ray gets it, and the options to submit it with: its phases hold what it needs."""
-        once = described.payload.gpus > 0 and (
-            device_memory.has_devices() or not (described.options.warm_key or _keeps_processes(target))
-        )
-        returns = options.get("num_returns") or 1
-        known = self._shells.setdefault(target, {})
-        key = (described.payload.gpus, len(described.phases), once, returns)
-        if key not in known:
-            on_gpu = tuple(kind == GPU for kind, _, _ in described.phases)
-            function = described.payload.function
-            shell = with_phases(function, described.payload.gpus, on_gpu, returns, preload_items(function))
-            known[key] = functions.remade(target, shell, max_calls=int(once), without=TAKEN)
-        chosen = {name: value for name, value in options.items() if name not in TAKEN}
-        if (warm := described.options.warm_key) in self._seen:
-            chosen["runtime_env"] = own_env(options.get("runtime_env"))
-        elif warm:
-            self._seen.add(warm)
-        return known[key], {**chosen, "num_cpus": 0, "num_gpus": 0}
-
     def warn_of_lost(self, target: Any, hints: TaskHints) -> None:
         """Of a task that passes as it is: none of its hints is kept."""
         lost = sorted(_stated(hints))
@@ -154,11 +126,6 @@ class Hinted:
             warn_once(
                 f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
             )
-
-
-def _keeps_processes(target: Any) -> bool:
-    """Whether the script wants the process of a GPU task to serve another: Ray ends it by default."""
-    return functions.declared_options(target).get("max_calls") == 0
 
 
 def _stated(hints: TaskHints) -> list[str]:

@@ -79,7 +79,12 @@ class Loans:
         """The task, if it has a turn."""
         index = self._books.numbers.get(task)
         job = None if index is None else self._books.jobs[index]
-        return job if job is not None and job.gpus and self._let_go_at(job) is not None else None
+        return job if job is not None and job.gpus and self._has_turn(job) else None
+
+    def _has_turn(self, job: Job) -> bool:
+        """Whether it holds GPUs, or is about to; of a task with phases, in one on a GPU."""
+        in_gpu_phase = job.lease is not None and job.grant is not None and job.grant.is_gpu
+        return in_gpu_phase or self._let_go_at(job) is not None
 
     def _ready(self, lenders: dict[str, Job]) -> list[Job]:
         """Those that wait for a turn alone and that a lender may wait for, the most urgent first."""

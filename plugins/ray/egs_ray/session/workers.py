@@ -61,8 +61,8 @@ class Workers:
             "stays": self._stays,
             "again": self._again,
             "end": self._end,
-            "waits": lambda job, _peer, _message: self._phases.lending.begin(job),
-            "goes": lambda job, _peer, _message: self._phases.lending.end(job),
+            "waits": self._waits,
+            "goes": self._goes,
         }
         said[message["m"]](job, peer, message)
 
@@ -80,6 +80,16 @@ class Workers:
                 self._endings.requeued(job)
             else:
                 self._endings.lost_attempt(job, "aborted" if job.aborted else "preempted")
+
+    def _waits(self, job: Job, _peer: Peer, _message: Message) -> None:
+        self._phases.lending.begin(job)
+        if self._shared.tickets is not None:
+            self._shared.tickets.code_waits(job.framework_id)
+
+    def _goes(self, job: Job, _peer: Peer, _message: Message) -> None:
+        self._phases.lending.end(job)
+        if self._shared.tickets is not None:
+            self._shared.tickets.loans.goes(job.framework_id)
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
         if job.life and not job.succeeded:

@@ -9,19 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from egs_ray.worker.spec import Address
+
 
 def with_phases(
-    function: Callable[..., Any], gpus: float, on_gpu: tuple[bool, ...], returns: int, items: tuple[Any, ...]
+    function: Callable[..., Any],
+    gpus: float,
+    on_gpu: tuple[bool, ...],
+    returns: int,
+    items: tuple[Any, ...],
+    line: Address | None = None,
 ) -> Callable[..., Any]:
     """The function with (ticket, [arguments, keyword arguments]) in place of its arguments. gpus: of its GPU phases;
-    on_gpu: for each phase whether it is one; items: to load before."""
+    on_gpu: for each phase whether it is one; items: to load before; line: where it tells what it submits."""
 
     def hooked(told: dict[str, Any] | None, arguments: list[Any], /) -> Any:
         try:
+            from egs_ray.worker.reach import reach
             from egs_ray.worker.shell import run_told
         except ImportError:
             pass
         else:
+            if line is not None:
+                reach(line)
             return run_told(function, told, arguments, gpus, on_gpu, returns, items)
         import os
 

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from egs_ray import submitting
-from egs_ray.functions import named_like, running_task
+from egs_ray.functions import CREATION, named_like, running_task
 from egs_ray.worker.spec import Address
 
 
@@ -50,7 +50,14 @@ def inside(line: Address, works_for: str | None) -> Iterator[None]:
             return
         from egs_ray.worker.waits import waits_told
 
-        with waits_told(lambda word: reached.say({**word, "id": reached.works_for})):
+        task = running_task()
+        told = waits_told(lambda word: reached.say({**word, "id": task}))
+        if task.startswith(CREATION):  # an actor's `__init__`: its methods wait on this thread, too
+            reached.waits = told
+            told.__enter__()
+            yield
+            return
+        with told:
             yield
     finally:
         reached.works_for = before
@@ -66,14 +73,17 @@ class Reached:
         self._ordering: Any = None
         self._gate: Any = None
         self._is_lost = False
+        self.waits: Any = None  # an actor's, to its end
         self.works_for = ""  # see `inside`; of code that runs outside of it, an actor's: the actor
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
-        """Make a submission. What a placement group captures has its place; actors go as they are."""
-        is_actor = isinstance(target, ray.actor.ActorClass)
-        if self._is_lost or is_actor or ray.util.get_current_placement_group() is not None:
+        """Make a submission. What a placement group captures has its place; actors have no turn."""
+        if self._is_lost or ray.util.get_current_placement_group() is not None:
             return original(target, args, kwargs, **options)
-        return self._made_ordering().submit(original, target, args, kwargs, options)
+        ordering = self._made_ordering()
+        if isinstance(target, ray.actor.ActorClass):
+            return ordering.submit_lined(original, target, args or (), kwargs or {}, options)
+        return ordering.submit(original, target, args, kwargs, options)
 
     def parent(self) -> str:
         """For whom the code works that submits now."""
