@@ -100,7 +100,7 @@ def _show(instance: Instance, found: Split, objective: Objective) -> None:
     if found.assignment is None or found.loss is None:
         console.print(Text(f"infeasible: {found.reason}"))
         return
-    table = Table(title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("device", "operators", "used", "of", "computes s"):
         table.add_column(name, justify="left" if name == "device" else "right")
     for row in _device_rows(instance, found.assignment):
@@ -108,13 +108,16 @@ def _show(instance: Instance, found: Split, objective: Objective) -> None:
         table.add_row(Text(row["name"]), f"{row['operators']:,}", *sizes, f"{row['busy_s']:.6g}")
     loss = found.loss
     what = "one request" if objective == "request" else "between two requests"
-    table.title = Text(f"{loss.latency_s:.6g} s {what}; loss {loss.loss:.6g} s{', the least' if found.is_best else ''}")
-    idle_s = loss.loss - loss.latency_s
-    table.caption = (
-        f"{format_bytes(loss.idle_bytes)} idle on devices in use ({idle_s:.3g} s of the loss, "
-        f"lambda {instance.lambda_s:.6g} s); {loss.cut_edges:,} edges between devices; --json lists each operator"
-    )
+    least = ", the least there is" if found.is_best else ""
+    console.print(Text(f"{loss.latency_s:.6g} s {what}; loss {loss.loss:.6g} s{least}"))
     console.print(table)
+    idle_s, edges = loss.loss - loss.latency_s, "edge" if loss.cut_edges == 1 else "edges"
+    console.print(
+        Text(
+            f"{format_bytes(loss.idle_bytes)} idle on devices in use: {idle_s:.3g} s of the loss "
+            f"(lambda {instance.lambda_s:.6g} s); {loss.cut_edges:,} {edges} between devices; --json has all"
+        )
+    )
 
 
 def _objective(name: str) -> Objective:

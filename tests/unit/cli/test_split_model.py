@@ -68,7 +68,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "fast [bold]" in shown
     assert "6.0 GiB" in shown
-    assert "0.02511 s one request" in " ".join(shown.split())
+    assert shown.startswith("0.02511 s one request; loss 0.0252814 s, the least there is\n")
+    assert "1 edge between devices" in " ".join(shown.split())
 
 
 def test_what_does_not_fit_is_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
