@@ -40,7 +40,7 @@ class QueueView(Told):
 
 class Overview(Told):
     """now: of the server's clock, seconds since 1970. running, waiting: the first of so many, waiting ones in the order
-    in which they start, the first ones with why they wait. drivers: of frameworks."""
+    in which they start, the first ones with why they wait, fewer the more there are. drivers: of frameworks."""
 
     now: float
     devices: tuple[Device, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from egs_core.dashboard.snapshot import NOTHING, Snapshot, change, snapshot
 
 LOG = logging.getLogger("uvicorn.error")
 EVERY_S = 1.0
+REST = 10  # times as long as the answer took: a server that has much to do is asked less often
 AWAY = "the server does not answer now, or stands by for another one: it is asked again each second"
 MOST_UNREAD = 8  # events; who is slower gets a whole snapshot instead
 Measure = Callable[[], dict[str, Use]]
@@ -68,8 +70,9 @@ class Feed:
 
     async def _run(self) -> None:
         while self._viewers:
+            began = time.monotonic()
             await self._turn()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(max(EVERY_S, REST * (time.monotonic() - began)))
         self._latest, self._problem = NOTHING, ""  # whoever comes next wants to see what is then
 
     async def _turn(self) -> None:

@@ -199,6 +199,7 @@ def _queue(one: QueueView, now: float) -> Row:
 def _waiting(run: c.RunView, now: float) -> Row:
     why = "is paused; " * (run.state == "paused" and run.kind != "paused") + run.reason
     starts = _starts(run.starts_in_s, now)
+    why = why or f"`egs why {run.id}` says it"
     return _named(run), run.user, why, starts, _whole(run.submitted_at), _gpus(run), run.queue, _verbs(run)
 
 

@@ -15,7 +15,8 @@ from egs_core.server.principals import Principal, queues_of
 from egs_core.server.runs import Run
 
 MOST_RUNNING = 500
-MOST_WAITING = 100  # all of them with why they wait, which is what costs
+MOST_WAITING = 100
+MOST_COMPARED = 20_000  # why a run waits is found by comparing it with all that wait, and nothing is granted meanwhile
 GPUS = KINDS.index("gpus")
 THOUSANDTHS = 1000
 
@@ -25,7 +26,8 @@ def overview(book: Book, who: Principal) -> Overview:
     who.need_to_see()
     waiting = book.views.waiting(who.sees)
     running = [run for run in book.open_runs() if run.lease is not None and who.sees(run)]
-    shown = book.views.explained(waiting[:MOST_WAITING], who.sees)
+    explained = min(MOST_WAITING, MOST_COMPARED // max(1, len(book.open_runs())))
+    shown = book.views.explained(waiting[:MOST_WAITING], who.sees, explained)
     return Overview(
         now=book.facts.epoch + book.now,
         devices=book.views.held_devices(who.sees),

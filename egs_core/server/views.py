@@ -105,10 +105,10 @@ class Views:
         rest = [run for run in self.open_runs() if run.lease is None and run.id not in placed]
         return [run for run in [*order, *rest] if sees(run)]
 
-    def explained(self, runs: Sequence[Run], sees: Sees = _all) -> tuple[c.RunView, ...]:
-        """With why they wait, and when they should start: the first MOST_EXPLAINED."""
+    def explained(self, runs: Sequence[Run], sees: Sees = _all, most: int = MOST_EXPLAINED) -> tuple[c.RunView, ...]:
+        """With why they wait, and when they should start: the first so many."""
         starts = expected_starts(self._engine)
-        return tuple([self.view(run, n < MOST_EXPLAINED, starts, sees) for n, run in enumerate(runs)])
+        return tuple([self.view(run, n < most, starts, sees) for n, run in enumerate(runs)])
 
     def view(
         self, run: Run, with_reason: bool = False, starts: dict[int, float] | None = None, sees: Sees = _all

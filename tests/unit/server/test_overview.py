@@ -71,6 +71,16 @@ def test_however_much_waits_the_answer_has_a_bound(app: RealApp) -> None:
     assert found["waiting"][0]["id"] == "2"
 
 
+def test_the_more_wait_the_fewer_are_explained(app: RealApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an answer costs the server is bounded: all are listed, in their order, and the first ones say why."""
+    monkeypatch.setattr("egs_core.server.overview.MOST_COMPARED", 60)
+    app.admin.submit("holds-all", gpus=3, queue="common")
+    for number in range(19):
+        app.admin.submit(f"waits-{number:04}", gpus=1, queue="common")
+    found = app.admin.get("/v1/overview").told["waiting"]
+    assert [bool(one["reason"]) for one in found] == [True] * 3 + [False] * 16
+
+
 def test_a_token_instead_of_the_process_that_asks(app: RealApp) -> None:
     """Over the socket whoever wants to be known by a token alone is: never as the user whose process it is, also where
     the token is no good; and nobody becomes more by it than the token is."""
