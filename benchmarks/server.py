@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.server_clients import Load, Server, fill, load
+from benchmarks.server_clients import READY_S, Load, Server, fill, load
 from benchmarks.server_tasks import TASKS, Waiting, batches_behind
 from egs_core.client import messages as c
 
@@ -55,7 +56,10 @@ def egs_server(folder: Path, database: str = "") -> Iterator[Server]:
     command = [sys.executable, "-m", "egs_core.cli.app", "serve", "--emulated-gpus", str(GPUS), "--port", "0", "--json"]
     place = ["--database", database] if database else ["--data", str(folder / "data")]
     with _started([*command, *place], own) as (ready, pid):
-        yield Server(ready["url"], Path(ready["token"]).read_text().strip(), pid)
+        token, until = Path(ready["token"]), time.monotonic() + READY_S
+        while not token.exists() and time.monotonic() < until:  # one of several writes it when it is the active one
+            time.sleep(0.1)
+        yield Server(ready["url"], token.read_text().strip(), pid)
 
 
 @contextlib.contextmanager
@@ -221,7 +225,7 @@ def _medians(loads: list[Load]) -> dict[str, float]:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     connections, queued, tasks, drivers = [
-        [int(word) for word in text.split(",")]
+        [int(word) for word in text.split(",") if word]
         for text in (options.connections, options.queued, options.tasks, options.drivers)
     ]
     with contextlib.ExitStack() as stack:

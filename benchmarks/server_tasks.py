@@ -40,6 +40,8 @@ class Driver:
         for _ in range(queued // BLOCK):
             self._send([self._growing(BLOCK)])
         self._send([self._growing(queued % BLOCK + TASKS)])
+        while self.poll(0.0):  # what is told of each for the run log, and the first grants
+            pass
 
     def cycle(self) -> None:
         """A batch of tasks is granted; it runs and ends, and as many come after it."""
@@ -54,13 +56,16 @@ class Driver:
             items.append(wire.Reported(m.PhaseEnded(grant.phase, grant.attempt)))
         self._send([*items, self._growing(TASKS)])
 
-    def poll(self, wait_s: float) -> None:
+    def poll(self, wait_s: float) -> int:
+        """How many messages there were."""
         ask = c.Poll(epoch=self._epoch, ack=self._ack, wait_s=wait_s)
         answer = self._connection.post(f"/v1/drivers/{self._id}/poll", ask.model_dump_json())
-        for message in msgspec.json.decode(answer.content, type=wire.Messages).messages:
+        found = msgspec.json.decode(answer.content, type=wire.Messages).messages
+        for message in found:
             self._ack = message.number
             if isinstance(message.told, s.Grant):
                 self._held.append(message.told)
+        return len(found)
 
     def leave(self) -> None:
         self._connection.ask(f"/v1/drivers/{self._id}/leave", c.Leave(epoch=self._epoch))

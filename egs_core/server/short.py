@@ -10,6 +10,7 @@ model wants goes on to the route as it came. What is raised goes to the applicat
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from inspect import signature
 from typing import Any, get_type_hints
 
 import msgspec
@@ -19,12 +20,13 @@ from pydantic import BaseModel
 from starlette.routing import BaseRoute, Match, NoMatchFound
 
 from egs_core.server.principals import Principal
-from egs_core.server.who import asking
+from egs_core.server.who import asking, principal
 
 RUNS = "/v1/runs"
 VERBS = frozenset({"beat", "claim", "end"})
 MOST_ID = 32  # characters of a run's id, as its route has it
-HEADERS = (b"authorization", b"egs-protocol", b"egs-peer", b"egs-by-token")
+HEADERS = tuple([name.replace("_", "-").encode() for name in signature(principal).parameters if name != "request"])
+"""By which it is found out who asks, as `asking` wants them."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

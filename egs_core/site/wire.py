@@ -122,6 +122,7 @@ class Messages(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...] = ()
 
 
-DECODERS = tuple([msgspec.json.Decoder(kind) for kind in (Batch, Answers, Messages)])
+TOLD = (Batch, Answers, Messages, m.Reason, s.Grown, tuple[s.TaskStatus, ...], s.WorkloadStatus, s.Order)
+DECODERS = tuple([msgspec.json.Decoder(kind) for kind in TOLD])
 """For what it does to msgspec, which describes a type when it first decodes one: two threads that both begin with that
 end the process. So the thread that imports this does it for all."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -225,3 +227,31 @@ def test_with_quotas_nothing_is_planned() -> None:
     bench.send(m.WorkloadSubmitted("w", queue="q"))
     bench.submit(packed())
     assert not lifted(bench)
+
+
+def test_one_command_more_costs_no_look_at_all_that_ever_were() -> None:
+    """Workloads of one phase each have nothing to order; one of several is still planned where it is the only one."""
+
+    class Counted(list[Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.looks += 1
+            return super().__iter__()
+
+    bench = EngineBench(2)
+    bench.submit(graph_of({"x": ()}), "first")
+    bench.start("x")
+    bench.end("x")
+    workloads = bench.state.workloads = Counted(bench.state.workloads)
+
+    def told(*events: m.Event) -> None:
+        for event in events:
+            bench.engine.handle(event, bench.state.now)
+
+    told(m.WorkloadSubmitted("second", "second"), m.TasksAdded("second", graph_of({"y": ()})))
+    assert workloads.looks == 0
+    phase = bench.state.cursor[bench.state.task_ids.index("y")]
+    told(m.PhaseStarted(phase, 1), m.PhaseEnded(phase, 1))
+    told(m.WorkloadSubmitted("third", "third"), m.TasksAdded("third", packed()))
+    assert (workloads.looks, bool(lifted(bench))) == (1, True)
