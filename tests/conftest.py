@@ -5,6 +5,7 @@ Where several processes share the tests (`pytest -n 3`), one of them has all tho
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import itertools
 import os
@@ -30,6 +31,12 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("repeatable")  # --hypothesis-profile=default draws anew each time
+with contextlib.suppress(
+    ImportError
+):  # else it draws numbers of all modules loaded so far, which tests before it decide
+    from hypothesis.internal.conjecture import providers
+
+    vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_constants"]
 
 RAY = "tests/conformance/ray/test_ray_"
 AIRFLOW = "tests/conformance/airflow/test_"
