@@ -107,7 +107,8 @@ class Annealing:
 
     def _propose(self) -> list[Change]:
         rng, assignment = self._rng, self._state.assignment
-        i = rng.choice(self._focus) if rng.random() < 0.7 else rng.randrange(len(assignment))
+        is_focused = self._focus and rng.random() < 0.7  # nothing sets T where nothing takes time
+        i = rng.choice(self._focus) if is_focused else rng.randrange(len(assignment))
         kind = rng.random()
         if kind < 0.02:
             return self._trade()

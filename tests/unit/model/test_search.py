@@ -169,3 +169,12 @@ def test_wide_and_random_graphs_become_small() -> None:
     dense = instance_of([1] * 1000, [1.0] * 1000, many, [(600, 1.0)] * 2)
     for instance in (star, dense):
         assert len(levels_of(instance, "request")[-1]) <= 240
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_operators_that_take_no_time_are_placed(objective: Objective) -> None:
+    """Where no device and no link has anything to do, nothing sets T, and a search has nowhere to look first."""
+    instance = instance_of([4, 4, 3], [0.0, 0.0, 0.0], [(1, 2, 0)], [(8, 1.0)] * 3)
+    found = split(instance, objective, effort=EFFORT)
+    assert found.loss is not None
+    assert (found.loss.loss, found.loss.fits) == (0.0, True)
