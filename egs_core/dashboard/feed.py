@@ -51,10 +51,7 @@ class Feed:
     def join(self, viewer: Viewer) -> None:
         """From now on it is told what changes; at first all that is known."""
         self._viewers[viewer] = None
-        if self._latest is not NOTHING:
-            viewer.events.put_nowait(self._all())
-        if self._problem:
-            viewer.events.put_nowait(event("problem", self._problem))
+        self._put_whole(viewer)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
@@ -111,12 +108,16 @@ class Feed:
             if viewer.events.qsize() >= MOST_UNREAD:
                 while not viewer.events.empty():
                     viewer.events.get_nowait()
-                viewer.events.put_nowait(self._all())
+                self._put_whole(viewer)
             else:
                 viewer.events.put_nowait(encoded)
 
-    def _all(self) -> bytes:
-        return event("change", change(NOTHING, self._latest, self._now))
+    def _put_whole(self, viewer: Viewer) -> None:
+        """The problem last: a page takes a change for the end of one."""
+        if self._latest is not NOTHING:
+            viewer.events.put_nowait(event("change", change(NOTHING, self._latest, self._now)))
+        if self._problem:
+            viewer.events.put_nowait(event("problem", self._problem))
 
 
 class Feeds:

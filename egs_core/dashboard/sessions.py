@@ -12,7 +12,7 @@ import msgspec
 from egs_core.client.overview import Me
 
 LASTS_S = 12 * 3600.0
-MOST_SESSIONS = 1000
+MOST_OF_TOKEN = 10  # so nobody ends another's; how many tokens there are is the admins' affair
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -41,11 +41,12 @@ class Sessions:
         self._found: dict[str, Session] = {}
 
     def begin(self, token: str, me: Me) -> tuple[str, Session]:
-        """The cookie, and its session. Of too many the oldest ends."""
+        """The cookie, and its session. Of too many with the same token the oldest ends."""
         now = self._clock()
         self._found = {key: one for key, one in self._found.items() if one.ends_at > now}
-        while len(self._found) >= MOST_SESSIONS:
-            del self._found[next(iter(self._found))]
+        of_token = [key for key, one in self._found.items() if one.token == token]
+        for key in of_token[: max(0, len(of_token) - MOST_OF_TOKEN + 1)]:
+            del self._found[key]
         cookie = self._make()
         session = Session(_key(cookie), token, me, self._make(), now + LASTS_S)
         self._found[session.key] = session

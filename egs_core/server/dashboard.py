@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import threading
 import time
 from pathlib import Path
 
+LOG = logging.getLogger("uvicorn.error")
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before it is started again, by how often it has ended early
 LASTING_S = 60.0  # who has lived so long has not ended early
 END_S = 5.0
@@ -134,6 +136,7 @@ class Dashboard:
                 listening.bind(self._path)
                 listening.listen(512)
             except OSError as error:
-                raise Away(f"no socket can be made for it in {self._folder}: {error.strerror}", PAUSES_S[-1]) from None
+                LOG.warning("no socket can be made for the dashboard in %s: %s", self._folder, error.strerror)
+                raise Away(f"no socket can be made for it: {error.strerror}", PAUSES_S[-1]) from None
             self._listening = listening
         return self._listening

@@ -192,13 +192,14 @@ async def _gone(receive: Receive) -> None:
 
 def _away(problem: Away) -> HTMLResponse:
     """A page of its own, which asks again by itself."""
-    wait_s = max(1, math.ceil(problem.wait_s))
+    words, wait_s = str(problem), max(1, math.ceil(problem.wait_s))
     text = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>EGS dashboard: away</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
         'content="light dark"><main><h1>The dashboard is away</h1>'
-        f"<p>{escape(str(problem)).capitalize()}. This page asks again in {wait_s} s.</p><p>The server itself runs: "
-        "leases, runs and what waits are as they were; <code>egs ps</code> and <code>egs top</code> show them.</p>"
+        f"<p>{escape(words[:1].upper() + words[1:])}. This page asks again in {wait_s} s.</p>"
+        "<p>The server itself runs: leases, runs and what waits are as they were; "
+        "<code>egs ps</code> and <code>egs top</code> show them.</p>"
         "</main></html>"
     )
     headers = {

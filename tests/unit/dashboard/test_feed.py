@@ -39,8 +39,9 @@ def session(sessions: Sessions, asker: Asker) -> Session:
     return sessions.begin(asker.token, Me.model_validate(asker.get("/v1/me").told))[1]
 
 
-def test_who_sees_the_same_is_told_the_same_bytes(app: RealApp) -> None:
+def test_who_sees_the_same_is_told_the_same_bytes(app: RealApp, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty viewers of a team: one question, and one event that is written once. Another team has its own."""
+    monkeypatch.setattr("egs_core.dashboard.feed.EVERY_S", 3600.0)  # one turn, however slow this machine is
     sessions, asking = Sessions(lambda: 0.0), Counting(app.path)
     feeds = Feeds(asking, sessions, dict)
     one, two = (app.token(role, "vision") for role in ("viewer", "operator"))
@@ -123,3 +124,17 @@ def test_a_slow_viewer_gets_the_whole(app: RealApp) -> None:
         known = shown | part["rows"]
         shown = {key: known[key] for key in part["order"]}
     assert list(shown) == ["99", "100"]
+
+
+def test_a_slow_viewer_keeps_the_problem(app: RealApp) -> None:
+    """A problem that comes when too much is unread is the last that is told: a change after it would take it back."""
+    sessions = Sessions(lambda: 0.0)
+    feed = Feed(Asking(app.path), sessions, dict)
+    viewer = Viewer(session(sessions, app.admin))
+    feed._viewers[viewer] = None
+    for number in range(2, 2 + MOST_UNREAD):
+        feed._tell(snapshot(site(waiting=(run(number, "waiting"),)), {}), 0)
+    assert viewer.events.qsize() == MOST_UNREAD
+    feed._tell_problem("away")
+    told = [viewer.events.get_nowait() for _ in range(viewer.events.qsize())]
+    assert [event.split(b"\n")[0] for event in told] == [b"event: change", b"event: problem"]

@@ -136,3 +136,18 @@ def test_a_process_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) ->
         assert app.admin.get("/healthz").status == 200
     finally:
         app.close()
+
+
+def test_a_socket_that_cannot_be_made_is_said_without_its_place(tmp_path: Path) -> None:
+    """Strangers read that page: why, as the system says it, and no path."""
+    app = RealApp()
+    try:
+        app.dashboard._folder = tmp_path / "Data" / "EGS"
+        answer = Visitor(app.port).get()
+        assert (answer.status, b"No socket can be made for it: No such file or directory." in answer.body) == (
+            503,
+            True,
+        )
+        assert not any(word in answer.body.lower() for word in (b"/egs", b"/data", str(tmp_path).lower().encode()))
+    finally:
+        app.close()
