@@ -102,8 +102,9 @@ def _device(one: c.Device, runs: dict[str, c.RunView], now: float, several: bool
     return name, one.state, held, "" if since is None else _span(now - since)
 
 
-def _queue(name: str, team: str, quota: float | None, used: float, waiting: int) -> tuple[str, ...]:
-    return name, team, "no bound" if quota is None else f"{quota:g}", f"{used:g}", str(waiting)
+def _queue(name: str, team: str, quota: float | None, used: float | None, waiting: int) -> tuple[str, ...]:
+    bound, in_use = "no bound" if quota is None else f"{quota:g}", "" if used is None else f"{used:g}"
+    return name, team, bound, in_use, str(waiting)
 
 
 def _running(run: c.RunView, now: float) -> tuple[str, ...]:

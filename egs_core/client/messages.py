@@ -291,8 +291,8 @@ class Device(Told):
     """id: as `CUDA_VISIBLE_DEVICES` has it; host: that has it; state: free, held, drained: free, and nothing new gets
     it, occupied by `processes` that hold no lease of it, or suspect; run: which holds it, "" for none, and for one that
     the asker does not see; runs: all that do, where each has a part of it. memory_bytes: 0 where it is not known; free:
-    the part that nobody holds, 0 to 1; drained: nothing new gets it; suspect: the same, for nothing is heard of its
-    host's agent."""
+    the part that nobody holds, 0 to 1; others: somebody has a part whom the asker does not see; drained: nothing new
+    gets it; suspect: the same, for nothing is heard of its host's agent."""
 
     id: str
     label: str = ""
@@ -300,6 +300,7 @@ class Device(Told):
     runs: tuple[str, ...] = ()
     memory_bytes: int = 0
     free: float = 1.0
+    others: bool = False
     drained: bool = False
     state: str = "free"
     processes: tuple[int, ...] = ()

@@ -28,12 +28,13 @@ class Me(Told):
 
 class QueueView(Told):
     """A queue that the asker may use. gpus: its nominal quota, None where that has no bound; used: by all who use it,
-    in all pools of the server; waiting: runs that the asker sees; starts_in_s: when the first of those should start."""
+    in all pools of the server, None where others than the asker's team may use it, too;
+    waiting: runs that the asker sees; starts_in_s: when the first of those should start."""
 
     name: str
     team: str = ""
     gpus: float | None = None
-    used: float = 0.0
+    used: float | None = None
     waiting: int = 0
     starts_in_s: float | None = None
 

@@ -164,7 +164,7 @@ def change(before: Snapshot, after: Snapshot, now: float) -> Change:
 
 
 def _device(one: c.Device, runs: Mapping[str, c.RunView], used: Mapping[str, Use], several: bool) -> Row:
-    use = used.get(one.id, Use())
+    use = Use() if one.others else used.get(one.id, Use())  # what others' runs do is not told
     holders = [runs[run] for run in one.runs if run in runs]
     held = ", ".join(f"{run.id} ({run.name}, {run.user})" for run in holders)
     if not held and one.state == "held":
@@ -190,7 +190,7 @@ def _queue(one: QueueView, now: float) -> Row:
         one.name,
         one.team,
         quota,
-        f"{one.used:g}",
+        "" if one.used is None else f"{one.used:g}",
         str(one.waiting),
         _starts(one.starts_in_s, now) if one.waiting else "",
     )

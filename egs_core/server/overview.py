@@ -48,16 +48,18 @@ def _queues(book: Book, who: Principal, waiting: Sequence[Run], shown: Sequence[
         if view.starts_in_s is not None:
             starts[view.queue] = min(view.starts_in_s, starts.get(view.queue, view.starts_in_s))
     states = [queue for queue in book.engine.state.queues if queue.spec.name in names]
-    return tuple([_queue(one, book.team_of_queue.get(one.spec.name, ""), counts, starts) for one in states])
+    teams = book.team_of_queue
+    return tuple([_queue(one, teams.get(one.spec.name, ""), counts, starts, who) for one in states])
 
 
-def _queue(queue: QueueState, team: str, counts: Counter[str], starts: dict[str, float]) -> QueueView:
+def _queue(queue: QueueState, team: str, counts: Counter[str], starts: dict[str, float], who: Principal) -> QueueView:
+    """What is used of a queue of no team is not one team's to see, as in `/metrics`."""
     name, nominal = queue.spec.name, queue.spec.nominal[GPUS]
     return QueueView(
         name=name,
         team=team,
         gpus=None if nominal >= UNLIMITED else nominal / THOUSANDTHS,
-        used=queue.total(GPUS) / THOUSANDTHS,
+        used=queue.total(GPUS) / THOUSANDTHS if team or who.teams is None else None,
         waiting=counts[name],
         starts_in_s=starts.get(name),
     )

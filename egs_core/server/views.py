@@ -300,4 +300,5 @@ def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees)
         runs=runs,
         memory_bytes=one.memory_bytes,
         free=max(0.0, free),
+        others=len(runs) < len(holders),
     )

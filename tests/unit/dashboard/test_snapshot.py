@@ -44,7 +44,7 @@ def site(**more: object) -> Overview:
         "now": 1100.0,
         "devices": (
             {"id": "0", "label": "emulated", "run": "1", "runs": ("1",), "memory_bytes": 1 << 33} | both,
-            {"id": "1"} | both,
+            {"id": "1", "others": True} | both,
         ),
         "hosts": (HostView(name="a", state="own", devices=("0", "1"), runs=("1", "2")),),
         "queues": (QueueView(name="images", team="vision", gpus=1, used=1, waiting=1, starts_in_s=59.9),),
@@ -91,6 +91,14 @@ def test_what_is_shown() -> None:
     assert found.rows["running"]["1"][-1] == "abort"
     assert found.rows["waiting"]["2"][-1] == "pause abort"
     assert found.totals == "0 of 2 emulated GPUs free; 1 running, 1 waiting"
+
+
+def test_what_others_use_is_not_shown() -> None:
+    """Neither how much a GPU computes that another team has a part of, nor what is used of a queue for all."""
+    queue = QueueView(name="common", gpus=2)
+    found = snapshot(site(queues=(queue,)), {"0": Use(0.37, 1 << 32), "1": Use(0.93, 1 << 32)})
+    assert [row[4:6] for row in found.rows["devices"].values()] == [(0.37, "4.0 of 8 GiB"), (None, "")]
+    assert found.rows["queues"]["common"][3] == ""
 
 
 def test_a_bound_is_said() -> None:

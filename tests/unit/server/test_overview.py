@@ -45,8 +45,22 @@ def test_a_team_sees_its_own(app: RealApp) -> None:
     assert [one["name"] for one in found["running"]] == ["long"]
     assert [(one["id"], one["kind"]) for one in found["waiting"]] == [(waits, "capacity")]
     queues = {one["name"]: (one["used"], one["waiting"]) for one in found["queues"]}
-    assert queues == {"common": (0, 0), "sounds": (2, 1)}
+    assert queues == {"common": (None, 0), "sounds": (2, 1)}
     assert app.token("agent").get("/v1/overview").status == 403
+
+
+def test_what_others_use_is_not_a_teams_to_see(app: RealApp) -> None:
+    """Of a queue for all no use, and of a GPU that others have a part of that they do; an admin sees how much."""
+    bob = app.token("submitter", "speech", "bob")
+    bob.submit("speech-1", gpus=0.25, queue="common")
+    seen = bob.get("/v1/overview").told
+    assert [one["others"] for one in seen["devices"]] == [False] * 3
+    app.token("submitter", "vision", "ann").submit("vision-1", gpus=0.5, queue="common")
+    found = [asker.get("/v1/overview").told for asker in (bob, app.admin)]
+    held = [[one for one in seen["devices"] if one["state"] == "held"] for seen in found]
+    assert [[(len(one["runs"]), one["others"]) for one in devices] for devices in held] == [[(1, True)], [(2, False)]]
+    used = [{one["name"]: one["used"] for one in seen["queues"]} for seen in found]
+    assert used == [{"common": None, "sounds": 0}, {"common": 0.75, "images": 0, "sounds": 0}]
 
 
 def test_what_all_of_a_team_are_shown_is_not_what_one_of_them_sees_besides() -> None:
