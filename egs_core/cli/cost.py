@@ -17,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from egs_core.cli.printable import printable
 from egs_core.cli.site import the_site
 from egs_core.client.http import connected
 from egs_core.client.places import find_address
@@ -45,7 +46,8 @@ def cost(
     server: Annotated[bool, typer.Option("--server", help="Beside run logs: the site server's runs, too.")] = False,
     prices: Annotated[Path | None, typer.Option(help="YAML file with the prices of GPUs.")] = None,
     queues: Annotated[
-        Path | None, typer.Option(help="YAML file of queues, for their teams; without it a queue counts as a team.")
+        Path | None,
+        typer.Option(help="YAML file of queues, for the teams of run logs; without it a queue counts as a team."),
     ] = None,
     month: Annotated[str, typer.Option(help="Only what was held in this month (UTC), as 2026-11.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -54,6 +56,9 @@ def cost(
     """Add up GPU hours held, used and wasted, and money, by team, pipeline, task and user."""
     if as_json and as_csv:
         raise InputError("--json, --csv", "are two ways to print it", "choose one")
+    if queues is not None and not runlogs:
+        why = "a server's runs have their team"
+        raise InputError("--queues", f"does nothing without RUNLOG: {why}", "name a run log, or leave --queues out")
     _check_logs(runlogs or [], server)
     known = load_prices(prices) if prices is not None else None
     ledger = Ledger(known, _month(month) if month else None)
@@ -153,11 +158,7 @@ def _table(kind: str, rows: list[tuple[str, Amounts]]) -> Table:
         table.add_column(column, justify="right")
     for name, row in rows[:SHOWN]:
         hours = (f"{value:,.2f}" for value in (row.gpu_h_held, row.gpu_h_used, row.gpu_h_wasted))
-        table.add_row(_printable(name), *hours, "-" if row.cost is None else f"{row.cost:,.2f}")
+        table.add_row(printable(name), *hours, "-" if row.cost is None else f"{row.cost:,.2f}")
     if len(rows) > SHOWN:
         table.caption = f"and {len(rows) - SHOWN} more: --json and --csv have them all"
     return table
-
-
-def _printable(name: str) -> str:
-    return "".join(one if one.isprintable() else "\ufffd" for one in name)

@@ -26,6 +26,7 @@ EXCLUDES = {
     "--check": {
         "--detach": CHECKED,
         "--pty": CHECKED,
+        "--gang-wait": CHECKED,
         "--array": "it tells of one run",
         "--retries": CHECKED,
         "--idle-timeout": CHECKED,

@@ -154,6 +154,8 @@ def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) ->
         (["{bad}"], "bad.yaml:1: is not a run log"),
         (["{broken}"], "broken.jsonl:3: not a run log record"),
         (["{log}", "--prices", "{late}"], "late.yaml: flavor 'a' has no price on 2026-10-31, when a GPU was held"),
+        (["--queues", "{bad}"], "--queues: does nothing without RUNLOG: "),
+        (["--queues", "{bad}", "--server"], "--queues: does nothing without RUNLOG: "),
         ([], "no run log is named, and no EGS server is here"),
     ],
 )

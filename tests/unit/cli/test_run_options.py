@@ -17,6 +17,7 @@ USELESS = [
     ("--split --gpus 0", "--split", "--gpus or --gpu-memory"),
     ("--check --detach", "--detach", "--check"),
     ("--check --pty", "--pty", "--check"),
+    ("--check --gang zz:2 --gang-wait 5s", "--gang-wait", "--check"),
     ("--check --array 3", "--array", "--check"),
     ("--check --retries 3", "--retries", "--check"),
     ("--check --idle-timeout 5m", "--idle-timeout", "--check"),
