@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from egs_core.server.runs import WAITING, Run
+from egs_core.server.runs import NOT_ADMITTED, WAITING, Run
 
 Key = tuple[str, str]  # queue, team
 WAIT_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0)
@@ -219,5 +219,6 @@ class Tally:
 
 
 def _waits(run: Run) -> bool:
-    """Whether it is its turn that it waits for: not another run, and nobody who paused it."""
-    return run.state == WAITING and not run.after and not run.inside
+    """Whether it is its turn that it waits for: not another run, nobody who paused it, and none of its gang."""
+    is_due = run.gang is None or run.task != NOT_ADMITTED  # a gang gets its turn when each of it might start
+    return run.state == WAITING and is_due and not run.after and not run.inside

@@ -113,6 +113,27 @@ def test_waits_count_from_when_it_was_its_turn(counted: Counted) -> None:
     assert (tally.waits[KEY].sum, sum(tally.waits[KEY].counts)) == (2.0, 2)
 
 
+def test_a_gang_waits_for_its_turn_when_each_of_it_might_start(counted: Counted) -> None:
+    """Not while others are to come, nor while one is paused or waits for another run; also after a restart."""
+    site, tally = counted.site, counted.tally
+    first = start(site, 1, 3)
+    gang = c.Gang(name="train", size=2, wait_s=600.0)
+    alone = site.submit(ANN, request(2, 2, gang=gang))
+    counted.at(100.0)
+    again = Tally()
+    again.recovered((), site.runs.values(), site.now)
+    assert (tally.open[alone.id].waits_since, again.open[alone.id].waits_since) == (None, None)
+    other = site.submit(ANN, request(3, 1, gang=gang, hold=True))
+    counted.at(150.0)
+    assert [tally.open[one.id].waits_since for one in (alone, other)] == [None, None]
+    site.control(ANN, other.id, "resume", c.Control())
+    counted.at(200.0)
+    assert [tally.open[one.id].waits_since for one in (alone, other)] == [150.0, 150.0]
+    end(site, first)
+    counted.at(300.0)
+    assert tally.waits[KEY].sum == 100.0, "each of the two waited 50 s for its turn"
+
+
 def test_what_was_there_before_counts_from_the_start(counted: Counted) -> None:
     """Counters begin at zero with a process: a run that began an hour ago adds what it holds from now on."""
     site = counted.site
