@@ -15,6 +15,7 @@ from egs_core.units import parse_bytes, parse_seconds
 from egs_core.validation_words import hint_of, problem_of
 
 MAX_FILE_BYTES = 4 << 20
+MEND = "look there, and a line before, for brackets, quotes, colons and how far lines are moved in"
 MOST_DEEP = 20
 MOST_VALUES = 2_000_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a PyYAML that was built without libyaml has no fast one
@@ -53,16 +54,17 @@ def read_text(path: Path, what: str, most_bytes: int = MAX_FILE_BYTES) -> str:
             raise InputError(str(path), f"is too large for a file of {what}", f"at most {most_bytes >> 20} MiB")
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise InputError(str(path), f"cannot be read: {error.strerror or error}") from None
+        hint = "name a file that is there" if isinstance(error, FileNotFoundError) else ""
+        raise InputError(str(path), f"cannot be read: {error.strerror or error}", hint) from None
     except UnicodeDecodeError:
-        raise InputError(str(path), "is no text in UTF-8") from None
+        raise InputError(str(path), "is no text in UTF-8", "save it as UTF-8") from None
 
 
 def read_yaml(text: str, place: str) -> tuple[Any, dict[Path_, int]]:
     """The value of a YAML text, and the line of everything in it. Raises InputError that names `place` and the line."""
     documents = read_documents(text, place)
     if len(documents) > 1:
-        raise InputError(f"{place} line {documents[1][1][()]}", "is no YAML: there is a second document")
+        raise InputError(f"{place} line {documents[1][1][()]}", "is no YAML: there is a second document", "one a file")
     return documents[0] if documents else (None, {})
 
 
@@ -73,9 +75,9 @@ def read_documents(text: str, place: str, most_deep: int = MOST_DEEP) -> list[tu
         return _Reader(place, most_deep).read(text)
     except yaml.MarkedYAMLError as error:
         line = min(error.problem_mark.line, text.count("\n")) + 1 if error.problem_mark else 1
-        raise InputError(f"{place} line {line}", f"is no YAML: {error.problem or error.context}") from None
+        raise InputError(f"{place} line {line}", f"is no YAML: {error.problem or error.context}", MEND) from None
     except yaml.YAMLError as error:
-        raise InputError(place, f"is no YAML: {str(error).splitlines()[0]}") from None
+        raise InputError(place, f"is no YAML: {str(error).splitlines()[0]}", MEND) from None
 
 
 @dataclass(slots=True)
@@ -123,14 +125,14 @@ class _Reader:
         if isinstance(top.value, list):
             return (*top.path, len(top.value))
         if top.key is None:
-            raise InputError(self._where(event), "a key that is no text")
+            raise InputError(self._where(event), "a key that is no text", "write it as `name: value`")
         return (*top.path, top.key)
 
     def _scalar(self, event: Any) -> None:
         top = self._open[-1] if self._open else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
             if event.value in top.value:
-                raise InputError(self._where(event), f"{event.value!r} is there twice")
+                raise InputError(self._where(event), f"{event.value!r} is there twice", "keep one of them")
             top.key = event.value
             self._lines[*top.path, event.value] = event.start_mark.line + 1
             return
@@ -139,7 +141,9 @@ class _Reader:
     def _begin(self, event: Any) -> None:
         path = self._path(event)
         if len(path) > self._most_deep:
-            raise InputError(self._where(event), "is nested too deeply, or an alias of itself")
+            raise InputError(
+                self._where(event), "is nested too deeply, or an alias of itself", f"at most {self._most_deep} deep"
+            )
         self._lines.setdefault(path, event.start_mark.line + 1)
         value: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
         self._open.append(_Open(value, path, event.anchor, self._count))

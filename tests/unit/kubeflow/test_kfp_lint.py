@@ -87,7 +87,12 @@ def test_each_fault_has_its_line_and_what_to_do(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("text", "line", "problem", "remedy"),
     [
-        ("pools: [\n- a", 2, "is no YAML", "a YAML file"),
+        ("pools: [\n- a", 2, "is no YAML", "brackets, quotes, colons"),
+        ("pools: []\nqueues: []\npools: []", 3, "'pools' is there twice", "keep one of them"),
+        ("pools: []\n---\n{}", 3, "there is a second document", "one a file"),
+        ("pools: []\n? [a]\n: 1", 2, "a key that is no text", "write it as"),
+        ("pools: []\nwhat: 1", 2, "unknown field", "known here: "),
+        ("pools: [{name: a, selector: {a: b}, num_gpu: 1}]", 1, "unknown field", "known here: "),
         ("[]", 1, "is no site", "it has pools"),
         ("queues: []", 1, "is missing", "pools: []"),
         ("pools:\n- {name: a, selector: {a: b}, gpus_per_node: 2}", 2, "but not which", "add accelerator: nvidia"),
@@ -138,7 +143,12 @@ def test_wrong_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     """A mistyped path is a fault, no file an error, and a schema is of no file."""
     missing = tmp_path / "none.yaml"
     assert egs(["kubernetes", "lint", str(missing)]) == 2
-    assert f"{missing}: cannot be read: No such file" in capsys.readouterr().out
+    said = f"{missing}: cannot be read: No such file or directory (name a file that is there)"
+    assert said in capsys.readouterr().out
+    missing.write_bytes(b"\xff\xfe")
+    assert egs(["kubernetes", "lint", str(missing)]) == 2
+    assert f"{missing}: is no text in UTF-8 (save it as UTF-8)" in capsys.readouterr().out
+    missing.unlink()
     for words, told in (([], "PROFILE: no profile is named"), (["--schema", str(missing)], "--schema: prints the")):
         assert egs(["kubernetes", "lint", *words]) == 2
         assert told in capsys.readouterr().err

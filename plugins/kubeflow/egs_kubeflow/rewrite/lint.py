@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from egs_kubeflow.rewrite.profile import NO_POOLS, Profile, part_at, read_profil
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 LINE = " line "
+MOST_COMPARED = 100
 
 
 def profile_schema() -> dict[str, Any]:
@@ -46,14 +48,23 @@ def _unreadable(path: Path, error: InputError) -> ProfileFault:
     """Of what is no YAML: the place has the line."""
     _, _, rest = error.place.rpartition(LINE)
     line = int(rest) if rest.isdecimal() else 0
-    return ProfileFault(str(path), line, "", error.problem, error.hint or "it has to be a YAML file in UTF-8")
+    return ProfileFault(str(path), line, "", error.problem, error.hint or "write it as YAML has it")
 
 
 def _fault(path: Path, one: Mapping[str, Any], place: Path_, lines: dict[Path_, int]) -> ProfileFault:
     known = list(part_at(place[:-1]).model_fields)
     problem, remedy = _parts(problem_of(one)) if one["type"] == "value_error" else (problem_of(one), "")
-    remedy = remedy or hint_of(one, known) or _meaning(place) or "change it, or leave it out"
+    remedy = remedy or hint_of(one, known) or _known(one, known) or _meaning(place) or "change it, or leave it out"
     return ProfileFault(str(path), line_of(place, lines), shown_path(place), problem, remedy)
+
+
+def _known(one: Mapping[str, Any], known: Sequence[str]) -> str:
+    """For a field that there is not, and that is near none: those that there are, the nearest first."""
+    if one["type"] != "extra_forbidden":
+        return ""
+    name = str(one["loc"][-1])[:MOST_COMPARED]
+    nearest = sorted(known, key=lambda other: -SequenceMatcher(None, name, other).ratio())
+    return f"known here: {', '.join(nearest)}"
 
 
 def _parts(text: str) -> tuple[str, str]:
