@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from egs_core.cli import kubernetes_pods
+from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
 from egs_core.errors import EgsError
 from egs_core.kubernetes import names
@@ -168,7 +169,8 @@ def leave(
     try:
         failed = go(Cluster(kubeconfig, context), Installation(namespace=namespace, serve=tuple(serve or ())), _say)
     except ApiError as error:
-        raise EgsError(f"egs kubernetes leave: {error}; repeat it with the rights of an administrator") from error
+        text = f"egs kubernetes leave: {error}; repeat it with the rights of an administrator"
+        raise EgsError(printable(text)) from error
     return 1 if failed else 0
 
 
@@ -177,4 +179,4 @@ for _pods in (kubernetes_pods.ps, kubernetes_pods.why, kubernetes_pods.abort):
 
 
 def _say(line: str) -> None:
-    typer.echo(f"egs kubernetes: {line}", err=True)
+    typer.echo(printable(f"egs kubernetes: {line}"), err=True)

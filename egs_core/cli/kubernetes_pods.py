@@ -10,7 +10,9 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.table import Table
+from rich.text import Text
 
+from egs_core.cli.printable import printable
 from egs_core.cli.site import print_rows
 from egs_core.errors import EgsError, InputError
 from egs_core.kubernetes import names
@@ -77,9 +79,9 @@ def why(
         typer.echo(msgspec.json.encode(found).decode())
         return
     on = f" on {found.node}" if found.node else ""
-    typer.echo(f"{where}/{pod}: task {found.task} of run {found.run} {found.state}{on}")
+    typer.echo(printable(f"{where}/{pod}: task {found.task} of run {found.run} {found.state}{on}"))
     for line in filter(None, (found.why, *found.facts)):
-        typer.echo(f"  {line}")
+        typer.echo(f"  {printable(line)}")
 
 
 def abort(
@@ -106,11 +108,11 @@ def abort(
         typer.echo(msgspec.json.encode(done).decode())
         return
     if done.workflow:
-        typer.echo(f"{done.namespace}/{done.workflow}: its Workflow ends")
+        typer.echo(printable(f"{done.namespace}/{done.workflow}: its Workflow ends"))
     for one in done.pods:
-        typer.echo(f"{done.namespace}/{one}: deleted")
+        typer.echo(printable(f"{done.namespace}/{one}: deleted"))
     for maker in done.makers:
-        typer.echo(f"{maker} goes on, and may make such a pod again", err=True)
+        typer.echo(printable(f"{maker} goes on, and may make such a pod again"), err=True)
 
 
 @contextmanager
@@ -120,7 +122,7 @@ def _asked(verb: str) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        raise EgsError(f"egs kubernetes {verb}: {error}") from error
+        raise EgsError(printable(f"egs kubernetes {verb}: {error}")) from error
 
 
 def _table(found: list[Standing]) -> Table:
@@ -128,5 +130,6 @@ def _table(found: list[Standing]) -> Table:
     for head in ("NAMESPACE", "RUN", "TASK", "POD", "STATE", "NODE", "SINCE", "WHY"):
         table.add_column(head, no_wrap=head != "WHY")
     for one in found:
-        table.add_row(one.namespace, one.run, one.task, one.pod, one.state, one.node, one.created, one.why)
+        row = (one.namespace, one.run, one.task, one.pod, one.state, one.node, one.created, one.why)
+        table.add_row(*(Text(printable(cell)) for cell in row))  # whoever may annotate a pod wrote them: no markup
     return table

@@ -74,6 +74,24 @@ def test_a_pod_that_waits_is_told_why(api: EmulatedApi, capsys: pytest.CaptureFi
     assert "it was its turn" in said
 
 
+def test_what_a_pod_says_of_itself_does_nothing_to_a_terminal(
+    api: EmulatedApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever may annotate a pod, or the scheduler, wrote it: one line, without markup and what a terminal obeys."""
+    rude = "[/red] :boom: \x1b[2J\x1b]0;title\x07 two\nlines\x9b1m\u202e"
+    shown = "[/red] :boom: \ufffd[2J\ufffd]0;title\ufffd two lines\ufffd1m\ufffd"
+    api.add("pods", pod("waits", notes={WAITS: f"2026-01-01T00:00:00Z {rude}"}))
+    opened = pod("opened", gate=False, notes={"egs.io/opened": f"2026-01-01T00:00:00Z {rude}"})
+    opened["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": rude}]}
+    api.add("pods", opened)
+    for words, lines in ((("ps",), 3), (("why", "waits"), 3), (("why", "opened"), 3)):
+        assert asked(api, *words) == 0
+        said = capsys.readouterr().out
+        assert shown in said
+        assert said.count("\n") == len(said.splitlines()) == lines
+        assert all(one.isprintable() for one in said.splitlines())
+
+
 def test_a_word_that_may_not_be_written_keeps_no_gate_closed(api: EmulatedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy of an earlier version refuses it: one line, and pods are ordered as before."""
     patch = Cluster.patch
