@@ -1,5 +1,6 @@
-"""`python -m egs_core.dashboard HANDLE SOCKET [--secure]`, as `egs serve` starts it: HANDLE is of the listening socket
-that it has made, SOCKET the server's own. Ends as soon as its stdin does: then the server is gone."""
+"""`python -m egs_core.dashboard HANDLE SOCKET PORT [--secure] [--behind-proxy]`, as `egs serve` starts it: HANDLE is of
+the listening socket that it has made, SOCKET the server's own, PORT that of its address. Ends as soon as its stdin
+does: then the server is gone."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from egs_core.dashboard.measured import measured
 
 
 def main(arguments: list[str]) -> None:
-    handle, site, *options = arguments
+    handle, site, port, *options = arguments
     threading.Thread(target=_end_with_the_server, daemon=True).start()
-    app = make_app(Asking(Path(site)), measured, is_secure="--secure" in options)
+    is_secure, behind_proxy = "--secure" in options, "--behind-proxy" in options
+    app = make_app(Asking(Path(site)), measured, int(port), is_secure=is_secure, behind_proxy=behind_proxy)
     config = uvicorn.Config(
         app,
         http="httptools",

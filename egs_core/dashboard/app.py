@@ -1,6 +1,9 @@
-"""The dashboard's routes. Who asks is known by a cookie; a change needs the session's second secret besides.
+"""The dashboard's routes. A cookie says whose page is shown, and opens nothing else: browsers send it to every port of
+the host. What is shown and changed needs the session's second secret, which only the answer to a login tells; the
+page keeps it in its origin's storage, of one port, and sends it in a header.
 
 GET  /dashboard                  the page; the login page for nobody that is known
+GET  /dashboard/login            the login page
 POST /dashboard/login            token ─► a session
 POST /dashboard/logout
 GET  /dashboard/events           what changes, as server-sent events
@@ -33,10 +36,9 @@ from egs_core.client import messages as c
 from egs_core.client.http import Refused, Unreachable
 from egs_core.dashboard.asking import RUN, TOKEN, VERBS, Asking
 from egs_core.dashboard.feed import AWAY, Feeds, Measure, Viewer, event
-from egs_core.dashboard.pages import ASSETS, PATH, login_page, main_page
+from egs_core.dashboard.pages import ASSETS, PATH, entered_page, login_page, main_page
 from egs_core.dashboard.sessions import LASTS_S, Session, Sessions
 
-COOKIE = "egs_dashboard"
 SILENCE_S = 10.0  # after so long a stream says that it lives, and its token is looked at again
 MOST_LOGINS = 4  # at once
 NOBODY = "nobody is known by that token here: it is wrong, has expired, or was revoked"
@@ -66,11 +68,14 @@ TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
 
 
 class App:
-    """The routes. is_secure: browsers come over TLS, so that the cookie is for that alone."""
+    """The routes. port: of the server, whose cookie is its own; is_secure: browsers come over TLS, so the cookie is
+    for that alone, and no server without TLS sets it; behind_proxy: something in front says which host they asked."""
 
-    def __init__(self, asking: Asking, measure: Measure, *, is_secure: bool) -> None:
+    def __init__(self, asking: Asking, measure: Measure, port: int, *, is_secure: bool, behind_proxy: bool) -> None:
         self.sessions = Sessions(time.monotonic)
         self._asking, self._is_secure = asking, is_secure
+        self._cookie = f"{'__Secure-' if is_secure else ''}egs_dashboard_{port}"
+        self._hosts = ("host", "x-forwarded-host") if behind_proxy else ("host",)
         self._feeds = Feeds(asking, self.sessions, measure)
         self._logins = asyncio.Semaphore(MOST_LOGINS)
 
@@ -78,8 +83,11 @@ class App:
         session = self._session(request)
         return _html(login_page()) if session is None else _html(main_page(session), session)
 
+    async def entrance(self, _: Request) -> Response:
+        return _html(login_page())
+
     async def login(self, request: Request) -> Response:
-        if not _is_own(request):
+        if not self._is_own(request):
             return _refusal(403, "this form was sent by another site's page")
         token = (await _form(request)).get("token", "").strip()
         try:
@@ -88,26 +96,28 @@ class App:
             return _html(login_page(NOBODY if error.status == 401 else str(error)), status=error.status)
         except (Unreachable, ValidationError):
             return _html(login_page(AWAY), status=503)
-        answer = RedirectResponse(PATH, 303, _headers(session))
+        answer = _html(entered_page(session), session)
         answer.set_cookie(
-            COOKIE, cookie, int(LASTS_S), path=PATH, secure=self._is_secure, httponly=True, samesite="strict"
+            self._cookie, cookie, int(LASTS_S), path=PATH, secure=self._is_secure, httponly=True, samesite="strict"
         )
         return answer
 
     async def logout(self, request: Request) -> Response:
         session = self._session(request)
         if session is not None:
-            if not _is_own(request) or not session.allows((await _form(request)).get("csrf", "")):
+            if not self._is_own(request) or not session.allows((await _form(request)).get("csrf", "")):
                 return _refusal(403, "this form is not of this session: load the page again")
             self._feeds.of(session).end(session)
         answer = RedirectResponse(PATH, 303, HEADERS)
-        answer.delete_cookie(COOKIE, path=PATH, secure=self._is_secure, httponly=True, samesite="strict")
+        answer.delete_cookie(self._cookie, path=PATH, secure=self._is_secure, httponly=True, samesite="strict")
         return answer
 
     async def events(self, request: Request) -> Response:
         session = self._session(request)
         if session is None:
             return _refusal(401, "log in again")
+        if not session.allows(request.headers.get("x-egs-csrf", "")):
+            return _refusal(403, "this is not of this session's page: log in again")
         headers = {**_headers(session), "X-Accel-Buffering": "no"}  # a proxy in front is to pass each event on at once
         return StreamingResponse(self._stream(session), 200, headers, "text/event-stream")
 
@@ -115,7 +125,7 @@ class App:
         session = self._session(request)
         if session is None:
             return _refusal(401, "log in again")
-        if not _is_own(request) or not session.allows(request.headers.get("x-egs-csrf", "")):
+        if not self._is_own(request) or not session.allows(request.headers.get("x-egs-csrf", "")):
             return _refusal(403, "this is not of this session's page: load it again")
         run, verb = request.path_params["run"], request.path_params["verb"]
         if verb not in VERBS or not RUN.fullmatch(run):
@@ -180,16 +190,27 @@ class App:
             pass  # the feed says so
 
     def _session(self, request: Request) -> Session | None:
-        return self.sessions.of(request.cookies.get(COOKIE, ""))
+        return self.sessions.of(request.cookies.get(self._cookie, ""))
+
+    def _is_own(self, request: Request) -> bool:
+        """Whether a page of this origin has sent it, as far as browsers say: the second bolt, behind SameSite."""
+        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+        if site is not None and site not in ("same-origin", "none"):
+            return False
+        asked = [request.headers.get(name, "").partition(",")[0].strip() for name in self._hosts]
+        return origin is None or origin.partition("://")[2] in filter(None, asked)
 
 
-def make_app(asking: Asking, measure: Measure, *, is_secure: bool = False) -> Starlette:
+def make_app(
+    asking: Asking, measure: Measure, port: int, *, is_secure: bool = False, behind_proxy: bool = False
+) -> Starlette:
     """The application. measure: what the GPUs of this host do."""
-    app = App(asking, measure, is_secure=is_secure)
+    app = App(asking, measure, port, is_secure=is_secure, behind_proxy=behind_proxy)
     return Starlette(
         routes=[
             Route(PATH, app.page),
             Route(f"{PATH}/", app.page),
+            Route(f"{PATH}/login", app.entrance),
             Route(f"{PATH}/login", app.login, methods=["POST"]),
             Route(f"{PATH}/logout", app.logout, methods=["POST"]),
             Route(f"{PATH}/events", app.events),
@@ -197,14 +218,6 @@ def make_app(asking: Asking, measure: Measure, *, is_secure: bool = False) -> St
             Route(f"{PATH}/assets/{{name}}", app.asset),
         ]
     )
-
-
-def _is_own(request: Request) -> bool:
-    """Whether a page of this origin has sent it, as far as browsers say: the second bolt, behind SameSite."""
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if site is not None and site not in ("same-origin", "none"):
-        return False
-    return origin is None or urllib.parse.urlsplit(origin).netloc == request.headers.get("host")
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -2,13 +2,24 @@
 // the page's policy forbids all that would read it as HTML.
 (() => {
   "use strict";
-  const { csrf, role, name: user } = document.body.dataset;
+  const { csrf: given, role, name: user } = document.body.dataset;
+  const KEPT = "egs-dashboard"; // the session's secret, where no other port's pages can read it
+  if (given) {
+    localStorage.setItem(KEPT, given);
+    location.replace("/dashboard");
+    return;
+  }
+  const csrf = localStorage.getItem(KEPT);
+  if (!csrf) {
+    location.replace("/dashboard/login");
+    return;
+  }
   const $ = (id) => document.getElementById(id);
   const dialog = document.querySelector("dialog");
   const tables = new Map(); // section -> { body, kinds, empty, scroll, link, rows: Map(key -> { tr, row }) }
   const LABEL = { abort: "Abort", pause: "Pause", resume: "Resume" };
   const RETRY_MS = [1000, 2000, 5000, 10000];
-  let ahead = 0, tries = 0, source = null, asked = null;
+  let ahead = 0, tries = 0, asked = null;
 
   for (const section of document.querySelectorAll("section[id]")) {
     tables.set(section.id, {
@@ -132,25 +143,29 @@
     if (totals) $("status").textContent = totals;
   }
 
-  function listen() {
-    source = new EventSource("/dashboard/events");
-    source.addEventListener("change", (event) => change(JSON.parse(event.data)));
-    source.addEventListener("problem", (event) => problem(JSON.parse(event.data)));
-    source.addEventListener("ended", () => location.reload());
-    source.onerror = () => {
-      source.close();
-      problem("No connection to the dashboard: what is shown may be old. Runs and leases are not touched by that.");
-      const wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)];
-      setTimeout(again, wait);
-    };
+  function told(event) { // "event: KIND\ndata: JSON", or a comment
+    const [, kind, data] = event.match(/^event: (\w+)\ndata: (.*)$/) || [];
+    if (kind === "change") change(JSON.parse(data));
+    else if (kind === "problem") problem(JSON.parse(data));
+    else if (kind === "ended") location.reload();
   }
 
-  async function again() {
-    try { // who is no longer logged in gets the login page
-      const answer = await fetch("/dashboard", { cache: "no-store" });
-      if (answer.ok && !(await answer.text()).includes('id="status"')) return location.reload();
-    } catch { /* the server is away: the stream says so again */ }
-    listen();
+  async function listen() { // not an EventSource: that can send no header
+    try {
+      const answer = await fetch("/dashboard/events", { headers: { "X-EGS-CSRF": csrf }, cache: "no-store" });
+      if (answer.status === 401 || answer.status === 403) return location.replace("/dashboard/login");
+      if (answer.ok) {
+        const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+        let rest = "";
+        for (let part = await reader.read(); !part.done; part = await reader.read()) {
+          const events = (rest + part.value).split("\n\n");
+          rest = events.pop();
+          events.forEach(told);
+        }
+      }
+    } catch { /* said below */ }
+    problem("No connection to the dashboard: what is shown may be old. Runs and leases are not touched by that.");
+    setTimeout(listen, RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)]);
   }
 
   // --- changes -----------------------------------------------------------------------------------------------------
@@ -188,6 +203,7 @@
     if (!words) dialog.close();
   });
 
+  $("csrf").value = csrf;
   listen();
   setInterval(tick, 1000);
 })();

@@ -53,13 +53,22 @@ def login_page(problem: str = "") -> str:
     return _page("log in", tag("main", tag("h1", "EGS: log in"), form, hint), with_script=False)
 
 
+def entered_page(session: Session) -> str:
+    """The answer to a login, and the only one that tells the session's secret: its script keeps that, and goes on."""
+    words = tag(
+        "p", "The dashboard needs JavaScript, and storage for its pages; ", tag("code", "egs top"), " does not."
+    )
+    return _page("logging in", tag("main", words), with_script=True, data_csrf=session.csrf)
+
+
 def main_page(session: Session) -> str:
+    """Whoever has but the cookie reads who is logged in, and nothing else."""
     me = session.me
     team = "all teams" if me.every_team else f"team {me.team}" if me.team else "no team"
     out = tag(
         "form",
         tag("span", f"{me.name}, {me.role}, {team} "),
-        tag("input", type="hidden", name="csrf", value=session.csrf),
+        tag("input", type="hidden", id="csrf", name="csrf"),
         tag("button", "Log out", type="submit"),
         method="post",
         action=f"{PATH}/logout",
@@ -77,7 +86,7 @@ def main_page(session: Session) -> str:
         *(_section(name, section) for name, section in SECTIONS.items()),
         _dialog(),
     )
-    data = {"data_csrf": session.csrf, "data_role": me.role, "data_name": me.name}
+    data = {"data_role": me.role, "data_name": me.name}
     return _page("dashboard", body, with_script=True, **data)
 
 

@@ -16,7 +16,7 @@ MOST_OF_TOKEN = 10  # so nobody ends another's; how many tokens there are is the
 
 
 class Session(msgspec.Struct, frozen=True):
-    """token: of the viewer; csrf: what a change has to bring besides the cookie; ends_at: of `Sessions`' clock."""
+    """token: of the viewer; csrf: what all but the page needs besides the cookie; ends_at: of `Sessions`' clock."""
 
     key: str
     token: str

@@ -37,11 +37,15 @@ class Away(Exception):
 
 
 class Dashboard:
-    """See the module. site: the server's own Unix socket; is_secure: browsers reach it over TLS only."""
+    """See the module. site: the server's own Unix socket; is_secure: browsers reach it over TLS only; behind_proxy:
+    one that says under what name."""
 
-    def __init__(self, folder: Path, port: int, site: Path, *, is_secure: bool) -> None:
+    def __init__(
+        self, folder: Path, port: int, site: Path, *, is_secure: bool = False, behind_proxy: bool = False
+    ) -> None:
         self._folder, self._name = folder.absolute(), f"dashboard-{port}.sock"
-        self._site, self._is_secure = site.absolute(), is_secure
+        self._site, self._port = site.absolute(), port
+        self._options = ["--secure"] * is_secure + ["--behind-proxy"] * behind_proxy
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._listening: socket.socket | None = None
@@ -105,9 +109,8 @@ class Dashboard:
 
     def _start(self, listening: socket.socket) -> None:
         handle = listening.fileno()
-        command = [sys.executable, "-P", "-m", "egs_core.dashboard", str(handle), str(self._site)]
-        if self._is_secure:
-            command.append("--secure")
+        command = [sys.executable, "-P", "-m", "egs_core.dashboard", str(handle), str(self._site), str(self._port)]
+        command += self._options
         environment = {name: value for name, value in os.environ.items() if name not in SECRET}
         self._started_at = time.monotonic()
         try:

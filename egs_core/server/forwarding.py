@@ -20,7 +20,10 @@ from egs_core.server.dashboard import Away, Dashboard
 
 PATH = "/dashboard"
 METHODS = ("GET", "HEAD", "POST")
-PASSED = (b"accept", b"cookie", b"content-type", b"host", b"origin", b"sec-fetch-site", b"x-egs-csrf")
+PASSED = (
+    *(b"accept", b"cookie", b"content-type", b"host", b"x-forwarded-host", b"origin", b"sec-fetch-site"),
+    b"x-egs-csrf",
+)
 OWN = (b"connection", b"keep-alive", b"transfer-encoding", b"date")  # of one connection, or said by this server anyway
 KNOWN = b"egs-known"  # of an answer to somebody who is logged in
 MOST_BODY_BYTES, MOST_PASSED_BYTES = 16 * 1024, 16 * 1024

@@ -106,7 +106,8 @@ def serve(
         sharing = Sharing(queues, teams.of_queue, spanning, turn)
         check = leader.check_quickly if leader else _always
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
-        dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=tls is not None or door.behind_proxy)
+        is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy
+        dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=is_secure, behind_proxy=behind_proxy)
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)
         ready = Ready(url, str(path), str(token_file(url)), store.place if leader else str(folder), ids, is_emulated)

@@ -34,9 +34,9 @@ class Visitor:
 
     def log_in(self, token: str, **headers: str | None) -> Answer:
         answer = self.post("/dashboard/login", {"token": token}, **headers)
-        if answer.status == 303:
+        if answer.status == 200:
             self.cookie = answer.headers["set-cookie"].split(";")[0]
-            found = re.search(r'data-csrf="([^"]+)"', self.get().body.decode())
+            found = re.search(r'data-csrf="([^"]+)"', answer.body.decode())
             assert found is not None
             self.csrf = found[1]
         return answer
@@ -47,15 +47,15 @@ class Visitor:
         return self._asker.ask("POST", f"/dashboard/runs/{run}/{verb}", {"reason": "by hand"}, None, **sent)
 
     def stream(self) -> Stream:
-        return Stream(self.port, self.cookie)
+        return Stream(self.port, self.cookie, self.csrf)
 
 
 class Stream:
     """The events of a session. seen: kinds and data of all that came; text: of all that came."""
 
-    def __init__(self, port: int, cookie: str) -> None:
+    def __init__(self, port: int, cookie: str, csrf: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        self._connection.request("GET", "/dashboard/events", headers={"Cookie": cookie})
+        self._connection.request("GET", "/dashboard/events", headers={"Cookie": cookie, "X-EGS-CSRF": csrf})
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200, self._answer.read()
         self.seen: list[tuple[str, Any]] = []

@@ -141,6 +141,20 @@ def test_by_keys_alone(seen: Seen) -> None:
     third.wait(PATIENCE_S)
 
 
+def test_the_secret_is_in_this_origins_storage_alone(seen: Seen) -> None:
+    """Not in the page, and no cookie that a script could read; without it the page has the browser log in again."""
+    seen.open(1280)
+    secret = seen.page.evaluate("localStorage.getItem('egs-dashboard')")
+    assert len(secret) > 20
+    asked = "fetch('/dashboard').then(answer => answer.text())"
+    assert (secret in seen.page.evaluate(asked), seen.page.evaluate("document.cookie")) == (False, "")
+    seen.page.evaluate("localStorage.clear()")
+    seen.page.open(seen.url, 1280)
+    seen.until("document.title === 'EGS: log in'", "the login page is there")
+    seen.log_in()
+    assert seen.page.evaluate("localStorage.getItem('egs-dashboard')") != secret
+
+
 def test_it_says_that_the_connection_is_gone_and_goes_on_by_itself(seen: Seen) -> None:
     """The dashboard's process is killed: the page says so, and then asks for the token again, as it knows nobody."""
     seen.open(1280)

@@ -31,7 +31,7 @@ def port_of(site: RealSite) -> int:
 
 def logged_in(site: RealSite) -> Visitor:
     visitor = Visitor(port_of(site))
-    assert visitor.log_in(Path(site.ready["token"]).read_text().strip()).status == 303
+    assert visitor.log_in(Path(site.ready["token"]).read_text().strip()).status == 200
     return visitor
 
 

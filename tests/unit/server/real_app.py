@@ -86,7 +86,7 @@ class RealApp:
         self.tcp = Door().listen()
         self.port = self.tcp.getsockname()[1]
         self.path = folder / "egs.sock"
-        self.dashboard = self.site.dashboard = Dashboard(folder, self.port, self.path, is_secure=False)
+        self.dashboard = self.site.dashboard = Dashboard(folder, self.port, self.path)
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         local.bind(str(self.path))
         self.path.chmod(serving.SOCKET_MODE)
