@@ -16,6 +16,7 @@ import msgspec
 
 from egs_core.client import messages as c
 from egs_core.client.phases import Wish
+from egs_core.described import describe
 from egs_core.errors import EgsError
 from egs_core.places import data_folder
 
@@ -68,6 +69,9 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether to start again after so many tries, the last of which has ended with this exit code."""
         is_meant = code in self.retry_on if self.retry_on else code not in (0, *NOT_STARTED_CODES)
         return tries <= self.retries and is_meant
+
+
+describe(Job)
 
 
 def keep(job: Job, view: c.RunView) -> None:

@@ -27,6 +27,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import Refused, SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import find_address
 from egs_core.client.processes import LEASE_VARIABLE, descendants, process
+from egs_core.described import describe
 from egs_core.errors import EgsError
 
 REQUEST = "EGS_GPU_REQUEST"
@@ -40,6 +41,9 @@ class Wish(msgspec.Struct, frozen=True):
 
     run: str
     fields: dict[str, Any]
+
+
+describe(Wish)
 
 
 class SiteGpus:

@@ -17,6 +17,7 @@ import msgspec
 import sqlalchemy as sa
 
 from egs_core.client.tokens import Role
+from egs_core.described import describe
 from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
@@ -30,6 +31,8 @@ from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS, text
 VERSION = "1"
 COMPACT_EVERY = 20_000  # entries: a recovery folds no more than these
 COLUMNS = tuple([column.name for column in LOG.columns if not column.primary_key])
+
+describe(SiteFacts, Run, list[JoinedHost])
 
 
 class StoreError(Exception):

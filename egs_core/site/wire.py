@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.engine import messages as m
 from egs_core.graph.columns import Graph
 from egs_core.runlog import records as r
@@ -123,6 +124,4 @@ class Messages(msgspec.Struct, frozen=True):
 
 
 TOLD = (Batch, Answers, Messages, m.Reason, s.Grown, tuple[s.TaskStatus, ...], s.WorkloadStatus, s.Order)
-DECODERS = tuple([msgspec.json.Decoder(kind) for kind in TOLD])
-"""For what it does to msgspec, which describes a type when it first decodes one: two threads that both begin with that
-end the process. So the thread that imports this does it for all."""
+describe(Joined, *TOLD)

@@ -1,9 +1,9 @@
 """The line between the driver's process and the workers: small JSON messages over TCP, standard library only.
 
 Ray's own ways from a driver to a running task cost an actor and about 2 ms each way; this costs 0.1 ms and needs no
-further process. Both ends prove that they know the run's key (`multiprocessing.connection`, HMAC) and nothing is
-ever unpickled. One connection a worker process, kept open; the kernel closes it when the process dies, so its end is
-how the driver learns of a crash.
+further process. Both ends prove that they know the run's key (`multiprocessing.connection`, HMAC), and this
+unpickles nothing. One connection a worker process, kept open; the kernel closes it when the process dies, so its end
+is how the driver learns of a crash.
 """
 
 from __future__ import annotations

@@ -110,3 +110,34 @@ def test_what_has_no_turn_lends_none() -> None:
     script.books.jobs[script.books.numbers["over"]].succeeded = True
     script.loans.waits("over")
     assert script.opened == []
+
+
+def test_each_turn_is_lent_by_itself() -> None:
+    """Two parents wait: one's two children do not go on the other's turn, whose own child goes whatever it needs."""
+    script = Script()
+    for name in ("a", "b"):
+        script.submits(name)
+        script.turn(name)
+    for name, gpus, parent in (("a1", 1.0, "a"), ("a2", 1.0, "a"), ("b1", 4.0, "b")):
+        script.submits(name, gpus, works_for=parent)
+    script.loans.waits("a")
+    script.loans.waits("b")
+    assert script.opened == ["a1", "b1"]
+    script.ends("a1")
+    assert script.opened == ["a1", "b1", "a2"]
+
+
+def test_what_was_lent_is_lent_on() -> None:
+    """A child that waits computes nothing: what works for it goes, or another child that it may wait for, but one at a
+    time on one turn."""
+    script = parent_and_children(2)
+    script.loans.waits("parent")
+    script.turn("child0")
+    script.submits("grandchild", 4.0, works_for="child0")
+    script.loans.look()
+    assert script.opened == ["child0"]
+    script.loans.waits("child0")
+    assert script.opened == ["child0", "child1"]
+    script.turn("child1")
+    script.loans.waits("child1")
+    assert script.opened == ["child0", "child1", "grandchild"]

@@ -6,11 +6,13 @@
 Else a quota of one GPU would keep parent and child apart for ever, where natively both run. Threads and `await` tell of
 no wait, and what an actor's method submits works for nobody who is known: a nested task that has waited for PATIENCE_S
 counts as waited for, by its parent if that has a turn, else by whoever waits.
+
+A task that goes so and waits itself lends on what it was lent: all that goes on one turn shares its GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from egs_ray.session.grown import Grown
 from egs_ray.session.tasks import Job
@@ -34,7 +36,7 @@ class Loans:
         self._books, self._let_go_at, self._let_go, self._now = books, let_go_at, let_go, now
         self._lenders: dict[str, Job] = {}  # by the task's id: its code waits
         self._waiting: dict[int, tuple[Job, str, float]] = {}  # index -> a nested task, its parent, since when
-        self._borrowers: list[Job] = []
+        self._borrowed: dict[int, tuple[Job, Job]] = {}  # index -> a task that went so, and the one whose turn it is
 
     def arrived(self, job: Job, parent: str) -> None:
         """A nested task, which perhaps waits for its turn."""
@@ -56,15 +58,25 @@ class Loans:
             del self._waiting[index]
         if not self._waiting:
             return
-        self._borrowers = [job for job in self._borrowers if not job.is_over]
+        self._borrowed = {index: both for index, both in self._borrowed.items() if not both[0].is_over}
         lenders = self._lending()
-        lent, used = _gpus(lenders.values()), _gpus(self._borrowers)
-        for job in self._ready(lenders):
-            if not used or used + job.gpus <= lent:
-                used += job.gpus
-                self._borrowers.append(job)
+        for job, parent in self._ready(lenders):
+            owners = [self._owner(lender) for task, lender in lenders.items() if parent in (task, "")]
+            owner = next((one for one in owners if self._has_room(one, job, lenders)), None)
+            if owner is not None:
+                self._borrowed[job.index] = job, owner
                 del self._waiting[job.index]
                 self._let_go(job.ticket)
+
+    def _owner(self, lender: Job) -> Job:
+        """Whose turn it is that a task would lend."""
+        return self._borrowed[lender.index][1] if lender.index in self._borrowed else lender
+
+    def _has_room(self, owner: Job, job: Job, lenders: dict[str, Job]) -> bool:
+        """Whether a task can go on this turn: besides what computes on it, and in any case where nothing does."""
+        waiting = {lender.index for lender in lenders.values()}
+        used = sum(one.gpus for one, whose in self._borrowed.values() if whose is owner and one.index not in waiting)
+        return not used or (owner.index in waiting and used + job.gpus <= owner.gpus)
 
     def _has_gone(self, job: Job) -> bool:
         return job.is_over or self._let_go_at(job) is not None
@@ -86,16 +98,13 @@ class Loans:
         in_gpu_phase = job.lease is not None and job.grant is not None and job.grant.is_gpu
         return in_gpu_phase or self._let_go_at(job) is not None
 
-    def _ready(self, lenders: dict[str, Job]) -> list[Job]:
-        """Those that wait for a turn alone and that a lender may wait for, the most urgent first."""
+    def _ready(self, lenders: dict[str, Job]) -> Iterator[tuple[Job, str]]:
+        """Those that wait for a turn alone and that a lender may wait for, the most urgent first; with its id, or ""
+        where it may be any."""
         graph, late = self._books.converted.graph, self._now() - PATIENCE_S
-        ready = [
-            job
+        found = [
+            (job, parent if parent in lenders else "")
             for job, parent, since_s in self._waiting.values()
-            if (parent in lenders or (lenders and since_s < late)) and not job.waits_for_others
+            if (parent in lenders or since_s < late) and not job.waits_for_others
         ]
-        return sorted(ready, key=lambda job: (-graph.options_of(job.index).priority, job.index))
-
-
-def _gpus(jobs: Iterable[Job]) -> float:
-    return sum(job.gpus for job in jobs)
+        yield from sorted(found, key=lambda one: (-graph.options_of(one[0].index).priority, one[0].index))

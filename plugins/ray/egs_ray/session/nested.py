@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import ray
 
+from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_ray import submitting
 from egs_ray.link import Message, Peer, Server
@@ -27,6 +28,8 @@ from egs_ray.session.described import Described
 from egs_ray.session.shared import tell
 from egs_ray.submission import Arrival, Needs
 from egs_ray.worker.spec import Address
+
+describe(Needs, Arrival, TaskOptions)  # messages come on a thread for each worker
 
 
 class NestedRef:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import ray
 
+from egs_core.described import describe
 from egs_core.engine.specs import QueueSpec
 from egs_core.site import wire
 from egs_core.site.pooled import About
@@ -32,6 +33,8 @@ IDLE_S = 60.0
 """It ends itself after so long without a driver."""
 LOOK_S = 0.5
 CALLS_AT_ONCE = 1000
+
+describe(tuple[QueueSpec, ...], About)
 
 Answer = tuple[str, bytes]
 """Why there is no value, or "" and the value."""
