@@ -32,7 +32,11 @@ class Answers:
             future, answer = self._there.popleft()
             if future.done():
                 continue  # nobody waits any more
-            if isinstance(answer, BaseException):
+            if isinstance(answer, StopIteration):  # which no future takes
+                wrapped = RuntimeError(f"StopIteration: {answer}")
+                wrapped.__cause__ = answer
+                future.set_exception(wrapped)
+            elif isinstance(answer, BaseException):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
