@@ -5,7 +5,8 @@
     GPU 1 | bbbbbbbbbb | dddddddd
 
 It counts devices only, and parts of them: not CPUs, memory, quotas, or what comes later and goes first. Where a length
-that it depends on is not known it says nothing.
+that it depends on is not known it says nothing. What it expects to start at once, though the engine let it wait, waits
+for what is not counted: `views` tells no moment then.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from egs_core.server.moments import wall_clock
 from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, GangPlace, HeldLease, Run, SiteFacts
 
 BEAT_S = 5.0  # how often a client is to be heard of
+MOMENT_S = 5.0  # what should have started so long ago, or longer, starts nobody knows when
 MOST_EXPLAINED = 100
 OTHERS = "(one of another team)"
 NUMBERED = re.compile(r"\d+(?= \()")
@@ -121,8 +122,9 @@ class Views:
         if with_reason and run.is_open and lease is None and awaited.lease is None and awaited.task != NOT_ADMITTED:
             starts = expected_starts(self._engine) if starts is None else starts
             found = starts.get(self._engine.state.cursor[awaited.task])
-            if found is not None:
-                starts_in_s = max(0.0, self._engine.state.now + found - self.clock())
+            if found and kind != "quota":  # at once, and it waits: for something that the forecast does not count
+                in_s = self._engine.state.now + found - self.clock()
+                starts_in_s = None if in_s < -MOMENT_S else max(0.0, in_s)
         if with_reason and awaited.id in self._kept:
             starts_in_s = self._kept[awaited.id].end - epoch - self.clock()
         return c.RunView(

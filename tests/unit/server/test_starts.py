@@ -1,0 +1,64 @@
+"""When what waits should start, and where no moment is told: no clock, no network, no process."""
+
+from __future__ import annotations
+
+import pytest
+
+from egs_core.client import messages as c
+from egs_core.engine import Engine
+from egs_core.engine.specs import UNLIMITED, QueueSpec
+from egs_core.server.book import CONFIG
+from egs_core.server.logic import SiteLogic
+from egs_core.server.overview import overview
+from egs_core.server.runs import SiteFacts
+from tests.unit.server.site_world import OFFER
+from tests.unit.server.test_site_logic import ANN, end, request, start
+
+
+@pytest.fixture
+def site() -> SiteLogic:
+    """Three devices, nothing on them."""
+    logic = SiteLogic(SiteFacts("site", 1000.0), Engine(CONFIG))
+    logic.offer(OFFER)
+    return logic
+
+
+def test_no_time_is_promised_to_what_waits_for_quota(site: SiteLogic) -> None:
+    """The forecast counts devices, of which one is free, or comes free: what has no quota then starts nobody knows
+    when, in no view. What is behind it in another queue is told its moment."""
+    site.offer(OFFER, (QueueSpec("images", nominal=(UNLIMITED, 1000, UNLIMITED)), QueueSpec("others")))
+    start(site, 1, queue="images")
+    busy = start(site, 2, gpus=1, queue="others", expected_s=60.0)
+    waits = site.submit(ANN, request(3, queue="images"))
+    assert (waits.kind, waits.starts_in_s) == ("quota", None)
+    assert [view.starts_in_s for view in site.queue(ANN).runs] == [None]
+    found = overview(site.book, ANN)
+    assert ([run.starts_in_s for run in found.waiting], [queue.starts_in_s for queue in found.queues]) == (
+        [None],
+        [None, None],
+    )
+    start(site, 4, gpus=1, queue="others")
+    site.at(site.now + 20)
+    assert site.view(ANN, waits.id).starts_in_s is None, "nor when the other one is awaited"
+    site.control(ANN, waits.id, "abort", c.Control())
+    other = site.submit(ANN, request(5, queue="others"))
+    assert (other.kind, other.starts_in_s) == ("capacity", 40.0)
+    end(site, busy)
+
+
+def test_no_time_is_promised_to_what_waits_for_memory(site: SiteLogic) -> None:
+    """A device is free, so that the forecast, which counts nothing else, expects the start at once."""
+    start(site, 1, memory_bytes=OFFER.memory_bytes)
+    waits = site.submit(ANN, request(2, memory_bytes=OFFER.memory_bytes))
+    assert (waits.kind, waits.starts_in_s) == ("capacity", None)
+
+
+def test_a_moment_that_has_passed_is_not_promised_for_ever(site: SiteLogic) -> None:
+    """What should have ended has not: for a moment it is now, then it is not known."""
+    start(site, 1, gpus=3, expected_s=60.0)
+    waits = site.submit(ANN, request(2))
+    seen = []
+    for at in (59.0, 62.0, 70.0):
+        site.at(at)
+        seen.append(site.view(ANN, waits.id).starts_in_s)
+    assert seen == [1.0, 0.0, None]
