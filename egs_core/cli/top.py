@@ -20,7 +20,6 @@ from egs_core.client.overview import Overview
 from egs_core.client.supervise import starts_words
 
 EVERY_S = 1.0
-LONGEST = 8  # rows of each list on a terminal of unknown height
 
 
 def top(
@@ -41,7 +40,7 @@ def top(
         with Live(console=console, screen=True, auto_refresh=False) as live:
             problem = ""
             while True:
-                live.update(shown(seen, time.time(), _rows(console.height), problem), refresh=True)
+                live.update(shown(seen, time.time(), console.height, problem), refresh=True)
                 time.sleep(EVERY_S)
                 try:
                     seen, problem = client.overview(), ""
@@ -49,30 +48,49 @@ def top(
                     problem = str(error)
 
 
-def _rows(height: int) -> int:
-    """Of each of the three long lists, so that all have room on a terminal."""
-    return max(3, (height - 12) // 3) if height else LONGEST
+def shares(lengths: Sequence[int], lines: int) -> list[int]:
+    """Rows of each list, the first ones first: as many as there are, or all alike with what is left over by those that
+    need less. Each that has any rows takes a blank line, its heading, and one that says how many it leaves out."""
+    given = [0] * len(lengths)
+    left = lines - sum(3 for length in lengths if length)
+    while wanting := [n for n, length in enumerate(lengths) if given[n] < length]:
+        number = min(wanting, key=lambda n: given[n])
+        cost = 0 if given[number] + 1 == lengths[number] else 1  # the last one instead of the line that says it
+        if cost > left:
+            break
+        given[number] += 1
+        left -= cost
+    return given
 
 
-def shown(seen: Overview, now: float, most: int | None = None, problem: str = "") -> RenderableType:
-    """most: rows of each list; problem: why this is not what is now."""
-    parts: list[RenderableType] = [Text(_totals(seen), style="bold")]
+def shown(seen: Overview, now: float, height: int | None = None, problem: str = "") -> RenderableType:
+    """height: of the terminal, None where all is shown; problem: why this is not what is now."""
+    silent = [one.name for one in seen.hosts if one.state == "silent"]
+    parts: list[RenderableType] = [_line(_totals(seen), "bold")]
     if problem:
-        parts.append(Text(f"old: {problem}", style="red"))
+        parts.append(_line(f"old: {problem}", "red"))
+    if silent:
+        parts.append(_line(f"silent: {', '.join(silent)}", "red"))
     runs = {run.id: run for run in seen.running}
     several = len(seen.hosts) > 1
     devices = [_device(one, runs, now, several) for one in seen.devices]
     queues = [_queue(one.name, one.team, one.gpus, one.used, one.waiting) for one in seen.queues]
     waiting = [(_named(run), run.user, run.queue, f"{run.gpus:g}", _starts(run), run.reason) for run in seen.waiting]
-    parts += _listed("GPU|state|held by|for", devices, most)
-    parts += _listed("queue|team|quota|used|waiting", queues, most)
-    parts += _listed("running|user|queue|GPUs|for|state", [_running(run, now) for run in seen.running], most)
-    parts += _listed("waiting|user|queue|GPUs|starts|why", waiting, most)
-    parts += _listed("driver|user|queue|tasks run|wait|state", [_driver(run) for run in seen.drivers], most)
-    silent = [one.name for one in seen.hosts if one.state == "silent"]
-    if silent:
-        parts.append(Text(f"silent: {', '.join(silent)}", style="red"))
+    running, drivers = [_running(run, now) for run in seen.running], [_driver(run) for run in seen.drivers]
+    most: list[int | None] = [None] * 5
+    if height is not None:
+        most[:] = shares([len(rows) for rows in (waiting, running, devices, queues, drivers)], height - len(parts))
+    parts += _listed("GPU|state|held by|for", devices, most[2])
+    parts += _listed("queue|team|quota|used|waiting", queues, most[3])
+    parts += _listed("running|user|queue|GPUs|for|state", running, most[1])
+    parts += _listed("waiting|user|queue|GPUs|starts|why", waiting, most[0])
+    parts += _listed("driver|user|queue|tasks run|wait|state", drivers, most[4])
     return Group(*parts)
+
+
+def _line(text: str, style: str = "") -> Text:
+    # the text's own, not its column's: then the widest column is the first to be cut
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _listed(heads: str, rows: Sequence[tuple[str, ...]], most: int | None) -> list[RenderableType]:
@@ -81,10 +99,10 @@ def _listed(heads: str, rows: Sequence[tuple[str, ...]], most: int | None) -> li
         return []
     table = Table(box=None, pad_edge=False, header_style="dim")
     for head in heads.split("|"):
-        table.add_column(head, overflow="fold" if most is None else "ellipsis", no_wrap=most is not None)
+        table.add_column(head if most is None else _line(head), overflow="fold")
     for row in rows[:most]:
-        table.add_row(*map(Text, row))
-    more = [] if most is None or len(rows) <= most else [Text(f"… and {len(rows) - most} more", style="dim")]
+        table.add_row(*map(Text if most is None else _line, row))
+    more = [] if most is None or len(rows) <= most else [_line(f"… and {len(rows) - most} more", "dim")]
     return [Text(""), table, *more]
 
 
@@ -96,7 +114,8 @@ def _totals(seen: Overview) -> str:
 
 def _device(one: c.Device, runs: dict[str, c.RunView], now: float, several: bool) -> tuple[str, ...]:
     holders = [runs[run] for run in one.runs if run in runs]
-    held = ", ".join(_named(run) for run in holders) or ("another team's" if one.state == "held" else "")
+    named = [_named(runs[run]) if run in runs else run for run in one.runs]  # some are beyond those that are shown
+    held = ", ".join(named) or ("another team's" if one.state == "held" else "")
     since = max((run.started_at for run in holders if run.started_at is not None), default=None)
     name = f"{one.host}/{one.id}" if several else one.id
     return name, one.state, held, "" if since is None else _span(now - since)

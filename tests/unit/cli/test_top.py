@@ -33,8 +33,8 @@ def asked(app: RealApp, monkeypatch: pytest.MonkeyPatch) -> RealApp:
     return app
 
 
-def text_of(seen: Overview, **more: object) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def text_of(seen: Overview, width: int = 200, **more: object) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(shown(seen, 1100.0, **more))  # type: ignore[arg-type]
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
@@ -75,10 +75,41 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 def test_a_small_terminal_says_what_it_leaves_out() -> None:
     waiting = tuple(made_run(number, "waiting", reason="r") for number in range(2, 12))
-    text = text_of(made_site(waiting=waiting, waiting_count=10), most=3)
+    text = text_of(made_site(waiting=waiting, waiting_count=10), height=17)
+    assert len(text.splitlines()) <= 17
     assert "… and 7 more" in text
     assert "4 job4" in text
     assert "5 job5" not in text
+
+
+@pytest.mark.parametrize("drivers", [0, 8])
+@pytest.mark.parametrize("width", [80, 200])
+def test_each_list_has_its_share_of_a_small_terminal(drivers: int, width: int) -> None:
+    """At 24 lines all headings are there, and of each list at least one row, of what waits with why."""
+    why = "needs 1 GPUs: host has 0 of 8 GPUs wholly free; it is first in the queue; GPUs are held by 1 (job1, ann)"
+    seen = made_site(
+        devices=[{"id": str(n), "state": "held", "free": 0, "run": str(n), "runs": (str(n),)} for n in range(8)],
+        queues=[{"name": f"queue{n}"} for n in range(5)],
+        running=tuple(made_run(n, "running", started_at=1010.0) for n in range(8)),
+        waiting=tuple(made_run(n, "waiting", reason=why) for n in range(10, 18)),
+        drivers=tuple(made_run(n, "running", id=f"r{n}", framework="ray") for n in range(drivers)),
+        hosts=({"name": "a", "state": "own"}, {"name": "b", "state": "silent"}),
+    )
+    lines = text_of(seen, width=width, height=24, problem="no answer " * 40).splitlines()
+    assert len(lines) <= 24
+    heads = ["GPU", "queue", "running", "waiting", *["driver"] * bool(drivers)]
+    assert [line.split()[0] for line in lines if line and line.split()[0] in heads] == heads
+    row = next(line for line in lines if line.startswith("10 job10"))
+    assert "needs 1 GPUs" in row
+    assert [line for line in lines if line.startswith("0 job0")]
+
+
+def test_ones_own_run_beyond_those_that_are_shown() -> None:
+    """It holds its GPU under its number: only of what one does not see it is said that it is another team's."""
+    devices = [{"id": "0", "state": "held", "free": 0, "run": "777", "runs": ("777",)}]
+    text = text_of(made_site(devices=devices))
+    assert "another team's" not in text
+    assert "777" in text
 
 
 def test_what_is_old_is_called_so() -> None:
