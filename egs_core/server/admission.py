@@ -40,6 +40,8 @@ def _enter_gang(book: Book, run: Run, ask: c.Gang) -> None:
     """Raises Refusal."""
     place = book.gangs.place_for(run, ask, book.now)
     book.gangs.check_order(run, place, book.runs)
+    if (node := book.views.node_of(run.host)) is not None:
+        book.gangs.check_room(run, place, node)
     for one in book.gangs.enter(run, place):
         book.touch(one)
 

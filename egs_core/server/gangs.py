@@ -17,8 +17,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.client import messages as c
+from egs_core.engine.explain import describe_shape
+from egs_core.engine.state.nodes import UNTRACKED, Node
 from egs_core.errors import listed
-from egs_core.server.runs import GangPlace, Refusal, Run
+from egs_core.graph.columns import Shape
+from egs_core.server.runs import WHOLE_DEVICE, GangPlace, Refusal, Run
 
 ALIKE = {"queue": "--queue", "priority": "--priority", "requeue": "--requeue"}  # what all members of a gang have
 
@@ -104,6 +107,21 @@ class Gangs:
                     seen.add(one.id)
                     pending += [other for other, _ in one.after]
 
+    def check_room(self, run: Run, place: GangPlace, node: Node) -> None:
+        """Raises Refusal for a new run with which the members that have come need more of its host than there is: those
+        that have come wait on, for another in its place. A bound: whether what is enough in sum can be placed is seen
+        when all have come, and then all are refused."""
+        there = [one for one in self._members.get(place.number, {}).values() if one.host == run.host]
+        shapes = [one.shape for one in [*there, run]]
+        total = Shape(*[sum(amounts) for amounts in zip(*map(_amounts, shapes), strict=True)])
+        most = Shape(node.cpu_milli, node.gpus * WHOLE_DEVICE, node.memory_bytes)
+        has_memory = node.memory_bytes == UNTRACKED or total.memory_bytes <= most.memory_bytes
+        if total.cpu_milli <= most.cpu_milli and total.gpu_milli <= most.gpu_milli and has_memory:
+            return
+        text = f"gang: with this run {len(shapes)} members of gang {place.name!r} need {describe_shape(total)} at once"
+        offers = describe_shape(msgspec.structs.replace(most, memory_bytes=max(0, most.memory_bytes)))
+        raise Refusal(422, f"{text}, and {node.name} has {offers} in all: those that have come wait on")
+
     def overdue(self, now: float) -> list[list[Run]]:
         """The members of each gang that was not whole in time."""
         if self.not_before is None or self.not_before > now:
@@ -117,6 +135,10 @@ class Gangs:
 
     def _waiting(self) -> list[list[Run]]:
         return [list(self._members[number].values()) for number in self._gathering.values()]
+
+
+def _amounts(shape: Shape) -> tuple[int, int, int]:
+    return shape.cpu_milli, shape.gpu_milli, shape.memory_bytes
 
 
 def _until(members: Sequence[Run]) -> float:

@@ -175,14 +175,38 @@ def test_who_joins_is_like_the_others(site: SiteLogic) -> None:
 
 
 def test_a_gang_that_can_never_fit_is_refused(site: SiteLogic) -> None:
-    """Each fits, all at once do not: the last is refused with the numbers, and the others end with the same."""
-    views = [site.submit(ANN, member(n, gpus=2, size=2)) for n in (1,)]
+    """Each fits, their sum does, and all at once still cannot be placed: the last is refused with the numbers, and the
+    others end with the same."""
+    views = [site.submit(ANN, member(n, gpus=0.6, size=4)) for n in (1, 2, 3)]
     with pytest.raises(Refusal, match="at once; the nodes never have room for that"):
-        site.submit(ANN, member(2, gpus=2, size=2))
-    ended = site.view(ANN, views[0].id)
-    assert (ended.state, ended.outcome) == ("ended", "refused")
-    assert "at once" in ended.reason
+        site.submit(ANN, member(4, gpus=0.6, size=4))
+    for ended in [site.view(ANN, view.id) for view in views]:
+        assert (ended.state, ended.outcome) == ("ended", "refused")
+        assert "at once" in ended.reason
     site.validate()
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_a_member_with_which_a_gang_needs_more_than_there_is_is_refused(site: SiteLogic, size: int) -> None:
+    """Whether it is the last or others are to come: it alone, and the others wait on for one that is smaller."""
+    views = [site.submit(ANN, member(n, size=size)) for n in (1, 2, 3)]
+    text = "with this run 4 members of gang 'train' need 4 GPUs at once, and host has 8 CPUs, 3 GPUs"
+    with pytest.raises(Refusal, match=text):
+        site.submit(ANN, member(4, size=size))
+    assert states(site, views) == ["waiting"] * 3
+    assert f"3 of {size} have come" in site.view(ANN, views[0].id).reason
+    small = [site.submit(ANN, member(10 + n, gpus=0, size=size)) for n in range(size - 3)]
+    assert states(site, [*views, *small]) == ["granted"] * size
+
+
+def test_a_gang_may_need_all_that_its_hosts_have_together(site: SiteLogic) -> None:
+    """What there is counts for each host by itself."""
+    Far(site).look()
+    views = [site.submit(ANN, member(n, size=4)) for n in (1, 2, 3)]
+    with pytest.raises(Refusal, match="need 4 GPUs at once"):
+        site.submit(ANN, member(4, size=4))
+    views.append(site.submit(FAR_ANN, member(5, size=4)))
+    assert states(site, views) == ["granted"] * 4
 
 
 def test_one_that_is_held_or_waits_for_another_run_keeps_the_others(site: SiteLogic) -> None:
