@@ -64,6 +64,11 @@ def minute_of(value: object) -> int:
     return minute
 
 
+def end_of(value: object) -> int:
+    """The same, and "24:00" for the end of the day. Raises ValueError."""
+    return DAY_MINUTES if value in ("24:00", DAY_MINUTES) else minute_of(value)
+
+
 def day_of(value: object) -> str:
     """Of a date, as YAML reads it or as text. Raises ValueError."""
     try:
@@ -86,6 +91,11 @@ def windows(reservations: Iterable[Reservation], since: float, until: float) -> 
     """Those that have not ended at `since` and begin before `until`, by when they begin."""
     found = [window for one in reservations for window in _of(one, since, until)]
     return sorted([w for w in found if w.end > since and w.begin < until], key=lambda w: (w.begin, w.end, w.of.queue))
+
+
+def is_over(one: Reservation, now: float) -> bool:
+    """Whether it was for one day, and that has been."""
+    return bool(one.date) and not windows([one], now, float("inf"))
 
 
 def _of(one: Reservation, since: float, until: float) -> list[Window]:

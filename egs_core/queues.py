@@ -35,7 +35,7 @@ reservations:
     gpus: 4
     days: [mon, wed]             # every week; or once: date: 2026-12-07
     begin: "09:00"               # of the time zone; quoted, as YAML takes some such texts for numbers
-    end: "11:00"                 # of the next day, where that is not later
+    end: "11:00"                 # of the next day, where that is earlier; a whole day: "00:00" to "24:00"
     zone: Europe/Berlin
     lead: 4h                     # so long before, only what ends in time starts on them: by its time box
 
@@ -44,7 +44,7 @@ reservations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,14 +52,18 @@ from typing import Annotated, Literal
 from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from egs_core.calendar import DAYS, MOST_LEAD_S, Reservation, day_of, known_zone, minute_of
+from egs_core.calendar import DAY_MINUTES, DAYS, MOST_LEAD_S, Reservation, day_of, end_of, known_zone, minute_of
+from egs_core.engine.rules.quota import left_of_quota
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
+from egs_core.engine.state.records import QueueState
 from egs_core.errors import InputError, listed
 from egs_core.hints import HINTS
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.yaml_file import FileModel, Path_, Seconds, Size, input_error, line_of, read_text, read_yaml
 
+GPU = 1  # in `Amounts`
 Minute = Annotated[int, BeforeValidator(minute_of)]
+EndMinute = Annotated[int, BeforeValidator(end_of)]
 Day = Annotated[str, BeforeValidator(day_of)]
 Zone = Annotated[str, AfterValidator(known_zone)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -165,8 +169,8 @@ class ReservedGpus(FileModel):
     """The one day on which they are kept, as 2026-12-07; instead of `days`."""
     begin: Minute
     """From when on, as "09:00"."""
-    end: Minute
-    """Until when; of the next day where it is not later than `begin`."""
+    end: EndMinute
+    """Until when, at most "24:00"; of the next day where it is earlier than `begin`."""
     zone: Zone
     """The time zone of all this, as Europe/Berlin or UTC."""
     lead: Annotated[Seconds, Field(ge=0, le=MOST_LEAD_S)] = 4 * 3600.0
@@ -174,7 +178,8 @@ class ReservedGpus(FileModel):
 
     def to_reservation(self) -> Reservation:
         days, day = tuple([DAYS.index(one) for one in self.days]), self.date or ""
-        return Reservation(self.queue, self.gpus, self.begin, self.end, self.zone, day, days, self.lead)
+        end = self.end % DAY_MINUTES
+        return Reservation(self.queue, self.gpus, self.begin, end, self.zone, day, days, self.lead)
 
 
 class Queues(FileModel):
@@ -281,6 +286,21 @@ def _check_reservations(file: Queues, lines: dict[Path_, int], place: str) -> No
             line = line_of(("reservations", number), lines)
             problem = "a reservation has either days of the week or one date"
             raise InputError(f"{place} line {line}", problem, "days: [mon, wed], or date: 2026-12-07")
+        if one.begin == one.end:
+            line = line_of(("reservations", number, "end"), lines)
+            hint = 'a whole day is begin: "00:00", end: "24:00"'
+            raise InputError(f"{place} line {line}", "a reservation ends when it begins", hint)
+        if one.gpus * 1000 > (most := _most_gpus(file.queues, known.index(one.queue))):
+            line = line_of(("reservations", number, "gpus"), lines)
+            problem = f"{one.gpus} GPUs are kept for queue {one.queue!r}, which may have {most / 1000:g} at most"
+            raise InputError(f"{place} line {line}", problem, "keep fewer, or raise its nominal or borrowing_limit")
+
+
+def _most_gpus(queues: Sequence[Queue], number: int) -> int:
+    """Thousandths of GPUs that a queue may have while nobody else has any."""
+    specs = [queue.to_spec() for queue in queues]
+    cohort = tuple([i for i, one in enumerate(specs) if one.cohort and one.cohort == specs[number].cohort])
+    return left_of_quota([QueueState(spec, cohort) for spec in specs], number, GPU)
 
 
 def _validated(data: object, lines: dict[Path_, int], place: str) -> Queues:

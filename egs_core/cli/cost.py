@@ -108,8 +108,10 @@ def _month(text: str) -> Interval:
     """Its stretch, in seconds since 1970. Raises InputError."""
     match = MONTH.fullmatch(text)
     year, number = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not (1970 <= year <= 9998 and 1 <= number <= 12):
+    if not 1 <= number <= 12:
         raise InputError("--month", f"{text!r} is no month", "write it as 2026-11")
+    if not 1970 <= year <= 9998:
+        raise InputError("--month", f"{text!r} is not between 1970-01 and 9998-12")
     after = (year + 1, 1) if number == 12 else (year, number + 1)
     return datetime(year, number, 1, tzinfo=UTC).timestamp(), datetime(*after, 1, tzinfo=UTC).timestamp()
 

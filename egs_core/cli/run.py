@@ -159,6 +159,8 @@ def _gang(text: str, array: int, wait: str) -> dict[str, object]:
     if not name or not size.isdecimal():
         problem = f"{text!r} does not say how many start together"
         raise InputError("--gang", problem, "name the gang and its size, as train:4, or add --array")
+    if ":" in name:
+        raise InputError("--gang", f"{text!r}: a gang's name has no colon", "name the gang and its size, as train:4")
     if array > int(size):
         raise InputError("--gang", f"the {array} runs of --array are more than a gang of {size}", "make it larger")
     return {"gang": {"name": name, "size": int(size), "wait_s": parse_seconds(wait, "--gang-wait")}}

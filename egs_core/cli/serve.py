@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from egs_core.calendar import Reservation
+from egs_core.calendar import Reservation, is_over
 from egs_core.client.places import TOKEN, URL, parse_url
-from egs_core.errors import EgsError, InputError
+from egs_core.errors import EgsError, InputError, listed
+from egs_core.notices import warn
 from egs_core.places import data_folder
 from egs_core.queues import Teams, load_queues, load_reservations, load_teams
 
@@ -108,7 +110,7 @@ def serve(
     teams = load_teams(queues) if queues is not None else Teams()
     offer = host_offer(emulated_gpus, chosen)
     if queues is not None:
-        offer = msgspec.structs.replace(offer, reserved=_reserved(queues, len(offer.devices)))
+        offer = msgspec.structs.replace(offer, reserved=reservations_for(queues, len(offer.devices)))
     begin(
         data or default_data(),
         Door(host, port, tls_cert, tls_key, behind_proxy),
@@ -121,12 +123,14 @@ def serve(
     )
 
 
-def _reserved(queues: Path, gpus: int) -> tuple[Reservation, ...]:
+def reservations_for(queues: Path, gpus: int) -> tuple[Reservation, ...]:
     """Raises InputError, also for more than there are."""
     found = load_reservations(queues)
     if too_many := next((one for one in found if one.gpus > gpus), None):
         problem = f"a reservation of {too_many.gpus} GPUs for queue {too_many.queue!r}, and the host offers {gpus}"
         raise InputError(str(queues), problem, "keep fewer, or offer more by --devices")
+    if over := [f"{one.date} ({one.queue})" for one in found if is_over(one, time.time())]:
+        warn(f"{queues}: these reservations are over: {listed(over)}; take them out")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from egs_core.errors import InputError
+from egs_core.validation_words import problem_of
 
 OPTIONS = {
     "after": "--after",
@@ -39,7 +40,9 @@ def option_of(field: str) -> str:
 def option_error(error: ValidationError) -> InputError:
     """The first wrong field of a request, by its option."""
     first = error.errors()[0]
-    return InputError(option_of(str(first["loc"][0])), str(first["msg"]).removeprefix("Value error, "))
+    path = first["loc"]
+    field = "gang_wait" if path == ("gang", "wait_s") else str(path[0])
+    return InputError(option_of(field), problem_of(first))
 
 
 def with_options(text: str) -> str:

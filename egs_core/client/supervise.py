@@ -322,9 +322,9 @@ class Supervisor:
             code, is_empty = self._reap(child, code)
             if is_empty and code is not None:
                 return code
-            if code is not None and not has_told:
+            if code is not None and not has_told and (left := self._left()):
                 has_told = True
-                self._say(f"the command has ended; processes that it has left hold its devices: {self._left()}")
+                self._say(f"the command has ended; processes that it has left hold its devices: {left}")
             taken = self._signal(LOOK_S)
             if taken in ENDING:
                 self._is_to_end, self._is_evicted = True, False

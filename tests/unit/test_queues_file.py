@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from egs_core.calendar import Reservation
+from egs_core.calendar import Reservation, is_over, windows
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Limits, QueueSpec
 from egs_core.errors import InputError
 from egs_core.notices import MAX_COST_UNUSED
@@ -27,6 +27,13 @@ queues:
 """
 CLASS = "queues: [{name: class}]\n"
 WHEN = "days: [mon], begin: '9:00', end: 11:00, zone: UTC"
+DAILY = "gpus: 1\n    days: [mon]\n    zone: UTC\n    "
+SMALL = """queues:
+  - {name: images, cohort: lab, nominal: {gpus: 2}, borrowing_limit: {gpus: 2}}
+  - {name: rest, cohort: lab, nominal: {gpus: 4}, lending_limit: {gpus: 3}}
+  - {name: alone, nominal: {gpus: 1}}
+  - {name: free}
+"""
 ROWS = "gpus: 1\n    begin: 9:00\n    end: 11:00\n    zone: UTC\n"
 
 
@@ -42,6 +49,24 @@ def test_reservations(tmp_path: Path) -> None:
     assert weekly == Reservation("class", 4, 540, 660, "UTC", days=(0,), lead_s=4 * 3600.0)
     assert once == Reservation("class", 1, 22 * 60 + 30, 60, "Europe/Berlin", date="2026-12-07", lead_s=1800.0)
     assert load_queues(path, has_prices=False) == (QueueSpec("class"),)
+
+
+@pytest.mark.parametrize(("queue", "gpus"), [("images", 4), ("rest", 6), ("alone", 1), ("free", 99)])
+def test_what_a_queue_may_have_at_most_can_be_kept_for_it(queue: str, gpus: int) -> None:
+    """With what it may borrow: out of what others of its cohort lend, up to its limit."""
+    parse_queues(f"{SMALL}reservations:\n  - {{queue: {queue}, gpus: {gpus}, {WHEN}}}\n")
+
+
+def test_a_whole_day(tmp_path: Path) -> None:
+    """From 0:00 to 24:00: until the next day begins, with and without quotes."""
+    path = tmp_path / "queues.yaml"
+    for end in ("'24:00'", "24:00"):
+        when = f"date: 2026-12-07, begin: 0:00, end: {end}, zone: UTC"
+        path.write_text(f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, {when}}}\n")
+        (window,) = windows(load_reservations(path), 0.0, 1e10)
+        assert window.text == "2026-12-07 00:00 to 2026-12-08 00:00 (UTC)"
+        assert window.end - window.begin == 86400.0
+        assert [is_over(window.of, at) for at in (window.begin, window.end - 1, window.end)] == [False, False, True]
 
 
 def test_all_fields() -> None:
@@ -81,6 +106,13 @@ def test_all_fields() -> None:
         (f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, days: [mon], begin: '9'}}\n", 3, "is no time of the day"),
         (f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, days: [mon], begin: '24:00'}}\n", 3, "is no time of the"),
         (f"{CLASS}reservations:\n  - {{queue: class, gpus: 0, {WHEN}}}\n", 3, "gpus"),
+        (f"{CLASS}reservations:\n  - queue: class\n    {DAILY}begin: 9:00\n    end: 9:00\n", 8, "ends when it begins"),
+        (f"{SMALL}reservations:\n  - {{queue: images, gpus: 5, {WHEN}}}\n", 7, "'images', which may have 4 at most"),
+        (
+            f"{SMALL}reservations:\n  - {{queue: alone, gpus: 2, {WHEN}}}\n",
+            7,
+            "may have 1 at most (keep fewer",
+        ),
         (
             f"{CLASS}reservations:\n  - {{queue: class, gpus: 1, {WHEN.replace('UTC', 'Mars/Base')}}}\n",
             3,

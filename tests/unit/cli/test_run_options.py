@@ -40,6 +40,9 @@ BOUNDS = [
     ("run --idle-timeout 0s --gpus 1 -- true", "--idle-timeout"),
     ("run --array 0 -- true", "--array"),
     ("run --array 300 -- true", "--array"),
+    ("run --gang a:2 --gang-wait 0 -- true", "--gang-wait"),
+    ("run --gang a:2:3 -- true", "--gang"),
+    ("run --gang a:1 -- true", "--gang"),
     ("update 1 --deadline 99999999d", "--deadline"),
     ("request --gpus 1 --for 1h --idle-timeout 99999999d", "--idle-timeout"),
     ("request extend 1 --for 0s", "--for"),
@@ -77,3 +80,11 @@ def test_what_is_out_of_bounds_is_named_by_its_option(
     assert egs(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {option}: "), line
+    assert "nput should" not in line
+
+
+def test_a_role_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """All that there are, as people write a list."""
+    assert egs(["token", "create", "--role", "boss"]) == 2
+    known = "'viewer', 'submitter', 'operator', 'admin' or 'agent'"
+    assert capsys.readouterr().err == f"error: --role: must be one of {known}\n"

@@ -455,7 +455,7 @@ def test_a_time_box_ends_a_command(site: RealSite) -> None:
     ("arguments", "told", "code"),
     [
         (["run", "--gpus", "3", "--", "true"], "needs 3 GPUs; no node has more than 2 GPUs", 2),
-        (["run", "--gpus", "-1", "--", "true"], "error: --gpus: Input should be greater", 2),
+        (["run", "--gpus", "-1", "--", "true"], "error: --gpus: must be 0 or more", 2),
         (["run", "--", "no-such-program"], "egs: no-such-program: No such file", 127),
         (["run", "--", "/proc/self/status"], "egs: /proc/self/status: Permission denied", 126),
         (["why", "4711"], "there is no run '4711'", 2),

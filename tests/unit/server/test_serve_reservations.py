@@ -6,6 +6,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
+
+from egs_core.cli.serve import reservations_for
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.test_serve import UNTIL, content
 
@@ -16,7 +19,7 @@ reservations:
     gpus: 1
     days: [mon, tue, wed, thu, fri, sat, sun]
     begin: "00:00"
-    end: "00:00"
+    end: "24:00"
     zone: UTC
 """
 
@@ -54,3 +57,16 @@ def test_gpus_are_kept_for_a_queue(tmp_path: Path) -> None:
         assert "a reservation of 3 GPUs for queue 'class', and the host offers 2" in wrong.stderr
     finally:
         site.close()
+
+
+def test_a_reservation_that_is_over_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An old file stays good: what is over is named once, and nothing is kept."""
+    file = tmp_path / "queues.yaml"
+    file.write_text(FILE.replace("days: [mon, tue, wed, thu, fri, sat, sun]", "date: 2020-01-31"))
+    (found,) = reservations_for(file, 2)
+    assert found.date == "2020-01-31"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"egs: {file}: these reservations are over: 2020-01-31 (class); take them out"
+    file.write_text(FILE)
+    assert len(reservations_for(file, 2)) == 1
+    assert capsys.readouterr().err == ""
