@@ -259,7 +259,8 @@ class Book:
         """What waits ends now; what was granted and not started too; what runs is told to stop."""
         run.why = why
         if run.task != NOT_ADMITTED:
-            self.handle(m.AbortRequested("workload", run.workload, run.user, why))
+            what = f"was {why}" if why.startswith("aborted ") else f"has to end: {why}"
+            self._end_task(run, m.AbortRequested("workload", run.workload, run.user, why), what)
         if run.is_claimed:
             self.touch(run).stop = why
             run.is_evicted = False
@@ -279,12 +280,13 @@ class Book:
         if run.task in state.recalled and outcome != "succeeded":  # it has ended before it was stopped for another
             self.handle(m.AbortRequested("workload", run.workload, run.user, "it has ended by itself"))
         if not run.inside:
-            self.handle(m.PhaseEnded(lease.phase, lease.attempt, "succeeded" if outcome == "succeeded" else "failed"))
+            became = m.PhaseEnded(lease.phase, lease.attempt, "succeeded" if outcome == "succeeded" else "failed")
+            self._end_task(run, became, "was lost" if outcome == "lost" else f"ended with exit code {exit_code}")
         over = state.over_limit.get(run.task)
         if over is not None and outcome != "lost":
             run.why, outcome = over.text, "succeeded" if over.then == END else "failed"
         elif run.stop and not run.is_time_up and not was_evicted and outcome != "lost":
-            outcome = "aborted"
+            run.why, outcome = run.why or run.stop, "aborted"
         assert run.inside or state.status[state.cursor[run.task]] in ENDED
         self.close(run, outcome, exit_code)
 
@@ -298,6 +300,14 @@ class Book:
         self.gone.pop(run.id, None)
         self.views.living.pop(run.id, None)
         self.handle(m.PhaseEnded(lease.phase, lease.attempt, "preempted"))
+
+    def _end_task(self, run: Run, event: m.Event, what: str) -> None:
+        """The engine hears of it; those of its gang whom it then tells to stop are told what became of this one."""
+        before = [(one, one.stop) for one in self.gangs.members(run) if one is not run]
+        self.handle(event)
+        for other, stop in before:
+            if other.stop not in ("", stop) and not other.is_evicted:
+                self.touch(other).stop = f"its gang has ended: run {run.id} ({run.name}) {what}"
 
     def _end_gang(self, run: Run, outcome: str) -> None:
         """One of a gang does not succeed: the others never start, and the engine has told those that run to end."""

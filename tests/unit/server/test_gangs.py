@@ -112,10 +112,16 @@ def test_one_that_does_not_succeed_ends_the_others(site: SiteLogic, how: str) ->
     now = [site.view(ANN, view.id) for view in views]
     assert [view.state for view in now[1:]] == ["stopping", "ended"]
     assert now[2].outcome == "aborted"
+    ended = 2 if how == "aborted by another" else 0
+    words = {"failed": "ended with exit code 1", "lost": "was lost"}.get(how, "was aborted by ann")
+    why = f"its gang has ended: run {views[ended].id} ({views[ended].name}) {words}"
+    assert now[1].stop == why, "what and who, once"
     assert how.startswith("aborted") or f"run {views[0].id} (job1) of its gang has ended: {how}" in now[2].reason
     for view in running:
         if site.runs[view.id].is_open:
             end(site, view, code=1)
+    after = site.view(ANN, views[1].id)
+    assert (after.outcome, after.reason) == ("aborted", why)
     site.validate()
     assert {run.outcome for run in site.runs.values()} <= {"failed", "lost", "aborted"}
     assert start(site, 9, 3).state == "running", "nothing is held any more"

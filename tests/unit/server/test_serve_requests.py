@@ -88,7 +88,7 @@ def test_a_gang_starts_whole_or_not_at_all(site: RealSite, tmp_path: Path) -> No
     (tmp_path / "fail").touch()
     assert [one.wait(PATIENCE_S) for one in begun] == [7, 143]
     assert begun[1].stderr is not None
-    assert "has to end: its gang has lost" in begun[1].stderr.read()
+    assert "(one) ended with exit code 7" in begun[1].stderr.read()
     array = site.egs("run", "--gpus", "1", "--array", "2", "--gang", "both", "--", "true")
     assert array.returncode == 0, array.stderr
 
