@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, Wi
 
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
-from egs_core.validation_words import hint_of, problem_of
+from egs_core.validation_hints import hint_of
+from egs_core.validation_words import problem_of
 
 MAX_FILE_BYTES = 4 << 20
 MEND = "look there, and a line before, for brackets, quotes, colons and how far lines are moved in"
@@ -184,7 +185,9 @@ class _Reader:
         try:
             return self._scalars.construct_object(yaml.ScalarNode(tag, event.value))
         except (yaml.YAMLError, ValueError) as error:
-            raise InputError(self._where(event), str(error).splitlines()[0]) from None
+            shown = shown_path(self._path(event))
+            where = f"{self._where(event)}{': ' if shown else ''}{shown}"
+            raise InputError(where, str(error).splitlines()[0]) from None
 
     def _where(self, event: Any) -> str:
         return f"{self._place} line {event.start_mark.line + 1}"

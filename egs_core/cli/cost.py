@@ -28,11 +28,13 @@ from egs_core.cost.uses import Use, uses_of
 from egs_core.errors import InputError
 from egs_core.queues import load_teams
 from egs_core.runlog.io import RunReader
+from egs_core.runlog.records import Header
 from egs_core.runlog.steps import Interval
 
 SHOWN = 8
 MONTH = re.compile(r"(\d{4})-(\d{2})")
 COLUMNS = ("by", "name", *Amounts.__struct_fields__)
+TWICE = "note: what a run log tells of a script that ran inside of `egs run` counts twice: the server has it, too"
 NO_PRICES = (
     "no cost: --prices FILE says what a GPU costs, as "
     "`flavors: [{name: a100, prices: [{since: 2026-01-01, on_demand: 3.2}]}]` in YAML"
@@ -63,12 +65,16 @@ def cost(
     known = load_prices(prices) if prices is not None else None
     ledger = Ledger(known, _month(month) if month else None)
     team_of = _team_of(queues)
+    known_runs: dict[tuple[str, str, float], Path] = {}
     for path in runlogs or ():
         with RunReader(path) as reader:
+            _check_once(known_runs, path, reader.header)
             for use in uses_of(reader.header, reader, team_of):
                 ledger.add(use)
             for note in _notes(reader):
                 typer.echo(f"note: {path} {note}", err=True)
+    if server and runlogs:
+        typer.echo(TWICE, err=True)
     if server or not runlogs:
         for use in _served():
             ledger.add(use)
@@ -97,6 +103,15 @@ def _check_logs(runlogs: list[Path], server: bool) -> None:
         raise InputError("egs cost", "no run log is named, and no EGS server is here", "name one: `egs cost run.jsonl`")
 
 
+def _check_once(known: dict[tuple[str, str, float], Path], path: Path, header: Header) -> None:
+    """Raises InputError for a copy: a log of the same run from the same moment on, which a simulation does not have."""
+    if not header.run_id or not header.started_at:
+        return
+    run = header.driver, header.run_id, header.started_at
+    if (first := known.setdefault(run, path)) is not path:
+        raise InputError(str(path), f"is of the same run as {first}", "each run once, or its hours count twice")
+
+
 def _team_of(queues: Path | None) -> Callable[[str], str]:
     if queues is None:
         return lambda queue: queue
@@ -122,6 +137,8 @@ def _served() -> Iterator[Use]:
     if evicted := sum(1 for run in found.runs if run.evictions):
         problem = "were evicted: what they held before they started anew is not in the server's history"
         typer.echo(f"note: {evicted} runs {problem}", err=True)
+    if any(device.label == "emulated" for device in found.devices):
+        typer.echo("note: the site server has emulated GPUs: nobody pays for those", err=True)
     return uses_of_runs(found.runs, time.time())
 
 

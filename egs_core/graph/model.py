@@ -21,7 +21,8 @@ from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape, TaskOptions
 from egs_core.graph.places import did_you_mean, join
 from egs_core.units import parse_bytes
-from egs_core.validation_words import hint_of, problem_of
+from egs_core.validation_hints import hint_of
+from egs_core.validation_words import problem_of
 
 FORMAT = "egs-workload"
 VERSION = 1

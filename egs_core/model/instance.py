@@ -13,6 +13,9 @@ link_latency_s: 20us             # of each transfer
 from __future__ import annotations
 
 import heapq
+import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated
@@ -23,7 +26,8 @@ from pydantic import Field, ValidationError
 from egs_core.errors import InputError, listed
 from egs_core.graph.places import did_you_mean, join
 from egs_core.graph.source import json_errors
-from egs_core.validation_words import hint_of, problem_of
+from egs_core.validation_hints import hint_of
+from egs_core.validation_words import problem_of
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_yaml
 
 MOST_SECONDS = 1e12
@@ -122,8 +126,7 @@ class Instance(msgspec.Struct, frozen=True):
 
 def read_operators(data: bytes, place: str = "model") -> Operators:
     """The operators of a JSON text. Raises InputError that names `place` and the place in it."""
-    with json_errors(place, data=data):
-        document = msgspec.json.decode(data)
+    document = _document(data, place)
     if not isinstance(document, dict):
         raise InputError(place, "must be an object with nodes and edges", '{"nodes": […], "edges": […]}')
     try:
@@ -131,6 +134,32 @@ def read_operators(data: bytes, place: str = "model") -> Operators:
     except ValidationError as error:
         raise _input_error(error, place) from None
     return operators_of(graph.nodes, graph.edges, place)
+
+
+def _document(data: bytes, place: str) -> object:
+    """The value of a JSON text. msgspec has the better words for what is no JSON; what it says of a number that is too
+    large has no place, so that this one goes on as infinite, and is refused where it stands."""
+    with json_errors(place, data=data):
+        try:
+            msgspec.json.decode(data)
+        except msgspec.ValidationError:
+            if re.search(rb"[0-9][eE]|[0-9.]{300}", data) is None:
+                raise
+        try:
+            return json.loads(data, object_pairs_hook=_each_once)
+        except InputError as error:
+            raise InputError(place, error.problem, error.hint) from None
+        except ValueError:
+            raise InputError(place, "has a whole number with thousands of digits") from None
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        own = f" of {_short(str(found['id']))}" if "id" in found else ""
+        raise InputError("", f"the key {_short(twice)}{own} is there twice", "leave one")
+    return found
 
 
 def operators_of(nodes: Sequence[Node], edges: Sequence[Edge], place: str) -> Operators:

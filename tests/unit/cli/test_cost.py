@@ -13,6 +13,7 @@ import pytest
 from egs_core.cli.app import run
 from egs_core.runlog.io import write_run
 from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, Used, WorkloadSubmitted
+from egs_core.server.runs import Device, Offer
 from tests.unit.server.real_app import FILE, RealApp
 
 Out = pytest.CaptureFixture[str]
@@ -121,6 +122,20 @@ def test_logs_add_up_and_each_counts_once(log: str, tmp_path: Path, capsys: Out)
     assert "is named twice" in capsys.readouterr().err
 
 
+def test_a_copy_of_a_log_is_known_by_its_run(tmp_path: Path, capsys: Out) -> None:
+    """By its header, whatever the file is called; another start of the same run is none, and no simulation is."""
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+
+    def code(*starts: float) -> int:
+        for path, start in zip(paths, starts, strict=True):
+            write_run(Path(path), Header(driver="ray", run_id="r1", started_at=start), [])
+        return run(["cost", *paths])
+
+    assert code(NOVEMBER, NOVEMBER) == 2
+    assert f"{paths[1]}: is of the same run as {paths[0]}" in capsys.readouterr().err
+    assert [code(NOVEMBER, NOVEMBER + 1), code(0.0, 0.0)] == [0, 0]
+
+
 def test_a_log_that_was_cut_off_is_counted_up_to_there(log: str, capsys: Out) -> None:
     """What was open counts until the last record."""
     content = Path(log).read_bytes()
@@ -148,6 +163,8 @@ def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) ->
     [
         (["nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["{log}", "--month", "2026-13"], "--month: '2026-13' is no month (write it as 2026-11)"),
+        (["{log}", "--month", "9999-12"], "--month: '9999-12' is not between 1970-01 and 9998-12"),
+        (["{log}", "--prices", "{none}"], "none.yaml line 2: flavors[0].prices[0].since: day "),
         (["{log}", "--month", "november"], "--month: 'november' is no month"),
         (["{log}", "--json", "--csv"], "are two ways to print it"),
         (["{log}", "--prices", "{bad}"], "bad.yaml line 2: flavors[0].prices[0].since: must be a date"),
@@ -168,6 +185,7 @@ def test_bad_input_is_one_line(
     monkeypatch.delenv("EGS_URL", raising=False)
     files = {
         "bad": ("bad.yaml", "flavors:\n  - {name: a, prices: [{since: soon, on_demand: 1}]}\n"),
+        "none": ("none.yaml", "flavors:\n  - {name: a, prices: [{since: 2026-02-30, on_demand: 1}]}\n"),
         "broken": ("broken.jsonl", "".join(Path(log).read_text().splitlines(keepends=True)[:2]) + '{"r":"none"}\n'),
         "late": ("late.yaml", PRICES.replace("2026-10-01", "2026-11-01")),
     }
@@ -182,7 +200,7 @@ def test_bad_input_is_one_line(
 
 def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str, capsys: Out) -> None:
     """Its runs alone where no log is named, beside logs with --server; a team's token sees its own."""
-    app = RealApp(FILE)
+    app = RealApp(FILE, Offer("host", (Device("0", "emulated"), Device("1", "emulated")), 8.0, 1 << 40))
     try:
         monkeypatch.setenv("EGS_URL", f"http://127.0.0.1:{app.port}")
         for team, queue in (("vision", "images"), ("speech", "sounds")):
@@ -199,7 +217,11 @@ def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str
         assert found["cost"] == pytest.approx(2 * found["gpu_h_held"], abs=1e-6)
         assert found["gpu_h_held"] > 0
         assert told(capsys, log)["by_team"].keys() == {"images"}
-        assert told(capsys, log, "--server")["by_team"].keys() == {"images", "vision", "speech"}
+        assert run(["cost", log, "--server", "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["by_team"].keys() == {"images", "vision", "speech"}
+        assert "inside of `egs run` counts twice" in shown.err
+        assert "the site server has emulated GPUs" in shown.err
         monkeypatch.setenv("EGS_TOKEN", app.token("viewer", "speech").token)
         assert told(capsys)["by_team"].keys() == {"speech"}
     finally:
