@@ -98,7 +98,7 @@ def test_a_gang_starts_whole_or_not_at_all(site: RealSite, tmp_path: Path) -> No
     [
         (("--gang", "train"), "'train' does not say how many start together"),
         (("--gang", "train:2", "--array", "3"), "the 3 runs of --array are more than a gang of 2"),
-        (("--gang", "train:1"), "greater than or equal to 2"),
+        (("--gang", "train:1"), "must be 2 or more"),
         (("--gang", "train:2", "--split", "--gpus", "1"), "does nothing with --split: no GPUs are held at the start"),
         (("--gang", "train:2", "--in", "7"), "what runs in a request has the request's"),
     ],
