@@ -82,7 +82,7 @@ def accelerate_map(instance: Instance, _objective: Objective) -> list[int] | Non
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     operators = instance.operators
 
-    class Operator(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    class Operator(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # torch may be missing
         def __init__(self, size: int) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.empty(size, dtype=torch.int8, device="meta"), requires_grad=False)

@@ -54,7 +54,7 @@ def test_the_program_leaves_a_slow_device_out() -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_solver_and_the_search_agree(objective: Objective) -> None:
     """Its proven best is ours, and what it says is the least is not above it. Needs OR-tools."""
-    pytest.importorskip("ortools")
+    pytest.importorskip("ortools", reason="CP-SAT is not installed")
     instance = random_instance(10, 3, seed=1)
     ours = split(instance, objective)
     assert ours.assignment is not None

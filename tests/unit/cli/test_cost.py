@@ -104,7 +104,7 @@ def test_teams_are_those_of_the_file_of_queues(log: str, tmp_path: Path, capsys:
 
 def test_a_native_run_costs_what_its_audit_says(tmp_path: Path, capsys: Out) -> None:
     """Ray's own history of a run without EGS: the hours of `egs audit`."""
-    pytest.importorskip("egs_ray")
+    pytest.importorskip("egs_ray", reason="the history is of Ray")
     native = str(tmp_path / "native.jsonl")
     assert run(["audit", "--events", str(RAY), "--runlog", native, "--json"]) == 0
     audited = json.loads(capsys.readouterr().out)["total"]

@@ -35,8 +35,8 @@ def asked(app: RealApp, monkeypatch: pytest.MonkeyPatch) -> RealApp:
 
 def text_of(seen: Overview, width: int = 200, **more: object) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(shown(seen, 1100.0, **more))  # type: ignore[arg-type]
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
+    console.print(shown(seen, 1100.0, **more))  # type: ignore[arg-type]  # of one test each
+    return str(console.file.getvalue())  # type: ignore[attr-defined]  # it is a StringIO
 
 
 @pytest.mark.usefixtures("asked")

@@ -36,7 +36,7 @@ def use(start_h: float, end_h: float, *used_h: tuple[float, float], **more: obje
     } | more
     held = FEBRUARY + start_h * H, FEBRUARY + end_h * H
     used = tuple([(FEBRUARY + a * H, FEBRUARY + b * H) for a, b in used_h])
-    return Use(**fields, held=held, used=used)  # type: ignore[arg-type]
+    return Use(**fields, held=held, used=used)  # type: ignore[arg-type]  # of one test each
 
 
 def test_money_follows_the_price_of_the_hour() -> None:

@@ -26,7 +26,7 @@ nodes:
 
 
 def at(*when: int) -> float:
-    return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[misc, arg-type]
+    return datetime(*when, tzinfo=UTC).timestamp()  # type: ignore[misc, arg-type]  # year, month, day and more
 
 
 @pytest.mark.parametrize(("node", "per_hour"), [("fast-1", 2.0), ("cheap", 1.0), ("other", 0.5), ("Fast-1", 0.5)])
