@@ -71,10 +71,15 @@ def ray_address() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """After the last test of this folder: a Ray that idles takes processor time from tests of other things."""
-    if nextitem is None or FOLDER not in nextitem.path.parents:
+    """After the last test of this folder: a Ray that idles takes processor time from tests of other things. And before
+    a test that connects this process to a cluster of its own, for a process is connected to one."""
+    if nextitem is None or FOLDER not in nextitem.path.parents or _has_a_cluster(nextitem):
         ADDRESS.clear()
         RUNNING.close()
+
+
+def _has_a_cluster(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "two_nodes" in item.fixturenames
 
 
 @pytest.hookimpl(wrapper=True)
