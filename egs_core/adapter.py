@@ -295,12 +295,15 @@ class ProfiledPool(msgspec.Struct, frozen=True):
 
 class ClusterProfile(msgspec.Struct, frozen=True):
     """What a profile says that is of use in the cluster itself. namespace: where pods run; controller_namespace: where
-    what serves them runs; queues: of Kueue, which pods name in a label."""
+    what serves them runs; queues: of Kueue, which pods name in a label; cpu_limit_s, gpu_limit_s: the longest that a
+    pod without, or with, a GPU runs that states no time."""
 
     namespace: str
     controller_namespace: str
     pools: tuple[ProfiledPool, ...] = ()
     queues: tuple[str, ...] = ()
+    cpu_limit_s: float | None = None
+    gpu_limit_s: float | None = None
 
 
 @runtime_checkable

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from egs_core.cli import kubernetes_pods
+from egs_core.cli import kubernetes_pods, kubernetes_steering
 from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
 from egs_core.errors import EgsError
+from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.units import parse_seconds
@@ -59,23 +60,35 @@ def controller(
         str, typer.Option(help="The webhook gives it to pods of EGS that name none; default: none.")
     ] = "",
     kueue: Annotated[bool, typer.Option("--kueue/--no-kueue", help="Order what waits in Kueue too.")] = True,
+    cpu_limit: Annotated[
+        str, typer.Option(help="The longest that a pod without a GPU runs that states no time; default: the profile's.")
+    ] = "",
+    gpu_limit: Annotated[str, typer.Option(help="The same, of a pod with a GPU.")] = "",
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="Delete a pod for one of higher priority, where it is made again.")
+    ] = False,
 ) -> None:
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
     Changes in the cluster: the scheduling gate `egs.io/order` is taken off pods that have the label `egs.io/workload`
-    (with the annotation `egs.io/opened`; the annotation `egs.io/waits` says of those that wait why), `spec.priority` of
-    Workloads that wait in ClusterQueues which preempt nothing (with the annotation `egs.io/base-priority`), and one
-    Lease. With --webhook-host: pods with that label get the gate, its release-by time and the priority class when they
-    are made, while the controller lives; and its certificate is written into the webhook's configuration. No pod is
-    made, deleted or placed, and no running one is changed. Argo's Workflows are read where there are any.
+    (with the annotation `egs.io/opened`; the annotation `egs.io/waits` says of those that wait why); those with a limit
+    get a deadline, `spec.activeDeadlineSeconds` (with the annotation `egs.io/limit`); `spec.priority` of Workloads that
+    wait in ClusterQueues which preempt nothing (with the annotation `egs.io/base-priority`); and one Lease. With
+    --webhook-host: pods with that label get the gate, its release-by time and the priority class when they are made,
+    while the controller lives; and its certificate is written into the webhook's configuration. With --preempt: a pod
+    is deleted for one of higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always`
+    (with the annotation `egs.io/preempted` and an event). Else no pod is made, deleted or placed, and of running ones
+    the deadline alone is changed. Argo's Workflows are read where there are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
-    --lease-namespace names none, and one line at the start tells of each pool and queue that the cluster has not as the
-    profile says. That changes nothing; of limits, quotas and priority classes a controller makes no use.
+    --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, and one line at
+    the start tells of each pool and queue that the cluster has not as the profile says. That changes nothing; of quotas
+    and priority classes a controller makes no use.
     """
-    from egs_core.kubernetes.admission import Rules
+    from egs_core.kubernetes import admission
     from egs_core.kubernetes.cluster import Cluster
     from egs_core.kubernetes.controller import Controller, Settings
+    from egs_core.kubernetes.limits import Rules
     from egs_core.kubernetes.profiled import look
     from egs_core.kubernetes.webhook import Webhook
 
@@ -88,6 +101,11 @@ def controller(
         lease_namespace=lease_namespace or (site.controller_namespace if site else names.SYSTEM),
         identity=f"{socket.gethostname()}-{os.getpid()}",
         with_kueue=kueue,
+        preempts=preempt,
+        limits=Rules(
+            _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
+            _limit(gpu_limit, "--gpu-limit") or (site.gpu_limit_s if site else None),
+        ),
     )
     cluster = Cluster(kubeconfig, context)
     if site is not None:
@@ -96,7 +114,7 @@ def controller(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: found.stop())
     if webhook_host:
-        rules = Rules(settings.longest_s, priority_class)
+        rules = admission.Rules(settings.longest_s, priority_class)
         # a connection of its own: what it waits for is in nobody's way
         hook = Webhook(
             Cluster(kubeconfig, context), rules, webhook_host, lambda: found.is_healthy, _say, ("", webhook_port)
@@ -132,19 +150,22 @@ def manifests(
     argument: Annotated[
         list[str] | None, typer.Option(help="One more argument of the controller; again for more.")
     ] = None,
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="With the rights to delete pods that make way, and the argument for it.")
+    ] = False,
 ) -> None:
     """Print what the controller needs in a cluster, as YAML for `kubectl apply --server-side -f -`.
 
     Changes nothing: no connection is made. What is printed: a namespace, two service accounts with the least rights
-    that suffice, policies that hold them to opening gates and raising priorities, the controller, a CronJob that opens
-    what is overdue, and a webhook that lets pods pass where it is not there.
+    that suffice, policies that hold them to opening gates, deadlines and raising priorities, the controller, a CronJob
+    that opens what is overdue, and a webhook that lets pods pass where it is not there.
     """
     import yaml
 
     from egs_core.kubernetes.manifests import Installation, objects
 
     found = objects(
-        Installation(image, namespace, tuple(serve or ()), parse_seconds(release_by), tuple(argument or ()))
+        Installation(image, namespace, tuple(serve or ()), parse_seconds(release_by), tuple(argument or ()), preempt)
     )
     typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=110), nl=False)
 
@@ -174,8 +195,18 @@ def leave(
     return 1 if failed else 0
 
 
-for _pods in (kubernetes_pods.ps, kubernetes_pods.why, kubernetes_pods.abort):
-    kubernetes.command(_pods.__name__)(_pods)
+for _command in (
+    kubernetes_pods.ps,
+    kubernetes_pods.why,
+    kubernetes_steering.abort,
+    kubernetes_steering.pause,
+    kubernetes_steering.resume,
+):
+    kubernetes.command(_command.__name__)(_command)
+
+
+def _limit(stated: str, place: str) -> float | None:
+    return check_limit(stated, place) if stated else None
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`egs kubernetes ps`, `why`, `abort`: the pods that EGS orders, with the rights of whoever asks."""
+"""`egs kubernetes ps`, `why`: the pods that EGS orders, with the rights of whoever asks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ps(
     """
     from egs_core.kubernetes.cluster import PODS, Cluster
 
-    with _asked("ps"):
+    with asked_as("ps"):
         cluster = Cluster(kubeconfig, context)
         where = "" if everywhere else namespace or cluster.namespace
         found = standings(cluster.list(PODS, where, names.WORKLOAD)[0])
@@ -63,7 +63,7 @@ def why(
     from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
     from egs_core.kubernetes.pods import pod_of
 
-    with _asked("why"):
+    with asked_as("why"):
         cluster = Cluster(kubeconfig, context)
         where = namespace or cluster.namespace
         try:
@@ -84,39 +84,9 @@ def why(
         typer.echo(f"  {printable(line)}")
 
 
-def abort(
-    name: Annotated[str, typer.Argument(metavar="RUN|POD", help="As `egs kubernetes ps` lists it.")],
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    namespace: Namespace = "",
-    pod: Annotated[bool, typer.Option("--pod", help="NAME is a pod's, whatever run has it too.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """End a run, or a pod, for good, as whoever asks may.
-
-    Changes in the cluster: an Argo Workflow of that name gets `spec.shutdown: Terminate`, and its pods are deleted; of
-    another run its pods are; or that one pod is. What has made a pod may make another: that is said. Needs the rights
-    to list and delete pods, and to get and patch Workflows where there are any.
-    """
-    from egs_core.kubernetes.cluster import Cluster
-    from egs_core.kubernetes.steering import abort as go
-
-    with _asked("abort"):
-        cluster = Cluster(kubeconfig, context)
-        done = go(cluster, namespace or cluster.namespace, name, is_pod=pod)
-    if as_json:
-        typer.echo(msgspec.json.encode(done).decode())
-        return
-    if done.workflow:
-        typer.echo(printable(f"{done.namespace}/{done.workflow}: its Workflow ends"))
-    for one in done.pods:
-        typer.echo(printable(f"{done.namespace}/{one}: deleted"))
-    for maker in done.makers:
-        typer.echo(printable(f"{maker} goes on, and may make such a pod again"), err=True)
-
-
 @contextmanager
-def _asked(verb: str) -> Iterator[None]:
+def asked_as(verb: str) -> Iterator[None]:
+    """What the API server refuses is one line."""
     from egs_core.kubernetes.cluster import ApiError
 
     try:

@@ -1,10 +1,11 @@
 """What EGS does in a Kubernetes cluster: the order in which pods with its labels may start (decision 75).
 
 names        labels, annotations and the gate, as pods carry them
-pods         pods and nodes as values; places: on which nodes a pod may run
+pods         pods and nodes as values; stated: the limits that they state; places: on which nodes a pod may run
 workflows    Argo's Workflows as values; paths: how long the run of a pod goes on from its start
 seen         what a list of pods means for an engine that was told of an earlier one
 gates        which gates are opened now, and which are overdue
+limits       when pods end at the latest; retries: whether what made a pod makes it again
 telling      what is written into a pod that waits; standing: where a pod stands, as is listed of it
 priorities   the order of what waits in Kueue, as priorities of its Workloads
 admission    what the webhook writes into a pod that is about to be made
@@ -15,7 +16,8 @@ leader       one of several controllers leads, by a Lease
 controller   the loop; opening: what it writes
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
-steering     ending a run or a pod, with the rights of whoever asks
+preempting   what is deleted so that another may start
+steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
 manifests    what all of that needs in the cluster; guard: what it may not do there; leaving: how it goes again
 
 Nothing else of the core imports this room but the command line.

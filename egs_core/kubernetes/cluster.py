@@ -20,6 +20,7 @@ WATCH_S = 240
 PAGE = 500
 STRATEGIC, MERGE = "application/strategic-merge-patch+json", "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
+TRIED = "?dryRun=All"
 INSIDE = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 Body = dict[str, Any] | list[Any]
 
@@ -41,9 +42,11 @@ LEASES = Kind("/apis/coordination.k8s.io/v1", "leases")
 _KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS, LOCAL_QUEUES = Kind(_KUEUE, "workloads"), Kind(_KUEUE, "localqueues")
 CLUSTER_QUEUES = Kind(_KUEUE, "clusterqueues", False)
+JOBS = Kind("/apis/batch/v1", "jobs")
 WORKFLOWS = Kind("/apis/argoproj.io/v1alpha1", "workflows")
+WHO_AM_I = Kind("/apis/authentication.k8s.io/v1", "selfsubjectreviews", False)
+EVENTS = Kind("/api/v1", "events")
 WEBHOOKS = Kind("/apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", False)
-
 PRIORITY_CLASSES = Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", False)
 
 
@@ -90,11 +93,18 @@ class Cluster:
     def replace(self, kind: Kind, name: str, body: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         return self._call("PUT", kind.path(namespace, name), body)
 
-    def delete(self, kind: Kind, name: str, namespace: str = "") -> dict[str, Any]:
-        return self._call("DELETE", kind.path(namespace, name))
+    def delete(
+        self, kind: Kind, name: str, namespace: str = "", *, uid: str = "", is_tried: bool = False
+    ) -> dict[str, Any]:
+        """uid: of this very object and no later one of that name; is_tried: it is only asked whether it may be done."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}} if uid else None
+        return self._call("DELETE", kind.path(namespace, name) + (TRIED if is_tried else ""), options)
 
-    def patch(self, kind: Kind, name: str, body: Body, namespace: str = "", how: str = MERGE) -> dict[str, Any]:
-        return self._call("PATCH", kind.path(namespace, name), body, how)
+    def patch(
+        self, kind: Kind, name: str, body: Body, namespace: str = "", how: str = MERGE, *, is_tried: bool = False
+    ) -> dict[str, Any]:
+        """is_tried: as above."""
+        return self._call("PATCH", kind.path(namespace, name) + (TRIED if is_tried else ""), body, how)
 
     def list(self, kind: Kind, namespace: str = "", labels: str = "") -> tuple[list[dict[str, Any]], str]:
         """All objects of a kind, page by page, and the version of the list."""

@@ -30,22 +30,28 @@ from egs_core.kubernetes.cluster import (
     Cluster,
 )
 from egs_core.kubernetes.leader import Leader
+from egs_core.kubernetes.limits import Limiting, Rules
 from egs_core.kubernetes.mirror import Mirror
-from egs_core.kubernetes.opening import open_gate, raise_priority, tell_why
+from egs_core.kubernetes.opening import limit, open_gate, raise_priority, tell_why
 from egs_core.kubernetes.paths import Traces
-from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
-from egs_core.kubernetes.session import ClusterSession
+from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
+from egs_core.kubernetes.preempting import Preempting
+from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.workflows import workflow_of
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
 FORBIDDEN = "ApiError: 403"
+REFUSALS = (403, 422)
+REFUSED_S = 60.0
+"""So long after a deadline was refused none is tried."""
 Say = Callable[[str], None]
 
 
 class Settings(msgspec.Struct, frozen=True):
     """namespaces: whose pods are served; none named: all. window: so many opened pods may wait for a node at once;
-    ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time."""
+    ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time;
+    limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again."""
 
     namespaces: tuple[str, ...] = ()
     window: int = 50
@@ -54,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True):
     lease_namespace: str = names.SYSTEM
     identity: str = "egs"
     with_kueue: bool = True
+    limits: Rules = Rules()
+    preempts: bool = False
 
 
 class Controller:
@@ -80,6 +88,11 @@ class Controller:
         )
         self._traces = Traces()
         self._teller = telling.Teller()
+        self._limiting = Limiting(settings.limits)
+        self._limits_again = float("-inf")
+        self._preempting = (
+            Preempting(cluster, lambda: self._workflows.items().values(), say) if settings.preempts else None
+        )
         self._gated: ClusterSession | None = None
         self._queued: ClusterSession | None = None
 
@@ -137,10 +150,12 @@ class Controller:
 
     def step(self, now: float) -> None:
         """Tell what is new, open what may be opened. now: Unix time."""
-        listed, nodes = self._pods.items(), list(self._nodes.items().values())
-        pods = {uid: pod for uid, pod in listed.items() if self._serves(pod)}
+        pods, nodes = self._served(), list(self._nodes.items().values())
+        listed = self._pods.items()
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
+        self._limiting.look(pods.values(), now)
         self._open(gates.overdue(pods.values(), now, self._settings.longest_s))
+        self._limit(now)
         pods = self._traced(pods)
         try:
             self._order_gates({**others, **pods}, nodes, now)
@@ -148,7 +163,7 @@ class Controller:
         except Exception as error:  # without an engine, pods start as they would without us
             self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
             self._drop_sessions()
-            self._open(gates.all_gates(filter(self._serves, self._pods.items().values()), gates.ALONE))
+            self._open(gates.all_gates(self._served().values(), gates.ALONE))
         self._tell_why(pods, now)
         if self._settings.with_kueue:
             self._order_queues({uid: pod for uid, pod in pods.items() if pod.queue})
@@ -159,6 +174,10 @@ class Controller:
         self._note("workflows", f"{problem}; pods go by their labels" if problem.startswith(FORBIDDEN) else "")
         return self._traces.applied(pods, self._workflows.items().values())
 
+    def _served(self) -> dict[str, Pod]:
+        """By uid, as they are listed now."""
+        return with_pauses({uid: pod for uid, pod in self._pods.items().items() if self._serves(pod)})
+
     def _serves(self, pod: Pod) -> bool:
         return pod.is_ours and (not self._settings.namespaces or pod.namespace in self._settings.namespaces)
 
@@ -166,7 +185,7 @@ class Controller:
         """Pods that Kueue does not hold back; those that it does take room like any other's."""
         mine = {uid: pod if not pod.queue else msgspec.structs.replace(pod, run="") for uid, pod in pods.items()}
         if self._gated is None:
-            self._gated = ClusterSession(woken=self._woken.set)
+            self._gated = self._new_session()
         session = self._gated
         placeless = self._placeless(mine.values(), nodes)
         self._open(gates.stranded(mine.values(), placeless))
@@ -179,6 +198,13 @@ class Controller:
         found = gates.releases(session.granted(), order, mine, now, window=settings.window, ahead=settings.ahead)
         for uid in self._open(found):
             session.applied(uid)
+        if self._preempting is not None and not self._preempting.carry_out(session.stops(), pods, now):
+            self._drop_sessions()
+
+    def _new_session(self) -> ClusterSession:
+        if self._preempting is None:
+            return ClusterSession(woken=self._woken.set)
+        return ClusterSession(preempting_site, self._woken.set, self._preempting.may_restart)
 
     def _tell_why(self, pods: dict[str, Pod], now: float) -> None:
         """Write into some of the pods that wait why they do."""
@@ -204,7 +230,7 @@ class Controller:
         answers: dict[Any, bool] = {}
         found = set()
         for pod in pods:
-            if pod.is_gated and pod.is_ours:
+            if pod.is_gated and pod.is_ours and not pod.is_paused:
                 demand = pod.where, pod.shape
                 if demand not in answers:
                     answers[demand] = places.may_ever_run(pod, nodes)
@@ -219,7 +245,7 @@ class Controller:
             if not self.leader.leads:
                 break
             try:
-                raw = open_gate(self._cluster, one.pod, one.why, time.time())
+                raw = self._open_one(one)
             except ApiError as error:
                 if error.status not in (404, 409):
                     self._note("open", f"{one.pod.namespace}/{one.pod.name}: {error}")
@@ -229,6 +255,37 @@ class Controller:
             self.opened += 1
             found.append(one.pod.uid)
         return found
+
+    def _open_one(self, one: gates.Opening) -> dict[str, Any] | None:
+        """With its deadline; where that is refused, without."""
+        now = time.time()
+        deadline = self._limiting.deadline(one.pod, now)
+        try:
+            return open_gate(self._cluster, one.pod, one.why, now, deadline)
+        except ApiError as error:
+            if deadline is None or error.status not in REFUSALS:
+                raise
+            self._note_limit(one.pod, error)
+            return open_gate(self._cluster, one.pod, one.why, now)
+
+    def _limit(self, now: float) -> None:
+        """Write the deadlines of pods that have their nodes."""
+        self._note("limits", next(self._limiting.faults(), ""))
+        if now < self._limits_again:
+            return
+        for pod, deadline in self._limiting.due(now):
+            if not self.leader.leads:
+                return
+            try:
+                self._pods.put(limit(self._cluster, pod, deadline, now))
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    self._note_limit(pod, error)
+                    self._limits_again = now + REFUSED_S
+                    return
+
+    def _note_limit(self, pod: Pod, error: ApiError) -> None:
+        self._note("deadlines", f"{pod.namespace}/{pod.name}: {error}: limits are not kept")
 
     # --- Kueue ---
 

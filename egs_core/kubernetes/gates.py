@@ -3,7 +3,7 @@
 granted by the engine ──► opened, gangs whole, while fewer than `window` opened pods wait for their node
 the next in order     ──► opened too, until `ahead` of them wait: an autoscaler sees no gated pod
 nowhere to run        ──► opened: that is the scheduler's to say
-past its release-by   ──► opened, whatever else is so
+past its release-by   ──► opened, whatever else is so, unless somebody has paused it
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def releases(
     taken: set[str] = set()
     for uid in granted:
         group = [one for one in _together(uid, granted, pods) if one.uid not in taken]
+        if any(one.is_paused for one in group):
+            continue
         if group and in_flight + len(found) >= window:
             break
         taken.update(one.uid for one in group)
@@ -52,19 +54,22 @@ def releases(
     for uid in order:
         if pending + len(found) >= ahead:
             break
-        if uid in pods and pods[uid].is_gated and not pods[uid].gang:
+        if uid in pods and pods[uid].is_gated and not (pods[uid].gang or pods[uid].is_paused):
             found.append(Opening(pods[uid], AHEAD))
     return found
 
 
 def overdue(pods: Iterable[Pod], now: float, longest_s: float) -> list[Opening]:
     """The gates that are open too late already, the oldest first. longest_s: of a pod that states no moment."""
-    late = [(due_of(pod, longest_s), pod) for pod in pods if pod.is_gated]
+    late = [(due_of(pod, longest_s), pod) for pod in pods if pod.is_gated and not pod.is_paused]
     return [Opening(pod, OVERDUE) for due, pod in sorted(late, key=lambda one: (one[0], one[1].uid)) if due <= now]
 
 
 def due_of(pod: Pod, longest_s: float) -> float:
-    """When a gate is opened at the latest. No pod can state a later moment than longest_s after it was made."""
+    """When a gate is opened at the latest. No pod can state a later moment than longest_s after it was made; of one
+    that was paused the time begins anew when that is taken back."""
+    if pod.resumed_at:
+        return pod.resumed_at + longest_s
     latest = pod.created + longest_s
     return min(pod.release_by, latest) if pod.release_by else latest
 
@@ -75,8 +80,9 @@ def stranded(pods: Iterable[Pod], placeless: Collection[str]) -> list[Opening]:
 
 
 def all_gates(pods: Iterable[Pod], why: str) -> list[Opening]:
-    """Every gate, by the user's priority and then in the order in which the pods were made, as without us."""
-    gated = [pod for pod in pods if pod.is_gated]
+    """Every gate but of what is paused, by the user's priority and then in the order in which the pods were made, as
+    without us."""
+    gated = [pod for pod in pods if pod.is_gated and not pod.is_paused]
     return [Opening(pod, why) for pod in sorted(gated, key=lambda one: (-one.rank, one.created, one.uid))]
 
 

@@ -1,7 +1,8 @@
 """What the controller's accounts may not do though their rights would let them, as admission policies (CEL).
 
 `patch` on pods is a right to much. So the API server itself refuses these accounts every change of a pod but that our
-gate goes and what is said of it, and every change of a Workload but its priority. Policies concern nobody else.
+gate goes, that its deadline comes or comes earlier, and what is said of both; that a pod is deleted that was not told
+so; and every change of a Workload but its priority. Policies concern nobody else.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def _gates(side: str) -> str:
     return f"(has({side}.schedulingGates) ? {side}.schedulingGates.filter(g, g.name != '{names.GATE}') : [])"
 
 
-_POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
+_POD_FIELDS = ("nodeSelector", "affinity", "tolerations", "terminationGracePeriodSeconds")
+_DEADLINE = "activeDeadlineSeconds"
+_NOTES = (names.OPENED, names.WAITS, names.LIMIT, names.PREEMPTED)
 POD_RULES = (
     (f"{_gates(_NEW)} == {_gates(_OLD)}", "another gate is changed"),
     (
@@ -47,6 +50,12 @@ POD_RULES = (
     ),
     (" && ".join(_same(field) for field in _POD_FIELDS), "more than a gate of the pod is changed"),
     (
+        f"{_same(_DEADLINE)} || (has({_NEW}.{_DEADLINE})"
+        f" && (!has({_OLD}.{_DEADLINE}) || {_NEW}.{_DEADLINE} < {_OLD}.{_DEADLINE})"
+        f" && has(object.metadata.labels) && '{names.WORKLOAD}' in object.metadata.labels)",
+        "a deadline is taken away or put off, or the pod has no label of EGS",
+    ),
+    (
         f"{_NEW}.containers.map(c, c.image) == {_OLD}.containers.map(c, c.image)"
         f" && (!has({_NEW}.initContainers)"
         f" || {_NEW}.initContainers.map(c, c.image) == {_OLD}.initContainers.map(c, c.image))",
@@ -54,7 +63,7 @@ POD_RULES = (
     ),
     ("(has(object.metadata.labels) ? object.metadata.labels : {})"
      " == (has(oldObject.metadata.labels) ? oldObject.metadata.labels : {})", "labels of the pod are changed"),
-    (_others_stay(f"['{names.OPENED}', '{names.WAITS}']"), "annotations of the pod are changed"),
+    (_others_stay(str(list(_NOTES))), "annotations of the pod are changed"),
     ("(has(object.metadata.finalizers) ? object.metadata.finalizers : [])"
      " == (has(oldObject.metadata.finalizers) ? oldObject.metadata.finalizers : [])", "finalizers are changed"),
 )  # fmt: skip
@@ -69,10 +78,23 @@ WORKLOAD_RULES = (
 )
 
 
+def _has(side: str, what: str, key: str) -> str:
+    return f"(has({side}.metadata.{what}) && '{key}' in {side}.metadata.{what})"
+
+
+DELETE_RULES = (
+    (
+        f"{_has('oldObject', 'labels', names.WORKLOAD)} && {_has('oldObject', 'annotations', names.PREEMPTED)}",
+        "the pod is none that was told that it makes way",
+    ),
+)
+
+
 def policies(accounts: dict[str, str]) -> list[Object]:
     """The policies and their bindings. accounts: by name the namespace of each."""
     users = ", ".join(f"'system:serviceaccount:{where}:{name}'" for name, where in accounts.items())
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
+    gone = pods | {"operations": ["DELETE"]}
     kueue = {
         "apiGroups": ["kueue.x-k8s.io"],
         "apiVersions": ["*"],
@@ -82,6 +104,7 @@ def policies(accounts: dict[str, str]) -> list[Object]:
     found = []
     for name, rules, resources in (
         (f"{names.CONTROLLER}-opens-gates", POD_RULES, pods),
+        (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone),
         (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue),
     ):
         spec = {

@@ -38,13 +38,14 @@ KINDS = {
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
-    the controller's."""
+    the controller's; preempts: it may delete pods that make way."""
 
     image: str = ""
     namespace: str = names.SYSTEM
     serve: tuple[str, ...] = ()
     release_by_s: float = RELEASE_BY_S
     arguments: tuple[str, ...] = ()
+    preempts: bool = False
 
 
 def objects(of: Installation) -> list[Object]:
@@ -85,6 +86,12 @@ def _rights(of: Installation) -> list[Object]:
     ]
     opens = [_rule("", ["pods"], ["get", "list", "patch"])]
     changes = [_rule("", ["pods"], ["patch"]), _rule(kueue, ["workloads"], ["patch"])]
+    if of.preempts:
+        changes += [
+            _rule("", ["pods"], ["delete"]),
+            _rule("", ["events"], ["create"]),
+            _rule("batch", ["jobs"], ["get"]),
+        ]
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
@@ -125,7 +132,8 @@ def _deployment(of: Installation) -> Object:
     """Recreate: ready means leading, so a rolling update would wait for ever for the new one."""
     host = f"{names.CONTROLLER}.{of.namespace}.svc"
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
-    pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *of.arguments])
+    more = [*(["--preempt"] if of.preempts else []), *of.arguments]
+    pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
     pod["containers"][0] |= {"ports": [{"containerPort": PORT}], "readinessProbe": probe}
     template = {"metadata": {"labels": APP}, "spec": pod}

@@ -1,4 +1,4 @@
-"""What is written into the cluster: a gate that is opened, why one is not, a priority. All may be repeated."""
+"""What is written into the cluster: opened gates, why one is not open, deadlines, priorities. All may be repeated."""
 
 from __future__ import annotations
 
@@ -6,22 +6,39 @@ from typing import Any
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import PODS, STRATEGIC, WORKLOADS, ApiError, Cluster
+from egs_core.kubernetes.limits import Deadline
 from egs_core.kubernetes.pods import Pod, moment
 from egs_core.kubernetes.priorities import Raise
 
 
-def open_gate(cluster: Cluster, pod: Pod, why: str, now: float) -> dict[str, Any] | None:
-    """Take our gate off this very pod, and no other gate. The pod as it is then; None where it is gone."""
-    body = {
-        "metadata": {"uid": pod.uid, "annotations": {names.OPENED: f"{moment(now)} {why}", names.WAITS: None}},
-        "spec": {"schedulingGates": [{"name": names.GATE, "$patch": "delete"}]},
-    }
+def open_gate(
+    cluster: Cluster, pod: Pod, why: str, now: float, deadline: Deadline | None = None
+) -> dict[str, Any] | None:
+    """Take our gate off this very pod, and no other gate. The pod as it is then; None where it is gone. deadline: what
+    it gets with that, unless it has an earlier one."""
+    notes: dict[str, Any] = {names.OPENED: f"{moment(now)} {why}", names.WAITS: None}
+    spec: dict[str, Any] = {"schedulingGates": [{"name": names.GATE, "$patch": "delete"}]}
+    if deadline is not None and (pod.deadline_s is None or deadline.seconds < pod.deadline_s):
+        notes |= _said(deadline, now)
+        spec["activeDeadlineSeconds"] = deadline.seconds
+    body = {"metadata": {"uid": pod.uid, "annotations": notes}, "spec": spec}
     try:
         return cluster.patch(PODS, pod.name, body, pod.namespace, STRATEGIC)
     except ApiError as error:
         if error.status == 404:
             return None
         raise
+
+
+def limit(cluster: Cluster, pod: Pod, deadline: Deadline, now: float) -> dict[str, Any]:
+    """Write this deadline into this very pod. The pod as it is then."""
+    meta = {"uid": pod.uid, "annotations": _said(deadline, now)}
+    body = {"metadata": meta, "spec": {"activeDeadlineSeconds": deadline.seconds}}
+    return cluster.patch(PODS, pod.name, body, pod.namespace)
+
+
+def _said(deadline: Deadline, now: float) -> dict[str, str]:
+    return {names.LIMIT: f"{moment(now)} at most {deadline.seconds} s: {deadline.why}"}
 
 
 def tell_why(cluster: Cluster, pod: Pod, text: str, now: float) -> dict[str, Any]:

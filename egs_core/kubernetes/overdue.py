@@ -11,29 +11,36 @@ from collections.abc import Callable, Iterable, Sequence
 
 from egs_core.kubernetes import gates
 from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
+from egs_core.kubernetes.limits import Limiting
 from egs_core.kubernetes.opening import open_gate
-from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.pods import Pod, pod_of, with_pauses
 
 
 def open_overdue(cluster: Cluster, namespaces: Sequence[str], longest_s: float, say: Callable[[str], None]) -> int:
-    """Open the gates that are past their release-by time. How many could not be opened."""
-    return open_all(cluster, gates.overdue(_gated(cluster, namespaces), time.time(), longest_s), say)
+    """Open the gates that are past their release-by time, but of what is paused; limits that pods state are kept. How
+    many could not be opened."""
+    limiting, found, now = Limiting(), _listed(cluster, namespaces), time.time()
+    limiting.look(found, now)
+    return open_all(cluster, gates.overdue(found, now, longest_s), say, limiting)
 
 
-def _gated(cluster: Cluster, namespaces: Sequence[str]) -> list[Pod]:
+def _listed(cluster: Cluster, namespaces: Sequence[str]) -> list[Pod]:
     found: list[Pod] = []
     for namespace in namespaces or ("",):
         found += map(pod_of, cluster.list(PODS, namespace)[0])
-    return found
+    return list(with_pauses({pod.uid: pod for pod in found}).values())
 
 
-def open_all(cluster: Cluster, openings: Iterable[gates.Opening], say: Callable[[str], None]) -> int:
-    """Open these gates. How many could not be opened."""
+def open_all(
+    cluster: Cluster, openings: Iterable[gates.Opening], say: Callable[[str], None], limiting: Limiting | None = None
+) -> int:
+    """Open these gates. How many could not be opened. limiting: what gives them deadlines; None: they get none."""
     failed = 0
     for one in openings:
         place = f"{one.pod.namespace}/{one.pod.name}"
         try:
-            open_gate(cluster, one.pod, one.why, time.time())
+            now = time.time()
+            open_gate(cluster, one.pod, one.why, now, limiting.deadline(one.pod, now) if limiting else None)
             say(f"{place}: opened ({one.why})")
         except ApiError as error:
             if error.status not in (404, 409):

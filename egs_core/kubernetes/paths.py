@@ -151,8 +151,17 @@ def key_of(name: str) -> str:
     return _TRY.sub("", _ALL_ITERATIONS.sub("", name))
 
 
+def without_try(name: str) -> str:
+    """The name of a node, the same for all tries of it.
+
+    >>> without_try("run.root.loop(3:x).train.executor(1)")
+    'run.root.loop(3:x).train.executor'
+    """
+    return _TRY.sub("", name)
+
+
 def _place(pod: Pod, places: Mapping[str, int]) -> int | None:
-    return places.get(pod.argo_node, places.get(_TRY.sub("", pod.argo_node)))
+    return places.get(pod.argo_node, places.get(without_try(pod.argo_node)))
 
 
 def _learned(pods: Iterable[Pod]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import msgspec
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
+from egs_core.kubernetes.stated import NOTHING, Stated, stated_of
 
 Object = Mapping[str, Any]
 OVER = ("Succeeded", "Failed")
@@ -31,7 +32,10 @@ class Pod(msgspec.Struct, frozen=True):
     opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes.
     workflow: the one of Argo that made it, argo_node: as what; ran_s: how long its containers ran; is_traced: rank_s
     and predicted_s are of its run's graph, and so is rest_gpu_s, how long GPUs are needed behind it. waits: why, as was
-    written into it at waits_at."""
+    written into it at waits_at. started, ended: Unix time, 0: not yet; deadline_s: after so long it ends, from started
+    on. job: that made it and may make it again; index: of that. may_restart: for all that is known of it. paused:
+    what was paused with it, since when and by whom; is_paused: it is, or its stage or run is (`with_pauses`);
+    resumed_at: when that was taken back."""
 
     uid: str
     name: str
@@ -62,6 +66,17 @@ class Pod(msgspec.Struct, frozen=True):
     rest_gpu_s: float = 0.0
     waits: str = ""
     waits_at: float = 0.0
+    stage: str = ""
+    limits: Stated = NOTHING
+    started: float = 0.0
+    ended: float = 0.0
+    deadline_s: int | None = None
+    job: str = ""
+    index: str = ""
+    may_restart: bool = True
+    paused: str = ""
+    is_paused: bool = False
+    resumed_at: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +116,7 @@ def pod_of(raw: Object) -> Pod:
     labels, notes = part(meta, "labels"), part(meta, "annotations")
     gates = [text(one, "name") for one in items(spec, "schedulingGates")]
     waits_at, _, waits = text(notes, names.WAITS).partition(" ")
+    hints, deadline_s = _hints(notes), number(spec.get("activeDeadlineSeconds"))
     return Pod(
         uid=text(meta, "uid"),
         name=text(meta, "name"),
@@ -116,7 +132,7 @@ def pod_of(raw: Object) -> Pod:
         release_by=seconds_of(notes.get(names.RELEASE_BY)),
         opened_at=seconds_of(text(notes, names.OPENED).partition(" ")[0]),
         priority=int(number(spec.get("priority")) or 0),
-        own_priority=int(number(_hints(notes).get("priority")) or 0),
+        own_priority=int(number(hints.get("priority")) or 0),
         rank_s=length_s(labels.get(names.RANK)),
         predicted_s=length_s(labels.get(names.PREDICTED_S)),
         gang=text(labels, names.GANG),
@@ -129,6 +145,15 @@ def pod_of(raw: Object) -> Pod:
         ran_s=_ran_s(status),
         waits=waits,
         waits_at=seconds_of(waits_at),
+        stage=text(hints, "stage"),
+        limits=stated_of(notes, hints),
+        started=seconds_of(status.get("startTime")),
+        ended=_ended(status),
+        deadline_s=None if deadline_s is None else int(deadline_s),
+        job=_job(meta) if text(spec, "restartPolicy") == "Never" else "",
+        index=text(notes, names.JOB_INDEX),
+        paused=text(notes, names.PAUSED),
+        resumed_at=seconds_of(notes.get(names.RESUMED)),
     )
 
 
@@ -182,6 +207,32 @@ def _run_of(meta: Object, labels: Object) -> str:
     run = text(labels, names.RUN) or text(labels, names.ARGO_RUN)
     owner = next((text(one, "uid") for one in items(meta, "ownerReferences")), "")
     return "/".join((text(meta, "namespace"), workload, run or owner or text(meta, "uid")))
+
+
+def _job(meta: Object) -> str:
+    owners = [one for one in items(meta, "ownerReferences") if one.get("controller")]
+    return next((text(one, "name") for one in owners if text(one, "kind") == "Job"), "")
+
+
+def with_pauses(pods: Mapping[str, Pod]) -> dict[str, Pod]:
+    """By uid, those that wait and are paused marked so: by themselves, or as any pod of their stage or run says. One
+    that has ended says it too, as long as it is listed."""
+    found = dict(pods)
+    said = [(pod.paused.partition(" ")[0], pod) for pod in pods.values() if pod.paused and pod.is_ours]
+    runs = {pod.run for what, pod in said if what == "run"}
+    stages = {(pod.run, pod.stage) for what, pod in said if what == "stage"}
+    for uid, pod in pods.items() if said else ():
+        if pod.is_gated and pod.is_ours and (pod.paused or pod.run in runs or (pod.run, pod.stage) in stages):
+            found[uid] = msgspec.structs.replace(pod, is_paused=True)
+    return found
+
+
+def _ended(status: Object) -> float:
+    """When its last container ended, of a pod that is over."""
+    if text(status, "phase") not in OVER:
+        return 0.0
+    ended = [part(part(one, "state"), "terminated") for one in items(status, "containerStatuses")]
+    return max((seconds_of(one.get("finishedAt")) for one in ended), default=0.0)
 
 
 def _ran_s(status: Object) -> float | None:

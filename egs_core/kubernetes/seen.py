@@ -2,6 +2,7 @@
 
     pod in the list                           status
     gate of ours and no other                 ready
+    the same, paused                          waiting: not told yet, or not to be started now
     a gate of its author's                    held: not told yet
     open, no node                             ready; what was granted stays granted
     on a node, whether it has begun or not    running: it has its place
@@ -26,7 +27,7 @@ from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.kubernetes.pods import Pod
 from egs_core.site import PRIOR_S
 
-HELD, READY, RUNNING, OVER = "held", "ready", "running", "over"
+HELD, WAITING, READY, RUNNING, OVER = "held", "waiting", "ready", "running", "over"
 REST = "rest"
 SAME_REST_S = 1.0
 SAME_SHARE = 0.05
@@ -65,6 +66,8 @@ def status_of(pod: Pod) -> str:
         return OVER
     if pod.node:
         return RUNNING
+    if pod.is_paused:
+        return WAITING
     return HELD if pod.has_other_gates else READY
 
 
@@ -102,7 +105,9 @@ def block_of(
     for pod in pods:
         kind = GPU if pod.shape.gpu_milli else CPU
         gang = pod.gang if pod.gang in gangs else ""
-        options = TaskOptions(priority=pod.rank, gang=gang, flavors=flavors.get(pod.where, ()))
+        options = TaskOptions(
+            priority=pod.rank, gang=gang, flavors=flavors.get(pod.where, ()), may_restart=pod.may_restart
+        )
         graph.add_task(pod.uid, (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
     return graph, _add_rests(graph, pods, range(at, at + len(pods)), at, REST)
 
@@ -151,7 +156,7 @@ def _whole_gangs(pods: Iterable[Pod]) -> set[tuple[str, str]]:
     there: dict[tuple[str, str], int] = {}
     size: dict[tuple[str, str], int] = {}
     for pod in pods:
-        if pod.gang and pod.is_ours and status_of(pod) != HELD:
+        if pod.gang and pod.is_ours and status_of(pod) not in (HELD, WAITING):
             key = pod.run, pod.gang
             there[key] = there.get(key, 0) + 1
             size[key] = max(size.get(key, 0), pod.gang_size)

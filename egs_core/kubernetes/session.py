@@ -21,6 +21,7 @@ from egs_core.kubernetes.seen import (
     OVER,
     READY,
     RUNNING,
+    WAITING,
     Changes,
     Known,
     block_of,
@@ -31,7 +32,7 @@ from egs_core.kubernetes.seen import (
     status_of,
 )
 from egs_core.runlog import records as r
-from egs_core.site import AnyTold, Asked, Dropped, Grant, Grown, Site
+from egs_core.site import AnyTold, Asked, Dropped, Grant, Grown, Site, Stop
 from egs_core.site.embedded import EmbeddedSite
 from egs_core.site.protocol import Holder
 
@@ -47,11 +48,22 @@ def own_site(holder: Holder) -> Site:
     return EmbeddedSite(EngineConfig(preload=False), holder, logs_waits=False)
 
 
-class ClusterSession:
-    """See the module. `tell` and the questions belong to one thread."""
+def preempting_site(holder: Holder) -> Site:
+    """One that also says who is to stop for others."""
+    return EmbeddedSite(EngineConfig(preload=False, preempt=True), holder, logs_waits=False)
 
-    def __init__(self, connect: Connect = own_site, woken: Callable[[], None] = lambda: None) -> None:
-        self._connect, self._woken = connect, woken
+
+class ClusterSession:
+    """See the module. `tell` and the questions belong to one thread. may_restart: asked once of each pod, as it is when
+    it is told."""
+
+    def __init__(
+        self,
+        connect: Connect = own_site,
+        woken: Callable[[], None] = lambda: None,
+        may_restart: Callable[[Pod], bool] = lambda pod: pod.may_restart,
+    ) -> None:
+        self._connect, self._woken, self._may_restart = connect, woken, may_restart
         self._lock = threading.Lock()
         self._is_lost = False
         self._begin()
@@ -60,6 +72,7 @@ class ClusterSession:
         self._known: dict[str, Known] = {}
         self._uids: dict[int, str] = {}
         self._granted: dict[int, Grant] = {}  # by task, in the order in which they were granted
+        self._stops: list[int] = []
         self._nodes: dict[str, m.NodeAdded] = {}
         self._keys: frozenset[str] = frozenset()
         self._sizes: dict[str, int] = {}  # tasks by run
@@ -126,6 +139,7 @@ class ClusterSession:
             self._sizes[run] = 0
             self.site.submit(m.WorkloadSubmitted(run, name=run.split("/")[1], tenant=run.split("/")[0]))
         flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new}}
+        new = tuple(msgspec.structs.replace(pod, may_restart=self._may_restart(pod)) for pod in new)
         graph, rests = block_of(new, flavors, self._sizes[run])
         at, grown = self._sizes[run], self._add(run, graph, len(new))
         for number, (pod, behind) in enumerate(zip(new, rests, strict=True)):
@@ -161,6 +175,7 @@ class ClusterSession:
                 sights.append(m.Sight(known.task, status, node))
             if status == OVER:
                 sights += [m.Sight(rest, OVER) for rest in self._rests_done(known)]
+            if status in (OVER, WAITING) and not (known.is_gang and status == WAITING):
                 self._ungrant([known.task])
         if sights:
             self._report([m.TasksSeen(tuple(sights))])
@@ -222,10 +237,15 @@ class ClusterSession:
         return done
 
     def _tell_member(self, known: Known, status: str) -> None:
-        """Of gangs the engine hears by events of its own. One that runs ungranted was opened by somebody else."""
+        """Of gangs the engine hears by events of its own. One that runs ungranted was opened by somebody else; one that
+        was granted and is paused keeps its grant, and is not opened."""
         decision = self._grant_of(known.task)
         attempt = decision.attempt if decision is not None else 0
-        if decision is None:
+        if status == WAITING:
+            self._report([m.PauseRequested("task", str(known.task), "cluster")])
+        elif status == READY:
+            self._report([m.ResumeRequested("task", str(known.task), "cluster")])
+        elif decision is None:
             self._report([m.AbortRequested("task", str(known.task), "cluster", f"its pod is {status}")])
         elif status == RUNNING:
             self._report([m.PhaseStarted(known.phase, attempt)])
@@ -259,6 +279,12 @@ class ClusterSession:
         with self._lock:
             return [self._uids[task] for task in self._granted if task in self._uids]
 
+    def stops(self) -> list[str]:
+        """Uids of pods that should stop for others, each once; what makes them makes them again."""
+        with self._lock:
+            found, self._stops = self._stops, []
+            return [self._uids[task] for task in found if task in self._uids]
+
     def order(self) -> list[str]:
         """Uids of all pods that wait for a grant, the first first."""
         return [self._uids[one.task] for one in self.site.order().ready if one.task in self._uids]
@@ -273,6 +299,9 @@ class ClusterSession:
         if isinstance(decision, Grant):
             with self._lock:
                 self._granted[decision.task] = decision  # it may come before `grow` has said whose task that is
+        elif isinstance(decision, Stop) and decision.requeue:
+            with self._lock:
+                self._stops.append(decision.task)
         elif isinstance(decision, Dropped):
             self._ungrant(decision.tasks)
         self._woken()

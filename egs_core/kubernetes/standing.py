@@ -9,7 +9,7 @@ import msgspec
 from egs_core.kubernetes import names
 from egs_core.kubernetes.pods import Object, Pod, items, moment, part, pod_of, text
 
-WAITS, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "held", "queued", "opened", "runs", "ended"
+WAITS, PAUSED, HELD, QUEUED, OPENED, RUNS, ENDED = "waits", "paused", "held", "queued", "opened", "runs", "ended"
 KUEUE = "kueue.x-k8s.io/"
 _WHY_OPENED = {
     "order": "it was its turn",
@@ -37,7 +37,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 def standings(found: Iterable[Object]) -> list[Standing]:
     """Of the pods that EGS orders and that have not ended: those that run, then what is next, then what waits."""
-    order = (RUNS, OPENED, QUEUED, WAITS, HELD)
+    order = (RUNS, OPENED, QUEUED, WAITS, PAUSED, HELD)
     made = [(pod_of(one), standing_of(one)) for one in found]
     kept = [(pod, one) for pod, one in made if pod.is_ours and one.state != ENDED]
     kept.sort(key=lambda pair: (order.index(pair[1].state), _place(pair[0]), pair[0].created, pair[1].pod))
@@ -64,9 +64,13 @@ def run_of(raw: Object) -> str:
 
 def _state(pod: Pod, raw: Object) -> tuple[str, str]:
     if pod.is_over:
-        return ENDED, f"it has ended: {pod.phase}"
+        reason = text(part(raw, "status"), "reason")
+        return ENDED, f"it has ended: {pod.phase}{reason and ', '}{reason}"
     if pod.node:
         return RUNS, ""
+    if pod.is_gated and pod.paused:
+        what, _, said = pod.paused.partition(" ")
+        return PAUSED, f"{'it' if what == 'pod' else f'its {what}'} is paused since {said}"
     if pod.is_gated:
         return WAITS, pod.waits or "nothing is said of it: it waits for a few seconds only, or no controller is there"
     if pod.has_other_gates:
@@ -81,9 +85,11 @@ def _facts(pod: Pod, raw: Object) -> list[str]:
     notes = part(part(raw, "metadata"), "annotations")
     at, _, why = text(notes, names.OPENED).partition(" ")
     found = [f"its gate was opened at {at}: {_WHY_OPENED.get(why, why)}"] if at else []
-    if pod.is_gated and pod.release_by:
+    if limit := text(notes, names.LIMIT):
+        found.append(f"its deadline was written at {limit.replace(' at most ', ': at most ', 1)}")
+    if pod.is_gated and pod.release_by and not (pod.paused or pod.resumed_at):
         found.append(f"its gate is opened at {moment(pod.release_by)} at the latest")
-    if pod.is_gated and pod.waits_at:
+    if pod.is_gated and pod.waits_at and not pod.paused:
         found.append(f"said at {moment(pod.waits_at)}")
     if pod.is_leaving:
         found.append("it is being deleted")

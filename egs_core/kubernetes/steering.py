@@ -1,24 +1,48 @@
-"""Ending a run or a pod, with the rights of whoever asks: the controller has none for it.
+"""Ending a run, a stage of it or a pod, with the rights of whoever asks: the controller has none for it.
 
 run of Argo   its Workflow is told to end (`spec.shutdown: Terminate`), then its pods are deleted: Argo alone would
               leave gated ones
 other run     its pods are deleted; what has made them may make others, which is said
-pod           it is deleted
+stage, pod    the same, for those
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import getpass
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import PODS, WORKFLOWS, ApiError, Cluster
-from egs_core.kubernetes.pods import Object, items, part, pod_of, text
+from egs_core.kubernetes.cluster import EVENTS, PODS, WHO_AM_I, WORKFLOWS, ApiError, Cluster
+from egs_core.kubernetes.pods import Object, items, moment, part, pod_of, text
 from egs_core.kubernetes.standing import run_of
 
 TERMINATE = "Terminate"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What is meant. name: of a run, or of a pod, which is_pod says where both are so called; stage: only that of the
+    run. is_tried: nothing is done, and it is asked whether it may be."""
+
+    namespace: str
+    name: str
+    stage: str = ""
+    is_pod: bool = False
+    reason: str = ""
+    is_tried: bool = False
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What was found. workflow: of Argo, that goes on; pods: as the API server has them; is_pod: one that was named."""
+
+    workflow: str
+    pods: Sequence[Object]
+    is_pod: bool = False
 
 
 class Aborted(msgspec.Struct, frozen=True):
@@ -30,28 +54,77 @@ class Aborted(msgspec.Struct, frozen=True):
     makers: tuple[str, ...] = ()
 
 
-def abort(cluster: Cluster, namespace: str, name: str, *, is_pod: bool = False) -> Aborted:
-    """End the run, or the pod, of this name. Raises InputError where there is none or both, and ApiError."""
+def abort(cluster: Cluster, asked: Asked) -> Aborted:
+    """End it. Raises InputError where there is none of that name or two, and ApiError."""
+    found, by = target_of(cluster, asked), actor_of(cluster)
+    members = list(found.pods)
+    if found.workflow:
+        body = {"spec": {"shutdown": TERMINATE}}
+        cluster.patch(WORKFLOWS, found.workflow, body, asked.namespace, is_tried=asked.is_tried)
+        of_argo = cluster.list(PODS, asked.namespace, f"{names.ARGO_RUN}={found.workflow}")[0]
+        members = list({name_of(one): one for one in [*members, *of_argo] if not pod_of(one).is_over}.values())
+    gone = [name_of(one) for one in members if _delete(cluster, asked, one, by)]
+    makers = _makers(members, but=f"Workflow {found.workflow}" if found.workflow else "")
+    return Aborted(asked.namespace, found.workflow, tuple(sorted(gone)), makers)
+
+
+def target_of(cluster: Cluster, asked: Asked) -> Target:
+    """What goes on under that name. Raises InputError where there is none or two, and ApiError."""
+    namespace, name = asked.namespace, asked.name
     found = cluster.list(PODS, namespace, names.WORKLOAD)[0]
     ours = [one for one in found if pod_of(one).is_ours and not pod_of(one).is_over]
-    named = [one for one in ours if _name(one) == name]
-    workflow = None if is_pod else _workflow(cluster, namespace, name)
-    members = [] if is_pod else [one for one in ours if run_of(one) == name and one not in named]
+    named = [] if asked.stage else [one for one in ours if name_of(one) == name]
+    workflow = not asked.is_pod and _is_workflow(cluster, namespace, name)
+    members = [] if asked.is_pod else [one for one in ours if run_of(one) == name and one not in named]
+    if asked.stage:
+        workflow, members = False, [one for one in members if pod_of(one).stage == asked.stage]
     if named and (workflow or members):
         raise InputError(f"{namespace}/{name}", "is a run and a pod", "--pod means the pod")
     if not (named or members or workflow):
-        what = "pod" if is_pod else "run or pod"
+        what = "pod" if asked.is_pod else f"stage {asked.stage}" if asked.stage else "run or pod"
         raise InputError(f"{namespace}/{name}", f"no {what} of EGS's goes on there", "egs kubernetes ps -A lists them")
-    if workflow:
-        cluster.patch(WORKFLOWS, name, {"spec": {"shutdown": TERMINATE}}, namespace)
-        of_argo = cluster.list(PODS, namespace, f"{names.ARGO_RUN}={name}")[0]
-        members = list({_name(one): one for one in [*members, *of_argo] if not pod_of(one).is_over}.values())
-    gone = [_name(one) for one in named or members if _delete(cluster, namespace, _name(one))]
-    makers = _makers(named or members, but=f"Workflow {name}" if workflow else "")
-    return Aborted(namespace, name if workflow else "", tuple(sorted(gone)), makers)
+    return Target(name if workflow else "", named or members, bool(named))
 
 
-def _workflow(cluster: Cluster, namespace: str, name: str) -> bool:
+def actor_of(cluster: Cluster) -> str:
+    """Who asks, as the API server knows them; else the user of this machine."""
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    with suppress(ApiError):
+        status = part(cluster.create(WHO_AM_I, body), "status")
+        if found := text(part(status, "userInfo"), "username"):
+            return found
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        return "somebody"
+
+
+def name_of(raw: Object) -> str:
+    return text(part(raw, "metadata"), "name")
+
+
+def note_event(cluster: Cluster, raw: Object, reason: str, message: str) -> None:
+    """An event of a pod, which outlives it by an hour. Who may write none does without."""
+    meta, at = part(raw, "metadata"), moment(time.time())
+    about = {"apiVersion": "v1", "kind": "Pod", "name": name_of(raw), "namespace": text(meta, "namespace")}
+    body: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{name_of(raw)[:200]}.{time.time_ns():x}", "namespace": text(meta, "namespace")},
+        "involvedObject": about | {"uid": text(meta, "uid")},
+        "reason": reason,
+        "message": message[:1000],
+        "type": "Normal",
+        "source": {"component": "egs"},
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
+    with suppress(ApiError):
+        cluster.create(EVENTS, body, text(meta, "namespace"))
+
+
+def _is_workflow(cluster: Cluster, namespace: str, name: str) -> bool:
     """Whether a Workflow of this name goes on."""
     try:
         raw = cluster.get(WORKFLOWS, name, namespace)
@@ -62,13 +135,15 @@ def _workflow(cluster: Cluster, namespace: str, name: str) -> bool:
     return not part(raw, "status").get("finishedAt")
 
 
-def _delete(cluster: Cluster, namespace: str, name: str) -> bool:
+def _delete(cluster: Cluster, asked: Asked, raw: Object, by: str) -> bool:
     try:
-        cluster.delete(PODS, name, namespace)
+        cluster.delete(PODS, name_of(raw), asked.namespace, is_tried=asked.is_tried)
     except ApiError as error:
         if error.status == 404:
             return False
         raise
+    if not asked.is_tried:
+        note_event(cluster, raw, "Aborted", f"by {by}{asked.reason and ': '}{asked.reason}")
     return True
 
 
@@ -77,7 +152,3 @@ def _makers(pods: Iterable[Object], but: str) -> tuple[str, ...]:
         f"{text(o, 'kind')} {text(o, 'name')}" for one in pods for o in items(part(one, "metadata"), "ownerReferences")
     }
     return tuple(sorted(owners - {but}))
-
-
-def _name(raw: Object) -> str:
-    return text(part(raw, "metadata"), "name")

@@ -65,7 +65,9 @@ def texts(
     found = {}
     for pod in pods:
         there = members.get((pod.run, pod.gang), 0)
-        if pod.gang and there < pod.gang_size:
+        if pod.is_paused:
+            text = "paused" if pod.paused else "its run or stage is paused"
+        elif pod.gang and there < pod.gang_size:
             text = f"{there} of {pod.gang_size} members of its gang are there"
         elif pod.uid in places:
             reason = why(pod.uid)

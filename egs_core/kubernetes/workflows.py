@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 import zlib
 from collections.abc import Mapping
@@ -56,12 +57,14 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """steps: of a DAG; None: one pod, or what needs none. at_once: so many at the same time; 0: any number."""
+    """steps: of a DAG; None: one pod, or what needs none. at_once: so many at the same time; 0: any number. retries: so
+    often its pod is made again, whatever has ended it."""
 
     steps: tuple[Step, ...] | None = None
     at_once: int = 0
     is_driver: bool = False
     predicted_s: float | None = None
+    retries: float = 0.0
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -144,7 +147,8 @@ def _template(raw: Object, arguments: Mapping[str, str]) -> Template | None:
     if "dag" not in raw:
         roles = [value for key, value in part(meta, "annotations").items() if str(key).endswith(ROLE)]
         is_driver = "driver" in roles or text(raw, "name").endswith(DRIVER)
-        return Template(is_driver=is_driver, predicted_s=length_s(part(meta, "labels").get(names.PREDICTED_S)))
+        likely_s = length_s(part(meta, "labels").get(names.PREDICTED_S))
+        return Template(is_driver=is_driver, predicted_s=likely_s, retries=_retries(part(raw, "retryStrategy")))
     listed = items(part(raw, "dag"), "tasks")
     drivers = [one for one in listed if text(one, "name").endswith(DRIVER)]
     gpus = {text(one, "name").removesuffix(DRIVER): _gpus(_parameters(one), arguments) for one in drivers}
@@ -153,6 +157,13 @@ def _template(raw: Object, arguments: Mapping[str, str]) -> Template | None:
         return None
     at_once = number(raw.get("parallelism")) or 0
     return Template(tuple(step for step in steps if step is not None), max(0, int(at_once)))
+
+
+def _retries(stated: Object) -> float:
+    """Under another policy than Always, or with an expression, it is not sure for each way in which a pod may end."""
+    if text(stated, "retryPolicy") != "Always" or stated.get("expression"):
+        return 0.0
+    return math.inf if stated.get("limit") is None else max(0.0, number(stated["limit"]) or 0.0)
 
 
 def _step(raw: Object, gpus: float) -> Step | None:

@@ -20,14 +20,27 @@ import yaml
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.admission import Rules
-from egs_core.kubernetes.cluster import JSON_PATCH, NODES, PODS, WEBHOOKS, WORKFLOWS, ApiError, Cluster, Kind
+from egs_core.kubernetes.cluster import (
+    EVENTS,
+    JOBS,
+    JSON_PATCH,
+    MERGE,
+    NODES,
+    PODS,
+    WEBHOOKS,
+    WORKFLOWS,
+    ApiError,
+    Cluster,
+    Kind,
+)
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.opening import open_gate
 from egs_core.kubernetes.overdue import open_overdue
-from egs_core.kubernetes.pods import Pod, pod_of
-from egs_core.kubernetes.steering import abort
+from egs_core.kubernetes.pausing import pause, resume
+from egs_core.kubernetes.pods import Pod, moment, pod_of
+from egs_core.kubernetes.steering import Asked, abort
 from egs_core.kubernetes.webhook import Webhook
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.made_workflows import executor, group, noted, task, workflow
@@ -53,10 +66,10 @@ def until(what: Callable[[], object]) -> None:
 class Site:
     """A namespace of its own with a node of one GPU, what `egs kubernetes manifests` prints applied for it alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **more: Any) -> None:
         self.folder, self.admin = folder, Cluster(Path(FILE))
         self.name = f"egs-test-{uuid.uuid4().hex[:8]}"
-        self.of = Installation("egs:1", f"{self.name}-system", (self.name,))
+        self.of = Installation("egs:1", f"{self.name}-system", (self.name,), **more)
         self.admin.create(KINDS["Namespace"], {"metadata": {"name": self.name}})
         made = node(self.name, gpus=1, labels={"egs-test": self.name})
         self.admin.create(NODES, made)
@@ -89,6 +102,11 @@ class Site:
     def pods(self) -> dict[str, Pod]:
         return {one.name: one for one in map(pod_of, self.admin.list(PODS, self.name)[0])}
 
+    def begins(self, name: str, seconds_ago: float) -> None:
+        """As its kubelet would say."""
+        status = {"phase": "Running", "startTime": moment(time.time() - seconds_ago)}
+        self.admin.patch(Kind("/api/v1", "pods"), f"{name}/status", {"status": status}, self.name)
+
     def delete(self, name: str) -> None:
         self.admin.delete(PODS, f"{name}?gracePeriodSeconds=0", self.name)
 
@@ -115,10 +133,21 @@ def site(tmp_path: Path) -> Iterator[Site]:
         found.close()
 
 
+@pytest.fixture
+def preempting(tmp_path: Path) -> Iterator[Site]:
+    """With the rights to delete what makes way."""
+    found = Site(tmp_path, preempts=True)
+    try:
+        found.apply()
+        yield found
+    finally:
+        found.close()
+
+
 @contextmanager
-def controlled(site: Site) -> Iterator[Controller]:
-    """A controller under its own account."""
-    settings = Settings((site.name,), lease_namespace=site.of.namespace, identity="test")
+def controlled(site: Site, says: str = "", **stated: Any) -> Iterator[Controller]:
+    """A controller under its own account, which says nothing, or this."""
+    settings = Settings((site.name,), lease_namespace=site.of.namespace, identity="test", **stated)
     said: list[str] = []
     found = Controller(site.account(names.CONTROLLER), settings, said.append)
     thread = threading.Thread(target=found.run, daemon=True)
@@ -128,7 +157,7 @@ def controlled(site: Site) -> Iterator[Controller]:
     finally:
         found.stop()
         thread.join(LIMIT_S)
-        assert said == []
+        assert [line for line in said if not says or says not in line] == []
 
 
 def test_pods_get_their_places_in_the_engines_order(site: Site) -> None:
@@ -204,7 +233,7 @@ def test_runs_of_argo_go_by_what_is_left_of_them(site: Site) -> None:
         site.delete("short-a")
         until(lambda: site.pods()["long-a"].node)
         assert site.pods()["item"].is_gated
-        done = abort(site.admin, site.name, "short")
+        done = abort(site.admin, Asked(site.name, "short"))
         assert (done.workflow, done.pods, done.makers) == ("short", ("item",), ())
         assert site.admin.get(WORKFLOWS, "short", site.name)["spec"]["shutdown"] == "Terminate"
         until(lambda: "item" not in site.pods())
@@ -226,7 +255,8 @@ REFUSED: dict[str, dict[str, Any] | list[Any]] = {
     "image": [{"op": "replace", "path": "/spec/containers/0/image", "value": "other:1"}],
     "selector": {"spec": {"nodeSelector": {"egs-test": "x", "more": "x"}}},
     "toleration": {"spec": {"tolerations": [{"operator": "Exists"}, {"key": "x", "operator": "Exists"}]}},
-    "deadline": {"spec": {"activeDeadlineSeconds": 5}},
+    "later deadline": {"spec": {"activeDeadlineSeconds": 700}},
+    "no deadline": {"spec": {"activeDeadlineSeconds": None}},
     "other gate": [{"op": "remove", "path": "/spec/schedulingGates/1"}],
     "all gates": {"spec": {"schedulingGates": []}},
 }
@@ -236,10 +266,17 @@ REFUSED: dict[str, dict[str, Any] | list[Any]] = {
 def test_its_accounts_change_nothing_but_our_gate(site: Site, account: str) -> None:
     """Each further change is refused, by policy or by the API server's own checks; our gate goes."""
     gates = [{"name": names.GATE}, {"name": "theirs.io/gate"}]
-    made, cluster = site.add("one", spec={"schedulingGates": gates}), site.account(account)
+    made = site.add("one", spec={"schedulingGates": gates, "activeDeadlineSeconds": 600})
+    theirs = pod("theirs", namespace=site.name, gate=False)
+    del theirs["metadata"]["labels"]
+    site.admin.create(PODS, theirs, site.name)
+    cluster = site.account(account)
     until(lambda: _is_refused(cluster, site, REFUSED["label"]))  # a policy is in force a moment after it was made
     allowed = [what for what, body in REFUSED.items() if not _is_refused(cluster, site, body)]
     assert allowed == []
+    earlier = {"spec": {"activeDeadlineSeconds": 5}, "metadata": {"annotations": {names.LIMIT: "x"}}}
+    assert not _is_refused(cluster, site, earlier)
+    assert _is_refused(cluster, site, {"spec": {"activeDeadlineSeconds": 5}}, "theirs")
     for act in (
         lambda: cluster.delete(PODS, "one", site.name),
         lambda: cluster.create(PODS, pod("two", namespace=site.name), site.name),
@@ -253,10 +290,10 @@ def test_its_accounts_change_nothing_but_our_gate(site: Site, account: str) -> N
     assert site.pods()["one"].has_other_gates
 
 
-def _is_refused(cluster: Cluster, site: Site, body: dict[str, Any] | list[Any]) -> bool:
-    how = JSON_PATCH if isinstance(body, list) else "application/merge-patch+json"
+def _is_refused(cluster: Cluster, site: Site, body: dict[str, Any] | list[Any], name: str = "one") -> bool:
+    how = JSON_PATCH if isinstance(body, list) else MERGE
     try:
-        cluster.patch(PODS, "one?dryRun=All", body, site.name, how)
+        cluster.patch(PODS, name, body, site.name, how, is_tried=True)
     except ApiError as error:
         return error.status in (403, 422)
     return False
@@ -312,3 +349,107 @@ def test_the_manifests_are_applied_again_without_a_conflict(site: Site) -> None:
             how=JSON_PATCH,
         )  # fmt: skip
     site.apply()
+
+
+def test_limits_become_deadlines_of_pods(site: Site) -> None:
+    """Under its own account: with the gate, and of what runs when the run's GPU time is used up. No kubelet is there to
+    end them."""
+    run = {names.RUN_LIMITS: '{"max_gpu_time": 60}'}
+    site.add("timed", cpu=1, run="another", hints={"max_runtime_s": 90})
+    site.add("holds", gpus=1, rank=9, notes=run)
+    site.add("waits", gpus=1, rank=1)
+    with controlled(site):
+        until(lambda: site.pods()["holds"].node)
+        until(lambda: site.pods()["timed"].deadline_s == 90)
+        assert site.pods()["holds"].deadline_s == 60  # what is left for it alone
+        site.begins("holds", 30)
+        site.add("also", cpu=1)
+        until(lambda: site.pods()["also"].node)
+        site.begins("holds", 50)
+        assert site.pods()["holds"].deadline_s == 60
+        site.begins("also", 20)
+        until(lambda: site.pods()["also"].deadline_s)
+        assert 20 <= (site.pods()["also"].deadline_s or 0) < 20 + LIMIT_S
+        site.delete("holds")
+        until(lambda: site.pods()["waits"].node)
+        assert site.pods()["waits"].deadline_s == 1
+        raw = site.admin.get(PODS, "waits", site.name)["metadata"]["annotations"]
+        assert raw[names.LIMIT].endswith(" at most 1 s: max_gpu_time of its run")
+
+
+def test_a_paused_run_waits_past_its_release_by_time(site: Site) -> None:
+    """For the controller and the second process, under their own accounts; a dry run asks and changes nothing."""
+    past = {names.RELEASE_BY: "2020-01-01T00:00:00Z"}
+    site.add("first", rank=9, notes=past)
+    asked = Asked(site.name, "r", reason="a test")
+    assert pause(site.admin, Asked(site.name, "r", is_tried=True)).held == ("first",)
+    assert not site.pods()["first"].paused
+    assert pause(site.admin, asked).held == ("first",)
+    assert site.pods()["first"].paused.endswith(": a test")
+    site.add("later", notes=past)
+    assert open_overdue(site.account(names.OVERDUE), (site.name,), 3600.0, lambda _: None) == 0
+    with controlled(site):
+        site.add("other", run="other")
+        until(lambda: site.pods()["other"].node)
+        assert all(site.pods()[name].is_gated for name in ("first", "later"))
+        resume(site.admin, asked)
+        until(lambda: site.pods()["first"].node and site.pods()["later"].node)
+
+
+def add_job(site: Site, retries: int) -> Pod:
+    """A Job with one pod of low priority and a GPU, gated; the pod."""
+    template = pod("x", gpus=1, run="low", predicted=5000)
+    spec = template["spec"] | HERE | {"restartPolicy": "Never", "nodeSelector": {"egs-test": site.name}}
+    made = {"metadata": {"labels": template["metadata"]["labels"]}, "spec": spec}
+    job = {"metadata": {"name": "low"}, "spec": {"backoffLimit": retries, "template": made}}
+    site.admin.create(JOBS, job, site.name)
+    until(lambda: any(one.job for one in site.pods().values()))
+    return of_job(site)
+
+
+def test_a_job_makes_its_pod_again_for_one_that_made_way(preempting: Site) -> None:
+    """By Kubernetes' own Job controller: the pod of lower priority is told, deleted and made again, behind its gate. No
+    kubelet is there: the test takes the pod away when it is told to go."""
+    site = preempting
+    first = add_job(site, 3)
+    with controlled(site, "deleted for", preempts=True):
+        until(lambda: of_job(site).node)
+        site.add("urgent", gpus=1, run="urgent", predicted=5, hints={"priority": 10})
+        until(lambda: site.pods()[first.name].is_leaving)
+        assert names.PREEMPTED in site.admin.get(PODS, first.name, site.name)["metadata"]["annotations"]
+        site.delete(first.name)
+        until(lambda: site.pods()["urgent"].node)
+        until(lambda: any(one.job and one.uid != first.uid for one in site.pods().values()))
+        assert of_job(site).is_gated
+    assert [one["reason"] for one in site.admin.list(EVENTS, site.name)[0]].count("Preempted") == 1
+
+
+def test_a_job_without_retries_keeps_its_pod(preempting: Site) -> None:
+    """It is read just before, and nothing else is kept from its turn."""
+    site = preempting
+    first = add_job(site, 0)
+    with controlled(site, "is not preempted: its Job has no retry left", preempts=True):
+        until(lambda: of_job(site).node)
+        site.add("urgent", gpus=1, run="urgent", predicted=5, hints={"priority": 10})
+        until(lambda: site.pods()["urgent"].waits)
+        site.add("small", cpu=1, run="another")
+        until(lambda: site.pods()["small"].node)
+        assert not of_job(site).is_leaving
+        assert of_job(site).uid == first.uid
+
+
+def of_job(site: Site) -> Pod:
+    """The Job's pod, the newest."""
+    return max((one for one in site.pods().values() if one.job), key=lambda one: (not one.is_leaving, one.created))
+
+
+def test_a_right_to_delete_reaches_no_pod_that_was_not_told(preempting: Site) -> None:
+    """Its role lets it; the policy does not."""
+    site, cluster = preempting, preempting.account(names.CONTROLLER)
+    site.add("one")
+    until(lambda: _is_refused(cluster, site, REFUSED["label"]))
+    with pytest.raises(ApiError, match="403"):
+        cluster.delete(PODS, "one", site.name)
+    cluster.patch(PODS, "one", {"metadata": {"annotations": {names.PREEMPTED: "x"}}}, site.name)
+    cluster.delete(PODS, "one", site.name, uid=site.pods()["one"].uid)
+    until(lambda: "one" not in site.pods())

@@ -1,6 +1,7 @@
 """An emulated API server of Kubernetes, over HTTP: lists in pages, watches, conflicts, patches of gates. No real one.
 
-It checks nothing of an object and schedules nothing: tests bind and end pods. What `tests/cluster` needs is a real one.
+It checks nothing of an object but that a deadline comes no later, and schedules nothing: tests bind and end pods. What
+`tests/cluster` needs is a real one.
 """
 
 from __future__ import annotations
@@ -164,7 +165,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         plural, namespace, _, _ = self._asked()
         body = self._body()
-        if (namespace, body["metadata"]["name"]) in self.server_api.objects.get(plural, {}):
+        if plural == "selfsubjectreviews":
+            self._answer(201, {"status": {"userInfo": {"username": "ann"}}})
+        elif (namespace, body["metadata"]["name"]) in self.server_api.objects.get(plural, {}):
             self._refuse(409, "already exists")
         else:
             self._answer(201, self.server_api.add(plural, body))
@@ -183,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, body)
 
     def do_PATCH(self) -> None:
-        plural, namespace, name, _ = self._asked()
+        plural, namespace, name, query = self._asked()
         body, api = self._body(), self.server_api
         with api.changed:
             found = api.objects.get(plural, {}).get((namespace, name))
@@ -195,15 +198,23 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(409, "the UID in the precondition does not match")
                 return
             made = _replaced(found, body) if isinstance(body, list) else _merged(found, body)
+            if query.get("dryRun"):
+                self._answer(200, made)
+                return
+            if _is_put_off(found, made):
+                self._refuse(422, "activeDeadlineSeconds: must be less than or equal to previous value")
+                return
             api.patches.append((name, body))
             api._write(plural, made, "MODIFIED")
             self._answer(200, made)
 
     def do_DELETE(self) -> None:
-        plural, namespace, name, _ = self._asked()
+        plural, namespace, name, query = self._asked()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))  # options, such as a uid: names are unique here
         with self.server_api.changed:
             if (namespace, name) in self.server_api.objects.get(plural, {}):
-                self.server_api._drop(plural, (namespace, name))
+                if not query.get("dryRun"):
+                    self.server_api._drop(plural, (namespace, name))
                 self._answer(200, {"status": "Success"})
             else:
                 self._refuse(404, "not found")
@@ -276,6 +287,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+
+def _is_put_off(found: dict[str, Any], made: dict[str, Any]) -> bool:
+    """Kubernetes lets nobody put a pod's deadline off, or take it away."""
+    before, after = (one.get("spec", {}).get("activeDeadlineSeconds") for one in (found, made))
+    return before is not None and (after is None or after > before)
 
 
 def _selects(selector: str, raw: dict[str, Any]) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 GATE = "egs.io/order"
 
 
 def pod(name: str, **stated: Any) -> dict[str, Any]:
-    """A pod of EGS's, gated unless gate=False. labels, notes, spec: more of them; asks: cpu, gpus, memory."""
+    """A pod of EGS's, gated unless gate=False. labels, notes, spec, status: more of them; hints: as compilers write
+    them; asks: cpu, gpus, memory."""
     labels = {"egs.io/workload": "w", "egs.io/run": stated.get("run", "r"), "egs.io/task": name}
     labels |= {f"egs.io/{key}": str(stated[key]) for key in ("rank", "gang") if key in stated}
     if "predicted" in stated:
@@ -20,12 +22,15 @@ def pod(name: str, **stated: Any) -> dict[str, Any]:
     if stated.get("gate", True):
         spec["schedulingGates"] = [{"name": GATE}]
     notes = dict(stated.get("notes", {}))
+    if "hints" in stated:
+        notes["egs.io/hints"] = json.dumps(stated["hints"])
     if "size" in stated:
         notes["egs.io/gang-size"] = str(stated["size"])
     meta = {"name": name, "namespace": stated.get("namespace", "team"), "annotations": notes}
     meta["labels"] = labels | stated.get("labels", {})
     meta |= {key: stated[key] for key in ("uid", "creationTimestamp") if key in stated}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec | stated.get("spec", {})}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec | stated.get("spec", {})}
+    return made | ({"status": stated["status"]} if "status" in stated else {})
 
 
 def node(name: str, cpu: int = 8, gpus: int = 0, **stated: Any) -> dict[str, Any]:

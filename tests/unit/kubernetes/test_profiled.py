@@ -81,9 +81,10 @@ def signals() -> Iterator[None]:
 def test_the_controller_serves_the_profiles_namespace_and_says_what_is_missing(
     api: EmulatedApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its Lease is where the profile has the controller; a pod of another namespace keeps its gate."""
+    """Its Lease is where the profile has the controller; a pod of another namespace keeps its gate. The profile's limit
+    of time is the pod's deadline."""
     pytest.importorskip("egs_kubeflow", reason="no adapter that has profiles")
-    (tmp_path / "site.yaml").write_text(PROFILE)
+    (tmp_path / "site.yaml").write_text(PROFILE + "time_limits: {cpu: 4h}\n")
     api.add("nodes", node("n1", labels={"pool": "cpu"}))
     api.add("localqueues", {"kind": "LocalQueue", "metadata": {"name": "there", "namespace": "team"}})
     foreign = pod("foreign")
@@ -103,6 +104,7 @@ def test_the_controller_serves_the_profiles_namespace_and_says_what_is_missing(
     assert run(["kubernetes", "controller", *kubeconfig, "--profile", str(tmp_path / "site.yaml")]) == 0
     ender.join()
     assert (api.opened(), api.gated()) == (["own"], {"foreign"})
+    assert api.all("pods")["own"]["spec"]["activeDeadlineSeconds"] == 4 * 3600
     assert {key[0] for key in api.objects["leases"]} == {"ops"}
     said = capsys.readouterr().err
     assert "egs kubernetes: profile: pool a100: no node has its labels pool=a100" in said

@@ -248,7 +248,7 @@ def test_what_is_not_there_or_not_allowed_is_one_line(
     assert asked(api, "abort", "none") == 2
     assert "no run or pod of EGS's goes on there" in capsys.readouterr().err
 
-    def refuses(*_: object) -> None:
+    def refuses(*_: object, **__: object) -> None:
         raise ApiError(403, "pods is forbidden")
 
     monkeypatch.setattr(Cluster, "delete", refuses)

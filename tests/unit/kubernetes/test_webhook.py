@@ -80,9 +80,16 @@ def test_others_are_left_as_they_are(raw: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "may"),
-    [("egs.io/waits", "x", True), ("egs.io/opened", "x", True), ("other", "x", False), ("theirs", None, False)],
+    [
+        ("egs.io/waits", "x", True),
+        ("egs.io/opened", "x", True),
+        ("egs.io/limit", "x", True),
+        ("egs.io/paused", "x", False),
+        ("other", "x", False),
+        ("theirs", None, False),
+    ],
 )
-def test_its_accounts_write_two_annotations_and_no_other(key: str, value: str | None, may: bool) -> None:
+def test_its_accounts_write_three_annotations_and_no_other(key: str, value: str | None, may: bool) -> None:
     """The policy's own rule, evaluated as the API server does, but by another implementation of CEL."""
     celpy = pytest.importorskip("celpy", reason="the interpreter of the policies' rules is not installed")
     rule = next(rule for rule, message in POD_RULES if message == "annotations of the pod are changed")
@@ -95,6 +102,33 @@ def test_its_accounts_write_two_annotations_and_no_other(key: str, value: str | 
     for before, after, allowed in ((old, new, may), (new, old, may), (old, old, True)):
         values = {"object": celpy.json_to_cel(after), "oldObject": celpy.json_to_cel(before)}
         assert bool(program.evaluate(values)) is allowed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_ours", "may"),
+    [
+        (None, 60, True, True),
+        (60, 30, True, True),
+        (60, 60, False, True),
+        (30, 60, True, False),
+        (60, None, True, False),
+        (None, 60, False, False),
+        (60, 30, False, False),
+    ],
+)
+def test_its_accounts_may_only_bring_a_deadline_forward(
+    before: int | None, after: int | None, is_ours: bool, may: bool
+) -> None:
+    """Of pods with our label; the policy's own rule, by another implementation of CEL."""
+    celpy = pytest.importorskip("celpy", reason="the interpreter of the policies' rules is not installed")
+    rule = next(rule for rule, message in POD_RULES if message.startswith("a deadline is taken away"))
+    program = celpy.Environment().program(celpy.Environment().compile(rule))
+    values = {}
+    for side, seconds in (("oldObject", before), ("object", after)):
+        labels = {names.WORKLOAD: "w"} if is_ours else {"app": "x"}
+        spec = {} if seconds is None else {"activeDeadlineSeconds": seconds}
+        values[side] = celpy.json_to_cel({"metadata": {"labels": labels}, "spec": spec})
+    assert bool(program.evaluate(values)) is may
 
 
 def test_a_priority_class_of_the_author_stays() -> None:

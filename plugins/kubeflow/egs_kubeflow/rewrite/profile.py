@@ -370,7 +370,10 @@ def cluster_profile(site: Profile) -> ClusterProfile:
         for pool in site.pools
     ]
     queues = [queue.name for queue in site.queues if queue.exists]
-    return ClusterProfile(site.namespace, site.controller_namespace, tuple(pools), tuple(queues))
+    limits = site.time_limits
+    return ClusterProfile(
+        site.namespace, site.controller_namespace, tuple(pools), tuple(queues), limits.cpu, limits.gpu
+    )
 
 
 def read_profile(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:
