@@ -39,6 +39,20 @@ reservations:
     zone: Europe/Berlin
     lead: 4h                     # so long before, only what ends in time starts on them: by its time box
 
+And how many GPU hours a queue, or all queues of a team, may use in a month:
+
+queues:
+  - name: research
+    budget: {gpu_hours: 500}     # of a calendar month
+teams:
+  - name: vision
+    budget:
+      gpu_hours: 2000
+      per: month                 # or week, from Monday, or day
+      warn_at: 0.8               # from this part on, who submits is told
+      then: stop                 # nothing new gets GPUs until the next month; or warn: it is only told
+      zone: Europe/Berlin        # whose calendar; left out: UTC
+
 `idle_timeout` is a known name that cannot be used yet: nothing measures whether a task is idle.
 """
 
@@ -52,6 +66,7 @@ from typing import Annotated, Literal
 from msgspec.structs import replace
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from egs_core.budgets import Budget, Per, Then
 from egs_core.calendar import DAY_MINUTES, DAYS, MOST_LEAD_S, Reservation, day_of, end_of, known_zone, minute_of
 from egs_core.engine.rules.quota import left_of_quota
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
@@ -101,6 +116,24 @@ class TaskLimits(FileModel):
         return Limits(**{HINTS[name].field if name in HINTS else name: value for name, value in self})
 
 
+class GpuBudget(FileModel):
+    """GPU hours that may be used in a month; for the site server alone."""
+
+    gpu_hours: Amount
+    """GPUs held, parts as parts, times the hours."""
+    per: Per = "month"
+    """Of the calendar: a month, a week (from Monday) or a day."""
+    warn_at: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """From this part of it on, who submits is told how much is used."""
+    then: Then = "stop"
+    """Once it is used up: nothing new gets GPUs before the next month (`stop`), or that is only told (`warn`)."""
+    zone: Zone = "UTC"
+    """Of whose calendar, as Europe/Berlin."""
+
+    def to_budget(self, queues: tuple[str, ...], *, queue: str = "", team: str = "", is_shared: bool = False) -> Budget:
+        return Budget(self.gpu_hours, queues, queue, team, self.per, self.warn_at, self.then, self.zone, is_shared)
+
+
 class Queue(FileModel):
     """One queue as a user writes it; see the module for what the fields mean."""
 
@@ -129,6 +162,8 @@ class Queue(FileModel):
     order: Literal["remaining_work", "dependents", "arrival"] = "remaining_work"
     """Between its workloads: the one with the least work left first; the longest remaining path first, in whatever
     workload; or the workload that came first."""
+    budget: GpuBudget | None = None
+    """GPU hours that it may use in a month, for the site server alone."""
 
     def to_spec(self) -> QueueSpec:
         """What the engine is told."""
@@ -154,6 +189,8 @@ class TeamUsers(FileModel):
     """Name of the team."""
     users: tuple[str, ...] = ()
     """Users of the server's host who are in it, by name or by number. A user may be in several."""
+    budget: GpuBudget | None = None
+    """GPU hours that all its queues together may use in a month."""
 
 
 class ReservedGpus(FileModel):
@@ -219,6 +256,7 @@ _FIELDS = (
     *Quota.model_fields,
     *TaskLimits.model_fields,
     *ReservedGpus.model_fields,
+    *GpuBudget.model_fields,
 )
 
 
@@ -259,10 +297,7 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
 
 def load_teams(path: Path) -> Teams:
     """Whose the queues of a file are, and who is in which team. Raises InputError that names file and line."""
-    text = read_text(path, "queues")
-    parse_queues(text, str(path))
-    data, lines = read_yaml(text, str(path))
-    file = _validated(data, lines, str(path))
+    file = _read(path)
     return Teams(
         {team.name: team.users for team in file.teams}, {queue.name: queue.team for queue in file.queues if queue.team}
     )
@@ -270,10 +305,36 @@ def load_teams(path: Path) -> Teams:
 
 def load_reservations(path: Path) -> tuple[Reservation, ...]:
     """What of the site server's GPUs is kept for queues. Raises InputError that names file and line."""
+    return tuple([one.to_reservation() for one in _read(path).reservations])
+
+
+def load_budgets(path: Path) -> tuple[Budget, ...]:
+    """The GPU hours that queues and teams may use. Raises InputError that names file and line."""
+    file = _read(path)
+    has_teams = bool(file.teams) or any(queue.team for queue in file.queues)
+    of_queues = [
+        queue.budget.to_budget((queue.name,), queue=queue.name, is_shared=has_teams and not queue.team)
+        for queue in file.queues
+        if queue.budget is not None
+    ]
+    of_teams = [
+        team.budget.to_budget(_queues_of(file, team.name), team=team.name)
+        for team in file.teams
+        if team.budget is not None
+    ]
+    return (*of_queues, *of_teams)
+
+
+def _queues_of(file: Queues, team: str) -> tuple[str, ...]:
+    return tuple([queue.name for queue in file.queues if queue.team == team])
+
+
+def _read(path: Path) -> Queues:
+    """Raises InputError that names file and line."""
     text = read_text(path, "queues")
     parse_queues(text, str(path))
     data, lines = read_yaml(text, str(path))
-    return tuple([one.to_reservation() for one in _validated(data, lines, str(path)).reservations])
+    return _validated(data, lines, str(path))
 
 
 def _check_reservations(file: Queues, lines: dict[Path_, int], place: str) -> None:
@@ -317,6 +378,10 @@ def _check_teams(file: Queues, lines: dict[Path_, int], place: str) -> None:
             line = line_of(("teams", number, "name"), lines)
             raise InputError(f"{place} line {line}", f"a second team {team.name!r}")
         known.append(team.name)
+        if team.budget is not None and not _queues_of(file, team.name):
+            line = line_of(("teams", number, "budget"), lines)
+            problem = f"team {team.name!r} has no queue, so nothing would count against its budget"
+            raise InputError(f"{place} line {line}", problem, f"team: {team.name} in a queue")
     for number, queue in enumerate(file.queues):
         if known and queue.team and queue.team not in known:
             line = line_of(("queues", number, "team"), lines)

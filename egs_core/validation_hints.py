@@ -13,7 +13,7 @@ def hint_of(error: Mapping[str, Any], known: Iterable[str]) -> str:
     if error["type"] != "extra_forbidden":
         return ""
     name, names = str(error["loc"][-1]), list(dict.fromkeys(known))
-    longer = [one for one in names if one.startswith(f"{name}_")]
+    longer = [one for one in names if one == f"{name}s"] or [one for one in names if one.startswith(f"{name}_")]
     if longer and name not in names:  # `gpus` for `gpus_per_node`
         return f"did you mean {longer[0]!r}?"
     if name in names:

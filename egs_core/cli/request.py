@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.cli.site import called, control_of, has_several, print_rows, the_site
+from egs_core.cli.starting import say
 from egs_core.client import requests as q
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
@@ -63,6 +64,8 @@ def make(
         raise option_error(error) from None
     with connected(the_site()) as client:
         view, several = client.ask_for(ask), has_several(client.runs())
+    if view.notice:
+        say(view.notice)
     typer.echo(
         view.model_dump_json() if as_json else f"{line(view, several)}\nrun in it: egs run --in {view.id} -- CMD"
     )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from egs_core.cli.run_options import check_options, given_options
 from egs_core.cli.site import the_site
-from egs_core.cli.starting import members, start_all_here, start_detached, start_here
+from egs_core.cli.starting import members, say, start_all_here, start_detached, start_here
 from egs_core.client import arguments
 from egs_core.client import messages as c
 from egs_core.client.http import connected
@@ -176,10 +176,10 @@ def _after(text: str) -> dict[str, str]:
 def _show_check(view: c.RunView, as_json: bool) -> None:
     if as_json:
         typer.echo(view.model_dump_json())
-    elif view.state == "granted":
-        typer.echo("it would start now")
     else:
-        typer.echo(f"it {why_words(view)}")
+        typer.echo("it would start now" if view.state == "granted" else f"it {why_words(view)}")
+        if view.notice:
+            say(view.notice)
 
 
 def name_of(command: list[str]) -> str:

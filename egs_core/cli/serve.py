@@ -17,7 +17,7 @@ from egs_core.client.places import TOKEN, URL, parse_url
 from egs_core.errors import EgsError, InputError, listed
 from egs_core.notices import warn
 from egs_core.places import data_folder
-from egs_core.queues import Teams, load_queues, load_reservations, load_teams
+from egs_core.queues import Teams, load_budgets, load_queues, load_reservations, load_teams
 
 DEFAULT_PORT = 8470
 
@@ -120,6 +120,7 @@ def serve(
         told,
         rate,
         parse_database(database) if database else None,
+        load_budgets(queues) if queues is not None else (),
     )
 
 

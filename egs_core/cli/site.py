@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import datetime
 from typing import Annotated
+from zoneinfo import ZoneInfo
 
 import typer
 from pydantic import ValidationError
@@ -79,6 +81,8 @@ def show_queue(address: Address, as_json: bool) -> None:
     drained, several = [device for device in found.devices if device.drained], has_several(found)
     if drained:
         typer.echo(f"{len(drained)} of {len(found.devices)} GPUs drained{_named(drained, several)}")
+    for budget in found.budgets:
+        typer.echo(budget_line(budget))
     if not found.runs:
         typer.echo("nothing waits")
         return
@@ -94,6 +98,17 @@ def show_queue(address: Address, as_json: bool) -> None:
         row = (view.id, view.name, view.user, *where, view.queue, gpus, starts, view.reason)
         table.add_row(*map(escape, row))
     print_rows(table)
+
+
+def budget_line(one: c.BudgetView) -> str:
+    """What is used of a budget, and when it begins anew."""
+    owner = f"queue {one.queue}" if one.queue else f"team {one.team}"
+    used = "" if one.used is None else f"{one.used:.1f} of "
+    left = "" if one.state != "used up" else ", used up"
+    if left and one.then == "stop":
+        left += ": nothing new of it gets a GPU"
+    end = datetime.fromtimestamp(one.ends_at, ZoneInfo(one.zone))
+    return f"{owner}: {used}{one.gpu_hours:g} GPU hours of {one.period}{left}; until {end:%Y-%m-%d %H:%M} ({one.zone})"
 
 
 def show_why(address: Address, run: str, as_json: bool) -> None:

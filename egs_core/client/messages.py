@@ -201,13 +201,14 @@ class Left(Told):
 
 class Driver(Told):
     """A driver that has joined. epoch: of this server, until it ends; ttl_s: silent for longer, it is taken for gone.
-    now: second of the site's clock. queue: in which its work is."""
+    now: second of the site's clock. queue: in which its work is; notice: what its user is to be told of that."""
 
     id: str
     epoch: str
     ttl_s: float
     now: float
     queue: str = ""
+    notice: str = ""
 
 
 class Lease(Told):
@@ -244,7 +245,7 @@ class RunView(Told):
     beat_s: how often the server wants to hear of it. host: on which it was started. Of a framework's driver: framework,
     tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
     it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
-    near. gang: with which it starts together.
+    near. gang: with which it starts together. notice: what who has just submitted it is to be told.
     """
 
     id: str
@@ -285,6 +286,7 @@ class RunView(Told):
     inside: str = ""
     ends_at: float | None = None
     gang: GangView | None = None
+    notice: str = ""
 
 
 class Device(Told):
@@ -308,11 +310,30 @@ class Device(Told):
     suspect: bool = False
 
 
+class BudgetView(Told):
+    """GPU hours that a queue, or all queues of a team, may use in a period of the calendar. used: so far, None where
+    several teams use the queue; period: as 2026-11, from begins_at to ends_at in the time of the zone. state: ok,
+    warned: who submits is told, or used up: with then "stop" nothing new of it gets a GPU before ends_at."""
+
+    queue: str = ""
+    team: str = ""
+    gpu_hours: float
+    used: float | None = None
+    period: str
+    begins_at: float
+    ends_at: float
+    zone: str
+    warn_at: float
+    then: Literal["stop", "warn"]
+    state: Literal["ok", "warned", "used up"]
+
+
 class Runs(Told):
-    """Some runs, and the devices of the site."""
+    """Some runs, and the devices of the site. budgets: in an answer about the queue, those of the asker's queues."""
 
     runs: tuple[RunView, ...]
     devices: tuple[Device, ...] = ()
+    budgets: tuple[BudgetView, ...] = ()
 
 
 class Health(Told):

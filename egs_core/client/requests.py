@@ -47,7 +47,7 @@ class RequestView(Told):
     """state: see the module; expiring: its end is near, whatever is in it. place: in the queue, 1 for the first;
     starts_in_s: when it should have its GPUs, None where that is not known. devices: their ids, on `host`; commands:
     runs in it that have not ended; idle_s: for how long none has been. ends_at: when its time is over, as it is now.
-    stop: why it has to end."""
+    stop: why it has to end; notice: what who has just asked for it is to be told."""
 
     id: str
     site: str = ""
@@ -74,6 +74,7 @@ class RequestView(Told):
     ended_at: float | None = None
     outcome: str = ""
     stop: str = ""
+    notice: str = ""
 
 
 class Requests(Told):

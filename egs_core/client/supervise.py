@@ -132,6 +132,8 @@ class Supervisor:
         try:
             view = self._submit(request)
             known(view)
+            if view.notice and not self._job.index:  # an array says it once
+                self._say(view.notice)
             link = Link(self._new_client(), view, self._say)
             link.start()
             try:

@@ -33,7 +33,14 @@ def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
     if ask.gang is not None:
         _enter_gang(book, run, ask.gang)
     take_in(book, who, run)
-    return book.view(who, run)
+    return _told(book, who, run)
+
+
+def _told(book: Book, who: Principal, run: Run) -> c.RunView:
+    """To who has asked for it: also what is left of the budget."""
+    view = book.view(who, run)
+    notice = book.views.spending.notice(run.queue) if run.gpus and not run.inside else ""
+    return view.model_copy(update={"notice": notice}) if notice else view
 
 
 def _enter_gang(book: Book, run: Run, ask: c.Gang) -> None:
@@ -54,7 +61,7 @@ def check(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
     while run.is_open and run.gang is not None and not run.gang.is_whole:
         number += 1
         submit(book, who, ask.model_copy(update={"key": f"{ask.key[:50]}-gang-{number}"}))
-    return book.view(who, run)
+    return _told(book, who, run)
 
 
 def place(book: Book, who: Principal, run: Run, queue: str) -> None:

@@ -397,7 +397,7 @@ class Book:
         copy.offer, copy.reserve.calendar = self.offer, self.reserve.calendar
         copy.now = self.now
         copy.kept.update(self.kept)
-        copy.team_of_queue = self.team_of_queue
+        copy.team_of_queue, copy.views.spending = self.team_of_queue, self.views.spending
         return copy
 
     def touch(self, run: Run) -> Run:

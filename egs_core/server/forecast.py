@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 
@@ -25,16 +25,17 @@ WHOLE_DEVICE = 1000  # thousandths
 Held = tuple[float, int, tuple[int, ...]]  # until when, of each device so many thousandths
 
 
-def expected_starts(engine: Engine) -> dict[int, float]:
+def expected_starts(engine: Engine, stopped: Collection[str] = ()) -> dict[int, float]:
     """Of each ready phase, in the order in which they are expected to start, seconds from now; those of which nothing
-    can be said are left out. Where there are several hosts each has its own queue, for each is a flavor of its own."""
+    can be said are left out. Where there are several hosts each has its own queue, for each is a flavor of its own.
+    stopped: queues that get nothing new."""
     state = engine.state
     if len(state.nodes) < 2:
-        return _starts_on(engine, 0, engine.ready_order) if state.nodes else {}
+        return _starts_on(engine, 0, partial(_order, engine, stopped)) if state.nodes else {}
     found: dict[int, float] = {}
     for number, node in enumerate(state.nodes):
         if node.alive:
-            found |= _starts_on(engine, number, partial(_order_on, engine, node.flavor))
+            found |= _starts_on(engine, number, partial(_order_on, engine, node.flavor, stopped))
     return _together(engine, found)
 
 
@@ -51,9 +52,23 @@ def _together(engine: Engine, starts: dict[int, float]) -> dict[int, float]:
     return {phase: at for phase, at in latest.items() if at != UNKNOWN_S}
 
 
-def _order_on(engine: Engine, flavor: str) -> list[int]:
+def _order(engine: Engine, stopped: Collection[str]) -> Iterable[int]:
+    if not stopped:
+        return engine.ready_order()
+    state = engine.state
+    return [
+        one for one in engine.ready_order() if _queue(engine, one) not in stopped or not state.shape_of(one).gpu_milli
+    ]
+
+
+def _queue(engine: Engine, phase: int) -> str:
+    state = engine.state
+    return state.workloads[state.task_workload[state.task_of[phase]]].queue
+
+
+def _order_on(engine: Engine, flavor: str, stopped: Collection[str]) -> list[int]:
     options = engine.state.options_of
-    return [one for one in engine.ready_order() if options(engine.state.task_of[one]).flavors == (flavor,)]
+    return [one for one in _order(engine, stopped) if options(engine.state.task_of[one]).flavors == (flavor,)]
 
 
 def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) -> dict[int, float]:

@@ -30,6 +30,7 @@ from egs_core.server.hosts import OWN, JoinedHost
 from egs_core.server.hosts import SILENT_S as HOST_SILENT_S
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
+from egs_core.server.spending import Saved
 from egs_core.site.spanning import Spanning
 
 SILENT_S = 15.0  # after so long it counts as silent
@@ -40,13 +41,14 @@ MOST_ENDED, KEEP_S = 10_000, 30 * 86400.0  # what is kept of runs that have ende
 class Batch(msgspec.Struct):
     """What one commit makes durable. entries: of the engine's journal; runs: as they are now; forgotten: ids of those
     that are kept no longer; log: who changed what; hosts: all that have ever joined,
-    none where these are as they were."""
+    none where these are as they were; spending: what was used of budgets, None where that was written lately."""
 
     entries: list[bytes]
     runs: list[Run]
     forgotten: list[str] = []
     log: list[LogLine] = []
     hosts: list[JoinedHost] = []
+    spending: Saved | None = None
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -277,7 +279,8 @@ class SiteLogic:
     def queue(self, who: Principal) -> c.Runs:
         """Those that wait, first first."""
         who.need_to_see()
-        return self.views.queue(who.sees)
+        budgets = self.views.spending.views(who, self.book.team_of_queue)
+        return self.views.queue(who.sees).model_copy(update={"budgets": budgets})
 
     def view(self, who: Principal, run_id: str) -> c.RunView:
         who.need_to_see()

@@ -22,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from egs_core import __version__
+from egs_core.budgets import HOUR_S
 from egs_core.engine.specs import UNLIMITED
 from egs_core.server.book import Book
 from egs_core.server.pools import DriverCount
@@ -56,6 +57,7 @@ def families(book: Book, tally: Tally, beside: Beside, who: Principal) -> list[M
         *_everybodys(book),
         *_runs(book, tally, beside, who),
         *_quotas(book, beside, who),
+        *_budgets(book, who),
         *_totals(tally, who),
         *_own(tally, beside, who),
     ]
@@ -171,6 +173,20 @@ def _quotas(book: Book, beside: Beside, who: Principal) -> list[Metric]:
         _gauge("queue_nominal_gpus", "GPUs that the queue is promised; none without a quota", ("queue",), nominal),
         _gauge("queue_used_gpus", "GPUs that count against the queue's quota, in all pools", ("queue",), used),
         _gauge("queue_borrowed_gpus", "GPUs that the queue uses beyond its nominal quota", ("queue",), borrowed),
+    ]
+
+
+def _budgets(book: Book, who: Principal) -> list[Metric]:
+    """Of those whose use it may see."""
+    seen = [one for one in book.views.spending.views(who, book.team_of_queue) if one.used is not None]
+    labels = {(one.queue, one.team or book.team_of_queue.get(one.queue, "")): one for one in seen}
+    most = {key: one.gpu_hours * HOUR_S for key, one in labels.items()}
+    used = {key: (one.used or 0.0) * HOUR_S for key, one in labels.items()}
+    stopped = {key: float(one.then == "stop" and one.state == "used up") for key, one in labels.items()}
+    return [
+        _gauge("budget_gpu_seconds", "GPU seconds that the queue, or the team, may use in its period", BY_KEY, most),
+        _gauge("budget_used_gpu_seconds", "GPU seconds of that used in this period, in all pools", BY_KEY, used),
+        _gauge("budget_stopped", "1 where the budget is used up and nothing new gets a GPU, else 0", BY_KEY, stopped),
     ]
 
 

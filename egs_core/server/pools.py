@@ -12,6 +12,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.moments import wall_clock
 from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
+from egs_core.server.spending import Spending
 from egs_core.site import messages as s
 from egs_core.site import wire
 from egs_core.site.pooled import GONE, TTL_S, About, Driver, SharedPools, batch_of
@@ -40,8 +41,10 @@ class Pools(SharedPools):
         started_at: float,
         team_of_queue: Mapping[str, str] | None = None,
         spanning: Spanning | None = None,
+        spending: Spending | None = None,
     ) -> None:
         super().__init__(queues, epoch, spanning)
+        self._spending = spending or Spending()
         self._team_of_queue = team_of_queue or {}
         self._started_at = started_at
 
@@ -55,7 +58,8 @@ class Pools(SharedPools):
             queue = queue_for(who, ask.queue, self._names, self._team_of_queue, "EGS_QUEUE")
             team = self._team_of_queue.get(queue, "") or who.team
             driver = self._joined(About(ask.key, ask.framework, ask.pool, ask.name, queue, who.name, team, ask.back))
-        return c.Driver(id=driver.id, epoch=self._epoch, ttl_s=TTL_S, now=self._now, queue=driver.queue)
+        notice = self._spending.why(driver.queue) or self._spending.notice(driver.queue)
+        return c.Driver(id=driver.id, epoch=self._epoch, ttl_s=TTL_S, now=self._now, queue=driver.queue, notice=notice)
 
     def batch(self, who: Principal, driver_id: str, body: bytes) -> bytes:
         """What a driver tells and asks: encoded `Answers`. A repeated batch is answered as before. Raises Refusal."""
@@ -162,6 +166,8 @@ class Pools(SharedPools):
         where = self._spanning.holders(pool.member, driver.queue, who.sees) if reason and reason.kind == "quota" else ""
         tell = _whole if all(who.sees(one) for one in pool.drivers.values()) else _without_names
         held = sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000
+        first = state.workloads[state.task_workload[state.task_of[waiting[0]]]].queue if waiting else ""
+        stopped = self._spending.why(first)
         return c.RunView(
             id=driver.id,
             name=driver.name,
@@ -175,8 +181,8 @@ class Pools(SharedPools):
             team=driver.team,
             priority=0,
             submitted_at=self._started_at + driver.joined_at,
-            kind=reason.kind if reason is not None else "",
-            reason=f"{reason.task}: {tell(reason)}{where}" if reason is not None else "",
+            kind="budget" if stopped else reason.kind if reason is not None else "",
+            reason=f"{reason.task}: {stopped or tell(reason) + where}" if reason is not None else "",
             beat_s=TTL_S,
             framework=driver.framework,
             tasks=c.DriverTasks(running=len(leases), waiting=len(waiting)),

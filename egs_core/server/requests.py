@@ -41,7 +41,7 @@ def ask_for(book: Book, who: Principal, ask: q.GpuRequest) -> q.RequestView:
     place(book, who, run, ask.queue)
     take_in(book, who, run)
     advance(book)
-    return view(book, who, run.id)
+    return view(book, who, run.id).model_copy(update={"notice": book.views.spending.notice(run.queue)})
 
 
 def extend(book: Book, who: Principal, number: str, ask: q.Extend) -> q.RequestView:
@@ -71,7 +71,7 @@ def listed(book: Book, who: Principal, *, with_ended: bool = False) -> q.Request
     """The requests that it sees."""
     who.need_to_see()
     runs = [run for run in (book.runs if with_ended else book.views.open).values() if run.is_request and who.sees(run)]
-    places, starts = _places(book), expected_starts(book.engine)
+    places, starts = _places(book), expected_starts(book.engine, book.views.spending.stopped)
     return q.Requests(requests=tuple([_view(book, who, run, places, starts) for run in runs]))
 
 
@@ -79,7 +79,7 @@ def view(book: Book, who: Principal, number: str) -> q.RequestView:
     """One of them. Raises Refusal (404) for what is none, or not to be seen."""
     who.need_to_see()
     run = _found(book, who, number)
-    return _view(book, who, run, _places(book), expected_starts(book.engine))
+    return _view(book, who, run, _places(book), expected_starts(book.engine, book.views.spending.stopped))
 
 
 def advance(book: Book) -> None:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
 
+from egs_core.budgets import Budget
 from egs_core.client.places import SOCKET_NAME, read_token, socket_places, token_file, write_token
 from egs_core.engine.specs import QueueSpec
 from egs_core.errors import EgsError, InputError
@@ -33,6 +34,7 @@ from egs_core.server.doors import Door
 from egs_core.server.leader import Leader
 from egs_core.server.runs import Offer
 from egs_core.server.sharing import Sharing
+from egs_core.server.spending import Spending
 from egs_core.server.standing import Ending, led
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns, Writer
@@ -61,6 +63,7 @@ def serve(
     told: Callable[[Ready], None],
     rate: float = RATE,
     database: sa.URL | None = None,
+    budgets: tuple[Budget, ...] = (),
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
     may make, 0: no bound; database: of PostgreSQL, which another server may have besides. Raises EgsError."""
@@ -97,13 +100,15 @@ def serve(
             _write_own_token(access, url)
             return _take_devices(store, offer)
 
-        ending, spanning, turn = Ending(), Spanning(), threading.Lock()
+        clock = _steady_clock()
+        spending = Spending(budgets, clock)
+        ending, spanning, turn = Ending(), Spanning(spending), threading.Lock()
         if database is not None:
             leader = led(store, url, lambda: setattr(turns, "offer", begin()), ending)
         first = offer if leader else begin()
-        turns = Turns(store, first, queues, _steady_clock(), teams.of_queue, spanning, turn, leader)
+        turns = Turns(store, first, queues, clock, teams.of_queue, spanning, turn, leader, spending)
         looks = users_of if offer.is_watched and offer.devices else None
-        sharing = Sharing(queues, teams.of_queue, spanning, turn)
+        sharing = Sharing(queues, teams.of_queue, spanning, turn, spending)
         check = leader.check_quickly if leader else _always
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
         is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy

@@ -12,6 +12,7 @@ from egs_core.client import messages as c
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
+from egs_core.server.spending import Spending
 from egs_core.site.sharing import Shell
 from egs_core.site.spanning import Spanning
 
@@ -25,8 +26,9 @@ class Sharing(Shell[Pools]):
         team_of_queue: Mapping[str, str] | None = None,
         spanning: Spanning | None = None,
         lock: AbstractContextManager[Any] | None = None,
+        spending: Spending | None = None,
     ) -> None:
-        super().__init__(Pools(queues, secrets.token_hex(8), time.time(), team_of_queue, spanning), lock)
+        super().__init__(Pools(queues, secrets.token_hex(8), time.time(), team_of_queue, spanning, spending), lock)
 
     async def poll(self, who: Principal, driver: str, ask: c.Poll) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""

@@ -26,13 +26,14 @@ from egs_core.server.database import Prepared, make_engine, migrate, place_of, u
 from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Run, SiteFacts
+from egs_core.server.spending import Saved
 from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS, text
 
 VERSION = "1"
 COMPACT_EVERY = 20_000  # entries: a recovery folds no more than these
 COLUMNS = tuple([column.name for column in LOG.columns if not column.primary_key])
 
-describe(SiteFacts, Run, list[JoinedHost])
+describe(SiteFacts, Run, list[JoinedHost], Saved)
 
 
 class StoreError(Exception):
@@ -78,6 +79,7 @@ class Kept(msgspec.Struct):
     entries: list[bytes]
     runs: list[Run]
     hosts: list[JoinedHost] = []
+    spending: Saved = Saved()
 
     def logic(self, place: str) -> SiteLogic:
         """The site's logic as it was after the last commit. Raises InputError for a damaged store."""
@@ -142,7 +144,8 @@ class SqlStore:
             runs = [msgspec.json.decode(row, type=Run) for row in rows]
             self._count, self._epoch = len(entries), facts.epoch
             hosts = msgspec.json.decode(self._value(connection, "hosts") or b"[]", type=list[JoinedHost])
-            return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs, hosts)
+            spending = msgspec.json.decode(self._value(connection, "spending") or b"{}", type=Saved)
+            return Kept(facts, self._value(connection, "snapshot") or b"", entries, runs, hosts, spending)
 
     def commit(self, batch: Batch) -> None:
         with self._write() as connection:
@@ -156,6 +159,8 @@ class SqlStore:
                 connection.execute(RUNS.delete().where(RUNS.c.number == sa.bindparam("gone")), gone)
             if batch.hosts:
                 self._set(connection, "hosts", msgspec.json.encode(batch.hosts))
+            if batch.spending is not None:
+                self._set(connection, "spending", msgspec.json.encode(batch.spending))
             if batch.log:
                 self._put_log.put(connection, [_line(self._logged(one)) for one in batch.log])
         self._count += len(batch.entries)

@@ -17,6 +17,7 @@ from egs_core.server.hosts import OWN, Hosts
 from egs_core.server.keeping import words
 from egs_core.server.moments import wall_clock
 from egs_core.server.runs import NOT_ADMITTED, WHOLE_DEVICE, Device, GangPlace, HeldLease, Run, SiteFacts
+from egs_core.server.spending import Spending
 
 BEAT_S = 5.0  # how often a client is to be heard of
 MOMENT_S = 5.0  # what should have started so long ago, or longer, starts nobody knows when
@@ -37,8 +38,9 @@ class Views:
 
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
     keeps up; living: processes of lost ones; clock: the site's, which goes on while the engine hears of nothing;
-    used_elsewhere: who holds something in a queue in other pools; devices, occupied: of the server's own host; hosts:
-    the others; gangs: of runs that start together; kept: runs for which what they want is kept for others."""
+    used_elsewhere: who holds something in a queue in other pools; spending: of budgets; devices, occupied: of the
+    server's own host; hosts: the others; gangs: of runs that start together; kept: runs for which what they want is
+    kept for others."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Views:
         self.devices: tuple[Device, ...] = ()
         self.occupied: dict[int, tuple[int, ...]] = {}  # devices, and processes that hold no lease of theirs
         self.used_elsewhere: Callable[[str, Sees], str] = lambda _queue, _sees: ""
+        self.spending = Spending()
         self.living: dict[str, tuple[int, ...]] = {}
         self.clock: Callable[[], float] = lambda: engine.state.now
         self.hosts = hosts
@@ -108,7 +111,7 @@ class Views:
 
     def explained(self, runs: Sequence[Run], sees: Sees = _all, most: int = MOST_EXPLAINED) -> tuple[c.RunView, ...]:
         """With why they wait, and when they should start: the first so many."""
-        starts = expected_starts(self._engine)
+        starts = expected_starts(self._engine, self.spending.stopped)
         return tuple([self.view(run, n < most, starts, sees) for n, run in enumerate(runs)])
 
     def view(
@@ -120,9 +123,12 @@ class Views:
         starts_in_s = None
         awaited = self._runs[run.inside] if run.inside else run
         if with_reason and run.is_open and lease is None and awaited.lease is None and awaited.task != NOT_ADMITTED:
-            starts = expected_starts(self._engine) if starts is None else starts
+            starts = expected_starts(self._engine, self.spending.stopped) if starts is None else starts
             found = starts.get(self._engine.state.cursor[awaited.task])
-            if found and kind != "quota":  # at once, and it waits: for something that the forecast does not count
+            if found and kind not in (
+                "quota",
+                "budget",
+            ):  # at once, and it waits: for something that the forecast does not count
                 in_s = self._engine.state.now + found - self.clock()
                 starts_in_s = None if in_s < -MOMENT_S else max(0.0, in_s)
         if with_reason and awaited.id in self._kept:
@@ -182,6 +188,8 @@ class Views:
         if run.task == NOT_ADMITTED:
             text = f"waits for {listed([self._called(*one) for one in run.after], 4)}"
             return "dependency", self.told_text(text, sees)
+        if run.lease is None and run.gpus and (why := self.spending.why(run.queue)):
+            return "budget", why
         reason = self._engine.explain(run.task, wall_clock(self._facts.epoch))
         text = reason.text + (self._holders(run.host, sees) if reason.kind == "capacity" else "")
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""

@@ -25,6 +25,7 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Offer, Refusal
+from egs_core.server.spending import Spending
 from egs_core.server.store import Store, StoreError
 from egs_core.server.tally import Tally
 from egs_core.site.spanning import Spanning
@@ -68,8 +69,8 @@ class Turns:
     offer, queues, team_of_queue: what the host has, and whose the queues are, told to each logic that is made. clock:
     seconds since 1970; within the life of one `Turns` it must not go back. spanning: what else its queues' quotas hold
     over; turn: held by whoever calls one of that, so by one thread at a time. woken: called by others where they have
-    let a run start, which has to be committed and told. lead: of one who may have to stand by:
-    nothing is recovered then before somebody calls `recover`.
+    let a run start, which has to be committed and told. spending: what is used of budgets, the meter of `spanning`.
+    lead: of one who may have to stand by: nothing is recovered then before somebody calls `recover`.
     """
 
     logic: SiteLogic
@@ -84,7 +85,9 @@ class Turns:
         spanning: Spanning | None = None,
         turn: AbstractContextManager[Any] | None = None,
         lead: Lead | None = None,
+        spending: Spending | None = None,
     ) -> None:
+        self._spending = spending or Spending()
         self._spanning, self._turn = spanning or Spanning(), turn or nullcontext()
         self.woken: Callable[[], None] = lambda: None
         self._before: SiteLogic | None = None
@@ -103,8 +106,8 @@ class Turns:
             with self._turn:
                 self.logic.at(self._clock() - self._zero)
                 answers = [_answer(question, self.logic) for question in questions]
-                batch = self.logic.take()
-            if batch.entries or batch.runs or batch.forgotten or batch.log or batch.hosts:
+                batch = self._taken(self.logic)
+            if batch.entries or batch.runs or batch.forgotten or batch.log or batch.hosts or batch.spending:
                 self._commit(batch, self.logic.now)
             else:
                 self._lead.check()
@@ -123,11 +126,13 @@ class Turns:
             logic.join(self._spanning, lambda: self.woken())
             if self._before is not None:
                 self._before.leave()  # only now: what both hold was never free
+            self._spending.begin(kept.spending, self._spanning.gpus_held())
+            logic.views.spending = self._spending
             self.logic = self._before = logic
             self._zero = min(logic.facts.epoch, self._clock() - logic.now)  # clocks may have been set back
             logic.at(self._clock() - self._zero)
             logic.offer(self.offer, self._queues, self._team_of_queue)
-            batch = logic.take()
+            batch = self._taken(logic)
         try:
             self._commit(batch, logic.now)
         except StoreError:
@@ -135,6 +140,12 @@ class Turns:
             raise
         self.offer = msgspec.structs.replace(self.offer, is_new=False)
         self.is_ready = True
+
+    def _taken(self, logic: SiteLogic) -> Batch:
+        """What is to be committed: with what runs hold, where that changes, what they have used until then."""
+        batch = logic.take()
+        batch.spending = self._spending.to_save(is_changing=bool(batch.entries))
+        return batch
 
     def _commit(self, batch: Batch, now: float) -> None:
         began = time.perf_counter()
@@ -144,6 +155,7 @@ class Turns:
             self.tally.failed_commits += 1
             raise
         passed_s = time.perf_counter() - began
+        self._spending.saved(batch.spending)
         self._count(lambda: self.tally.committed(batch.entries, batch.runs, now, passed_s))
 
     def _count(self, what: Callable[[], None]) -> None:
@@ -166,8 +178,10 @@ class Turns:
     def wait_s(self) -> float:
         """How long nothing is due."""
         with self._turn:
-            due = self.logic.next_wakeup()
-        return IDLE_S if due is None else min(IDLE_S, max(0.0, due - (self._clock() - self._zero)))
+            due, spent = self.logic.next_wakeup(), self._spending.next_due()
+        now = self._clock()
+        waits = [IDLE_S] + ([] if due is None else [due - (now - self._zero)])
+        return max(0.0, min([*waits, *([] if spent is None else [spent - now])]))
 
 
 def _answer(question: Question[Any], logic: SiteLogic) -> Any:

@@ -7,6 +7,7 @@ import uuid
 from egs_core.client import messages as c
 from egs_core.client.http import DRIVER_S, SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import Address, parse_url
+from egs_core.notices import warn
 from egs_core.site import messages as s
 from egs_core.site import wire
 from egs_core.site.holder_thread import HolderThread
@@ -36,6 +37,8 @@ def join(
     except BaseException:
         client.close()
         raise
+    if driver.notice and not back:
+        warn(driver.notice)
     joined = wire.Joined(driver.id, driver.epoch, driver.now, driver.queue)
     return RemoteSite(HttpLine(client, _client(address), joined), joined, holder, own)
 

@@ -14,8 +14,8 @@ pool's engine alone. It touches no clock, thread or network: one thread at a tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
 
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
@@ -28,8 +28,39 @@ LOG = logging.getLogger("uvicorn.error")
 IDLE_S = 10.0  # how often one with no work is told what others use, for its decayed shares
 FREES_NOTHING = frozenset({m.PhaseStarted, m.DecisionApplied, m.Checkpointed, m.Activity})
 SHOWN = 4
+GPU = 1  # in `Amounts`
 Owner = Any  # a run, or a driver: what a principal sees or does not
 Holders = Callable[[str], Iterable[tuple[Owner, str]]]
+
+
+class Meter(Protocol):
+    """Who counts what queues use over time. queues: which; stopped: those that have used all that they may, and get no
+    more GPUs."""
+
+    @property
+    def queues(self) -> Collection[str]: ...
+
+    @property
+    def stopped(self) -> Collection[str]: ...
+
+    def advance(self) -> bool:
+        """It is later; whether a queue may go on that was stopped."""
+
+    def holding(self, milli: Mapping[str, int]) -> None:
+        """What each queue holds from now on in all pools, in thousandths of GPUs."""
+
+
+class Unmetered:
+    """Nothing is counted."""
+
+    queues: Collection[str] = ()
+    stopped: Collection[str] = ()
+
+    def advance(self) -> bool:
+        return False
+
+    def holding(self, milli: Mapping[str, int]) -> None:
+        pass
 
 
 class Member:
@@ -64,9 +95,10 @@ class Member:
 
 
 class Spanning:
-    """See the module. All its members have the same queues."""
+    """See the module. All its members have the same queues. meter: whose word it is that a queue gets no more GPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None = None) -> None:
+        self._meter = meter or Unmetered()
         self._members: list[Member] = []
         self._turn = 0
 
@@ -86,9 +118,15 @@ class Spanning:
         if member in self._members:
             self._members.remove(member)
             self._give(None)
+            self._count()
 
     def handle(self, member: Member, event: m.Event) -> None:
         """An event for this pool."""
+        self._advance()
+        self._handle(member, event)
+        self._count()
+
+    def _handle(self, member: Member, event: m.Event) -> None:
         if not self._concerns(member):
             member.is_stale = True
             member.take(event)
@@ -105,11 +143,17 @@ class Spanning:
 
     def refresh(self, member: Member, now: float) -> None:
         """Time has passed: what others use counts in its decayed shares; in those of one without work not at once."""
+        self._advance()
         settled = [queue.smoothed_at for queue in member.queues]
         is_due = not member.engine.is_idle or now - max(settled, default=0.0) >= IDLE_S
         if is_due and not member.is_closed and self._concerns(member):
             self._tell(member, is_open=True)
             self._look(member)
+            self._count()
+
+    def gpus_held(self) -> dict[str, int]:
+        """Of each queue that is counted, in all pools: thousandths."""
+        return {name: sum(one.used(name)[GPU] for one in self._members) for name in self._meter.queues}
 
     def holders(self, member: Member, name: str, sees: Callable[[Any], bool]) -> str:
         """Who holds something in this queue in other pools, for whoever sees some of them; "" for nobody."""
@@ -118,13 +162,27 @@ class Spanning:
         seen += [f"{others} of other teams"] if (others := len(found) - len(seen)) else []
         return f"; in other pools it is used by {listed(seen, SHOWN)}" if seen else ""
 
+    # --- what is used over time ---
+
+    def _advance(self) -> None:
+        """Who may go on gets turns at once, in order."""
+        if self._meter.advance():
+            for one in self._members:
+                one.is_stale = True
+            self._give(None)
+            self._count()
+
+    def _count(self) -> None:
+        if self._meter.queues:
+            self._meter.holding(self.gpus_held())
+
     # --- what each is told ---
 
     def _concerns(self, member: Member) -> bool:
         """Whether others have work, or it still believes so."""
         if not member.queues:
             return False
-        if any(queue.elsewhere != NOTHING or queue.most != NO_LIMIT for queue in member.queues):
+        if self._meter.stopped or any(one.elsewhere != NOTHING or one.most != NO_LIMIT for one in member.queues):
             return True
         return any(one is not member and not one.engine.is_idle for one in self._members)
 
@@ -136,6 +194,8 @@ class Spanning:
             used = self._elsewhere(member, name)
             if not is_open and self._is_contended(member, queue):
                 most = _sum(_amounts(queue.used), wanted) if name == turn else NOTHING
+            if name in self._meter.stopped:
+                most = most[0], 0, most[2]
             if used != NOTHING or most != NO_LIMIT:
                 told.append(m.Elsewhere(name, used, most))
             is_news = is_news or (used, most) != (queue.elsewhere, queue.most)
@@ -216,6 +276,8 @@ class Spanning:
         """What it waits for now; what waited before does so since then."""
         member.is_stale, before, found = False, member.waits, {}
         for name, wanted in member.engine.waiting_for_quota().items():
+            if name in self._meter.stopped and wanted[GPU]:
+                continue  # it waits for the time, and keeps nothing from others
             if name in before:
                 found[name] = wanted, before[name][1]
             else:

@@ -13,17 +13,21 @@ from typing import Any
 
 import msgspec
 
+from egs_core.budgets import Budget, period_of
 from egs_core.calendar import Reservation
 from egs_core.client import messages as c
 from egs_core.client import requests as q
+from egs_core.engine.specs import QueueSpec
 from egs_core.server import requests
 from egs_core.server.gangs import check_together
 from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, Run, SiteFacts
-from egs_core.server.store import Kept, StoreError
-from egs_core.server.writer import Turns
+from egs_core.server.spending import Saved, Spending
+from egs_core.server.store import Kept, Store, StoreError
+from egs_core.server.writer import Lead, Turns
+from egs_core.site.spanning import Spanning
 
 GIB = 1 << 30
 OFFER = Offer("host", tuple([Device(str(n), memory_bytes=80 * GIB) for n in range(3)]), cpus=8.0, memory_bytes=1 << 40)
@@ -40,6 +44,7 @@ ASKED: tuple[tuple[float, int], ...] = (
     (3, 0),
 )
 ANN, ROOT = Principal("ann"), Principal("root", "admin")
+BUDGETS_S = (0.0, 0.0, 60.0, 200.0)  # GPU seconds of a day, by seed; 0: none
 
 
 class MemoryStore:
@@ -50,12 +55,13 @@ class MemoryStore:
         self.facts = SiteFacts("site", 0.0)
         self.snapshot, self.entries, self.runs = b"", list[bytes](), dict[str, bytes]()
         self.hosts = list[JoinedHost]()
+        self.spending = Saved()
         self.fails = ""
         self.most_entries = 25
 
     def load(self) -> Kept:
         runs = [msgspec.json.decode(run, type=Run) for run in self.runs.values()]
-        return Kept(self.facts, self.snapshot, list(self.entries), runs, list(self.hosts))
+        return Kept(self.facts, self.snapshot, list(self.entries), runs, list(self.hosts), self.spending)
 
     def commit(self, batch: Batch) -> None:
         fails, self.fails = self.fails, ""
@@ -63,6 +69,7 @@ class MemoryStore:
             self.entries += batch.entries
             self.runs |= {run.id: msgspec.json.encode(run) for run in batch.runs}
             self.hosts = batch.hosts or self.hosts
+            self.spending = batch.spending or self.spending
             for run in batch.forgotten:
                 self.runs.pop(run, None)
         if fails:
@@ -74,6 +81,45 @@ class MemoryStore:
     @property
     def wants_snapshot(self) -> bool:
         return len(self.entries) > self.most_entries
+
+
+class BudgetedStore(MemoryStore):
+    """One that counts what runs hold from commit to commit, by its own means, and looks at each grant.
+
+    counted: GPU seconds of the day that this began with; most: over that by so much, through what ran on when it was
+    used up; grants: that were looked at."""
+
+    def __init__(self, budget: Budget, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._budget, self._clock = budget, clock
+        self._day, self._at, self._held = period_of(0.0, "day", "UTC"), 0.0, dict[int, float]()
+        self.counted, self.most, self.grants = 0.0, 0.0, 0
+
+    def commit(self, batch: Batch) -> None:
+        is_taken = self.fails != "before"
+        try:
+            super().commit(batch)
+        finally:
+            if is_taken:
+                self._count(batch.spending)
+
+    def _count(self, saved: Saved | None) -> None:
+        now = self._clock()
+        self._day, before = period_of(now, "day", "UTC"), self._day
+        if before != self._day:
+            self.counted, self._at = 0.0, max(self._at, self._day.begin)
+        self.counted += sum(self._held.values()) * max(0.0, now - self._at)
+        self._at = now
+        left = self._budget.gpu_hours * 3600.0 - self.counted
+        self.most = max(self.most, -left)
+        runs = [msgspec.json.decode(run, type=Run) for run in self.runs.values()]
+        held = {run.lease.token: run.gpus for run in runs if run.lease is not None and not run.inside and run.gpus}
+        new = held.keys() - self._held.keys()
+        assert not new or left > 0, f"leases {new} were given when the budget was exceeded by {-left} GPU seconds"
+        self.grants, self._held = self.grants + len(new), held
+        if saved is not None:
+            found = saved.spent[self._budget.key]
+            assert (found.period, abs(found.gpu_s - self.counted) < 1e-3) == (self._day.label, True)
 
 
 def _resume(run: str, logic: SiteLogic) -> c.RunView:
@@ -164,7 +210,10 @@ class World:
     def __init__(self, seed: int, supervisors: int = 12) -> None:
         self.random = random.Random(seed)
         self.now, self.offset = 0.0, 0.0  # the host's clock is off by so much
-        self.store = MemoryStore()
+        self.budget = Budget(BUDGETS_S[seed % len(BUDGETS_S)] / 3600.0, ("one",), queue="one", per="day")
+        self.queues = (QueueSpec("one"),) if self.budget.gpu_hours else ()
+        clock = self._clock
+        self.store = BudgetedStore(self.budget, clock) if self.budget.gpu_hours else MemoryStore()
         self.offer = OFFER if self.random.random() < 0.5 else msgspec.structs.replace(OFFER, reserved=(LESSON,))
         self.turns = self._server()
         self.all = [self._supervisor(pid) for pid in range(1, supervisors + 1)]
@@ -205,8 +254,17 @@ class World:
         gpus, idle_s = self.random.choice((0.5, 1, 2)), self.random.choice((None, None, 20.0))
         return Requester(f"request-{number}", gpus, self.random.uniform(5, 60), idle_s)
 
+    def _clock(self) -> float:
+        return self.now + self.offset
+
     def _server(self) -> Turns:
-        return Turns(self.store, self.offer, clock=lambda: self.now + self.offset)
+        return self._turns(self.store)
+
+    def _turns(self, store: Store, lead: Lead | None = None) -> Turns:
+        """A server that begins: what it knows is in the store."""
+        spending = Spending((self.budget,) if self.queues else (), self._clock)
+        spanning = Spanning(spending)
+        return Turns(store, self.offer, self.queues, self._clock, spanning=spanning, lead=lead, spending=spending)
 
     def maybe(self) -> bool:
         return self.random.random() < self.faults
@@ -257,7 +315,8 @@ class World:
 
     def _restart(self) -> None:
         self.crashes += 1
-        self.offset += self.random.uniform(-100, 100) if self.maybe() else 0.0
+        jump = self.random.uniform(-100, 100) if self.maybe() else 0.0
+        self.offset += abs(jump) if self.queues else jump  # set back, a clock lets a budget count some time once only
         while True:
             try:
                 self.turns = self._server()
@@ -334,6 +393,12 @@ class World:
         most = 1 + run.evictions if run is not None and run.requeue else 1
         assert len(one.started) <= most, f"started {len(one.started)} times, of {most}"
 
+    def is_stopped(self) -> bool:
+        """Whether only the budget keeps what waits, and nothing runs."""
+        runs = self.turns.logic.open_runs()
+        is_used_up = bool(self.turns.logic.views.spending.stopped)
+        return bool(runs) and is_used_up and not any(run.lease for run in runs)
+
     def settle(self) -> None:
         """Without faults everything ends."""
         self.faults, self.store.fails = 0.0, ""
@@ -344,6 +409,8 @@ class World:
             self.delayed += [partial(_resume, run) for run in paused]
             if any(device.drained for device in self.turns.logic.views.listed(ROOT.sees).devices):
                 self.delayed.append(lambda logic: logic.drain(ROOT, c.Drain(target="host", drained=False)))
+            if self.is_stopped():
+                self.offset += period_of(self._clock(), "day", "UTC").end - self._clock()
             self.step()
             if not self.turns.logic.open_runs() and all(one.is_done or not one.is_alive for one in self.all):
                 return

@@ -14,6 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from egs_core import __version__
+from egs_core.budgets import Budget
 from egs_core.engine import Engine
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.book import CONFIG
@@ -23,6 +24,7 @@ from egs_core.server.metrics import Beside, families, standby_families, text_of
 from egs_core.server.pools import DriverCount, Pools
 from egs_core.server.principals import Principal
 from egs_core.server.runs import SiteFacts
+from egs_core.server.spending import Saved, Spending
 from egs_core.server.tally import Tally
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, Answer, RealApp
 from tests.unit.server.real_site import PATIENCE_S, wait_for
@@ -77,6 +79,16 @@ def site_of(*queues: QueueSpec, teams: Mapping[str, str] | None = None) -> SiteL
     site = SiteLogic(SiteFacts("site", 1000.0), Engine(CONFIG))
     site.offer(OFFER, queues, teams)
     return site
+
+
+def spending_of(*budgets: Budget, milli: Mapping[str, int] | None = None) -> Spending:
+    """Half an hour after these had begun to be held."""
+    now = [0.0]
+    found = Spending(budgets, lambda: now[0])
+    found.begin(Saved(), milli or {})
+    now[0] = 1800.0
+    found.advance()
+    return found
 
 
 # --- over HTTP ---
@@ -254,6 +266,27 @@ def test_quota_is_told_with_what_is_borrowed() -> None:
     assert ("egs_queue_nominal_gpus", frozenset({("queue", "free")})) not in found, "it is promised nothing"
 
 
+def test_budgets_are_told_to_whom_they_concern() -> None:
+    """In seconds, of a queue and of a team; of a queue of several teams only to who sees all."""
+    site = site_of(QueueSpec("common"), QueueSpec("images"), teams={"images": "vision"})
+    budgets = (
+        Budget(1.0, ("common",), queue="common", is_shared=True),
+        Budget(0.5, ("images",), queue="images"),
+        Budget(8.0, ("images",), team="vision", then="warn"),
+    )
+    site.views.spending = spending_of(*budgets, milli={"common": 1000, "images": 2000})
+    every, own = told(site), told(site, Principal("eve", "viewer", ("vision",)))
+    rows = [("common", ""), ("images", "vision"), ("", "vision")]
+    names = ("egs_budget_gpu_seconds", "egs_budget_used_gpu_seconds", "egs_budget_stopped")
+    found = [[value(every, name, queue=queue, team=team) for name in names] for queue, team in rows]
+    assert found == [[3600, 1800, 0], [1800, 3600, 1], [28800, 3600, 0]]
+    assert {labels for name, labels in own if name in names} == {
+        frozenset({("queue", queue), ("team", team)}) for queue, team in rows[1:]
+    }
+    other = told(site, Principal("sam", "viewer", ("speech",)))
+    assert not [name for name, _ in other if name in names]
+
+
 def test_names_may_hold_anything() -> None:
     """Quotes, backslashes, line ends, what looks like a sample: each comes back as it was, and as a label alone."""
     hostile = ['"', "\\", "a\nb", '"} 1\negs_leader 5', "\\n", "ü\u2028\u202e{}", "{{ $labels }}", "\r\n# HELP x"]
@@ -323,6 +356,7 @@ def test_a_wait_is_in_the_histogram_of_its_queue() -> None:
 def known() -> dict[str, set[str]]:
     """Labels of each name that may stand in a query."""
     site = site_of(QueueSpec("q", nominal=(-1, 1000, -1)))
+    site.views.spending = spending_of(Budget(1.0, ("q",), queue="q"))
     tally = Tally(["q"])
     site.submit(ANN, request(1, 1, queue="q"))
     tally.committed((), site.take().runs, 0.0, 0.001)

@@ -8,7 +8,7 @@ from egs_core.server.leader import NotActive
 from egs_core.server.logic import Batch
 from egs_core.server.store import Kept, StoreError
 from egs_core.server.writer import Turns
-from tests.unit.server.site_world import MemoryStore, World
+from tests.unit.server.site_world import BudgetedStore, MemoryStore, World
 
 
 class Led:
@@ -53,7 +53,7 @@ class Pair(World):
 
     def _server(self) -> Turns:
         led = Led(self.store, self.epochs)
-        found = Turns(led, self.offer, clock=lambda: self.now + self.offset, lead=led)
+        found = self._turns(led, led)
         found.recover()
         return found
 
@@ -84,7 +84,7 @@ def simulate(seed: int) -> World:
 def test_no_device_is_given_twice_and_every_run_ends(seed: int) -> None:
     """Messages lost, doubled and late, commits that fail, servers and supervisors killed, clocks set: no two processes
     ever use a device, a used device is never given out, of a gang all get devices or none does, nothing starts twice,
-    and at the end every run has ended."""
+    nothing is granted beyond a budget, which is counted as what is durable says, and at the end every run has ended."""
     simulate(seed)
 
 
@@ -113,7 +113,7 @@ def test_many_more_seeds(first: int) -> None:
 def test_the_simulation_does_what_it_claims() -> None:
     """The faults happen: servers were started again, supervisors were killed with their processes left, runs were
     aborted, and most commands ran."""
-    worlds = [simulate(seed) for seed in range(100, 120)]
+    worlds = [simulate(seed) for seed in range(100, 126)]
     outcomes = [run.outcome for world in worlds for run in world.turns.logic.runs.values()]
     assert sum(world.crashes for world in worlds) >= len(worlds)
     assert {"succeeded", "aborted", "lost", "skipped"} <= set(outcomes)
@@ -130,3 +130,6 @@ def test_the_simulation_does_what_it_claims() -> None:
     assert any(run.evictions for run in gangs)
     assert sum(world.kept > 0 for world in worlds) >= 5
     assert any(world.store.snapshot for world in worlds)
+    budgets = [world.store for world in worlds if isinstance(world.store, BudgetedStore)]
+    assert sum(store.grants for store in budgets) > 5 * len(budgets)
+    assert sum(store.most > 0 for store in budgets) >= len(budgets) / 2, "they are used up, by what went on"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from egs_core.budgets import Budget
 from egs_core.client import messages as c
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server.logic import SiteLogic
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
+from egs_core.server.spending import Spending
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns
 from egs_core.site.spanning import Spanning
@@ -26,12 +29,19 @@ ONE = (QueueSpec("one", nominal=(UNLIMITED, 1000, UNLIMITED)),)
 class Server:
     """Both halves of a server, without HTTP and threads."""
 
-    def __init__(self, store: MemoryStore | SqlStore, queues: tuple[QueueSpec, ...] = ONE) -> None:
-        self.store, self.now, self.woken = store, 1000.0, 0
-        spanning = Spanning()
-        self.turns = Turns(store, OFFER, queues, lambda: self.now, spanning=spanning)
+    def __init__(
+        self,
+        store: MemoryStore | SqlStore,
+        queues: tuple[QueueSpec, ...] = ONE,
+        budgets: tuple[Budget, ...] = (),
+        now: float = 1000.0,
+    ) -> None:
+        self.store, self.now, self.woken = store, now, 0
+        self.spending = Spending(budgets, lambda: self.now)
+        spanning = Spanning(self.spending)
+        self.turns = Turns(store, OFFER, queues, lambda: self.now, spanning=spanning, spending=self.spending)
         self.turns.woken = self._wake
-        self.pools = Pools(queues, EPOCH, 0.0, spanning=spanning)
+        self.pools = Pools(queues, EPOCH, 0.0, spanning=spanning, spending=self.spending)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -41,8 +51,8 @@ class Server:
         assert isinstance(view, c.RunView), view
         return view
 
-    def submit(self, number: int, who: Principal = ANN) -> c.RunView:
-        return self._ask(lambda logic: logic.submit(who, request(number)))
+    def submit(self, number: int, who: Principal = ANN, **more: Any) -> c.RunView:
+        return self._ask(lambda logic: logic.submit(who, request(number, **more)))
 
     def view(self, run: str, who: Principal = ROOT) -> c.RunView:
         return self._ask(lambda logic: logic.view(who, run))

@@ -1,0 +1,144 @@
+"""GPU hours that a queue, or the queues of a team, may use in a month, week or day of the calendar. Pure.
+
+2026-11, Europe/Berlin    |== 1 November 00:00 ………………………… 30 November 24:00 ==|      summer time or not
+used                          GPUs held, times the time, parts of a GPU as parts, of what of it lies in there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime, time, timedelta
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+Per = Literal["month", "week", "day"]
+Then = Literal["stop", "warn"]
+State = Literal["ok", "warned", "used up"]
+HOUR_S = 3600.0
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """queue, team: whose it is: the one or the other. queues: what counts: that queue, or all of that team. warn_at:
+    the part of it from which on who submits is told; then: what becomes of new work once it is used up. is_shared:
+    several teams use it, so that none is told how much of it is used."""
+
+    gpu_hours: float
+    queues: tuple[str, ...]
+    queue: str = ""
+    team: str = ""
+    per: Per = "month"
+    warn_at: float = 0.8
+    then: Then = "stop"
+    zone: str = "UTC"
+    is_shared: bool = False
+
+    @property
+    def key(self) -> str:
+        """Tells it from others, also from those of an earlier file."""
+        return f"queue:{self.queue}" if self.queue else f"team:{self.team}"
+
+    @property
+    def owner(self) -> str:
+        return f"queue {self.queue!r}" if self.queue else f"team {self.team!r}"
+
+
+class Period(msgspec.Struct, frozen=True):
+    """label: as 2026-11, 2026-W48 or 2026-11-25; begin, end: seconds since 1970."""
+
+    label: str
+    begin: float
+    end: float
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """GPU seconds that were used in a period up to a moment."""
+
+    period: str
+    gpu_s: float
+    at: float
+
+
+def period_of(at: float, per: Per, zone: str) -> Period:
+    """The month, week (from Monday) or day of a place in which a moment is.
+
+    >>> period_of(1_764_000_000, "month", "Europe/Berlin").label, period_of(1_764_000_000, "week", "UTC").label
+    ('2025-11', '2025-W48')
+    """
+    day = datetime.fromtimestamp(at, ZoneInfo(zone)).date()
+    if per == "month":
+        first, label = day.replace(day=1), f"{day:%Y-%m}"
+        last = (first + timedelta(days=31)).replace(day=1)
+    elif per == "week":
+        first, label = day - timedelta(days=day.weekday()), f"{day:%G-W%V}"
+        last = first + timedelta(days=7)
+    else:
+        first, label, last = day, day.isoformat(), day + timedelta(days=1)
+    return Period(label, _midnight(first, zone), _midnight(last, zone))
+
+
+def spent_until(spent: Spent, budget: Budget, gpus: float, now: float) -> Spent:
+    """The same after so many GPUs were held until now; in a new period only what was used in that."""
+    period = period_of(now, budget.per, budget.zone)
+    if period.label == spent.period:
+        return Spent(spent.period, spent.gpu_s + gpus * max(0.0, now - spent.at), now)
+    return Spent(period.label, gpus * max(0.0, now - max(spent.at, period.begin)), now)
+
+
+def is_used_up(budget: Budget, spent: Spent) -> bool:
+    return spent.gpu_s + 1e-6 >= budget.gpu_hours * HOUR_S
+
+
+def state_of(budget: Budget, spent: Spent) -> State:
+    if is_used_up(budget, spent):
+        return "used up"
+    return "warned" if spent.gpu_s >= budget.warn_at * budget.gpu_hours * HOUR_S else "ok"
+
+
+def used_up_at(budget: Budget, spent: Spent, gpus: float) -> float | None:
+    """When it is used up if so many GPUs stay held; None where it is, or never will be."""
+    if is_used_up(budget, spent) or gpus <= 0:
+        return None
+    return spent.at + (budget.gpu_hours * HOUR_S - spent.gpu_s) / gpus
+
+
+def why_words(budget: Budget, spent: Spent) -> str:
+    """Why nothing new starts."""
+    so_far = "" if budget.is_shared else f", {hours(spent)} so far"
+    text = f"{budget.owner} has used up its {budget.gpu_hours:g} GPU hours of {spent.period}{so_far}"
+    return f"{text}: nothing new of it gets a GPU before {_end_words(budget, spent)}"
+
+
+def notice_words(budget: Budget, spent: Spent) -> str:
+    """For who submits: how much of it is used; "" where that is not much yet, and where nothing new starts anyway."""
+    state = state_of(budget, spent)
+    if state == "ok" or (state == "used up" and budget.then == "stop"):
+        return ""
+    used = f"more than {budget.warn_at:.0%}" if budget.is_shared else hours(spent)
+    text = f"{budget.owner} has used {used} of its {budget.gpu_hours:g} GPU hours of {spent.period}"
+    if budget.then == "warn":
+        return f"{text}; new work starts all the same"
+    return f"{text}; when they are used up, nothing new of it gets a GPU before {_end_words(budget, spent)}"
+
+
+def hours(spent: Spent) -> str:
+    """GPU hours, as people write them.
+
+    >>> hours(Spent("2026-11", 4500.0, 0.0))
+    '1.25'
+    """
+    return f"{spent.gpu_s / HOUR_S:.2f}".rstrip("0").rstrip(".")
+
+
+def queues_of(budgets: Iterable[Budget]) -> frozenset[str]:
+    return frozenset(name for budget in budgets for name in budget.queues)
+
+
+def _end_words(budget: Budget, spent: Spent) -> str:
+    end = datetime.fromtimestamp(period_of(spent.at, budget.per, budget.zone).end, ZoneInfo(budget.zone))
+    return f"{end:%Y-%m-%d %H:%M} ({budget.zone})"
+
+
+def _midnight(day: date, zone: str) -> float:
+    return datetime.combine(day, time(), ZoneInfo(zone)).timestamp()
