@@ -42,6 +42,7 @@ from egs_core.hint_checks import (
 from egs_core.notices import warn_once
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
 from egs_core.units import parse_bytes, parse_seconds
+from egs_core.worked import work
 
 __all__ = [
     "HINTS",
@@ -77,6 +78,7 @@ __all__ = [
     "task",
     "warm",
     "warm_key",
+    "work",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])

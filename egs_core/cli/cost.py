@@ -23,8 +23,10 @@ from egs_core.client.http import connected
 from egs_core.client.places import find_address
 from egs_core.cost.ledger import BY, NONE, Amounts, Ledger
 from egs_core.cost.prices import load_prices
+from egs_core.cost.rating import PER, Measured, Rating
 from egs_core.cost.served import uses_of_runs
 from egs_core.cost.uses import Use, uses_of
+from egs_core.cost.work import Told, worked_of_runs
 from egs_core.errors import InputError
 from egs_core.queues import load_teams
 from egs_core.runlog.io import RunReader
@@ -55,7 +57,8 @@ def cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
 ) -> None:
-    """Add up GPU hours held, used and wasted, and money, by team, pipeline, task and user."""
+    """Add up GPU hours held, used and wasted, and money, by team, pipeline, task and user; and what a million units of
+    work took, where tasks tell of it by `egs.work`."""
     if as_json and as_csv:
         raise InputError("--json, --csv", "are two ways to print it", "choose one")
     if queues is not None and not runlogs:
@@ -63,29 +66,35 @@ def cost(
         raise InputError("--queues", f"does nothing without RUNLOG: {why}", "name a run log, or leave --queues out")
     _check_logs(runlogs or [], server)
     known = load_prices(prices) if prices is not None else None
-    ledger = Ledger(known, _month(month) if month else None)
+    stretch = _month(month) if month else None
+    ledger, rating = Ledger(known, stretch), Rating(known, stretch)
     team_of = _team_of(queues)
     known_runs: dict[tuple[str, str, float], Path] = {}
     for path in runlogs or ():
         with RunReader(path) as reader:
             _check_once(known_runs, path, reader.header)
-            for use in uses_of(reader.header, reader, team_of):
+            told = Told()
+            for use in uses_of(reader.header, told.noting(reader), team_of):
                 ledger.add(use)
+            _rate(path, told, rating)
             for note in _notes(reader):
                 typer.echo(f"note: {path} {note}", err=True)
     if server and runlogs:
         typer.echo(TWICE, err=True)
     if server or not runlogs:
-        for use in _served():
+        for use in _served(rating):
             ledger.add(use)
+    if rating.has_more:
+        typer.echo("note: so many kinds of work are told that not all are rated", err=True)
     if known is None:
         typer.echo(NO_PRICES, err=True)
     if as_json:
-        typer.echo(json.dumps({"month": month or None, **ledger.to_dict()}, indent=2))
+        typer.echo(json.dumps({"month": month or None, **ledger.to_dict(), "per_unit": rating.to_dicts()}, indent=2))
     elif as_csv:
         _write_csv(ledger)
     else:
         _print(ledger, known.currency if known is not None else "")
+        _print_rating(rating)
 
 
 def _notes(reader: RunReader) -> Iterator[str]:
@@ -93,6 +102,17 @@ def _notes(reader: RunReader) -> Iterator[str]:
         yield "was cut off: its last line is left out"
     if reader.header.emulated_gpus:
         yield "is of emulated GPUs: nobody pays for those"
+
+
+def _rate(path: Path, told: Told, rating: Rating) -> None:
+    """Read the log once more, where its tasks tell of their work."""
+    if not told.amounts:
+        return
+    if told.has_more:
+        typer.echo(f"note: {path} tells of the work of so many tasks that not all are rated", err=True)
+    with RunReader(path) as reader:
+        for worked in told.worked(reader.header, reader):
+            rating.add(worked)
 
 
 def _check_logs(runlogs: list[Path], server: bool) -> None:
@@ -131,7 +151,7 @@ def _month(text: str) -> Interval:
     return datetime(year, number, 1, tzinfo=UTC).timestamp(), datetime(*after, 1, tzinfo=UTC).timestamp()
 
 
-def _served() -> Iterator[Use]:
+def _served(rating: Rating) -> Iterator[Use]:
     with connected(the_site()) as client:
         found = client.runs(with_ended=True)
     if evicted := sum(1 for run in found.runs if run.evictions):
@@ -139,7 +159,10 @@ def _served() -> Iterator[Use]:
         typer.echo(f"note: {evicted} runs {problem}", err=True)
     if any(device.label == "emulated" for device in found.devices):
         typer.echo("note: the site server has emulated GPUs: nobody pays for those", err=True)
-    return uses_of_runs(found.runs, time.time())
+    now = time.time()
+    for worked in worked_of_runs(found.runs, now):
+        rating.add(worked)
+    return uses_of_runs(found.runs, now)
 
 
 # --- what is printed ---
@@ -181,3 +204,33 @@ def _table(kind: str, rows: list[tuple[str, Amounts]]) -> Table:
     if len(rows) > SHOWN:
         table.caption = f"and {len(rows) - SHOWN} more: --json and --csv have them all"
     return table
+
+
+def _print_rating(rating: Rating) -> None:
+    rows = list(rating.rows())
+    if not rows:
+        return
+    title = f"for {PER:,} units of work, with a 90 % interval"
+    table = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("units", "task", "hardware"):
+        table.add_column(column, overflow="fold")
+    for column in ("tasks", "GPU·min", "CPU·min", "cost"):
+        table.add_column(column, justify="right")
+    for row in rows[:SHOWN]:
+        kind = row.kind
+        hardware = " ".join(part for part in (kind.provider, kind.flavor, kind.bought) if part) or "-"
+        named = (printable(text) for text in (kind.unit, f"{kind.pipeline} {kind.task}", hardware))
+        measured = ("-" if one is None else _measured(one) for one in (row.gpu_min, row.cpu_min, row.cost))
+        table.add_row(*named, f"{row.tasks:,}", *measured)
+    if len(rows) > SHOWN:
+        table.caption = f"and {len(rows) - SHOWN} more: --json has them all"
+    Console(markup=False).print(table)
+
+
+def _measured(one: Measured) -> str:
+    text = _figure(one.value)
+    return text if one.low is None or one.high is None else f"{text} ({_figure(one.low)} to {_figure(one.high)})"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -68,6 +68,10 @@ def _whole_or_part(gpus: float) -> float:
 Gpus = Annotated[float, Field(ge=0, le=1024, allow_inf_nan=False), AfterValidator(_whole_or_part)]
 
 
+Unit = Annotated[str, Field(max_length=100, pattern=PLAIN)]
+Amount = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+
+
 class After(Ask):
     """A run that has to end first, and how: ok: with exit code 0; failed: in any other way."""
 
@@ -145,11 +149,13 @@ class Claim(Ask):
 
 class End(Ask):
     """What came of it. exit_code: of the command; 128 and the signal's number where a signal ended it. evicted: its
-    supervisor has stopped it because the server wanted so, and waits for another lease."""
+    supervisor has stopped it because the server wanted so, and waits for another lease. work: what it has told by
+    `egs.work`, by unit."""
 
     token: int
     outcome: Literal["succeeded", "failed", "aborted", "evicted"]
     exit_code: Annotated[int, Field(ge=0, le=255)]
+    work: Annotated[dict[Unit, Amount], Field(max_length=32)] = {}
 
 
 class Control(Ask):
@@ -245,7 +251,8 @@ class RunView(Told):
     beat_s: how often the server wants to hear of it. host: on which it was started. Of a framework's driver: framework,
     tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
     it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
-    near. gang: with which it starts together. notice: what who has just submitted it is to be told.
+    near. gang: with which it starts together. notice: what who has just submitted it is to be told. work: what it has
+    told by `egs.work`, by unit.
     """
 
     id: str
@@ -287,6 +294,7 @@ class RunView(Told):
     ends_at: float | None = None
     gang: GangView | None = None
     notice: str = ""
+    work: dict[str, float] = {}
 
 
 class Device(Told):

@@ -32,6 +32,7 @@ from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
 from egs_core.client.terminal import Terminal
+from egs_core.client.told_work import WorkFolder
 from egs_core.errors import EgsError
 
 Say = Callable[[str], None]
@@ -115,7 +116,7 @@ class Supervisor:
         self._run = ""
         self._terminal: Terminal | None = None
         self._activity = Path()  # a file that the command may touch, with --idle-timeout
-        self._was_idle = False
+        self._work, self._was_idle = WorkFolder(), False
         self._is_to_end = False  # its user, or the server, wants its end: it is not started again
         self._is_evicted = False  # the server wants its end for another: it is started again with another lease
         self._starts, self._tries = 0, 1
@@ -270,7 +271,9 @@ class Supervisor:
         environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REQUEST)}
         self._starts += 1
         environment |= {**self._job.variables, **({TRY: str(self._starts)} if self._job.starts_again else {})}
-        if self._job.is_split:
+        if not self._job.is_split:  # else its GPUs are another run's, and so are hours by which work could be divided
+            environment |= self._work.variables()
+        else:
             environment[REQUEST] = msgspec.json.encode(self._job.wish(self._run)).decode()
         if self._job.idle_s is not None:
             environment[ACTIVITY] = str(self._activity)
@@ -394,7 +397,8 @@ class Supervisor:
     def _tell_end(self, view: c.RunView, outcome: str, code: int) -> None:
         """Until the server has taken it, for a while, or until a signal: it then sees itself that they are gone."""
         assert view.lease is not None
-        end = c.End.model_validate({"token": view.lease.token, "outcome": outcome, "exit_code": code})
+        told = {"outcome": outcome, "exit_code": code, "work": self._work.told()}
+        end = c.End.model_validate({"token": view.lease.token, **told})
         until = time.monotonic() + TELL_END_S
         while True:
             try:

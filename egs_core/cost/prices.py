@@ -9,7 +9,7 @@ flavors:
   - name: l4
     prices: [{since: 2026-01-01, on_demand: 0.80}]
 nodes:                             # the first whose name fits; left out: all are of the one flavor
-  - {name: "fast-*", flavor: a100, bought: reserved}
+  - {name: "fast-*", flavor: a100, bought: reserved, provider: our own}
   - {name: "*", flavor: l4}
 """
 
@@ -75,6 +75,8 @@ class PricedNodes(FileModel):
     """Kind of hardware, one of `flavors`."""
     bought: Bought = "on_demand"
     """Which of the flavor's prices is paid."""
+    provider: Annotated[str, Field(max_length=100)] = ""
+    """Whose they are: a name, by which `egs cost` rates hardware apart."""
 
 
 class PriceFile(FileModel):
@@ -105,6 +107,17 @@ class Prices:
             return amounts[-1] * sum(end - start for start, end in times) / HOUR_S
         return sum(self._between(flavor, since, amounts, *one) for one in times) / HOUR_S
 
+    def hardware_of(self, node: str) -> tuple[str, str, str]:
+        """Flavor and provider of a node, and how it was bought. Raises InputError where no entry names it."""
+        entry = self._entry_of(node)
+        return entry.flavor, entry.provider, entry.bought
+
+    def _entry_of(self, node: str) -> PricedNodes:
+        entry = next((one for one in self._nodes if fnmatchcase(node, one.name)), None)
+        if entry is None:
+            raise InputError(f"{self._place}: nodes", f"has no entry for node {node!r}", 'the last may be name: "*"')
+        return entry
+
     def _between(
         self, flavor: str, since: Sequence[float], amounts: Sequence[float], start: float, end: float
     ) -> float:
@@ -121,11 +134,7 @@ class Prices:
 
     def _of_node(self, node: str) -> tuple[str, list[float], list[float]]:
         if node not in self._known:
-            entry = next((one for one in self._nodes if fnmatchcase(node, one.name)), None)
-            if entry is None:
-                raise InputError(
-                    f"{self._place}: nodes", f"has no entry for node {node!r}", 'the last may be name: "*"'
-                )
+            entry = self._entry_of(node)
             prices = self._flavors[entry.flavor].prices
             since = [datetime(*one.since.timetuple()[:3], tzinfo=UTC).timestamp() for one in prices]
             self._known[node] = entry.flavor, since, [float(getattr(one, entry.bought)) for one in prices]

@@ -28,6 +28,7 @@ from egs_core.runlog.records import (
     Started,
     TaskAdded,
     Used,
+    Work,
     time_of,
 )
 
@@ -35,6 +36,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_TIME_S = 1e12
 MAX_AMOUNT = 1e9  # CPUs or GPUs: more is a mistake, and would overflow exact sums
 MAX_MEMORY_BYTES = 2**60
+MAX_WORK = 1e30
 
 _encoder = msgspec.json.Encoder()
 
@@ -188,6 +190,9 @@ def _amounts(record: Record) -> Iterator[tuple[str, float, float]]:
     elif isinstance(record, PreloadStarted):
         yield "cpus", record.cpus, MAX_AMOUNT
         yield "memory_bytes", record.memory_bytes, MAX_MEMORY_BYTES
+    elif isinstance(record, Work):
+        for unit, amount in record.amounts.items():
+            yield f"amounts[{unit!r}]", amount, MAX_WORK
     elif isinstance(record, TaskAdded):
         for number, (_, cpus, gpus, memory_bytes) in enumerate(record.phases):
             yield f"phases[{number}].cpus", cpus, MAX_AMOUNT

@@ -26,6 +26,7 @@ from egs_core.runlog.records import (
     Started,
     TaskAdded,
     Used,
+    Work,
     WorkloadEnded,
     WorkloadSubmitted,
     in_order,
@@ -56,7 +57,7 @@ class Attempt(msgspec.Struct):
     runs from here; None: nobody can tell. outcome: as in `Ended`; "": it was cut off, if it has an end at all.
 
     held: what it waited for while it was ready, as (from when on, kind, reason). used: when its GPUs were at work,
-    where that is known; a stretch of no length says that they were not.
+    where that is known; a stretch of no length says that they were not. work: what it has told of its work, by unit.
     """
 
     task: str
@@ -72,6 +73,7 @@ class Attempt(msgspec.Struct):
     used: tuple[tuple[float, float], ...] = ()
     framework_id: str = ""
     pid: int = 0
+    work: dict[str, float] = {}
 
 
 class PastRun(msgspec.Struct):
@@ -207,6 +209,9 @@ class _Run:
             yield ColdStart(self._t(started_s), self._t(code_s), *place, one.number)
         for begin_s, until_s in one.used:
             yield Used(self._t(begin_s), self._t(until_s), *place, one.number)
+        if one.work:
+            told_s = started_s if ended_s is None else max(ended_s, started_s)
+            yield Work(self._t(told_s), self._run.id, one.task, one.number, one.work)
         if ended_s is not None:
             outcome = one.outcome if one.ended_s is not None and one.outcome else "aborted"
             yield Ended(self._t(max(ended_s, started_s)), *place, one.number, outcome)

@@ -165,6 +165,16 @@ class Used(Record, frozen=True, tag="used"):
     attempt: int = 1
 
 
+class Work(Record, frozen=True, tag="work"):
+    """What an attempt has told of its work by `egs.work`, in all: amounts by unit. Written when it is over."""
+
+    t: float
+    workload: str
+    task: str
+    attempt: int = 1
+    amounts: dict[str, float] = {}
+
+
 class Ended(Record, frozen=True, tag="ended"):
     """outcome: succeeded, failed, preempted, aborted, skipped (the last without a Started). reason: why it was stopped,
     where EGS did that, with who asked for it."""
@@ -213,6 +223,7 @@ AnyRecord = (
     | Started
     | ColdStart
     | Used
+    | Work
     | Ended
     | PreloadStarted
     | PreloadEnded

@@ -251,6 +251,7 @@ class SiteLogic:
         if lease is None or lease.token != ask.token or lease.claimed_at is None:
             raise Refusal(409, f"run {run.id} does not run with lease {ask.token}")
         self.book.log(who, "end", run, f"{ask.outcome}, exit code {ask.exit_code}")
+        run.work = ask.work
         if ask.outcome == "evicted" and run.is_evicted:
             self.book.requeue(run)
         else:

@@ -100,7 +100,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     the engine does not know it. is_warned: its client was told that the request ends soon.
 
     requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
-    gang: with which others it starts.
+    gang: with which others it starts. work: what it has told of its work, by unit.
     """
 
     id: str
@@ -144,6 +144,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     is_evicted: bool = False
     evictions: int = 0
     gang: GangPlace | None = None
+    work: dict[str, float] = {}
 
     @property
     def workload(self) -> str:

@@ -170,6 +170,7 @@ class Views:
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,
             gang=None if run.gang is None else self._told_gang(run, run.gang),
+            work=run.work,
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:

@@ -76,6 +76,11 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "`/run/egs`, or below `XDG_RUNTIME_DIR`",
         "Folder of the server's Unix socket, and of its locks on GPUs.",
     ),
+    "EGS_LOG": (
+        "all",
+        "`text`",
+        "`json`: EGS's warnings, and the log of `egs serve`, are one JSON object a line.",
+    ),
     "EGS_DEBUG": ("all", "", "`1`: commands print a traceback for an error, and warnings that hide one show it."),
     "EGS_HOOK": (
         "Ray",
@@ -123,6 +128,7 @@ INTERNAL = {
     "EGS_TRY": "set for a command of `egs run --retries N`: which try it is, from 1",
     "EGS_GPU_REQUEST": "set for a command of `egs run --split`: what `with egs.gpu():` asks the site server for",
     "EGS_ACTIVITY": "set for a command of `egs run --idle-timeout`: a file; to touch it tells that somebody is at work",
+    "EGS_WORK": "set for commands of `egs run` and tasks of Kubeflow's local runner: folder of what `egs.work` told",
     "EGS_LEASE": "set for a command that has a lease of the site server: its processes are found by it",
     "EGS_POOLS": "the Airflow option `pools`",
     "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",

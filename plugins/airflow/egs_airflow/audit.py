@@ -44,8 +44,10 @@ def past_with_notes(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lin
     for pool in gpu_pools:
         if pool not in known:
             raise InputError("--gpu-pool", f"no pool {pool!r} in {label}", f"its pools: {', '.join(known)}")
-    code_s = {line.key: line.code for line in lines}
-    past = past_of(seen, gpu_pools, full_names=True, code_s=code_s, label=label)
+    noted = list(lines)
+    code_s = {line.key: line.code for line in noted}
+    work = {line.key: line.work for line in noted if line.work}
+    past = past_of(seen, gpu_pools, full_names=True, code_s=code_s, label=label, work=work)
     gone = sorted(dag.dag_id for dag in seen.dags.values() if dag.parents is None)
     notes = [INSIDE if gpu_pools else NO_GPUS, SLOTS]
     if gpu_pools and code_s:

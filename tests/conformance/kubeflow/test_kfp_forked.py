@@ -92,7 +92,7 @@ def test_a_forked_task_is_what_its_command_would_be(tmp_path: Path, way: str, co
     """The same main module, arguments, environment, signal handlers, lines and exit code."""
     environment = {**os.environ, VARYING: "1"}
     command = command_of(behave, {"way": way}, tmp_path)
-    with closing(Starter(str(tmp_path), VARYING, [command_of_template()], [])) as forks:
+    with closing(Starter(str(tmp_path), (VARYING,), [command_of_template()], [])) as forks:
         forked = forks.forked(command, environment)
         assert forked is not None
         found = end_of(forked, tmp_path)
@@ -103,7 +103,7 @@ def test_a_forked_task_is_what_its_command_would_be(tmp_path: Path, way: str, co
 def test_a_task_with_a_variable_of_its_own_is_not_forked(tmp_path: Path) -> None:
     """Python and libraries read variables when they start: such a task has its own start. So has any other command."""
     command = command_of(behave, {"way": "returns"}, tmp_path)
-    with closing(Starter(str(tmp_path), VARYING, [command_of_template()], [])) as forks:
+    with closing(Starter(str(tmp_path), (VARYING,), [command_of_template()], [])) as forks:
         assert forks.forked(command, {**os.environ, "OMP_NUM_THREADS": "1"}) is None
         assert forks.forked([*command[:2], f"true; {command[2]}", *command[3:]], os.environ) is None
         assert forks.forked(["true"], os.environ) is None
@@ -158,7 +158,7 @@ def test_a_server_that_cannot_start_costs_nothing(tmp_path: Path, monkeypatch: p
     """Where it ends at once, tasks start as they always could."""
     with monkeypatch.context() as broken:
         broken.setattr("egs_kubeflow.run.forked._TEXT", "raise SystemExit(1)")
-        server = Starter(str(tmp_path), VARYING, [command_of_template()], [])
+        server = Starter(str(tmp_path), (VARYING,), [command_of_template()], [])
     with closing(server):
         assert server.forked(command_of(behave, {"way": "returns"}, tmp_path), os.environ) is None
         assert server.forked(command_of(behave, {"way": "returns"}, tmp_path), os.environ) is None
@@ -166,7 +166,7 @@ def test_a_server_that_cannot_start_costs_nothing(tmp_path: Path, monkeypatch: p
 
 def test_when_the_runner_is_gone_so_are_its_tasks(tmp_path: Path) -> None:
     """The server ends what it has forked when it is closed."""
-    server = Starter(str(tmp_path), VARYING, [command_of_template()], [])
+    server = Starter(str(tmp_path), (VARYING,), [command_of_template()], [])
     forked = server.forked(command_of(sleep, {"seconds": 600.0}, tmp_path), os.environ)
     assert forked is not None
     server.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import egs_core as egs
 from egs_airflow import compat, config, plugin
 from egs_airflow.features import FEATURES
 from egs_airflow.observe import listener
@@ -66,6 +67,19 @@ def test_one_line_a_task(place: Path) -> None:
     assert [line.state for line in lines] == ["success", "failed", "skipped"]
     assert lines[0].key == ("train", "manual", "fit", 3, 1)
     assert (lines[0].pool, lines[0].slots, lines[0].end - lines[0].start) == ("gpus", 2, 5.0)
+
+
+def test_a_task_tells_of_its_work(place: Path) -> None:
+    """What its code says by `egs.work`, and not what was said before: while its DAG file was imported, by the last."""
+    egs.work(tokens=100)
+    for amount in (3, 4):
+        called = listener.TaskListener()
+        called.on_task_instance_running()
+        egs.work(tokens=amount)
+        called.on_task_instance_success(task_instance=task_instance())
+    run_task()
+    assert [line.work for line in read_lines(place)] == [{"tokens": 3.0}, {"tokens": 4.0}, {}]
+    assert files_of(place).read_text().count('"work"') == 2  # a line without is as it was
 
 
 def test_nothing_where_no_task_runs(place: Path) -> None:

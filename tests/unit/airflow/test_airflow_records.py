@@ -15,7 +15,7 @@ from egs_airflow.observe.lines import Line
 from egs_core.audit.build import audit
 from egs_core.audit.observed import Observed, observed_of
 from egs_core.runlog.metrics import summarise
-from egs_core.runlog.records import Capacity
+from egs_core.runlog.records import Capacity, Ended, Work
 from egs_core.runlog.timeline import build_timeline
 
 
@@ -223,3 +223,14 @@ def test_kept_slots_are_shown_apart(ready: float, withheld: float) -> None:
     (wait,) = [one for one in told(seen).waits if one.task == "small"]
     assert wait.reason == "held back: reservation"
     assert any("1 times EGS kept open slots" in note and note.endswith("3.0") for note in history.notes)
+
+
+def test_what_a_listener_noted_of_work_is_in_the_log() -> None:
+    """Of the try that told it, at its end."""
+    noted = Line(1, "dag", "run", "a", -1, 1, "success", "gpus", 1, 1.0, 5.0, 9.0, work={"tokens": 7.0})
+    records = past_with_notes(
+        seen_of(tried("a", 0, 0, 1, 9), tried("b", 0, 0, 1, 9)), "here", ("gpus",), [noted]
+    ).records()
+    (found,) = [record for record in records if isinstance(record, Work)]
+    assert (found.task, found.attempt, found.amounts) == ("a", 1, {"tokens": 7.0})
+    assert found.t == next(record.t for record in records if isinstance(record, Ended) and record.task == "a")

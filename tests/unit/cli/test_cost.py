@@ -12,7 +12,7 @@ import pytest
 
 from egs_core.cli.app import run
 from egs_core.runlog.io import write_run
-from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, Used, WorkloadSubmitted
+from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, Used, Work, WorkloadSubmitted
 from egs_core.server.runs import Device, Offer
 from tests.unit.server.real_app import FILE, RealApp
 
@@ -95,6 +95,35 @@ def test_csv_is_safe_to_open(log: str, capsys: Out) -> None:
         (kind, "4.0", "") for kind in ("total", "team", "pipeline", "task", "user")
     ]
     assert rows[2]["name"] == "'=HYPERLINK(1)"
+
+
+def test_what_a_million_units_took(tmp_path: Path, prices: str, capsys: Out) -> None:
+    """In JSON and as a table: six tasks, half a GPU hour each, of 250,000 tokens; no rating where nobody tells."""
+    records: list[Record] = [WorkloadSubmitted(0.0, "w", "train")]
+    for number in range(6):
+        task = f"t{number}"
+        records += [TaskAdded(0.0, "w", task, "fit"), Started(0.0, "w", task, node="n", gpus=1.0, cpus=2.0)]
+        records += [Work(1800.0, "w", task, amounts={"tokens": 250_000.0}), Ended(1800.0, "w", task)]
+    path = str(tmp_path / "told.jsonl")
+    write_run(Path(path), Header(driver="ray", started_at=NOVEMBER), records)
+    (row,) = told(capsys, path, "--prices", prices)["per_unit"]
+    assert row == {
+        "unit": "tokens",
+        "pipeline": "train",
+        "task": "fit",
+        "flavor": "a",
+        "provider": "",
+        "bought": "on_demand",
+        "per": 1_000_000,
+        "tasks": 6,
+        "amount": 1_500_000.0,
+        "gpu_min": {"value": 120.0, "low": 120.0, "high": 120.0},
+        "cpu_min": {"value": 240.0, "low": 240.0, "high": 240.0},
+        "cost": {"value": 4.0, "low": 4.0, "high": 4.0},
+    }
+    assert run(["cost", path, "--prices", prices]) == 0
+    assert "for 1,000,000 units of work" in capsys.readouterr().out
+    assert told(capsys, path, "--month", "2026-12")["per_unit"] == []
 
 
 def test_teams_are_those_of_the_file_of_queues(log: str, tmp_path: Path, capsys: Out) -> None:
@@ -208,7 +237,7 @@ def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str
             view = asker.submit(f"cost-{team}", gpus=1, queue=queue).told
             path, token = f"/v1/runs/{view['id']}", view["lease"]["token"]
             assert asker.post(f"{path}/claim", {"token": token}).status == 200
-            end = {"token": token, "outcome": "succeeded", "exit_code": 0}
+            end = {"token": token, "outcome": "succeeded", "exit_code": 0, "work": {"images": 3}}
             assert asker.post(f"{path}/end", end).status == 200
         monkeypatch.setenv("EGS_TOKEN", app.admin.token)
         found = told(capsys, "--prices", prices)
@@ -216,6 +245,7 @@ def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str
         assert found["by_user"].keys() == {"vision-ci", "speech-ci"}
         assert found["cost"] == pytest.approx(2 * found["gpu_h_held"], abs=1e-6)
         assert found["gpu_h_held"] > 0
+        assert [(row["unit"], row["amount"], row["tasks"]) for row in found["per_unit"]] == [("images", 6.0, 2)]
         assert told(capsys, log)["by_team"].keys() == {"images"}
         assert run(["cost", log, "--server", "--json"]) == 0
         shown = capsys.readouterr()

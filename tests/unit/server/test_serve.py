@@ -237,6 +237,27 @@ with egs.gpu():
 """
 
 
+TELLS = """
+import os, sys, egs_core as egs
+egs.work(images=int(sys.argv[1]))
+if os.fork() == 0:
+    egs.work(images=1)
+    os._exit(0)
+os.wait()
+sys.exit(int(os.environ["EGS_TRY"] == "1"))
+"""
+
+
+def test_a_command_tells_of_its_work(site: RealSite) -> None:
+    """All processes of a command, and all its tries, end up in the server's run, and in the rating of `egs cost`; a
+    command with a folder of its own from outside does not tell there."""
+    done = site.egs("run", "--gpus", "1", "--name", "rated", "--retries", "1", "--", sys.executable, "-c", TELLS, "9")
+    assert done.returncode == 0, done.stderr
+    (row,) = [row for row in site.told("cost")["per_unit"] if row["task"] == "rated"]
+    assert (row["unit"], row["amount"], row["tasks"]) == ("images", 20.0, 1)
+    assert row["gpu_min"]["value"] > 0
+
+
 @pytest.mark.proves("egs run", "split")
 def test_a_split_command_has_gpus_only_in_its_block(site: RealSite, tmp_path: Path) -> None:
     """`--split`: none before, between and after; another run gets them then, and `with egs.gpu():` waits for it. The
@@ -589,5 +610,31 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
         site.server.terminate()
         assert site.server.wait(PATIENCE_S) == 0
         assert not Path(site.ready["socket"]).exists()
+    finally:
+        site.close()
+
+
+def test_its_log_may_be_json(tmp_path: Path) -> None:
+    """`--log-format json`: what somebody changed is a line on stderr once it is durable, with who and what; every line
+    is JSON. Another word is one line and code 2."""
+    site = RealSite(tmp_path)
+    try:
+        done = site.egs("serve", "--log-format", "xml", "--emulated-gpus", "1", "--data", str(tmp_path / "other"))
+        assert (done.returncode, "'xml' is unknown" in done.stderr) == (2, True)
+        site.start("--log-format", "json")
+        assert site.egs("run", "--gpus", "1", "--name", "told", "--", "true").returncode == 0
+        server = site.server
+        assert server is not None
+        server.send_signal(signal.SIGTERM)
+        errors = server.communicate(timeout=PATIENCE_S)[1]
+        told = [json.loads(line) for line in errors.splitlines()]
+        events = [one for one in told if one["logger"] == "egs.events"]
+        assert {one["run"] for one in events} == {"1"}
+        assert [one["event"] for one in events][-2:] == ["start", "end"]
+        assert events[-1].keys() == {
+            *("time", "level", "logger", "message"),
+            *("event", "run", "user", "role", "team", "detail", "at"),
+        }
+        assert events[-1]["detail"] == "succeeded, exit code 0"
     finally:
         site.close()

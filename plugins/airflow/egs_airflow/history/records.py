@@ -29,16 +29,19 @@ def past_of(
     full_names: bool = False,
     code_s: Mapping[TryKey, float] | None = None,
     label: str = "",
+    work: Mapping[TryKey, dict[str, float]] | None = None,
 ) -> Past:
     """What was seen in the core's words. gpu_pools: whose slots are GPUs. full_names: tasks are called `dag.task`.
 
-    code_s: when the user's code began, of tries for which a listener noted it; before that it was a cold start.
+    code_s: when the user's code began, of tries for which a listener noted it; before that it was a cold start; work:
+    what these have told of their work.
     """
     tries: dict[tuple[str, str], list[Try]] = defaultdict(list)
     for one in seen.tries:
         tries[one.dag_id, one.run_id].append(one)
     runs = [
-        _past_run(seen, run, tries[run.dag_id, run.run_id], gpu_pools, full_names, code_s or {}) for run in seen.runs
+        _past_run(seen, run, tries[run.dag_id, run.run_id], gpu_pools, full_names, code_s or {}, work or {})
+        for run in seen.runs
     ]
     past = Past("airflow", seen.now_s, label, runs, cpu_name="slot", pinned=True)
     past.edges_known = all(dag.parents is not None for dag in seen.dags.values())
@@ -49,7 +52,13 @@ def past_of(
 
 
 def _past_run(
-    seen: Seen, run: Run, tries: list[Try], gpu_pools: Collection[str], full_names: bool, code_s: Mapping[TryKey, float]
+    seen: Seen,
+    run: Run,
+    tries: list[Try],
+    gpu_pools: Collection[str],
+    full_names: bool,
+    code_s: Mapping[TryKey, float],
+    work: Mapping[TryKey, dict[str, float]],
 ) -> PastRun:
     dag = seen.dags.get(run.dag_id, Dag(run.dag_id))
     past = PastRun(run.workload, run.dag_id, run.submitted_s, tenant=dag.owner)
@@ -65,6 +74,7 @@ def _past_run(
             continue  # it holds nothing, and waits for no slot
         if one.held_slots or one.state != "success":  # an operator that does nothing leaves no record
             past.attempts.append(_attempt(seen, one, _needs(one, gpu_pools), code_s.get(one.key)))
+            past.attempts[-1].work = work.get(one.key, {})
     return past
 
 

@@ -21,7 +21,7 @@ BEGIN = b'{"v":'
 
 class Line(msgspec.Struct, rename={"version": "v", "map_index": "map", "number": "try"}):
     """One try. start, code, end: Unix times at which its process (REST has the start of what starts that), and then the
-    user's code, began, and when it was over."""
+    user's code, began, and when it was over. work: what it has told by `egs.work`, by unit."""
 
     version: int
     dag: str
@@ -36,6 +36,7 @@ class Line(msgspec.Struct, rename={"version": "v", "map_index": "map", "number":
     code: float
     end: float
     pid: int = 0
+    work: dict[str, float] = {}
 
     @property
     def key(self) -> TryKey:

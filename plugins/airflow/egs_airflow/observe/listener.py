@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from airflow.listeners import hookimpl
 
 from egs_airflow import config
+from egs_core.worked import take
 
 F = TypeVar("F", bound=Callable[..., None])
 hook: Callable[[F], F] = hookimpl  # Airflow's own marker has no types
@@ -47,6 +48,7 @@ class TaskListener:
     @hook
     def on_task_instance_running(self) -> None:
         """Note the moment: the DAG file has been imported, the user's code comes next."""
+        take()  # what was told while the DAG file was imported is no task's
         self._code_s = time.time()
 
     @hook
@@ -69,24 +71,23 @@ class TaskListener:
         if code_s is None:
             return
         try:
-            writer = threading.Thread(
-                target=_write, args=(task_instance, state, code_s), name="egs-listener", daemon=True
-            )
+            told = task_instance, state, code_s, take()
+            writer = threading.Thread(target=_write, args=told, name="egs-listener", daemon=True)
             writer.start()
             writer.join(PATIENCE_S)
         except BaseException as error:  # also SystemExit, which would fail the task
             _warn(error)
 
 
-def _write(task_instance: Any, state: str, code_s: float) -> None:
+def _write(task_instance: Any, state: str, code_s: float, work: dict[str, float]) -> None:
     try:
-        append(line_of(task_instance, state, code_s))
+        append(line_of(task_instance, state, code_s, work))
     except BaseException as error:
         _warn(error)
 
 
-def line_of(task_instance: Any, state: str, code_s: float) -> bytes:
-    """What is kept of a task that has ended."""
+def line_of(task_instance: Any, state: str, code_s: float, work: dict[str, float] | None = None) -> bytes:
+    """What is kept of a task that has ended. work: what it has told by `egs.work`, by unit."""
     now_s, task = time.time(), getattr(task_instance, "task", None)
     started, ended = task_instance.start_date, task_instance.end_date
     kept = {
@@ -103,7 +104,7 @@ def line_of(task_instance: Any, state: str, code_s: float) -> bytes:
         "code": code_s,
         "end": ended.timestamp() if ended else now_s,
         "pid": os.getpid(),
-    }
+    } | ({"work": work} if work else {})
     return json.dumps(kept, separators=(",", ":")).encode() + b"\n"
 
 

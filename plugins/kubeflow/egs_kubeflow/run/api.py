@@ -24,6 +24,7 @@ from egs_core.notices import warn
 from egs_core.places import data_folder
 from egs_core.runlog import records as r
 from egs_core.site import Learning
+from egs_core.worked import FOLDER
 from egs_kubeflow.convert.arguments import parse_arguments
 from egs_kubeflow.convert.documents import documents_of, load_documents
 from egs_kubeflow.run.door import Door
@@ -195,7 +196,7 @@ def start(
         commands = [executor.container.command for executor in plan.spec.executors.values()]
         door = stack.enter_context(closing(Door()))
         folders, parks = [packages, str(door.folder)], bool(plan.loads)
-        starter = stack.enter_context(closing(Starter(str(folder), VISIBLE, commands, folders, parks)))
+        starter = stack.enter_context(closing(Starter(str(folder), (VISIBLE, FOLDER), commands, folders, parks)))
         ways, number = Environments(Path(packages)), str(time.monotonic_ns())
         around = Around(folder, header.run_id, number, ways, starter, harmless(echo), bool(slots.devices))
         session = Session(plan, slots, around, learning, policy)

@@ -183,9 +183,9 @@ class ForkServer:
 
 
 class Starter:
-    """Starts the tasks of one run, each in the quickest way that there is; from any thread. varying: the variable by
-    which the environment of a forked task may differ from this process's. folders: of the run, for a while. parks:
-    processes will be parked.
+    """Starts the tasks of one run, each in the quickest way that there is; from any thread. varying: the variables by
+    which the environment of a forked task may differ from this process's, the first of which shows GPUs. folders: of
+    the run, for a while. parks: processes will be parked.
 
     forked from the executor        what would differ from such a process in nothing but its GPUs
     started by a server             any other; it makes sure that nothing of a task is left, whatever happens here
@@ -195,7 +195,7 @@ class Starter:
     def __init__(
         self,
         name: str,
-        varying: str,
+        varying: Sequence[str],
         commands: Iterable[Sequence[str]],
         folders: Sequence[str],
         parks: bool = False,
@@ -221,7 +221,7 @@ class Starter:
     def park(self, modules: Sequence[str], files: Sequence[str], recorder: str = "") -> Parked | None:
         """A process that loads these, and sees no GPU meanwhile; None where none can be forked. recorder: the program
         that its command is recorded by."""
-        environment = {**self._environment, self._varying: ""}
+        environment = {**self._environment, self._varying[0]: ""}
         request = {"modules": list(modules), "files": list(files), "environment": environment, "recorder": recorder}
         return None if self._forks is None else self._forks.park(request)
 
@@ -238,7 +238,8 @@ class Starter:
         """The process of a task that is forked from the executor; None for one that cannot be. parked: it is used, or
         dropped."""
         call = compat.executor_call(command if parked is None else split_recorder(command)[1], sys.executable)
-        alike = {**environment, self._varying: ""} == {**self._environment, self._varying: ""}
+        same = dict.fromkeys(self._varying, "")
+        alike = {**environment, **same} == {**self._environment, **same}
         if call is None or not alike or self._forks is None:
             if parked is not None:
                 parked.drop()

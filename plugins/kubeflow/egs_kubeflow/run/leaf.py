@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from egs_core.errors import InputError
+from egs_core.worked import FOLDER, told_in
 from egs_kubeflow import compat
 from egs_kubeflow.run import docker
 from egs_kubeflow.run.echo import AuthorsLines, Echo
@@ -25,6 +26,8 @@ from egs_kubeflow.run.process import GRACE_S, Process
 from egs_kubeflow.run.values import Values
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+TOLD = ".egs-work"
+"""Folder of what its processes tell by `egs.work`, in that of the attempt."""
 
 
 class TaskFailed(Exception):
@@ -96,6 +99,10 @@ class Leaf:
         """The number of its process, 0 where it has none."""
         return self._process.pid if self._process is not None else 0
 
+    def work(self) -> dict[str, float]:
+        """What it has told of its work, by unit."""
+        return told_in(self._folder / TOLD)
+
     @property
     def is_stopped(self) -> bool:
         return self._is_stopped
@@ -117,6 +124,9 @@ class Leaf:
         stated = {v.name: "".join(compat.filled_command([v.value], inputs, self._names())) for v in container.env}
         if compat.runs_user_code(list(container.command)):
             command, environment = self._around.environments.ready(parts, self._id), {**os.environ, **stated}
+            told = self._folder / TOLD
+            told.mkdir(exist_ok=True)
+            environment[FOLDER] = str(told)
             if self._around.hides_gpus:
                 environment[VISIBLE] = ",".join(devices)
         else:

@@ -248,10 +248,13 @@ class Session(s.HolderSession):
             state, how = (FAILED, f": {error}") if error else (SUCCEEDED, "")
             self._around.echo(node.id, f"· {state} after {time.monotonic() - begin:.1f} s{how}\n")
         seconds = time.monotonic() - begin
-        self.site.do(lambda: self._ended(node, outputs, error, seconds))
+        work = leaf.work()
+        self.site.do(lambda: self._ended(node, outputs, error, seconds, work))
 
-    def _ended(self, node: Node, outputs: Values, error: str, seconds: float) -> None:
+    def _ended(self, node: Node, outputs: Values, error: str, seconds: float, work: dict[str, float]) -> None:
         del self._leaves[node.number]
+        if work:
+            self.site.note(r.Work(self.site.now(), self._around.job, node.id, node.attempt, work))
         recalled = self._recalled.pop(node.number, "")
         aborted = self._is_aborted or self._aborted.get(node.number, "")
         outcome = "aborted" if aborted else "preempted" if recalled else "failed" if error else "succeeded"

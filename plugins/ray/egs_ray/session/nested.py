@@ -4,6 +4,7 @@
            ── add: task, arguments ────► the program, as what the script itself submits
            ── over: a reference is there
            ── waits, goes: the code of a task that holds GPUs
+           ── worked: what the code of a task has told by `egs.work`
            ◄─ end: an operator or a limit ends it
 
 The references are the worker's own. Where its line ends, all that it has told of counts as over, and what waits goes.
@@ -21,6 +22,7 @@ import ray
 
 from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
+from egs_core.runlog.records import Work
 from egs_ray import submitting
 from egs_ray.link import Message, Peer, Server
 from egs_ray.payload import Payload
@@ -107,6 +109,8 @@ class Desk:
         elif kind == "back":
             worker.keys.discard(message["key"])
             gate.give_back(message["key"])
+        elif kind == "worked":
+            gate.site.note(Work(gate.site.now(), gate.books.workload, message["id"], amounts=message["amounts"]))
         elif kind == "waits":
             worker.waits.add(message["id"])
             gate.site.do(lambda: gate.code_waits(message["id"]))

@@ -429,7 +429,7 @@ class Program:
         """A line of the run log about one of its tasks. Those of tasks without phases come from what Ray tells."""
         task = getattr(record, "task", "")
         index = self.books.numbers.get(task)
-        if index is not None and self.books.jobs[index].way is Way.SHELL:
+        if isinstance(record, r.Work) or (index is not None and self.books.jobs[index].way is Way.SHELL):
             wall = {name: self._wall_s + getattr(record, name) for name in ("t", "end_t") if hasattr(record, name)}
             self._outlook.record(msgspec.structs.replace(record, **wall))
         elif isinstance(record, r.Ready):

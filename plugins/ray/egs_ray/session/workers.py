@@ -1,11 +1,12 @@
-"""What worker processes say (hello, warm, late, here, began, waits, goes, want, free, left, stays, again, end) and that
-they are gone."""
+"""What worker processes say (hello, warm, late, here, began, waits, goes, want, free, left, stays, again, worked, end)
+and that they are gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from egs_core.engine import messages as m
+from egs_core.runlog import records as r
 from egs_core.site import PreloadOver
 from egs_ray.link import Message, Peer
 from egs_ray.session.endings import Endings
@@ -63,6 +64,7 @@ class Workers:
             "end": self._end,
             "waits": self._waits,
             "goes": self._goes,
+            "worked": self._worked,
         }
         said[message["m"]](job, peer, message)
 
@@ -90,6 +92,11 @@ class Workers:
         self._phases.lending.end(job)
         if self._shared.tickets is not None:
             self._shared.tickets.loans.goes(job.framework_id)
+
+    def _worked(self, job: Job, _peer: Peer, message: Message) -> None:
+        run, task = job.run, job.run.converted.graph.ids[job.index]
+        attempt = job.attempt if job.grant is None else job.grant.attempt
+        self._shared.site.note(r.Work(self._shared.site.now(), run.workload, task, attempt, message["amounts"]))
 
     def _hello(self, job: Job, peer: Peer, message: Message) -> None:
         if job.life and not job.succeeded:

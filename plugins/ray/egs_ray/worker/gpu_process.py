@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from egs_core import hints
 from egs_core.preload import PreloadItem
+from egs_core.worked import take, work
 from egs_ray.link import Message, connect
 from egs_ray.worker.device_memory import wait_until_gone
 from egs_ray.worker.saving import saving
@@ -44,11 +45,12 @@ class GpuActor:
         return os.getpid(), [(str(item), f"{type(error).__name__}: {error}") for item, error in errors]
 
     def call(self, step: bytes, devices: str, spec: Spec, life: str) -> bytes:
-        """One step with these devices in sight, whose checkpoints and waits are its task's."""
+        """One step with these devices in sight, whose checkpoints and waits are its task's: its value, and what it has
+        told of its work."""
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
         function, args, kwargs = cloudpickle.loads(step)
         with saving(spec), waits_told(lambda word: _tell(spec, {"task": spec.task, "life": life, **word})):
-            return bytes(cloudpickle.dumps(function(*args, **kwargs)))
+            return bytes(cloudpickle.dumps((function(*args, **kwargs), take())))
 
 
 def _tell(spec: Spec, message: Message) -> None:
@@ -88,7 +90,10 @@ class GpuProcess:
             self.end()
             return function(*args, **kwargs)
         try:
-            return cloudpickle.loads(ray.get(self._actor.call.remote(step, devices, self._spec, self._life)))
+            done = ray.get(self._actor.call.remote(step, devices, self._spec, self._life))
+            value, told = cloudpickle.loads(done)
+            work(**told)
+            return value
         except ray.exceptions.RayTaskError:
             raise  # the step's own, which may be of any type
         except ray.exceptions.RayActorError:

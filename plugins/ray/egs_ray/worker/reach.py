@@ -17,6 +17,7 @@ import ray
 from egs_ray import submitting
 from egs_ray.functions import CREATION, named_like, running_task
 from egs_ray.worker.spec import Address
+from egs_ray.worker.working import work_told
 
 
 def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]:
@@ -42,22 +43,26 @@ def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]
 def inside(line: Address, works_for: str | None) -> Iterator[None]:
     """The code of a task runs in here. works_for: the task with a turn that has set it off, by its id, or ""; None: it
     has a turn itself, which it lends while it waits in Ray."""
-    reached = reach(line)
-    before, reached.works_for = reached.works_for, running_task() if works_for is None else works_for
+    reached, task = reach(line), running_task()
+    before, reached.works_for = reached.works_for, task if works_for is None else works_for
+
+    def say(word: dict[str, Any]) -> None:
+        reached.say({**word, "id": task})
+
     try:
         if works_for is not None:
-            yield
+            with work_told(say):
+                yield
             return
         from egs_ray.worker.waits import waits_told
 
-        task = running_task()
-        told = waits_told(lambda word: reached.say({**word, "id": task}))
+        told = waits_told(say)
         if task.startswith(CREATION):  # an actor's `__init__`: its methods wait on this thread, too
             reached.waits = told
             told.__enter__()
             yield
             return
-        with told:
+        with work_told(say), told:
             yield
     finally:
         reached.works_for = before

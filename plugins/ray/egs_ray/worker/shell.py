@@ -38,6 +38,7 @@ from egs_ray.worker.saving import saving
 from egs_ray.worker.spec import Address as Address
 from egs_ray.worker.spec import Spec as Spec
 from egs_ray.worker.waits import waits_told
+from egs_ray.worker.working import work_told
 
 DROPPED = "egs: dropped"
 NOBODY: Address = ("", 0, "")  # where nothing answers
@@ -71,11 +72,15 @@ def make_observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def observed(spec: Spec, arguments: list[Any]) -> Any:
         tell = _teller(spec)
+
+        def say(word: Message) -> None:
+            tell({"task": spec.task, **word})
+
         args, kwargs = resolved(arguments)
         where = {"pid": os.getpid(), "id": _task_id(), "node": node_id()}
         tell({"m": "began", "task": spec.task, "at": time.time(), **where})
         try:
-            with saving(spec), waits_told(lambda word: tell({"task": spec.task, **word})):
+            with saving(spec), work_told(say), waits_told(say):
                 value = call_users_function(function, args, kwargs)
         except BaseException:
             tell({"m": "end", "task": spec.task, "ok": False, "at": time.time()})
@@ -197,7 +202,7 @@ class Shell:
         args, kwargs = resolved(arguments)
         self.tell({"m": "began", "at": time.time()})
         try:
-            with saving(self.spec), waits_told(self.tell):
+            with saving(self.spec), work_told(self.tell), waits_told(self.tell):
                 value = self._call(answer, args, kwargs)
         except BaseException:
             self.tell({"m": "end", "ok": False, "at": time.time(), "stays": self._stays()})

@@ -1,0 +1,35 @@
+"""Where the processes of a command of `egs run` tell of their work (`egs.work`): a folder of its own, as long as it
+runs."""
+
+from __future__ import annotations
+
+import tempfile
+
+from egs_core.worked import FOLDER, told_in
+
+
+class WorkFolder:
+    """One command's, in all its starts. Made at the first; where it cannot be made nothing is told."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._is_tried = False
+
+    def variables(self) -> dict[str, str]:
+        """For the command's environment."""
+        if not self._is_tried:
+            self._is_tried = True
+            try:
+                self._folder = tempfile.TemporaryDirectory(prefix="egs-work-", ignore_cleanup_errors=True)
+            except OSError:  # no folder for temporary files, or a full disk: the command runs all the same
+                self._folder = None
+        return {} if self._folder is None else {FOLDER: self._folder.name}
+
+    def told(self) -> dict[str, float]:
+        """All that was told, by unit, when no process of the command is left; the folder is gone then."""
+        if self._folder is None:
+            return {}
+        found = told_in(self._folder.name)
+        self._folder.cleanup()
+        self._folder = None
+        return found
