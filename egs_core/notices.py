@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import sys
 
+from egs_core.json_log import is_json, json_line
+
 
 def warn(problem: str) -> None:
-    """Write "egs: problem" as one line. Never raises; without a usable stderr the line is lost."""
-    say(f"egs: {problem}")
+    """Write "egs: problem" as one line, with EGS_LOG=json as JSON. Never raises; without a usable stderr the line is
+    lost."""
+    say(json_line("warning", problem) if is_json() else f"egs: {problem}")
 
 
 _said: set[str] = set()

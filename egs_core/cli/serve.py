@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import typer
 from egs_core.calendar import Reservation, is_over
 from egs_core.client.places import TOKEN, URL, parse_url
 from egs_core.errors import EgsError, InputError, listed
+from egs_core.json_log import VARIABLE as EGS_LOG
 from egs_core.notices import warn
 from egs_core.places import data_folder
 from egs_core.queues import Teams, load_budgets, load_queues, load_reservations, load_teams
@@ -37,7 +39,7 @@ def needs_server(command: str) -> Iterator[None]:
         raise EgsError(f"{command}: needs {missing}: pip install 'egs-core[server]'") from error
 
 
-SHARED = {"join", "devices", "emulated_gpus", "as_json"}
+SHARED = {"join", "devices", "emulated_gpus", "log_format", "as_json"}
 """Options that `--join` goes with: all others are the server's own."""
 
 
@@ -79,10 +81,17 @@ def serve(
         float,
         typer.Option(min=0, help="Requests a second that anybody but an admin may make; 0: no bound."),
     ] = 500.0,
+    log_format: Annotated[
+        str, typer.Option(help=f"json: its log on standard error is one JSON object a line, as with {EGS_LOG}=json.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
 ) -> None:
     """Share the GPUs of this host among users: `egs run` asks it for leases. Or, with --join, offer them to a server on
     another host, to commands that are started on this one. Ends on SIGINT or SIGTERM."""
+    if log_format not in ("", "text", "json"):
+        raise InputError("--log-format", f"{log_format!r} is unknown", "text or json")
+    if log_format:
+        os.environ[EGS_LOG] = log_format  # its dashboard's process has it from there
     chosen = [one.strip() for one in devices.split(",") if one.strip()]
     if join:
         _check_alone(ctx)

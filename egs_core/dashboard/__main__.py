@@ -15,6 +15,7 @@ import uvicorn
 from egs_core.dashboard.app import make_app
 from egs_core.dashboard.asking import Asking
 from egs_core.dashboard.measured import measured
+from egs_core.json_log import uvicorn_options
 
 
 def main(arguments: list[str]) -> None:
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> None:
         access_log=False,
         log_level="warning",
         timeout_graceful_shutdown=1,
+        **uvicorn_options(),
     )
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(handle))])
 

@@ -24,6 +24,7 @@ from egs_core.budgets import Budget
 from egs_core.client.places import SOCKET_NAME, read_token, socket_places, token_file, write_token
 from egs_core.engine.specs import QueueSpec
 from egs_core.errors import EgsError, InputError
+from egs_core.json_log import uvicorn_options
 from egs_core.queues import Teams
 from egs_core.server.access import HEAD_S, Access, PeerProtocol
 from egs_core.server.app import Site, make_app
@@ -171,6 +172,7 @@ def config_of(app: FastAPI) -> uvicorn.Config:
         log_level="warning",
         timeout_graceful_shutdown=5,
         timeout_keep_alive=60,
+        **uvicorn_options(),
     )
 
 

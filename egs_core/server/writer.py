@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from egs_core.engine.specs import QueueSpec
+from egs_core.server import events
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import Batch, SiteLogic
 from egs_core.server.runs import Offer, Refusal
@@ -157,6 +158,7 @@ class Turns:
         passed_s = time.perf_counter() - began
         self._spending.saved(batch.spending)
         self._count(lambda: self.tally.committed(batch.entries, batch.runs, now, passed_s))
+        events.tell(batch.log, self.logic.facts.epoch)
 
     def _count(self, what: Callable[[], None]) -> None:
         """Wrong figures are no reason to answer nobody."""
