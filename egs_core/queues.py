@@ -39,6 +39,12 @@ reservations:
     zone: Europe/Berlin
     lead: 4h                     # so long before, only what ends in time starts on them: by its time box
 
+And what is promised to those who use a queue (`egs slo`); it changes no decision:
+
+queues:
+  - name: research
+    slo: {wait_p95: 10m, jct_p95: 4h, deadline_share: 0.95}
+
 And how many GPU hours a queue, or all queues of a team, may use in a month:
 
 queues:
@@ -74,6 +80,7 @@ from egs_core.engine.state.records import QueueState
 from egs_core.errors import InputError, listed
 from egs_core.hints import HINTS
 from egs_core.notices import MAX_COST_UNUSED, warn_once
+from egs_core.slo import Objectives, Slo
 from egs_core.yaml_file import FileModel, Path_, Seconds, Size, input_error, line_of, read_text, read_yaml
 
 GPU = 1  # in `Amounts`
@@ -164,6 +171,8 @@ class Queue(FileModel):
     workload; or the workload that came first."""
     budget: GpuBudget | None = None
     """GPU hours that it may use in a month, for the site server alone."""
+    slo: Objectives = Objectives()
+    """What is promised to its users, for `egs slo` and alerts, by the site server alone; it changes no decision."""
 
     def to_spec(self) -> QueueSpec:
         """What the engine is told."""
@@ -232,10 +241,12 @@ class Queues(FileModel):
 
 @dataclass(frozen=True)
 class Teams:
-    """Whose a site's queues are, and who is in which team. users: of each team, as the file names them."""
+    """Whose a site's queues are, and who is in which team. users: of each team, as the file names them; slos: what is
+    promised to those who use a queue."""
 
     users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     of_queue: Mapping[str, str] = field(default_factory=dict)
+    slos: Mapping[str, tuple[Slo, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -252,6 +263,7 @@ class Teams:
 
 _FIELDS = (
     *Queue.model_fields,
+    *Objectives.model_fields,
     *TeamUsers.model_fields,
     *Quota.model_fields,
     *TaskLimits.model_fields,
@@ -296,10 +308,13 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
 
 
 def load_teams(path: Path) -> Teams:
-    """Whose the queues of a file are, and who is in which team. Raises InputError that names file and line."""
+    """Whose the queues of a file are, who is in which team, and what is promised. Raises InputError that names file and
+    line."""
     file = _read(path)
     return Teams(
-        {team.name: team.users for team in file.teams}, {queue.name: queue.team for queue in file.queues if queue.team}
+        {team.name: team.users for team in file.teams},
+        {queue.name: queue.team for queue in file.queues if queue.team},
+        {queue.name: slos for queue in file.queues if (slos := queue.slo.slos())},
     )
 
 

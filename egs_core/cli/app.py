@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Share the GPUs of this host among users, or join a server that does.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
     "request": "Ask the site server for GPUs for a while, in which commands run.",
+    "slo": "Show how far the site server keeps what its queues promise; rules for Prometheus.",
     "top": "Show the site server's GPUs, queues and runs, again each second.",
     "queue": "List what waits for the site server, and why.",
     "update": "Change what a run of the site server asked for.",

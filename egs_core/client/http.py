@@ -27,6 +27,7 @@ from egs_core.client import tokens as t
 from egs_core.client.options import with_options
 from egs_core.client.overview import Overview
 from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
+from egs_core.client.slo import Slos
 from egs_core.errors import EgsError
 
 M = TypeVar("M", bound=BaseModel)
@@ -108,6 +109,9 @@ class SiteClient:
 
     def overview(self) -> Overview:
         return self._ask("GET", "/v1/overview", None, Overview)
+
+    def slos(self) -> Slos:
+        return self._ask("GET", "/v1/slo", None, Slos)
 
     def ask_for(self, ask: q.GpuRequest) -> q.RequestView:
         return self._post("/v1/requests", ask, q.RequestView)

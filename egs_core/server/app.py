@@ -37,6 +37,7 @@ from egs_core.server.request_routes import add_request_routes
 from egs_core.server.runs import Refusal
 from egs_core.server.sharing import Sharing
 from egs_core.server.short import ShortWay
+from egs_core.server.slo_routes import add_slo_route
 from egs_core.server.store import StoreError
 from egs_core.server.who import Who
 from egs_core.server.writer import Unavailable, Writer
@@ -220,6 +221,7 @@ def make_app(site: Site) -> FastAPI:
     add_host_routes(app, site)
     add_metrics_route(app, site)
     add_overview_routes(app, site)
+    add_slo_route(app, site)
     app.router.routes.insert(0, ShortWay(app))
     return app
 

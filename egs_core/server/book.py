@@ -212,6 +212,7 @@ class Book:
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])
                 run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
+                run.waited_s = max(0.0, self.now - self.engine.state.ready_at[decision.phase])
                 self._granted.append(run)
                 if decision.node != self.views.name_of(run.host):
                     misplaced.append(run)

@@ -59,6 +59,7 @@ def families(book: Book, tally: Tally, beside: Beside, who: Principal) -> list[M
         *_quotas(book, beside, who),
         *_budgets(book, who),
         *_totals(tally, who),
+        *_slos(book, tally, who),
         *_own(tally, beside, who),
     ]
 
@@ -207,6 +208,22 @@ def _totals(tally: Tally, who: Principal) -> list[Metric]:
             "requeues", "Runs that stopped for another, and wait again", {key: tally.requeues[key] for key in keys}
         ),
         _counter("runs_ended", "Runs and requests that ended, by outcome", ended, (*BY_KEY, "outcome")),
+    ]
+
+
+def _slos(book: Book, tally: Tally, who: Principal) -> list[Metric]:
+    """At zero from the start, so that a rate begins."""
+    slos, sees, labels = tally.slos, _sees(who), (*BY_KEY, "slo")
+    keys = [(queue, book.team_of_queue.get(queue, "")) for queue in slos.objectives]
+    stated = {(*key, slo.name): slo.share for key in keys for slo in slos.objectives[key[0]]}
+    events, errors = (
+        dict.fromkeys(stated, 0) | {(*key, name): count for (key, name), count in counts.items()}
+        for counts in (slos.events, slos.errors)
+    )
+    return [
+        _gauge("slo_objective_ratio", "Share of events that has to be good", labels, _of(stated, sees, 1)),
+        _counter("slo_events", "Events that an objective speaks of", _of(events, sees, 1), labels),
+        _counter("slo_errors", "Those of them that were not good", _of(errors, sees, 1), labels),
     ]
 
 

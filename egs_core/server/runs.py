@@ -100,7 +100,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     the engine does not know it. is_warned: its client was told that the request ends soon.
 
     requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
-    gang: with which others it starts. work: what it has told of its work, by unit.
+    gang: with which others it starts. work: what it has told of its work, by unit. waited_s: how long it waited for
+    its latest lease, from the moment on at which it was its turn to wait.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     evictions: int = 0
     gang: GangPlace | None = None
     work: dict[str, float] = {}
+    waited_s: float | None = None
 
     @property
     def workload(self) -> str:

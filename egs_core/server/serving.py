@@ -108,6 +108,7 @@ def serve(
             leader = led(store, url, lambda: setattr(turns, "offer", begin()), ending)
         first = offer if leader else begin()
         turns = Turns(store, first, queues, clock, teams.of_queue, spanning, turn, leader, spending)
+        turns.tally.slos.objectives = teams.slos
         looks = users_of if offer.is_watched and offer.devices else None
         sharing = Sharing(queues, teams.of_queue, spanning, turn, spending)
         check = leader.check_quickly if leader else _always

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from egs_core.server.runs import NOT_ADMITTED, WAITING, Run
+from egs_core.server.slo_tally import SloTally
 
 Key = tuple[str, str]  # queue, team
 WAIT_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0)
@@ -81,6 +82,7 @@ class Tally:
         self.commits = Buckets(COMMIT_BOUNDS_S)
         self.failed_commits = 0
         self.journal_entries = self.journal_bytes = 0
+        self.slos = SloTally()
         self._has_begun = False
 
     # --- the writer's side ---
@@ -155,6 +157,7 @@ class Tally:
         seen.is_evicted, seen.evictions = run.is_evicted, run.evictions
         if not run.is_open:
             self.ended[seen.key, run.outcome] += 1
+            self.slos.ended(seen.key, run)
             del self.open[run.id]
             return
         if seen.lease is None:
@@ -171,6 +174,7 @@ class Tally:
         if run.lease is not None:
             if seen.lease is None:
                 self._count_grant(seen, run.lease.granted_at)
+                self.slos.granted(seen.key, run.waited_s or 0.0)
                 self._hold(run, seen, run.lease.granted_at)
             elif run.is_claimed and not run.is_request:
                 self._start(seen, run.id, now)

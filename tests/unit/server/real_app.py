@@ -82,6 +82,7 @@ class RealApp:
         self.store = SqlStore(folder, time.time())
         self.access = Access(self.store, teams)
         turns = Turns(self.store, offer, queues, team_of_queue=teams.of_queue if teams else None)
+        turns.tally.slos.objectives = teams.slos if teams else {}
         self.site = Site(lambda changed: Writer(turns, changed), self.access, **limits)
         self.tcp = Door().listen()
         self.port = self.tcp.getsockname()[1]

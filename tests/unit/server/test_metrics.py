@@ -26,6 +26,8 @@ from egs_core.server.principals import Principal
 from egs_core.server.runs import SiteFacts
 from egs_core.server.spending import Saved, Spending
 from egs_core.server.tally import Tally
+from egs_core.slo import WINDOWS, Objectives
+from egs_core.slo_rules import rules_of
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, Answer, RealApp
 from tests.unit.server.real_site import PATIENCE_S, wait_for
 from tests.unit.server.site_world import OFFER
@@ -358,6 +360,7 @@ def known() -> dict[str, set[str]]:
     site = site_of(QueueSpec("q", nominal=(-1, 1000, -1)))
     site.views.spending = spending_of(Budget(1.0, ("q",), queue="q"))
     tally = Tally(["q"])
+    tally.slos.objectives = {"q": Objectives(wait_p95=600).slos()}
     site.submit(ANN, request(1, 1, queue="q"))
     tally.committed((), site.take().runs, 0.0, 0.001)
     found: dict[str, set[str]] = {}
@@ -414,6 +417,16 @@ def test_the_alerts_ask_for_what_there_is() -> None:
         check_query("rate(egs_no_such_total[5m])", names)
     with pytest.raises(AssertionError, match="user"):
         check_query('egs_runs{user="ann"}', names)
+
+
+def test_the_rules_of_objectives_ask_for_what_there_is() -> None:
+    """Of `egs slo rules`: each metric of the server, and each series that another rule records."""
+    names = known()
+    rules = [rule for group in rules_of({"q": Objectives(wait_p95=600).slos()})["groups"] for rule in group["rules"]]
+    ratios = [rule for rule in rules if NAME.search(rule["expr"])]
+    assert len(ratios) == len(WINDOWS)
+    for rule in ratios:
+        check_query(rule["expr"], names)
 
 
 def test_the_guide_lists_what_there_is() -> None:
