@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "audit": "Report what a cluster wasted and what EGS would have saved, from its history.",
     "cost": "Add up GPU hours and money by team, pipeline, task and user.",
     "trace": "Write what ran as OpenTelemetry traces, into a file or a collector.",
+    "history": "Show what is known of tasks: runs, durations warm and cold, and how they changed.",
     "collect": "Receive the events that a framework pushes and keep them after the cluster has ended.",
     "report": "Write run logs as one self-contained HTML page.",
     "serve": "Share the GPUs of this host among users, or join a server that does.",

@@ -66,7 +66,8 @@ class SqlHistory(StoredHistory):
             self._engine.dispose()
             self._engine = None
 
-    def _shown_url(self) -> str:
+    def shown_url(self) -> str:
+        """See `StoredHistory`."""
         try:
             return sa.make_url(self.url).render_as_string(hide_password=True)
         except sa.exc.ArgumentError:

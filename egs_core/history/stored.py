@@ -73,7 +73,7 @@ class StoredHistory(ABC):
     @abstractmethod
     def _names(self) -> list[str]: ...
 
-    def _shown_url(self) -> str:
+    def shown_url(self) -> str:
         """The URL without a password."""
         return self.url
 
@@ -86,7 +86,7 @@ class StoredHistory(ABC):
             self.problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             if self.url not in _warned:
                 _warned.add(self.url)
-                _log.warning("egs: history %s is not usable, going on without it (%s)", self._shown_url(), self.problem)
+                _log.warning("egs: history %s is not usable, going on without it (%s)", self.shown_url(), self.problem)
             with contextlib.suppress(Exception):
                 self.close()
             return default
