@@ -15,7 +15,7 @@ imports only those before it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import msgspec
@@ -56,6 +56,8 @@ from egs_core.engine.state.lifecycle import (
 )
 from egs_core.engine.state.snapshots import decode_state
 from egs_core.engine.state.state import State
+
+ALWAYS = (None,)  # in place of what is empty while a part waits for no moment
 
 
 class Engine:
@@ -120,20 +122,23 @@ class Engine:
             m.ResumeRequested: self._on_resume,
             m.Tick: self._on_tick,
         }
-        self._next_dues = self._timed()
+        self._moments = self._timed()
         self._rebuild()
 
-    def _timed(self) -> list[Callable[[], float | None]]:
-        """Of each part that does something when a moment has come: the next such moment, None for none."""
-        queue = self._queue
-        timed = [queue.ages.timers.next_due, queue.urgency.timers.next_due]
-        timed += [self._readiness.next_due, self._limits.next_due, self._granting.next_due]
+    def _timed(self) -> list[tuple[Sized, Callable[[], float | None]]]:
+        """Of each part that does something when a moment has come: what is empty while there is none, and the next such
+        moment, None for none."""
+        queue, state = self._queue, self.state
+        timed: list[tuple[Sized, Callable[[], float | None]]] = [
+            (timers.heap, timers.next_due) for timers in (queue.ages.timers, queue.urgency.timers, self._limits.timers)
+        ]
+        timed += [(state.retry_at, self._readiness.next_due), (ALWAYS, self._granting.next_due)]
         if self.config.preload:
-            timed.append(self._processes.next_due)
+            timed.append((ALWAYS, self._processes.next_due))
         if self._preempts:
-            timed.append(self._restarts.next_due)
+            timed.append((state.reservations, self._restarts.next_due))
         if self._scaling is not None:
-            timed.append(self._scaling.next_due)
+            timed.append((ALWAYS, self._scaling.next_due))
         return timed
 
     # --- the contract ---
@@ -189,7 +194,11 @@ class Engine:
         """When to send a `Tick` if nothing happens before; None: never."""
         if self.state.held_until is not None:  # what else is due comes behind it
             return min(self.state.held_until, self._limits.next_due() or self.state.held_until)
-        return min([due for next_due in self._next_dues if (due := next_due()) is not None], default=None)
+        first: float | None = None
+        for kept, next_due in self._moments:
+            if kept and (due := next_due()) is not None and (first is None or due < first):
+                first = due
+        return first
 
     def explain(self, task: int, moment: m.Moment = m.in_seconds) -> m.Reason:
         """Why the task is where it is, with the numbers that decide it. moment: how moments are written."""

@@ -85,10 +85,10 @@ class Granting:
         queue, state = self._queue, self._state
         if queue.free.freed_nodes:
             queue.free.refresh()
-        if state.reservations:
+        if state.reservations or self._owners:
             self._drop_reservations()
-        if self._owners != state.reservations.keys():  # an owner was granted its place by the framework's own word
-            self._reservations_changed()
+            if self._owners != state.reservations.keys():  # an owner was granted its place by the framework's own word
+                self._reservations_changed()
         self._choice = self._make_choice() if state.flavors else None
         if state.reservations:
             self._look_at_reservations()

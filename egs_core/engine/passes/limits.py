@@ -27,33 +27,33 @@ class Limiter:
         self._started = issuer.started
         self._grace_s = grace_s
         self._preempts = preempts
-        self._timers = Timers(self._reached_at)
+        self.timers = Timers(self._reached_at)
 
     def started(self, phase: int) -> None:
         """The phase has started: the meters of its task and workload run."""
         task = self._state.task_of[phase]
-        self._timers.enter(task)
-        self._timers.enter(-1 - self._state.task_workload[task])
+        self.timers.enter(task)
+        self.timers.enter(-1 - self._state.task_workload[task])
 
     def grown(self, number: int) -> None:
         """The workload has more tasks: its time may have run out while it had none."""
-        self._timers.enter(-1 - number)
+        self.timers.enter(-1 - number)
 
     def rebuild(self) -> None:
         """Limits, prices or clocks have changed, or the state is a restored one."""
-        self._timers.clear()
+        self.timers.clear()
         for task in self._state.meters:
-            self._timers.enter(task)
+            self.timers.enter(task)
         for number in self._state.workload_meters:
-            self._timers.enter(-1 - number)
+            self.timers.enter(-1 - number)
 
     def next_due(self) -> float | None:
         """When the next limit is reached, if all goes on as it does."""
-        return self._timers.next_due()
+        return self.timers.next_due()
 
     def enforce(self, now: float) -> None:
         """Stop what has reached a limit by now."""
-        while (subject := self._timers.pop(now)) is not None:
+        while (subject := self.timers.pop(now)) is not None:
             reached = self._reaches(subject)
             if reached is not None and subject >= 0:
                 self._stop_task(subject, reached[1])

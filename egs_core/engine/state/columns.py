@@ -170,9 +170,12 @@ class Columns(msgspec.Struct):
     def needs_slot(self, task: int) -> bool:
         """Whether the task has a process slot of its node from its start to its end: it has a warm key, or a process
         that waits between two phases for what the second one needs."""
-        if self.warm_key_of(task):
+        first, end = self.first_phase[task], self.first_phase[task + 1]
+        if task in self.options and self.options[task].warm_key:
             return True
-        for number in self.shape[self.first_phase[task] + 1 : self.first_phase[task + 1]]:
+        if end - first == 1:
+            return False
+        for number in self.shape[first + 1 : end]:
             shape = self.shapes[number]
             if shape.gpu_milli or shape.cpu_milli or shape.memory_bytes:
                 return True

@@ -50,7 +50,7 @@ def block_order(graph: Graph, known: int) -> list[int]:
     """
     parents, n = graph.parents, graph.n_tasks
     last_parent = [max(ps) if ps else -1 for ps in parents]
-    if any(ps and min(ps) < 0 for ps in parents) or max(last_parent, default=-1) >= known + n:
+    if min(map(min, filter(None, parents)), default=0) < 0 or max(last_parent, default=-1) >= known + n:
         raise ValueError("the block names a parent that does not exist")
     if any(map(eq, graph.phase_offsets, islice(graph.phase_offsets, 1, n + 1))):
         raise ValueError("the block has a task without phases")
@@ -119,15 +119,20 @@ def _has_started(state: Columns, task: int) -> bool:
 
 def _append_phases(state: Columns, graph: Graph, order: Sequence[int], start: int) -> None:
     shape_of = [_shape_number(state, shape) for shape in graph.shapes]
-    offsets, end = graph.phase_offsets, state.first_phase[-1]
-    phases: list[int] = []
-    for task, i in enumerate(order, start):
-        count = offsets[i + 1] - offsets[i]
-        phases += range(offsets[i], offsets[i + 1])
-        state.task_of += [task] * count
-        state.cursor.append(end)
-        end += count
-        state.first_phase.append(end)
+    offsets, end, phases = graph.phase_offsets, state.first_phase[-1], list[int]()
+    if graph.n_phases == len(order):  # one each
+        phases += order
+        state.task_of += range(start, start + len(order))
+        state.cursor += range(end, end + len(order))
+        state.first_phase += range(end + 1, end + 1 + len(order))
+    else:
+        for task, i in enumerate(order, start):
+            count = offsets[i + 1] - offsets[i]
+            phases += range(offsets[i], offsets[i + 1])
+            state.task_of += [task] * count
+            state.cursor.append(end)
+            end += count
+            state.first_phase.append(end)
     seconds = [PRIOR_S if (s := graph.phase_duration_s[p]) is None else s for p in phases]
     state.kind += [graph.phase_kind[p] for p in phases]
     state.shape += [shape_of[graph.phase_shape[p]] for p in phases]
@@ -151,10 +156,10 @@ def _append_phases(state: Columns, graph: Graph, order: Sequence[int], start: in
 def _append_edges(state: Columns, graph: Graph, order: Sequence[int], numbers: Sequence[int], start: int) -> set[int]:
     """Parents and children of the new tasks; returns the parents that are earlier blocks' tasks."""
     outside: set[int] = set()
-    children = state.children
+    children, number_of = state.children, numbers.__getitem__
     children += [[] for _ in order]
     for task, i in enumerate(order, start):
-        parents = tuple([numbers[p] for p in graph.parents[i]])
+        parents = tuple(map(number_of, graph.parents[i]))
         state.parents.append(parents)
         waiting = len(parents)
         for parent in parents:
