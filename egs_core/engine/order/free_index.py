@@ -21,12 +21,13 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from egs_core.engine.order.classes import ANY, OTHERS, SHAPE, ClassId, needs_process
+from egs_core.engine.order.fit_masks import FitMasks
 from egs_core.engine.order.fronts import ClassFronts, ResourceKey
 from egs_core.engine.rules.fit import lacking, may_start_on
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.packing import TypicalWorkload
-from egs_core.engine.rules.processes import may_have_slot
-from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.rules.processes import may_have_slot, slot_room
+from egs_core.engine.state.nodes import Node
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
 
@@ -37,22 +38,6 @@ Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the
 UNKNOWN = None, None
 NO_SLOT = -1
 CpuRank = tuple[bool, int, int]  # has GPUs, free CPU, number of the node: best fit of CPU phases
-
-
-Watched = tuple[Shape, int, int, int, set[int], ResourceKey]
-"""A shape, its CPU, memory and GPU, every node on which it fits, and its key without a node."""
-
-
-def _free_on(node: Node) -> tuple[int, int, int, bool]:
-    """CPUs, memory and GPU that phases may take, what a phase does not ask for being never lacking; and whether more
-    has to be asked of the devices of a phase that wants no more than that."""
-    devices = node.devices
-    is_odd = bool(node.profiles) or node.gpu_memory_bytes != UNTRACKED or len(devices) != node.gpus
-    free_gpu = max(devices, default=0)
-    if free_gpu >= WHOLE_DEVICE:
-        free_gpu = UNLIMITED if is_odd else devices.count(WHOLE_DEVICE) * WHOLE_DEVICE
-    free_bytes = UNLIMITED if node.memory_bytes == UNTRACKED else max(node.free_memory, 0)
-    return max(node.free_cpu, 0), free_bytes, free_gpu, is_odd
 
 
 class Ranking:
@@ -74,15 +59,27 @@ class Ranking:
                 insort(self.order, entry)
 
 
+def numbers_in(bits: int) -> list[int]:
+    """The numbers of the bits that are set, lowest first."""
+    found = []
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return found
+
+
 class FreeIndex:
     """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`."""
 
     def __init__(self, state: State, fronts: ClassFronts) -> None:
         self._state = state
         self._fronts = fronts
-        self._nodes: dict[int, set[int]] = {}  # shape -> every node on which it fits; not there: unknown
-        self._watched: list[Watched] = []  # the same for the loops
-        self._bound: dict[int, set[ResourceKey]] = {}  # node -> keys bound to it that have been closed
+        self._nodes: dict[int, int] = {}  # shape -> the nodes on which it fits, as bits; not there: unknown
+        self._watched: list[ResourceKey] = []  # keys without a node of those shapes, by their bits in the masks
+        self._masks = FitMasks()  # of those
+        self._fits: list[int] = []  # by node: which of them fit there
+        self._bound: dict[int, dict[int, ResourceKey]] = {}  # node -> shape -> key bound to it, once it was closed
         self.freed_nodes: set[int] = set()
         self._moved: set[int] = set()  # nodes whose rank may have changed
         self._ranks: dict[int, Rank] = {}
@@ -92,8 +89,9 @@ class FreeIndex:
         self._rankings: dict[int, Ranking] = {}  # shape with GPUs -> its nodes
         self._changes: list[int] = []  # nodes in the order in which they have changed, since there are rankings
         self._memory: dict[tuple[int, ...], int] = {}  # shapes of a class's tasks -> memory of a process; NO_SLOT
-        self._with_slot: dict[int, set[int]] = {}  # memory of a process -> nodes that may have a slot for it
+        self._with_slot: dict[int, int] = {}  # memory of a process -> nodes that may have a slot for it, as bits
         self._slots_moved: set[int] = set()  # nodes on which that may have changed
+        self._slot_rooms: dict[int, int] = {}  # node -> memory that a process may have there, as it was then
         self._typical: TypicalWorkload = ()  # for which the rankings were made
         self.is_kept = False
         self.forget()
@@ -113,8 +111,11 @@ class FreeIndex:
             self._by_cpu,
             self._rankings,
             self._with_slot,
+            self._slot_rooms,
         ):
             container.clear()
+        self._masks = FitMasks()
+        self._fits = [0] * len(self._state.nodes)
         self._moved.update(range(len(self._state.nodes)))
         self._fronts.reopen_all()
 
@@ -129,21 +130,29 @@ class FreeIndex:
         if not self.is_kept:
             return
         self._change(number)
-        node, fronts = self._state.nodes[number], self._fronts
-        free_cpu, free_bytes, free_gpu, is_odd = _free_on(node)
-        for shape, cpu, memory, gpu, fitting, resources in self._watched:
-            if number not in fitting or len(fitting) > FEW_NODES:
-                continue
-            is_lacking = cpu > free_cpu or memory > free_bytes or gpu > free_gpu
-            if is_lacking or (gpu and is_odd and lacking(node, shape)):
-                fitting.discard(number)
-                if not fitting:
-                    fronts.close(resources)
-        if number in self._bound:
-            shapes = self._state.shapes
-            for resources in self._bound[number]:
-                if resources in fronts.open and lacking(node, shapes[resources[0]]):
-                    fronts.close(resources)
+        self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        """Close what does not fit on the node any more and nowhere else, and open what does."""
+        node = self._state.nodes[number]
+        fits = self._masks.of(node) if node.alive else 0
+        changed = fits ^ self._fits[number]
+        if not changed:
+            return
+        self._fits[number] = fits
+        fronts, own, bound = self._fronts, 1 << number, self._bound.get(number)
+        while changed:
+            bit = changed & -changed
+            changed ^= bit
+            resources = self._watched[bit.bit_length() - 1]
+            shape = resources[SHAPE]
+            nodes = self._nodes[shape] = self._nodes[shape] ^ own
+            if not nodes:
+                fronts.close(resources)
+            elif nodes == own and fits & bit:  # else it is open
+                fronts.reopen(resources)
+            if bound and shape in bound:
+                (fronts.reopen if fits & bit else fronts.close)(bound[shape])
 
     def _change(self, number: int) -> None:
         self._moved.add(number)
@@ -156,25 +165,18 @@ class FreeIndex:
 
     def refresh(self) -> None:
         """Open the keys in which something fits now."""
-        shapes, fronts = self._state.shapes, self._fronts
         for number in self.freed_nodes:
-            node = self._state.nodes[number]
-            free_cpu, free_bytes, free_gpu, is_odd = _free_on(node)
-            for shape, cpu, memory, gpu, fitting, resources in self._watched:
-                if number in fitting or cpu > free_cpu or gpu > free_gpu or memory > free_bytes:
-                    continue
-                if not (gpu and is_odd and lacking(node, shape)):
-                    fitting.add(number)
-                    if len(fitting) == 1:  # else it is open
-                        fronts.reopen(resources)
-            for resources in self._bound.get(number, ()):
-                if resources in fronts.closed and not lacking(node, shapes[resources[0]]):
-                    fronts.reopen(resources)
-            for memory, keys in list(fronts.closed_slots.items()):
-                if may_have_slot(node, memory):
-                    for key in [k for k in keys if not lacking(node, shapes[k[0]])]:
-                        fronts.reopen_slots(key)
+            self._settle(number)
+            if self._fronts.closed_slots:
+                self._reopen_slots(number)
         self.freed_nodes.clear()
+
+    def _reopen_slots(self, number: int) -> None:
+        """Open the keys for which the node has a slot now, and room."""
+        fronts, room = self._fronts, slot_room(self._state.nodes[number])
+        for memory in [memory for memory in fronts.closed_slots if memory <= room]:
+            for key in [key for key in fronts.closed_slots[memory] if self._nodes[key[SHAPE]] >> number & 1]:
+                fronts.reopen_slots(key)
 
     def found_none(self, resources: ResourceKey, *, closes: bool = True) -> None:
         """No place was found for phases of this shape and node. Where that is for lack of room and for nothing else, it
@@ -182,50 +184,44 @@ class FreeIndex:
         if not self.is_kept:
             return
         shape, bound = resources
-        nodes, wanted = self._state.nodes, self._state.shapes[shape]
-        if bound != ANY:
-            if closes and lacking(nodes[bound], wanted):
-                self._bound.setdefault(bound, set()).add(resources)
-                self._fronts.close(resources)
-            return
-        fitting = {n for n in self.candidates(shape) if nodes[n].alive and not lacking(nodes[n], wanted)}
-        self._watch(shape, wanted, fitting)
-        if closes and not fitting:
+        nodes = self._nodes_with_room(shape)
+        if closes and not (nodes if bound == ANY else nodes >> bound & 1):
+            if bound != ANY:
+                self._bound.setdefault(bound, {})[shape] = resources
             self._fronts.close(resources)
 
-    def _watch(self, shape: int, wanted: Shape, fitting: set[int]) -> None:
-        """From now on it is known on which nodes the shape fits."""
-        known = self._nodes.get(shape)
-        if known is None:
+    def _nodes_with_room(self, shape: int) -> int:
+        """Those on which it fits; from now on that is known."""
+        if shape not in self._nodes:
+            bit, wanted, fitting = 1 << len(self._watched), self._state.shapes[shape], 0
+            self._watched.append((shape, ANY))
+            self._masks.add(wanted)
+            for number, node in enumerate(self._state.nodes):
+                if node.alive and not lacking(node, wanted):
+                    fitting |= 1 << number
+                    self._fits[number] |= bit
             self._nodes[shape] = fitting
-            self._watched.append(
-                (wanted, wanted.cpu_milli, wanted.memory_bytes, wanted.gpu_milli, fitting, (shape, ANY))
-            )
-        else:
-            known.intersection_update(fitting)
+        return self._nodes[shape]
 
     def validate(self) -> None:
         """Raise AssertionError where a closed key has resources, or a node that fits would not be looked at."""
         nodes, shapes = self._state.nodes, self._state.shapes
         for number, known in self._nodes.items():
             fits = {n for n, node in enumerate(nodes) if node.alive and not lacking(node, shapes[number])}
-            assert fits <= known, f"shape {number} fits on {sorted(fits)}, looked at {sorted(known)}"
+            looked_at = set(numbers_in(known)) | self.freed_nodes
+            assert fits <= looked_at, f"shape {number} fits on {sorted(fits)}, looked at {sorted(looked_at)}"
         for memory, keys in self._fronts.closed_slots.items():
             able = [node for node in nodes if node.alive and may_have_slot(node, memory)]
             for key in keys:
                 assert all(lacking(node, shapes[key[0]]) for node in able), f"{key} is closed, and there is a place"
         for memory, with_slot in self._with_slot.items():
             there = {n for n, node in enumerate(nodes) if may_have_slot(node, memory)} - self._slots_moved
-            assert there <= with_slot, f"slots for {memory} bytes on {sorted(there)}, known {sorted(with_slot)}"
+            known_there = numbers_in(with_slot)
+            assert there <= set(known_there), f"slots for {memory} bytes on {sorted(there)}, known {known_there}"
         for number, bound in self._fronts.closed:
-            assert self._nodes[number] == set() if bound == ANY else lacking(nodes[bound], shapes[number])
+            assert not self._nodes[number] if bound == ANY else lacking(nodes[bound], shapes[number])
 
     # --- where to look ---
-
-    def candidates(self, shape: int) -> Sequence[int]:
-        """Numbers of nodes, all those among them on which the shape fits."""
-        fitting = self._nodes.get(shape)
-        return range(len(self._state.nodes)) if fitting is None else sorted(fitting)
 
     def where(
         self,
@@ -242,11 +238,11 @@ class FreeIndex:
         number, bound, others, _ = class_id
         if not self.is_kept or bound != ANY or needs_process(class_id):
             return UNKNOWN
-        fitting: Collection[int] | None = self._nodes.get(number)
+        fitting = self._nodes.get(number)
         if others and (memory := self.slot_memory(phase, class_id)) != NO_SLOT:
             with_slot = self._nodes_with_slot(memory)
-            fitting = with_slot if fitting is None else with_slot.intersection(fitting)
-        if is_plain and (len(self._state.nodes) if fitting is None else len(fitting)) > FEW_NODES:
+            fitting = with_slot if fitting is None else with_slot & fitting
+        if is_plain and (len(self._state.nodes) if fitting is None else fitting.bit_count()) > FEW_NODES:
             shape = self._state.shapes[number]
             if kept is not None:
                 found = self._best_fit(phase, shape, kept)
@@ -256,7 +252,7 @@ class FreeIndex:
                 best = self._ranked(phase, number, packer) if shape.gpu_milli else self._tightest(phase, shape, packer)
                 if best is not None:
                     return best, None
-        return None, range(len(self._state.nodes)) if fitting is None else sorted(fitting)
+        return None, range(len(self._state.nodes)) if fitting is None else numbers_in(fitting)
 
     def slot_memory(self, phase: int, class_id: ClassId) -> int:
         """Memory of the process that tasks of the class, of which this is a phase, keep between their phases; NO_SLOT
@@ -273,28 +269,28 @@ class FreeIndex:
         memory = self.slot_memory(phase, class_id) if class_id[OTHERS] else NO_SLOT
         if memory == NO_SLOT:
             return False
-        shape, nodes = class_id[SHAPE], self._state.nodes
-        wanted, fitting = self._state.shapes[shape], self._nodes.get(shape)
-        with_slot = self._nodes_with_slot(memory)
-        worth = with_slot if fitting is None else with_slot & fitting
-        if any(nodes[number].alive and not lacking(nodes[number], wanted) for number in worth):
+        shape = class_id[SHAPE]
+        if self._nodes_with_room(shape) & self._nodes_with_slot(memory):
             return False
         self._fronts.close_slots((shape, ANY, memory))
         return True
 
-    def _nodes_with_slot(self, memory: int) -> set[int]:
-        self._settle_slots()
+    def _nodes_with_slot(self, memory: int) -> int:
+        if self._slots_moved:
+            self._settle_slots()
         found = self._with_slot.get(memory)
         if found is None:
-            nodes = self._state.nodes
-            found = self._with_slot[memory] = {n for n, node in enumerate(nodes) if may_have_slot(node, memory)}
+            able = [1 << number for number, node in enumerate(self._state.nodes) if may_have_slot(node, memory)]
+            found = self._with_slot[memory] = sum(able)
         return found
 
     def _settle_slots(self) -> None:
         for number in self._slots_moved:
-            node = self._state.nodes[number]
-            for memory, nodes in self._with_slot.items():
-                (nodes.add if may_have_slot(node, memory) else nodes.discard)(number)
+            room = slot_room(self._state.nodes[number])
+            if room != self._slot_rooms.get(number):
+                self._slot_rooms[number] = room
+                for memory, nodes in self._with_slot.items():
+                    self._with_slot[memory] = nodes | 1 << number if memory <= room else nodes & ~(1 << number)
         self._slots_moved.clear()
 
     def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:

@@ -7,14 +7,14 @@ with room has a process slot for so much memory.
 Gangs, tasks that need a process and phases that may reserve can do more than take free resources, so each such class
 is its own key, which is never closed.
 
-    order        every front of a class, sorted          following(key): the next in order
-    open         resource key -> its fronts, sorted      keys that are not closed and have fronts
+    order        the key of every front, sorted          following(key): the next in order
+    open         (shape, node) -> those of its keys      that have fronts and are not closed, with these fronts, sorted
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
 
 from egs_core.engine.order.classes import ClassId
 from egs_core.engine.order.policy import FullKey
@@ -24,7 +24,8 @@ SlotKey = tuple[int, int, int]
 Key = ResourceKey | SlotKey | ClassId
 MEMORY = 2  # place in a slot key
 Front = tuple[FullKey, int, ClassId]
-AFTER_ALL = 1 << 62  # a phase number behind all others
+Group = dict[Key, list[Front]]
+"""Of one shape and node: its keys that have fronts and slots, with these."""
 
 
 class ClassFronts:
@@ -33,12 +34,12 @@ class ClassFronts:
     def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | SlotKey | None]) -> None:
         self._resource_key_of = resource_key_of
         self.of: dict[ClassId, Front] = {}
-        self.order: list[Front] = []
-        self._by_resources: dict[Key, list[Front]] = {}
-        self.open: dict[Key, list[Front]] = {}
+        self.order: list[FullKey] = []
+        self._by_resources: Group = {}
+        self._groups: dict[Key, Group] = {}  # by shape and node; a class that is its own key is its own group
+        self.open: dict[Key, Group] = {}
         self.closed: set[ResourceKey] = set()
         self.closed_slots: dict[int, dict[SlotKey, None]] = {}  # memory of processes -> keys without a place
-        self._slot_keys: dict[ResourceKey, dict[SlotKey, None]] = {}  # those with fronts
         self._key_of: dict[ClassId, Key] = {}  # under which the front of a class is now
 
     def put(self, class_id: ClassId, key: FullKey, phase: int) -> None:
@@ -50,10 +51,10 @@ class ClassFronts:
         resources = self._resource_key_of(key, phase, class_id) or class_id
         if old is not None:
             if len(self.order) == 1 and resources == self._key_of[class_id]:  # the only class, as before
-                self.order[0] = self._by_resources[resources][0] = front
+                self.order[0], self._by_resources[resources][0] = key, front
                 return
             self._leave(old)
-        insort(self.order, front)
+        insort(self.order, key)
         self._file(front, resources)
 
     def _file(self, front: Front, resources: Key) -> None:
@@ -63,18 +64,24 @@ class ClassFronts:
             insort(fronts, front)
             return
         self._by_resources[resources] = [front]
-        if len(resources) == 3:
-            self._slot_keys.setdefault((resources[0], resources[1]), {})[resources] = None
-        if self._is_open(resources):
-            self.open[resources] = self._by_resources[resources]
+        if not (len(resources) == 3 and resources in self.closed_slots.get(resources[MEMORY], ())):
+            self._show(resources)
 
-    def _is_open(self, resources: Key) -> bool:
-        if len(resources) == 2:
-            return resources not in self.closed
-        if len(resources) == 3:
-            is_out = resources in self.closed_slots.get(resources[MEMORY], ())
-            return not is_out and (resources[0], resources[1]) not in self.closed
-        return True
+    def _show(self, resources: Key) -> None:
+        """A key that has fronts, and for its processes a slot."""
+        place = (resources[0], resources[1]) if len(resources) == 3 else resources
+        group = self._groups.setdefault(place, {})
+        group[resources] = self._by_resources[resources]
+        if place not in self.closed:
+            self.open[place] = group
+
+    def _hide(self, resources: Key) -> None:
+        """It has no fronts any more, or no slot."""
+        place = (resources[0], resources[1]) if len(resources) == 3 else resources
+        group = self._groups.get(place)
+        if group is not None and group.pop(resources, None) is not None and not group:
+            del self._groups[place]
+            self.open.pop(place, None)
 
     def refile(self, fronts: Iterable[Front]) -> None:
         """The resource keys of these may have changed, their places in the order have not."""
@@ -91,7 +98,7 @@ class ClassFronts:
             self._leave(old)
 
     def _leave(self, front: Front) -> None:
-        del self.order[bisect_left(self.order, front)]
+        del self.order[bisect_left(self.order, front[0])]
         self._take_out(front)
 
     def _take_out(self, front: Front) -> None:
@@ -101,33 +108,36 @@ class ClassFronts:
             del fronts[bisect_left(fronts, front)]
         else:
             del self._by_resources[resources]
-            self.open.pop(resources, None)
-            if len(resources) == 3:
-                del self._slot_keys[resources[0], resources[1]][resources]
+            self._hide(resources)
 
     def clear(self) -> None:
-        for container in (self.of, self.order, self._by_resources, self._slot_keys, self.open, self._key_of):
+        for container in (self.of, self.order, self._by_resources, self._groups, self.open, self._key_of):
             container.clear()
 
     def following(self, key: FullKey) -> FullKey | None:
         """The key of the next head after this key."""
         order = self.order
-        if len(order) == 1:
-            return order[0][0] if order[0][0] > key else None
-        at = bisect_left(order, (key, AFTER_ALL))
-        return order[at][0] if at < len(order) else None
+        at = bisect_right(order, key)
+        return order[at] if at < len(order) else None
 
     def first(self, unplaceable: set[ClassId], passed: set[ClassId]) -> Front | None:
         """The first front of an open key whose class is in neither of these sets."""
         best: Front | None = None
-        for fronts in self.open.values():
-            for front in fronts:
-                if best is not None and front > best:
-                    break
-                if front[2] not in unplaceable and front[2] not in passed:
-                    best = front
-                    break
+        for group in self.open.values():
+            for fronts in group.values():
+                for front in fronts:
+                    if best is not None and front > best:
+                        break
+                    if front[2] not in unplaceable and front[2] not in passed:
+                        best = front
+                        break
         return best
+
+    def in_open_keys(self) -> Iterator[Front]:
+        """The fronts of all open keys, in no order."""
+        for group in self.open.values():
+            for fronts in group.values():
+                yield from fronts
 
     # --- what fits ---
 
@@ -135,23 +145,18 @@ class ClassFronts:
         """Nothing fits there."""
         self.closed.add(resources)
         self.open.pop(resources, None)
-        for key in self._slot_keys.get(resources, ()):
-            self.open.pop(key, None)
 
     def reopen(self, resources: ResourceKey) -> None:
         """Something may fit there again."""
         if resources in self.closed:
             self.closed.remove(resources)
-            if resources in self._by_resources:
-                self.open[resources] = self._by_resources[resources]
-            for key in self._slot_keys.get(resources, ()):
-                if key not in self.closed_slots.get(key[MEMORY], ()):
-                    self.open[key] = self._by_resources[key]
+            if resources in self._groups:
+                self.open[resources] = self._groups[resources]
 
     def close_slots(self, key: SlotKey) -> None:
         """Where there is room no process with so much memory has a slot."""
         self.closed_slots.setdefault(key[MEMORY], {})[key] = None
-        self.open.pop(key, None)
+        self._hide(key)
 
     def reopen_slots(self, key: SlotKey) -> None:
         """One may have a slot again."""
@@ -159,11 +164,15 @@ class ClassFronts:
         del keys[key]
         if not keys:
             del self.closed_slots[key[MEMORY]]
-        if key in self._by_resources and self._is_open(key):
-            self.open[key] = self._by_resources[key]
+        if key in self._by_resources:
+            self._show(key)
 
     def reopen_all(self) -> None:
-        if self.closed or self.closed_slots:
+        closed_slots = [key for keys in self.closed_slots.values() for key in keys]
+        self.closed_slots.clear()
+        if self.closed:
             self.closed.clear()
-            self.closed_slots.clear()
-            self.open.update(self._by_resources)
+            self.open.update(self._groups)
+        for key in closed_slots:
+            if key in self._by_resources:
+                self._show(key)

@@ -60,7 +60,7 @@ class ReadyQueue:
         self._by_submission = policy.by_submission
         self._key_of = policy.key
         self._names = policy.term_names
-        self._age_term = AGE_TERM + policy.by_submission
+        self._age_term = AGE_TERM + policy.by_submission if policy.ages else -1
         self._first_terms = PATH_TERM + policy.by_submission if len(self._names) > PATH_TERM else 0
         self.classes = SchedulingClasses(state)
         self.fronts = ClassFronts(self.resource_key_of)
@@ -216,12 +216,13 @@ class ReadyQueue:
         """The first candidate over all classes that may have room: its key, phase and class."""
         if self.state.queues:
             return self._front_of_queues(passed)
-        order = self.fronts.order
-        if len(order) == 1:
-            front, unplaceable = order[0], self.unplaceable_classes
-            is_out = (passed and front[2] in passed) or (unplaceable and front[2] in unplaceable)
-            return None if is_out or not self.fronts.open else front
-        return self.fronts.first(self.unplaceable_classes, passed) if order else None
+        fronts = self.fronts
+        if len(fronts.order) != 1:
+            return fronts.first(self.unplaceable_classes, passed) if fronts.open else None
+        (front,) = fronts.of.values()
+        unplaceable = self.unplaceable_classes
+        is_out = (passed and front[2] in passed) or (unplaceable and front[2] in unplaceable)
+        return None if is_out or not fronts.open else front
 
     def is_one_class(self) -> bool:
         """Whether all that is queued is of one class, and no queue has a say in what comes next."""
@@ -229,12 +230,11 @@ class ReadyQueue:
 
     def _front_of_queues(self, passed: set[ClassId]) -> Front | None:
         best: tuple[Standing, Front] | None = None
-        for fronts in self.fronts.open.values():
-            for front in fronts:
-                if front[2] not in self.unplaceable_classes and front[2] not in passed:
-                    placed = self._standing(front[2], front[1]), front
-                    if best is None or placed < best:
-                        best = placed
+        for front in self.fronts.in_open_keys():
+            if front[2] not in self.unplaceable_classes and front[2] not in passed:
+                placed = self._standing(front[2], front[1]), front
+                if best is None or placed < best:
+                    best = placed
         return None if best is None else best[1]
 
     def _standing(self, class_id: ClassId, phase: int) -> Standing:
@@ -271,7 +271,7 @@ class ReadyQueue:
 
     def reservations_changed(self) -> list[ClassId]:
         """Late phases may reserve now that could not, or the other way round; the classes of which they are fronts."""
-        late = [front for front in self.fronts.order if self.is_late(front[0])]
+        late = [front for front in self.fronts.of.values() if self.is_late(front[0])]
         self.fronts.refile(late)
         return [class_id for _, _, class_id in late]
 
@@ -291,7 +291,7 @@ class ReadyQueue:
                 return names[-1]
         if not names[at]:
             return next(n for n, a, b in zip(PLACE_TERMS, key[at], following[at], strict=True) if a != b)
-        return names[OVERDUE_TERM] if at == self._age_term and self.is_overdue(key) else names[at]
+        return names[OVERDUE_TERM] if at == self._age_term and not key[OVERDUE_TERM] else names[at]
 
     def _deciding_queue(self, class_id: ClassId) -> str:
         """What put this class's queue before the next other queue; "" when there is none."""

@@ -18,9 +18,12 @@ phases run at the same moment in any case.
 
 from __future__ import annotations
 
+from egs_core.engine.specs import UNLIMITED
 from egs_core.engine.state.lifecycle import READY
 from egs_core.engine.state.nodes import UNTRACKED, Node
 from egs_core.engine.state.state import State
+
+NO_SLOT = -1  # less than any memory
 
 
 def has_slot_for(state: State, task: int, number: int) -> bool:
@@ -42,10 +45,15 @@ def has_slot_for(state: State, task: int, number: int) -> bool:
 def may_have_slot(node: Node, memory_bytes: int) -> bool:
     """Whether a task that needs a slot and states so much memory may have one there, if all that is kept for others is
     given up for it: where this is false `has_slot_for` is too, but for a task whose own process is there."""
+    return memory_bytes <= slot_room(node)
+
+
+def slot_room(node: Node) -> int:
+    """How much memory a task that needs a slot there may state, in the same sense; NO_SLOT where all are taken."""
+    if node.started >= node.process_slots:
+        return NO_SLOT
     is_counted = node.started_bytes > 0 and node.memory_bytes != UNTRACKED
-    return node.started < node.process_slots and not (
-        is_counted and node.started_bytes + memory_bytes > node.memory_bytes
-    )
+    return node.memory_bytes - node.started_bytes if is_counted else UNLIMITED
 
 
 def keeps_slot(state: State, task: int) -> bool:
