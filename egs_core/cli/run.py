@@ -80,6 +80,13 @@ def run(
     gang_wait: Annotated[
         str, typer.Option(help="So long the first of a gang waits for the last to be asked for; then they end.")
     ] = "10m",
+    torch_env: Annotated[
+        bool,
+        typer.Option(
+            "--torch-env",
+            help="With --gang: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, where they are not set.",
+        ),
+    ] = False,
     retries: Annotated[int, typer.Option(min=0, help="How often it is started again when it fails.")] = 0,
     retry_on: Annotated[
         list[int] | None,
@@ -134,6 +141,7 @@ def run(
         is_split=split,
         has_terminal=pty,
         idle_s=idle_s,
+        torch_env=torch_env,
     )
     every = [job] if array is None else members(job, array)
     if array is not None:

@@ -12,6 +12,7 @@ NEEDS = {
     "--retry-on": (("--retries",), "it is never started again"),
     "--json": (("--check", "--detach"), "the output is the command's own"),
     "--gang-wait": (("--gang",), "there is nothing to wait for"),
+    "--torch-env": (("--gang",), "there are no others"),
     "--split": (("--gpus", "--gpu-memory"), "there is nothing to split"),
 }
 """Option -> those of which one has to be there, and why."""
@@ -27,6 +28,7 @@ EXCLUDES = {
         "--detach": CHECKED,
         "--pty": CHECKED,
         "--gang-wait": CHECKED,
+        "--torch-env": CHECKED,
         "--array": "it tells of one run",
         "--retries": CHECKED,
         "--idle-timeout": CHECKED,

@@ -20,6 +20,7 @@ from egs_core.json_log import VARIABLE as EGS_LOG
 from egs_core.notices import warn
 from egs_core.places import data_folder
 from egs_core.queues import Teams, load_budgets, load_queues, load_reservations, load_teams
+from egs_core.units import parse_seconds
 
 DEFAULT_PORT = 8470
 
@@ -84,6 +85,13 @@ def serve(
     log_format: Annotated[
         str, typer.Option(help=f"json: its log on standard error is one JSON object a line, as with {EGS_LOG}=json.")
     ] = "",
+    gather: Annotated[
+        str,
+        typer.Option(
+            help="So long, after its start, drivers of frameworks that were there before have to come back with what "
+            "they run, before anything new is granted beside it."
+        ),
+    ] = "5s",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when it is ready.")] = False,
 ) -> None:
     """Share the GPUs of this host among users: `egs run` asks it for leases. Or, with --join, offer them to a server on
@@ -130,6 +138,7 @@ def serve(
         rate,
         parse_database(database) if database else None,
         load_budgets(queues) if queues is not None else (),
+        parse_seconds(gather, "--gather"),
     )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from egs_core.client import messages as c
+from egs_core.client.gang_env import gang_variables
 from egs_core.client.phases import Wish
 from egs_core.described import describe
 from egs_core.errors import EgsError
@@ -30,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """fields: of `RunRequest`, but key and supervisor. retries: how often a command that fails is started again, where
     its exit code is one of retry_on (none: any code). index, size: of an array's member; size 0: of none. is_split:
     it has its GPUs only inside of `with egs.gpu():`. has_terminal: it gets one (`--pty`).
-    idle_s: after so long without work it is ended."""
+    idle_s: after so long without work it is ended. torch_env: one of a gang finds what PyTorch's env:// wants."""
 
     command: list[str]
     folder: str
@@ -43,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     is_split: bool = False
     has_terminal: bool = False
     idle_s: float | None = None
+    torch_env: bool = False
 
     @property
     def request(self) -> dict[str, Any]:
@@ -55,10 +57,11 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
         fields = {name: self.fields[name] for name in kept if name in self.fields}
         return Wish(run, {**fields, "name": f"{self.fields['name']} (GPU, of run {run})"})
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """What an array's member finds in its environment."""
-        return {INDEX: str(self.index), SIZE: str(self.size)} if self.size else {}
+    def variables(self, starts: int, gang: c.GangView | None, environment: Mapping[str, str]) -> dict[str, str]:
+        """What it finds in its environment at this start, the first of which is 1, beside what its user has set."""
+        found = {INDEX: str(self.index), SIZE: str(self.size)} if self.size else {}
+        found |= {TRY: str(starts)} if self.starts_again else {}
+        return found | gang_variables(gang, self.torch_env, environment)
 
     @property
     def starts_again(self) -> bool:

@@ -235,11 +235,15 @@ class DriverTasks(Told):
 
 
 class GangView(Told):
-    """A gang as the server sees it. runs: those that have come and have not ended."""
+    """A gang as the server sees it. runs: those that have come and have not ended. Once all have come: number: of the
+    gang, by which it is told from others; rank: the run's place among them, from 0; hosts: of all, by rank."""
 
     name: str
     size: int
     runs: tuple[str, ...]
+    number: int = 0
+    rank: int | None = None
+    hosts: tuple[str, ...] = ()
 
 
 class RunView(Told):

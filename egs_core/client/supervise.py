@@ -27,7 +27,7 @@ from egs_core.client import messages as c
 from egs_core.client.arguments import written
 from egs_core.client.http import Refused, SiteClient, Unreachable
 from egs_core.client.idle import ACTIVITY, IdleWatch
-from egs_core.client.jobs import TRY, Job
+from egs_core.client.jobs import Job
 from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
@@ -223,7 +223,7 @@ class Supervisor:
         link.token = lease.token
         try:
             while True:
-                child = self._start(lease)
+                child = self._start(lease, view.gang)
                 link.processes = tuple(descendants(os.getpid()))
                 try:
                     code = self._watch(child, view, link)
@@ -267,10 +267,10 @@ class Supervisor:
                 pass
             self._end_on_signal(self._signal(AGAIN_S), view)
 
-    def _start(self, lease: c.Lease) -> int:
+    def _start(self, lease: c.Lease, gang: c.GangView | None) -> int:
         environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REQUEST)}
         self._starts += 1
-        environment |= {**self._job.variables, **({TRY: str(self._starts)} if self._job.starts_again else {})}
+        environment |= self._job.variables(self._starts, gang, environment)
         if not self._job.is_split:  # else its GPUs are another run's, and so are hours by which work could be divided
             environment |= self._work.variables()
         else:

@@ -90,8 +90,10 @@ class Gangs:
         if len(members) < place.size:
             return []
         del self._gathering[run.user, place.name]
-        for one in members:
-            one.gang = msgspec.structs.replace(place, is_whole=True)
+        hosts = tuple([one.host for one in members])
+        hosts = hosts if len(set(hosts)) > 1 else ()
+        for rank, one in enumerate(members):
+            one.gang = msgspec.structs.replace(place, is_whole=True, rank=rank, hosts=hosts)
         return members
 
     def check_order(self, run: Run, place: GangPlace, runs: dict[str, Run]) -> None:

@@ -42,8 +42,9 @@ class Pools(SharedPools):
         team_of_queue: Mapping[str, str] | None = None,
         spanning: Spanning | None = None,
         spending: Spending | None = None,
+        gather_s: float | None = None,
     ) -> None:
-        super().__init__(queues, epoch, spanning)
+        super().__init__(queues, epoch, spanning, gather_s)
         self._spending = spending or Spending()
         self._team_of_queue = team_of_queue or {}
         self._started_at = started_at

@@ -77,13 +77,17 @@ class HeldLease(msgspec.Struct, frozen=True):
 
 class GangPlace(msgspec.Struct, frozen=True):
     """A run's place among those that start together, see `gangs`. number: of the run that began the gang, by which it
-    is told from others of this name; until: when it is given up if not all have come; is_whole: they have."""
+    is told from others of this name; until: when it is given up if not all have come; is_whole: they have. rank: its
+    place in the order of their numbers, once they have; hosts: of all by rank, as runs name them, where they are of
+    several."""
 
     name: str
     size: int
     number: str
     until: float
     is_whole: bool = False
+    rank: int | None = None
+    hosts: tuple[str, ...] = ()
 
 
 class Run(msgspec.Struct, omit_defaults=True):

@@ -65,9 +65,11 @@ def serve(
     rate: float = RATE,
     database: sa.URL | None = None,
     budgets: tuple[Budget, ...] = (),
+    gather_s: float | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
-    may make, 0: no bound; database: of PostgreSQL, which another server may have besides. Raises EgsError."""
+    may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`.
+    Raises EgsError."""
     door.check()
     tls = door.tls()
     lock = None
@@ -110,7 +112,7 @@ def serve(
         turns = Turns(store, first, queues, clock, teams.of_queue, spanning, turn, leader, spending)
         turns.tally.slos.objectives = teams.slos
         looks = users_of if offer.is_watched and offer.devices else None
-        sharing = Sharing(queues, teams.of_queue, spanning, turn, spending)
+        sharing = Sharing(queues, teams.of_queue, spanning, turn, spending, gather_s)
         check = leader.check_quickly if leader else _always
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
         is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy

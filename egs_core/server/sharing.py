@@ -27,8 +27,10 @@ class Sharing(Shell[Pools]):
         spanning: Spanning | None = None,
         lock: AbstractContextManager[Any] | None = None,
         spending: Spending | None = None,
+        gather_s: float | None = None,
     ) -> None:
-        super().__init__(Pools(queues, secrets.token_hex(8), time.time(), team_of_queue, spanning, spending), lock)
+        epoch = secrets.token_hex(8)
+        super().__init__(Pools(queues, epoch, time.time(), team_of_queue, spanning, spending, gather_s), lock)
 
     async def poll(self, who: Principal, driver: str, ask: c.Poll) -> bytes:
         """What a driver is told, held back for a while where there is nothing: encoded `Messages`."""

@@ -218,7 +218,11 @@ class Views:
 
     def _told_gang(self, run: Run, gang: GangPlace) -> c.GangView:
         runs = tuple([one.id for one in self._gangs.members(run)])
-        return c.GangView(name=gang.name, size=gang.size, runs=runs)
+        if gang.rank is None:
+            return c.GangView(name=gang.name, size=gang.size, runs=runs)
+        hosts = tuple([self.name_of(host) for host in gang.hosts or (run.host,) * gang.size])
+        number = int(gang.number)
+        return c.GangView(name=gang.name, size=gang.size, runs=runs, number=number, rank=gang.rank, hosts=hosts)
 
     def _called(self, run_id: str, when: str) -> str:
         return f"run {run_id} ({self._runs[run_id].name}){LABELS[when]}"

@@ -99,10 +99,13 @@ class Driver:
 
 
 class Pool:
-    """One engine, for the drivers of one cluster. spanning: over which its queues' quotas hold."""
+    """One engine, for the drivers of one cluster. spanning: over which its queues' quotas hold; gather_s: see
+    `SharedPools`."""
 
-    def __init__(self, name: str, queues: tuple[QueueSpec, ...], now: float, spanning: Spanning) -> None:
-        self.name, self.now = name, now
+    def __init__(
+        self, name: str, queues: tuple[QueueSpec, ...], now: float, spanning: Spanning, gather_s: float
+    ) -> None:
+        self.name, self.now, self._gather_s = name, now, gather_s
         self.engine = Engine(CONFIG)
         self.shared = SharedEngine(self.engine, self.handle, lambda: self.now)
         self.drivers: dict[str, Driver] = {}
@@ -114,12 +117,12 @@ class Pool:
             self.handle(m.QueuesChanged(queues))
 
     def comes_back(self, driver: str, *, is_first: bool) -> None:
-        """A driver is about to tell what it runs: nothing is granted before it has, or GATHER_S have passed. is_first:
+        """A driver is about to tell what it runs: nothing is granted before it has, or gather_s have passed. is_first:
         the pool is new to this process, so that others are to be expected."""
         self._telling.add(driver)
         if is_first:
-            self._gathers_until = self.now + GATHER_S
-        self.handle(m.GrantsHeld(GATHER_S))
+            self._gathers_until = self.now + self._gather_s
+        self.handle(m.GrantsHeld(self._gather_s))
 
     def has_told(self, driver: str) -> None:
         """A driver that has come back has told all, or is gone."""
@@ -157,10 +160,14 @@ class Pool:
 
 
 class SharedPools:
-    """See the module. epoch: random, of this process's life. spanning: what else its queues' quotas hold over."""
+    """See the module. epoch: random, of this process's life. spanning: what else its queues' quotas hold over.
+    gather_s: that a pool into which a driver comes back waits for the others; None: GATHER_S."""
 
-    def __init__(self, queues: tuple[QueueSpec, ...], epoch: str, spanning: Spanning | None = None) -> None:
+    def __init__(
+        self, queues: tuple[QueueSpec, ...], epoch: str, spanning: Spanning | None = None, gather_s: float | None = None
+    ) -> None:
         self._queues, self._epoch = queues, epoch
+        self._gather_s = GATHER_S if gather_s is None else gather_s
         self._spanning = spanning or Spanning()
         self._names = tuple([queue.name for queue in queues])
         self._pools: dict[str, Pool] = {}
@@ -218,7 +225,7 @@ class SharedPools:
         name = f"{about.framework}:{about.pool}"
         is_first = name not in self._pools
         if is_first:
-            self._pools[name] = Pool(name, self._queues, self._now, self._spanning)
+            self._pools[name] = Pool(name, self._queues, self._now, self._spanning, self._gather_s)
         self._last += 1
         driver = Driver(self._last, about, self._pools[name], self._now)
         self._drivers[driver.id] = driver.pool.drivers[driver.id] = driver

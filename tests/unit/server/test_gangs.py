@@ -391,6 +391,22 @@ def test_gangs_are_known_after_a_restart() -> None:
     again.validate()
 
 
+def test_each_knows_its_rank(site: SiteLogic) -> None:
+    """By the order of their numbers, once all have come, and for good: also when another one has ended, and after a
+    restart. Before that nobody has one."""
+    first = site.submit(ANN, member(1))
+    assert first.gang == c.GangView(name="train", size=3, runs=("1",))
+    views = [site.view(ANN, one.id) for one in (first, site.submit(ANN, member(2)), site.submit(ANN, member(3)))]
+    told = [view.gang for view in views if view.gang]
+    assert [(one.rank, one.number, one.hosts) for one in told] == [(n, 1, ("host",) * 3) for n in range(3)]
+    end(site, claimed(site, views[0]))
+    again = SiteLogic(site.facts, Engine.restore(site.snapshot(), CONFIG), site.runs.values())
+    again.offer(OFFER)
+    for logic in (site, again):
+        gang = logic.view(ANN, views[2].id).gang
+        assert gang == c.GangView(name="train", size=3, runs=("2", "3"), number=1, rank=2, hosts=("host",) * 3)
+
+
 def test_a_gang_may_be_on_several_hosts(site: SiteLogic) -> None:
     """Each member on the host where it was asked for; all or none, and the forecast is that of the last host."""
     Far(site).look()
@@ -402,6 +418,8 @@ def test_a_gang_may_be_on_several_hosts(site: SiteLogic) -> None:
     assert states(site, views) == ["granted"] * 3
     told = [site.view(ANN, view.id).lease for view in views]
     assert [lease.devices for lease in told if lease] == [("0",), ("far-0",), ("far-1",)]
+    gangs = [site.view(ANN, view.id).gang for view in views]
+    assert {gang.hosts for gang in gangs if gang} == {("host", "far", "far")}
 
 
 def test_a_gang_from_before_the_first_host_joined(site: SiteLogic) -> None:
