@@ -7,15 +7,20 @@ scheduler's loop. Standard library only, as workers use it too.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-
-from egs_core.json_log import is_json, json_line
 
 
 def warn(problem: str) -> None:
     """Write "egs: problem" as one line, with EGS_LOG=json as JSON. Never raises; without a usable stderr the line is
     lost."""
-    say(json_line("warning", problem) if is_json() else f"egs: {problem}")
+    line = f"egs: {problem}"
+    if "EGS_LOG" in os.environ:
+        with contextlib.suppress(Exception):  # then as it is said to people
+            from egs_core.json_log import is_json, json_line  # all of Airflow's processes load this module
+
+            line = json_line("warning", problem) if is_json() else line
+    say(line)
 
 
 _said: set[str] = set()

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from airflow.listeners import hookimpl
 
 from egs_airflow import config
-from egs_core.worked import take
 
 F = TypeVar("F", bound=Callable[..., None])
 hook: Callable[[F], F] = hookimpl  # Airflow's own marker has no types
@@ -48,7 +47,7 @@ class TaskListener:
     @hook
     def on_task_instance_running(self) -> None:
         """Note the moment: the DAG file has been imported, the user's code comes next."""
-        take()  # what was told while the DAG file was imported is no task's
+        _taken_work()  # what was told while the DAG file was imported is no task's
         self._code_s = time.time()
 
     @hook
@@ -71,12 +70,22 @@ class TaskListener:
         if code_s is None:
             return
         try:
-            told = task_instance, state, code_s, take()
+            told = task_instance, state, code_s, _taken_work()
             writer = threading.Thread(target=_write, args=told, name="egs-listener", daemon=True)
             writer.start()
             writer.join(PATIENCE_S)
         except BaseException as error:  # also SystemExit, which would fail the task
             _warn(error)
+
+
+def _taken_work() -> dict[str, float]:
+    """What the task's code has told by `egs.work` since the last call."""
+    try:
+        from egs_core.worked import take  # in tasks alone: all of Airflow's processes load this module
+
+        return take()
+    except Exception:  # an earlier core
+        return {}
 
 
 def _write(task_instance: Any, state: str, code_s: float, work: dict[str, float]) -> None:
