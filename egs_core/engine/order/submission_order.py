@@ -50,6 +50,8 @@ class SubmissionOrder:
         self.due = self.timers.at
         self._seen: dict[str, tuple[int, ...]] = {}  # queue -> what its history said of work that nobody knows
         self._totals: dict[str, int] = {}  # name of a submission that grew -> what its last run took, as seen last
+        if state.submissions:  # restored: ends are heard also of those of which nothing waits
+            self.place(len(state.submissions) - 1)
 
     def place(self, number: int) -> Place:
         """Of a submission, as it was counted last."""

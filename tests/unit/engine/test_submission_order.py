@@ -208,6 +208,21 @@ def test_one_workload_alone_is_ordered_as_by_rule_2(seed: int, tasks: int, slots
     assert found[0][1:] == found[1][1:]  # all but the header, which names the policy
 
 
+def test_a_restored_engine_learns_from_a_submission_of_which_nothing_is_queued() -> None:
+    """The second workload only runs when the engine is restored; how long it took says what the first has left."""
+    bench = EngineBench(4)
+    bench.submit(graph_of({"a": (), "big": ("a",)}, {"a": (cpu(None),), "big": (cpu(None, cpus=4),)}), "first")
+    bench.submit(graph_of({"b": ()}, {"b": (cpu(None),)}), "second")
+    bench.start("a", 0.0)
+    bench.start("b", 9_999.0)
+    bench.end("a", 10_000.0)
+    twin = Engine.restore(bench.engine.snapshot(), bench.engine.config)
+    ended = m.PhaseEnded(bench.state.cursor[bench.task("b")], 1)
+    decisions = twin.handle(ended, 10_001.0)
+    twin.validate_state()
+    assert bench.send(ended, 10_001.0) == decisions
+
+
 @settings(derandomize=True, database=None, deadline=None, max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 30))
 def test_a_restored_engine_orders_the_same(seed: int, at: int) -> None:
