@@ -1,1 +1,1 @@
-"""What drives the engine in real time: journal, timers, acknowledgements; and the run log of what it did."""
+"""What drives the engine in real time: timers, what is decided carried out, a journal's entries, the run log of it."""

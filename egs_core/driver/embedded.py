@@ -1,8 +1,8 @@
-"""The embedded driver: one thread that owns an engine, its clock, its timers, its journal and its run log.
+"""The embedded driver: one thread that owns an engine, its clock and its timers.
 
-    any thread ── post(event) ──► queue ──► handle ──► journal, run log ──► perform(decision)
-                                    ▲                                            │
-                                    └────────── events that follow ◄─────────────┘
+    any thread ── post(event) ──► queue ──► handle ──► after(event) ──► perform(decision)
+                                    ▲                                        │
+                                    └──────── events that follow ◄───────────┘
 
 It never raises into the caller's pipeline. If the engine or the performer fails, `on_death` is called once and events
 mean nothing any more: the adapter then lets everything pass as its framework would. Actions still get their turn.
@@ -16,13 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
-
-if TYPE_CHECKING:
-    from egs_core.driver.journal import Journal
 
 T = TypeVar("T")
 Perform = Callable[[m.Decision, float], None]
@@ -32,23 +29,20 @@ IDLE_S = 3600.0
 
 class EmbeddedDriver:
     """See the module. perform(decision, now) is called on the driver's thread, and must not block for long;
-    before(event, now) and after(event, now) see each event around the engine's handling of it, for the run log."""
+    after(event, now) sees each event that the engine has taken in, before anything is done of what was decided."""
 
     def __init__(
         self,
         engine: Engine,
         perform: Perform,
         *,
-        before: Observe | None = None,
         after: Observe | None = None,
         on_death: Callable[[BaseException], None] | None = None,
-        journal: Journal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
         self._perform = perform
-        self._before, self._after, self._on_death = before, after, on_death
-        self._journal = journal
+        self._after, self._on_death = after, on_death
         self._clock = clock
         self._origin = clock() - engine.state.now
         self._queue: queue.SimpleQueue[m.Event | Callable[[], None] | None] = queue.SimpleQueue()
@@ -108,8 +102,6 @@ class EmbeddedDriver:
         self._queue.put(None)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
-        if self._journal is not None:
-            self._journal.close()
 
     # --- on the driver's thread ---
 
@@ -147,11 +139,7 @@ class EmbeddedDriver:
         """Handle an event at once: only on the driver's thread, for an action or the performer. What the engine decides
         is carried out before this returns; inside the performer, after what was decided before."""
         now = self.now()
-        if self._before is not None:
-            self._before(event, now)
         self._decided.extend(self.engine.handle(event, now))
-        if self._journal is not None:
-            self._journal.append(event, now, self.engine.take_transitions())
         if self._after is not None:
             self._after(event, now)
         if self._is_performing:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from egs_core.driver import journal
 from egs_core.driver.embedded import EmbeddedDriver
-from egs_core.driver.journal import Journal
+from egs_core.driver.journal import encode_entry
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
+from egs_core.engine.state.journal import Transition
 from egs_core.engine.state.state import State
 from egs_core.testing.fault_sim import Result, run_seeds, shell
 from egs_core.testing.fault_sim.__main__ import main
-from egs_core.testing.fault_sim.disk import SimulatedDisk
 from egs_core.testing.fault_sim.runner import old_journals_in
+from egs_core.testing.fault_sim.store import SimulatedStore
 
 OLD = Path(__file__).parents[1] / "fixtures" / "journal"
 MOST_SEEDS = 200
@@ -30,9 +28,15 @@ def first_failure() -> Result | None:
     return next((result for result in run_seeds(range(MOST_SEEDS), old_journals_in(OLD)) if not result.is_good), None)
 
 
-def no_sync(patch: pytest.MonkeyPatch) -> None:
-    """The journal trusts the system's cache."""
-    patch.setattr(SimulatedDisk, "sync", lambda *_: None)
+def not_durable(patch: pytest.MonkeyPatch) -> None:
+    """The store says that it has what is lost when the driver dies."""
+    state = SimulatedStore.state
+
+    def lose(self: SimulatedStore) -> State:
+        del self._entries[-1:]
+        return state(self)
+
+    patch.setattr(SimulatedStore, "state", lose)
 
 
 def no_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -41,45 +45,29 @@ def no_attempts(patch: pytest.MonkeyPatch) -> None:
 
 
 def perform_first(patch: pytest.MonkeyPatch) -> None:
-    """The driver carries decisions out before the journal has them."""
+    """The driver carries decisions out before the store has what led to them."""
 
     def handle(self: EmbeddedDriver, event: m.Event) -> None:
         now = self.now()
-        assert self._before is not None
-        assert self._journal is not None
         assert self._after is not None
-        self._before(event, now)
         for decision in self.engine.handle(event, now):
             self._perform(decision, now)
-        self._journal.append(event, now, self.engine.take_transitions())
         self._after(event, now)
 
     patch.setattr(EmbeddedDriver, "handle", handle)
 
 
-def no_reconciliation(patch: pytest.MonkeyPatch) -> None:
-    """A recovered driver believes its journal."""
-    patch.setattr(shell, "events_of", lambda *_: [])
+def nothing_sent_again(patch: pytest.MonkeyPatch) -> None:
+    """A recovered driver believes that all it had decided was heard."""
+    patch.setattr(shell.Shell, "_send_again", lambda _: None)
 
 
-def torn_tail_kept(patch: pytest.MonkeyPatch) -> None:
-    """A resumed journal writes on behind half a line."""
-    recover = journal.recover
-
-    def whole(path: Path, storage: SimulatedDisk) -> journal.Recovered:
-        found = recover(path, storage)
-        with closing(storage.open(path, "rb")) as file:
-            return msgspec.structs.replace(found, size_bytes=sum(len(line) for line in file))
-
-    patch.setattr(journal, "recover", whole)
-
-
-def no_fencing(patch: pytest.MonkeyPatch) -> None:
-    """A new driver does not tell the nodes which decisions of the old one are void."""
+def boots_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A recovered driver takes a node that has started again for the one that it knew."""
     begin = shell.Shell.begin
 
     def careless(self: shell.Shell) -> None:
-        self._below = 0
+        self._boots = {worker.name: worker.boot for worker in self._world.workers.values()}
         begin(self)
 
     patch.setattr(shell.Shell, "begin", careless)
@@ -113,13 +101,12 @@ def _requeue_without_fence(self: State, task: int) -> int:
 
 
 def forgotten_transition(patch: pytest.MonkeyPatch) -> None:
-    """The journal misses one kind of transition."""
-    append = Journal.append
+    """The entries miss one kind of transition."""
 
-    def drop(self: Journal, event: m.Event, now: float, transitions: list[Any]) -> None:
-        append(self, event, now, [t for t in transitions if t[0] != "hold"])
+    def drop(event: m.Event, now: float, transitions: list[Transition]) -> bytes:
+        return encode_entry(event, now, [t for t in transitions if t[0] != "hold"])
 
-    patch.setattr(Journal, "append", drop)
+    patch.setattr(shell, "encode_entry", drop)
 
 
 def freed_at_stop(patch: pytest.MonkeyPatch) -> None:
@@ -141,15 +128,14 @@ def pause_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[str, Mutate] = {
-    "no sync": no_sync,
+    "not durable": not_durable,
     "no attempts": no_attempts,
     "perform first": perform_first,
-    "no reconciliation": no_reconciliation,
-    "no fencing": no_fencing,
-    "torn tail kept": torn_tail_kept,
+    "nothing sent again": nothing_sent_again,
+    "boots forgotten": boots_forgotten,
     "time stands still": time_stands_still,
     "requeue without a new attempt": lost_means_rejected,
-    "a transition not journaled": forgotten_transition,
+    "a transition not kept": forgotten_transition,
     "freed at stop": freed_at_stop,
     "pause forgotten": pause_forgotten,
 }

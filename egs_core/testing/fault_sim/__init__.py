@@ -1,7 +1,7 @@
-"""Fault simulation: the shipped engine, journal and driver on a simulated disk, clock, network and cluster, by seed.
+"""Fault simulation: the shipped engine, driver and journal's entries on a simulated store, clock, network and cluster.
 
     plan    what a seed stands for          shell    the driver's process, and what an adapter does around it
-    disk    forgets what was not synced     worker   a machine that outlives the driver
+    store   all of an entry or nothing      worker   a machine that outlives the driver
     wire    messages, and their network     ledger   what really happened
     world   the loop                        claims   what must be true; add yours there
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from egs_core.driver.journal import recover
 from egs_core.engine import Engine
 from egs_core.engine.state.lifecycle import ENDED, SKIPPED, STATUS_NAMES, SUCCEEDED
 from egs_core.engine.state.metering import is_over_limit
 from egs_core.errors import InputError
 from egs_core.testing.engine_bench import canonical
 from egs_core.testing.fault_sim.ledger import ClaimBroken
-from egs_core.testing.fault_sim.shell import JOURNAL, Shell
+from egs_core.testing.fault_sim.shell import Shell
 from egs_core.testing.fault_sim.surroundings import Surroundings
 
 VALID, LOST, ENDS, TRUE = "the state is valid", "nothing is lost", "every workload ends", "success is real"
@@ -124,14 +123,14 @@ def nothing_runs_on(world: Surroundings, _engine: Engine) -> None:
             raise ClaimBroken(LOST, f"processes left on {worker.name}: (task, attempt) {worker.living}")
 
 
-def the_journal_leads_here(world: Surroundings, engine: Engine) -> None:
+def the_entries_lead_here(world: Surroundings, engine: Engine) -> None:
     """Recovering once more gives the final state."""
     try:
-        found = recover(JOURNAL, storage=world.disk)
+        found = world.store.state()
     except InputError as error:
-        raise ClaimBroken(LOST, f"the journal cannot be read: {error}") from error
-    if canonical(found.state) != canonical(engine.state):
-        raise ClaimBroken(LOST, "the journal does not lead to the final state")
+        raise ClaimBroken(LOST, f"the store cannot be read: {error}") from error
+    if canonical(found) != canonical(engine.state):
+        raise ClaimBroken(LOST, "the entries do not lead to the final state")
 
 
 AFTER_EVENT: list[Callable[[Surroundings, Engine], None]] = [state_is_valid]
@@ -141,5 +140,5 @@ AT_END: list[Callable[[Surroundings, Engine], None]] = [
     every_submission_is_there,
     success_is_real,
     nothing_runs_on,
-    the_journal_leads_here,
+    the_entries_lead_here,
 ]

@@ -76,11 +76,10 @@ class Reconfiguration(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """See the module. sync: the journal outlives the machine, so power cuts happen; mishaps: (time, one of MISHAPS)."""
+    """See the module. compact_every: entries after which a snapshot replaces them; mishaps: (time, one of MISHAPS)."""
 
     seed: int
     config: EngineConfig
-    sync: bool
     compact_every: int
     nodes: tuple[m.NodeAdded, ...]
     queues: tuple[QueueSpec, ...]
@@ -109,7 +108,6 @@ def draw(seed: int) -> Plan:
             grace_s=0.5,
             min_gain_s=rng.choice((0.0, 2.0)),
         ),
-        sync=rng.random() < 0.6,
         compact_every=rng.choice((3, 10, 40, 10**6)),
         nodes=_draw_nodes(rng),
         queues=_draw_queues(rng),

@@ -1,84 +1,82 @@
-"""The driver's process: the shipped driver, journal and engine, and around them what an adapter does.
+"""The driver's process: the shipped driver, engine and journal's entries, and around them what an adapter does.
 
+event    ──► entry, in the store before anything that was decided is sent
+beat     ──► nothing, or a stop
 decision ──► command, repeated until the worker answers; given up by fencing, then DecisionLost
-news     ──► event, then acknowledged: never before the journal has it
-a start  ──► what the cluster offers now; then each node is asked what it runs (`egs_core.driver.reconcile`)
+news     ──► event, then acknowledged: never before the store has it
+a start  ──► what the cluster offers now, then every command again of which the answer may not have been heard
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from egs_core.driver.embedded import EmbeddedDriver
-from egs_core.driver.journal import Journal
-from egs_core.driver.reconcile import events_of, open_questions, strays
+from egs_core.driver.journal import encode_entry
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.specs import END
 from egs_core.engine.state.metering import is_over_limit
 from egs_core.testing.fault_sim import wire as w
-from egs_core.testing.fault_sim.disk import Crash
 from egs_core.testing.fault_sim.ledger import Job
 from egs_core.testing.fault_sim.plan import Reconfiguration, Submission, Wish
+from egs_core.testing.fault_sim.store import Crash
 from egs_core.testing.fault_sim.surroundings import Surroundings
 
-JOURNAL = Path("driver.journal")
 REPEAT_S = 1.5
 PATIENCE = 1  # repetitions before a driver may give up on a grant
 
 
 class Shell:
-    """One life of the driver. is_written: whether the journal has all that the engine did."""
+    """One life of the driver. is_written: whether the store has all that the engine did. Raises InputError."""
 
-    def __init__(self, world: Surroundings, number: int) -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
-        self.number = number
-        self.journal = self._open_journal()
-        self.engine = self.journal.engine
-        self.state = self.engine.state
-        self.driver = EmbeddedDriver(
-            self.engine,
-            self._perform,
-            before=self._before,
-            after=self._after,
-            journal=self.journal,
-            clock=world.clock,
-        )
+        self.engine = Engine(world.plan.config, world.store.state())
+        self.state = state = self.engine.state
+        self.driver = EmbeddedDriver(self.engine, self._perform, after=self._after, clock=world.clock)
         self.pending: dict[w.Command, str] = {}
         self.is_written = True
-        self._questions = open_questions(self.state)
-        self._below = self.state.next_decision
-        self._places = {q.task: q.node for q in self._questions}
+        places = {**state.home, **{state.task_of[phase]: lease.node for phase, lease in state.leases.items()}}
+        self._places = {task: state.nodes[node].name for task, node in places.items()}
+        self._begun_before = state.next_decision
+        self._boots = dict(world.store.boots)
         self._standings: dict[str, w.Standing] = {}
-
-    def _open_journal(self) -> Journal:
-        disk, plan = self._world.disk, self._world.plan
-        if disk.is_taken(JOURNAL):
-            return Journal.resume(JOURNAL, compact_every=plan.compact_every, sync=plan.sync, storage=disk)
-        engine = Engine(plan.config)
-        return Journal(JOURNAL, engine, compact_every=plan.compact_every, sync=plan.sync, storage=disk)
 
     def begin(self) -> None:
         """Learn what has happened while no driver was there."""
         world = self._world
-        if world.plan.queues and not self.state.queues:
-            self.handle(m.QueuesChanged(world.plan.queues))
+        self._standings = {name: worker.standing for name, worker in world.workers.items()}
         for node in self.state.nodes:
-            if node.alive and node.name not in world.workers:
+            if node.alive and self._is_gone(node.name):
                 self.handle(m.NodeLost(node.name))
-        standings = [worker.standing for worker in world.workers.values()]
-        self._standings = {standing.node: standing for standing in standings}  # all, before any decision needs one
-        for standing in standings:
+        if world.plan.queues and not self.state.queues and not world.store.boots:
+            self.handle(m.QueuesChanged(world.plan.queues))
+        for standing in self._standings.values():
             self._take(standing)
-        for question in self._questions:
-            if question.must_stop:
-                self._stop(question.node, question.task, question.attempt, question.phase)
-        for worker in world.workers.values():
-            if worker.is_up:
-                self._command(worker.name, w.Ask(worker.name, self._below, self.number))
+        self._send_again()
+
+    def _send_again(self) -> None:
+        """What was decided in an earlier life, in which perhaps no answer was heard. A worker knows a decision that it
+        has had by its number."""
+        state = self.state
+        self._note_boxes()
+        for task in sorted(state.stopping | state.recalled):
+            self._stop(self._places[task], task, state.attempt[task], state.cursor[task])
+        for decision, subject in sorted(state.decisions.items()):
+            if decision >= self._begun_before:
+                continue
+            self._world.counts["sent again"] += 1
+            task = -1 - subject if subject < 0 else state.task_of[subject]
+            node = self._places[task]
+            if subject < 0:
+                self._command(node, w.Warm(decision, task, state.options_of(task).warmup_s))
+            else:
+                devices = state.leases[subject].devices
+                grant = m.Grant(decision, subject, task, state.attempt[task], node, devices)
+                self._command(node, w.Start(decision, self._job(grant)))
 
     def handle(self, event: m.Event) -> None:
         self._world.tell("event", event)
+        self.is_written = False
         self.driver.handle(event)
 
     # --- what comes in ---
@@ -88,18 +86,23 @@ class Shell:
         known = self._standings[standing.node]
         if known.version < standing.version:
             self._standings[standing.node] = standing
-            self._take(standing, is_new=known.boot != standing.boot)
+            self._take(standing)
         self._world.standing_heard(standing)
 
-    def _take(self, standing: w.Standing, *, is_new: bool = False) -> None:
-        """is_new: the node has started again, so that it has nothing of what it was told before."""
+    def _take(self, standing: w.Standing) -> None:
         name = standing.node
-        if standing.capacity is None or is_new:
+        if self._is_gone(name):
             self.pending = {command: node for command, node in self.pending.items() if node != name}
             if any(node.alive and node.name == name for node in self.state.nodes):
                 self.handle(m.NodeLost(name))
         if standing.capacity is not None:
+            self._boots[name] = standing.boot
             self.handle(standing.capacity)
+
+    def _is_gone(self, name: str) -> bool:
+        """It is down, or has started again: then it has nothing of what it was told before."""
+        standing = self._standings.get(name)
+        return standing is None or standing.capacity is None or self._boots.get(name) != standing.boot
 
     def hear_news(self, name: str, boot: int, news: w.News) -> None:
         self.handle(news.event)
@@ -107,25 +110,24 @@ class Shell:
         if worker.boot == boot:
             self._world.network.carry(lambda: worker.acknowledged(news.number))
 
-    def hear_answer(self, name: str, boot: int, answer: w.Taken | w.Inventory) -> None:
+    def hear_beat(self, name: str, boot: int, beat: w.Beat) -> None:
+        """A process that the engine has given up is stopped: the driver may have died before it said so."""
+        state, task = self.state, beat.task
+        lease = state.leases.get(state.cursor[task])
+        home = state.home.get(task) if lease is None else lease.node
+        is_wanted = state.attempt[task] == beat.attempt and home is not None and state.nodes[home].name == name
+        if not is_wanted and self._boots.get(name) == boot:
+            self._world.counts["stray stopped"] += 1
+            self._stop(name, task, beat.attempt, beat.phase)
+
+    def hear_answer(self, name: str, boot: int, answer: w.Taken) -> None:
         """The first answer to each command of this life counts."""
-        command = answer.command if isinstance(answer, w.Taken) else answer.ask
+        command = answer.command
         if self._standings[name].boot != boot or self.pending.pop(command, None) is None:
             return
-        if isinstance(answer, w.Inventory):
-            self._reconcile(name, answer)
-        elif isinstance(command, w.Fence) and not answer.has_started:
+        if isinstance(command, w.Start | w.Fence) and not answer.has_started:
             self._world.counts["decision lost"] += 1
             self.handle(m.DecisionLost(command.decision))
-
-    def _reconcile(self, name: str, inventory: w.Inventory) -> None:
-        questions = [q for q in self._questions if q.node == name]
-        for event in events_of(self.state, questions, inventory.found, inventory.warm):
-            self._world.counts["reconciled"] += 1
-            self.handle(event)
-        for stray in strays(self.state, name, inventory.found):
-            self._world.counts["stray stopped"] += 1
-            self._stop(name, stray.task, stray.attempt, stray.phase)
 
     # --- what users ask for ---
 
@@ -218,13 +220,17 @@ class Shell:
     def _grant(self, grant: m.Grant) -> None:
         world = self._world
         world.ledger.grant(self.state.task_ids[grant.task])
-        over_limit = self.state.over_limit
-        world.ledger.boxed |= {self.state.task_ids[task] for task, over in over_limit.items() if over.then == END}
+        self._note_boxes()
         self._places[grant.task] = grant.node
         if not world.workers[grant.node].is_up and world.rng.random() < 0.5:
             self.handle(m.DecisionRejected(grant.id, "connection refused"))  # at once, within the performer
         else:
             self._command(grant.node, w.Start(grant.id, self._job(grant)))
+
+    def _note_boxes(self) -> None:
+        """What waits for a task that its limit ends well may start."""
+        over_limit = self.state.over_limit
+        self._world.ledger.boxed |= {self.state.task_ids[task] for task, over in over_limit.items() if over.then == END}
 
     def _job(self, grant: m.Grant) -> Job:
         state, task = self.state, grant.task
@@ -255,7 +261,7 @@ class Shell:
 
     def _command(self, node: str, command: w.Command) -> None:
         """Send, and again until it is answered."""
-        if self._standings[node].capacity is not None:
+        if self._standings[node].capacity is not None and command not in self.pending:
             self.pending[command] = node
             self._send(node, command, 0)
 
@@ -271,11 +277,12 @@ class Shell:
         world.network.carry(lambda: world.workers[node].receive(boot, command))
         world.later(REPEAT_S, lambda: self._send(node, command, tries + 1))
 
-    # --- around the engine's handling of an event ---
+    # --- after the engine's handling of an event ---
 
-    def _before(self, _event: m.Event, _now: float) -> None:
-        self.is_written = False
-
-    def _after(self, _event: m.Event, _now: float) -> None:
+    def _after(self, event: m.Event, now: float) -> None:
+        store = self._world.store
+        store.commit(encode_entry(event, now, self.engine.take_transitions()), self._boots)
         self.is_written = True
+        if store.wants_snapshot:
+            store.compact(self.engine.snapshot())
         self._world.check_event(self.engine)

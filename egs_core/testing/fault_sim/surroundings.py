@@ -9,17 +9,19 @@ from typing import Protocol
 
 from egs_core.engine import Engine
 from egs_core.testing.fault_sim import wire as w
-from egs_core.testing.fault_sim.disk import SimulatedDisk
 from egs_core.testing.fault_sim.ledger import Ledger
 from egs_core.testing.fault_sim.plan import Plan
+from egs_core.testing.fault_sim.store import SimulatedStore
 
 
 class Driver(Protocol):
     """One life of the driver, as a worker knows it."""
 
-    def hear_answer(self, name: str, boot: int, answer: w.Taken | w.Inventory) -> object: ...
+    def hear_answer(self, name: str, boot: int, answer: w.Taken) -> object: ...
 
     def hear_news(self, name: str, boot: int, news: w.News) -> object: ...
+
+    def hear_beat(self, name: str, boot: int, beat: w.Beat) -> object: ...
 
 
 class Machine(Protocol):
@@ -48,7 +50,7 @@ class Surroundings(Protocol):
     rng: random.Random
     counts: Counter[str]
     ledger: Ledger
-    disk: SimulatedDisk
+    store: SimulatedStore
     network: w.Network
     history: set[str]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from egs_core.driver.reconcile import Found
 from egs_core.engine import messages as m
 from egs_core.testing.fault_sim.ledger import Job
 from egs_core.testing.fault_sim.plan import Rates
@@ -39,14 +38,6 @@ class Fence(msgspec.Struct, frozen=True):
     attempt: int
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """A new driver to a worker: what do you run? Decisions below the number that you do not know are void."""
-
-    node: str
-    below: int
-    driver: int
-
-
 class Warm(msgspec.Struct, frozen=True):
     """Driver to worker: make a process warm."""
 
@@ -55,22 +46,15 @@ class Warm(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Command = Start | Stop | Fence | Ask | Warm
+Command = Start | Stop | Fence | Warm
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """Worker to driver: the command is known, you need not repeat it. has_started: for a Start or a Fence."""
+    """Worker to driver: the command is known, you need not repeat it. has_started: for a Start or a Fence; without, it
+    never will."""
 
     command: Command
     has_started: bool = False
-
-
-class Inventory(msgspec.Struct, frozen=True):
-    """Worker to driver: answer to Ask. warm: by Preload number whether that process is warm by now."""
-
-    ask: Ask
-    found: tuple[Found, ...]
-    warm: dict[int, bool]
 
 
 class News(msgspec.Struct, frozen=True):
@@ -78,6 +62,14 @@ class News(msgspec.Struct, frozen=True):
 
     number: int
     event: m.Event
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """Worker to driver, now and then: this attempt's process waits, and has had the phases up to this one."""
+
+    task: int
+    attempt: int
+    phase: int
 
 
 class Standing(msgspec.Struct, frozen=True):

@@ -1,19 +1,19 @@
 """A worker machine of the outside world: it runs what it is told to, remembers it, and outlives the driver.
 
 What any real worker has to do for the claims to hold, and no more: know a repeated command by its decision's number,
-refuse what has been fenced off, say a process is gone only when it is, and repeat its news until acknowledged.
+refuse what has been fenced, say a process is gone only when it is, and repeat its news until acknowledged.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from egs_core.driver.reconcile import RUNNING, Found
 from egs_core.engine import messages as m
 from egs_core.testing.fault_sim import wire as w
 from egs_core.testing.fault_sim.ledger import SUCCEEDED, Job
 from egs_core.testing.fault_sim.surroundings import Surroundings
 
+RUNNING = "running"
 GRACE_S = (0.0, 1.0)
 RUN_S = (0.05, 6.0)
 REPEAT_S = 2.0
@@ -48,8 +48,6 @@ class Worker:
         self.attempts: dict[tuple[int, int], Attempt] = {}
         self._known: set[int] = set()
         self._fenced: set[int] = set()
-        self._below = 0
-        self._warm: dict[int, bool] = {}
         self.news.clear()
 
     # --- the machine ---
@@ -92,8 +90,6 @@ class Worker:
             self._stop(command)
         elif isinstance(command, w.Fence):
             self._fence(command)
-        elif isinstance(command, w.Ask):
-            self._ask(command)
         else:
             self._make_warm(command)
 
@@ -102,8 +98,9 @@ class Worker:
         if decision in self._known:
             self._answer(w.Taken(command, True))
             return
-        if decision < self._below or decision in self._fenced:
-            return  # a dead driver's, or given up: whoever has asked was told that it will never run
+        if decision in self._fenced:
+            self._answer(w.Taken(command))  # given up by a driver, which may have died before it heard so
+            return
         self._known.add(decision)
         self._answer(w.Taken(command, True))
         attempt = self.attempts.get(job.key)
@@ -157,6 +154,15 @@ class Worker:
             self._say(m.TaskFinished(job.task, job.attempt))
         elif attempt.is_alive and world.chance("die"):
             world.later(world.rng.uniform(0, 2), lambda: self._die_between(boot, job))
+        self._beat(boot, job)
+
+    def _beat(self, boot: int, job: Job) -> None:
+        """A process that waits for its task's next phase says so now and then: nobody may know of it any more."""
+        attempt = self.attempts.get(job.key)
+        if boot == self.boot and attempt is not None and attempt.is_alive and attempt.phase == job.phase:
+            beat = w.Beat(job.task, job.attempt, job.phase)
+            self._world.to_driver(self.name, lambda shell: shell.hear_beat(self.name, boot, beat))
+            self._world.later(REPEAT_S, lambda: self._beat(boot, job))
 
     def _die_between(self, boot: int, job: Job) -> None:
         """The process of a started task is gone while its next phase waits."""
@@ -181,8 +187,6 @@ class Worker:
             attempt.is_stopped, attempt.is_alive = True, False  # its end has been told
 
     def _fence(self, command: w.Fence) -> None:
-        if command.decision < self._below and command.decision not in self._known:
-            return  # a dead driver's: its successor has been answered, and may have given the phase out again
         has_started = command.decision in self._known
         if not has_started:
             self._fenced.add(command.decision)
@@ -191,30 +195,19 @@ class Worker:
                 attempt.is_alive = False
         self._answer(w.Taken(command, has_started))
 
-    def _ask(self, command: w.Ask) -> None:
-        self._below = max(self._below, command.below)
-        found = tuple(
-            Found(task, number, a.phase, a.status, a.is_alive, a.is_finished)
-            for (task, number), a in sorted(self.attempts.items())
-        )
-        self._answer(w.Inventory(command, found, dict(self._warm)))
-
     def _make_warm(self, command: w.Warm) -> None:
         decision, task, boot = command.decision, command.task, self.boot
-        if decision in self._known or decision >= self._below:
-            self._answer(w.Taken(command))
-        if decision in self._known or decision < self._below:
+        self._answer(w.Taken(command))
+        if decision in self._known:
             return
         self._known.add(decision)
         if self._world.chance("die"):
             self._say(m.PreloadFailed(task, decision))
             return
-        self._warm[decision] = False
         self._world.later(command.seconds, lambda: self._warmed(boot, task, decision))
 
     def _warmed(self, boot: int, task: int, decision: int) -> None:
         if boot == self.boot and self.is_up:
-            self._warm[decision] = True
             self._say(m.PreloadReady(task, decision))
 
     def _has_room(self, job: Job) -> bool:
@@ -225,7 +218,7 @@ class Worker:
 
     # --- what it says ---
 
-    def _answer(self, answer: w.Taken | w.Inventory) -> None:
+    def _answer(self, answer: w.Taken) -> None:
         boot = self.boot
         self._world.to_driver(self.name, lambda shell: shell.hear_answer(self.name, boot, answer))
 

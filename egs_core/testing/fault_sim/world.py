@@ -1,4 +1,4 @@
-"""The loop of a simulated world: a clock, a disk, a network, workers and one driver that dies and comes back.
+"""The loop of a simulated world: a clock, a store, a network, workers and one driver that dies and comes back.
 
     heap of (time, number, action) ── mishaps, deliveries, ends of phases, repetitions, what users ask for
     the driver's next wake-up      ── a Tick when its own clock, which jumps, has got there
@@ -16,16 +16,15 @@ from functools import partial
 
 import msgspec
 
-from egs_core.driver.journal import recover
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.errors import InputError
 from egs_core.testing.fault_sim import claims
-from egs_core.testing.fault_sim.disk import Crash, SimulatedDisk
 from egs_core.testing.fault_sim.ledger import ClaimBroken, Ledger
 from egs_core.testing.fault_sim.plan import Plan, Reconfiguration, Submission, Wish
-from egs_core.testing.fault_sim.shell import JOURNAL, Shell
+from egs_core.testing.fault_sim.shell import Shell
+from egs_core.testing.fault_sim.store import Crash, SimulatedStore
 from egs_core.testing.fault_sim.wire import Network, Standing
 from egs_core.testing.fault_sim.worker import REPEAT_S, RUN_S, Worker
 
@@ -47,7 +46,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.trace: list[tuple[float, str, object]] = []
         self.ledger = Ledger(plan.queues)
-        self.disk = SimulatedDisk(self.rng, self.counts)
+        self.store = SimulatedStore(self.rng, self.counts, plan.compact_every)
         self.network = Network(plan.rates, self.rng, self.counts, self.later)
         self.workers = {node.node: Worker(self, node) for node in plan.nodes}
         self.shell: Shell | None = None
@@ -63,8 +62,8 @@ class World:
         self._old_journal = journal
 
     def _take_over(self, journal: bytes) -> None:
-        self.disk.put(JOURNAL, journal)
-        state = recover(JOURNAL, storage=self.disk).state
+        self.store.put(journal)
+        state = self.store.state()
         for task, name in enumerate(state.task_ids):
             self.ledger.latest[name] = state.attempt[task]
             if all(state.status[p] in ENDED for p in state.phases_of(task)):
@@ -127,7 +126,7 @@ class World:
     def _is_over(self) -> bool:
         if self._to_do or self.shell is None or self.shell.pending or self.ledger.live or self._standings_due:
             return False
-        if any(worker.news for worker in self.workers.values()):
+        if any(worker.news or worker.living for worker in self.workers.values()):
             return False
         return not any(workload.open_tasks for workload in self.shell.state.workloads)
 
@@ -184,7 +183,7 @@ class World:
         self._offset = self.rng.uniform(-BOOT_CLOCK_S, BOOT_CLOCK_S)  # a clock begins somewhere with each start
         self.tell("driver", f"life {self._lives} begins")
         try:
-            shell = Shell(self, self._lives)
+            shell = Shell(self)
             dead, self._dead = self._dead, None
             if dead is not None:
                 for claim in claims.AFTER_RECOVERY:
@@ -194,15 +193,12 @@ class World:
         except (Crash, OSError) as error:
             self._driver_dies(error)
         except InputError as error:
-            raise ClaimBroken(claims.LOST, f"the journal cannot be read: {error}") from error
+            raise ClaimBroken(claims.LOST, f"the store cannot be read: {error}") from error
 
     def _driver_dies(self, error: BaseException) -> None:
         self.counts["driver died"] += 1
         self.tell("driver", f"dies: {type(error).__name__} {error}")
         self._dead, self.shell = self.shell or self._dead, None
-        if self.plan.sync and self.rng.random() < 0.5:
-            self.tell("driver", "its machine loses power")
-            self.disk.power_cut()
         self.later(self.rng.uniform(*RESTART_S), self._start_driver)
 
     def crashes_now(self) -> bool:
@@ -221,11 +217,11 @@ class World:
     def _mishap(self, name: str) -> None:
         self.tell("mishap", name)
         if name == "crash at a write":
-            self.disk.fuse = self.rng.randint(1, 12)
+            self.store.fuse = self.rng.randint(1, 12)
         elif name == "crash while deciding":
             self._perform_fuse = self.rng.randint(1, 5)
         elif name == "disk error":
-            self.disk.error = self.rng.randint(1, 12)
+            self.store.error = self.rng.randint(1, 12)
         elif name == "clock jump":
             self._offset += self.rng.uniform(-JUMP_S, JUMP_S)
             self.counts[name] += 1
@@ -260,7 +256,7 @@ class World:
     def _calm(self) -> None:
         self.tell("mishap", "no more")
         self.network.calm = True
-        self.disk.fuse = self.disk.error = self._perform_fuse = None
+        self.store.fuse = self.store.error = self._perform_fuse = None
 
     # --- news of nodes ---
 

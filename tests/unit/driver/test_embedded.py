@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from egs_core.driver.embedded import EmbeddedDriver
+from egs_core.driver.journal import encode_entry, folded
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.graph.columns import CPU, Graph, Shape
+from egs_core.testing.engine_bench import canonical
 
 LIMIT_S = 10.0
 
@@ -145,25 +147,29 @@ def test_close_handles_what_is_queued_and_ends_the_thread() -> None:
         made.driver.ask(lambda engine: engine)
 
 
-def test_journal_has_what_was_handled(tmp_path: Any) -> None:
-    """With a journal, recovery gives the state that the driver's engine ended with."""
-    from egs_core.driver.journal import Journal, recover
-
+def test_what_is_kept_after_each_event_leads_to_the_same_state() -> None:
+    """Entries that are made after each event fold to the state that the driver's engine ended with, and each is made
+    before anything that was decided is carried out."""
     engine = Engine(EngineConfig(record=True))
+    entries: list[bytes] = []
     done = threading.Event()
 
+    def keep(event: m.Event, now: float) -> None:
+        entries.append(encode_entry(event, now, engine.take_transitions()))
+
     def perform(decision: m.Decision, _now: float) -> None:
+        assert folded(b"", entries, "here").next_decision > decision.id
         if isinstance(decision, m.Grant):
             driver.handle(m.PhaseEnded(decision.phase, decision.attempt))
             if not engine.state.workloads[0].open_tasks:
                 done.set()
 
-    driver = EmbeddedDriver(engine, perform, journal=Journal(tmp_path / "journal", engine))
+    driver = EmbeddedDriver(engine, perform, after=keep)
     driver.start()
     submit(driver, chain(4))
     assert done.wait(LIMIT_S)
     driver.close()
-    assert recover(tmp_path / "journal").engine().snapshot() == engine.snapshot()
+    assert canonical(folded(b"", entries, "here")) == canonical(engine.state)
 
 
 def test_a_recovered_engine_s_time_goes_on() -> None:

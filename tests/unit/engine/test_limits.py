@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from egs_core.driver.journal import Journal, recover
+from egs_core.driver.journal import encode_entry, folded
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec, Limits, QueueSpec
@@ -292,20 +290,18 @@ def test_limits_are_enforced_before_others_are_preempted() -> None:
     assert bench.state.task_ids[stops(bench)[0].task] == "a"
 
 
-def test_a_restart_from_the_journal_keeps_the_totals(tmp_path: Path) -> None:
+def test_a_restart_from_the_journal_keeps_the_totals() -> None:
     """After a crash the limit is reached when it would have been."""
-    path = tmp_path / "engine.journal"
     engine = Engine(EngineConfig(record=True))
-    journal = Journal(path, engine)
     bench = EngineBench()
     bench.submit(graph_of({"a": ()}, {"a": (gpu(), gpu())}, {"a": TaskOptions(max_gpu_s=10.0)}))
     events: list[tuple[m.Event, float]] = [(m.NodeAdded("n0", 4, 1), 0.0)]
     events += [(event, now) for event, now, _ in bench.log]
     events += [(m.PhaseStarted(0, 1), 1.0), (m.PhaseEnded(0, 1), 4.0), (m.PhaseStarted(1, 1), 20.0)]
+    entries = []
     for event, now in events:
         engine.handle(event, now)
-        journal.append(event, now, engine.take_transitions())
-    journal.close()
-    again = Engine(EngineConfig(), recover(path).state)
+        entries.append(encode_entry(event, now, engine.take_transitions()))
+    again = Engine(EngineConfig(), folded(b"", entries, "the journal"))
     assert again.next_wakeup() == engine.next_wakeup() == 27.0
     assert [type(d) for d in again.handle(m.Tick(), 27.0)] == [m.Stop]
