@@ -97,7 +97,7 @@ def _cold(state: State, task: int, name: str) -> Reason:
         how = f"its process is being loaded on {state.nodes[state.home[task]].name}"
     else:
         how = "no process is warm for it yet: one is about to be left over, or every process slot is taken"
-    return Reason(name, "ready", "warming", f"{how}; no GPU is held for that")
+    return Reason(name, "ready", "warming", f"{how}; nothing is held for that")
 
 
 def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:

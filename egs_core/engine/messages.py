@@ -29,6 +29,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     flavor: the kind of hardware; topology: (level, value) of every group that the node is in, as ("rack", "r1").
     drained: numbers of devices that nothing new is to get; what holds one keeps it. closed: the same, of those that are
     used by what the engine does not know.
+    loads_apart: whether a process loads there without the CPUs of its task: one that comes to a GPU from CPUs then gets
+    these once it is warm.
     """
 
     node: str
@@ -43,6 +45,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     topology: tuple[tuple[str, str], ...] = ()
     drained: tuple[int, ...] = ()
     closed: tuple[int, ...] = ()
+    loads_apart: bool = False
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):

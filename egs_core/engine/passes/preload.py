@@ -157,7 +157,8 @@ class _Plan:
         if not nodes:
             return
         before, _, devices = gpu_part(state, task, state.first_phase[task])
-        if devices:  # loading while the devices are busy with others delays nothing
+        may_begin = is_blocked and self._may_begin(task, options.warm_key, nodes)
+        if devices and not may_begin:  # loading while the devices are busy with others delays nothing
             free_at, early_s = self.forecast.next_free(nodes, devices)
             start = latest(start, (free_at - before, early_s))
         due = start[0] - EARLY * start[1] - lead_s
@@ -165,6 +166,14 @@ class _Plan:
             self.again = min(self.again, due)
             return
         self._serve(task, options, start[0], nodes, is_blocked=is_blocked)
+
+    def _may_begin(self, task: int, key: str, nodes: list[int]) -> bool:
+        """Whether one that begins on CPUs has something to do at once: an idle process is there, or its CPUs are."""
+        wanted = self.state.shape_of(self.state.first_phase[task])
+        if wanted.gpu_milli:
+            return False
+        has_cpus = any(self.room.free_cpu(n) >= wanted.cpu_milli for n in nodes)
+        return has_cpus or bool(self.room.with_idle(task, key))
 
     def _serve(self, task: int, options: TaskOptions, at: float, nodes: list[int], *, is_blocked: bool) -> None:
         """A process for a candidate that is due: an idle one, one that is left over in time, else a new one."""

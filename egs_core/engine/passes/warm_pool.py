@@ -1,7 +1,15 @@
 """Warm processes: which task waits for one, which is given up for whom, and the Preload and DropPreload decisions.
 
 A task with a warm key whose first phase is on a GPU does not enter the queue before its process is warm: no GPU is held
-for loading. It waits in `cold_wait`. Every ready task without a process is in `cold`, in order, for the planner.
+for loading. It waits in `cold_wait`. Where processes load apart from their tasks' CPUs (`NodeAdded.loads_apart`) one
+that comes to its GPU from CPUs waits as well, but when it is alone:
+
+    with its CPU    [ load      decode ][ fit ]....[ write ]     what has been fitted waits for a CPU that loads
+                    ............[ load      decode ]
+    apart           [ decode ][ fit ][ write ]                   so many load at once as the node has slots for it, and
+                     load...[ decode ]                           what is left over is taken over
+
+Every ready task without a process is in `cold`, in order, for the planner.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.outlook import Outlook
 from egs_core.engine.passes.preload import MAX_CANDIDATES, Choice, plan_preloads
 from egs_core.engine.rules.fit import fits_task
-from egs_core.engine.rules.processes import keeps_slot
+from egs_core.engine.rules.processes import keeps_slot, takes_process_to_gpu
 from egs_core.engine.state.lifecycle import COLD, READY, WARM
 from egs_core.graph.columns import GPU
 
@@ -58,11 +66,18 @@ class Processes:
         state = self._state
         return (
             self.enabled
-            and state.kind[state.first_phase[task]] == GPU
+            and (state.kind[state.first_phase[task]] == GPU or self._loads_apart(task))
             and state.warmth[task] != WARM
             and task not in state.start_cold
             and any(n.preload_slots and n.process_slots and fits_task(state, task, n) for n in state.nodes)
         )
+
+    def _loads_apart(self, task: int) -> bool:
+        """Whether it loads before it takes its CPUs. One alone is in nobody's way: it loads with them."""
+        nodes = self._state.nodes
+        if not (any(node.loads_apart for node in nodes) and takes_process_to_gpu(self._state, task)):
+            return False
+        return len(self._cold_keys) > 1 or any(node.processes for node in nodes)
 
     def forget(self, task: int) -> None:
         """The task has been granted, or waits for nothing any more."""

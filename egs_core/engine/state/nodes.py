@@ -61,6 +61,7 @@ class Node(msgspec.Struct):
     positions: dict[int, int] = {}  # device -> positions that slices have taken, as bits
     drained: tuple[int, ...] = ()  # devices that nothing new gets: each has a whole one less free than it would have
     closed: tuple[int, ...] = ()  # the same, for another reason (`NodeAdded`)
+    loads_apart: bool = False  # processes load here without the CPUs of their tasks
 
     @property
     def shut(self) -> set[int]:
@@ -93,6 +94,7 @@ class Node(msgspec.Struct):
             self.retire(max(key for key, count in self.idle_warm.items() if count))
         self.bandwidth_bytes_s = event.bandwidth_bytes_s or 0.0
         self.flavor, self.topology = event.flavor, dict(event.topology)
+        self.loads_apart = event.loads_apart
         self.alive = True
 
     def _take_devices(self, event: NodeAdded) -> None:

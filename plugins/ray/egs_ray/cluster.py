@@ -67,9 +67,9 @@ def _offer(node: dict[str, Any], flavor_label: str) -> m.NodeAdded:
     memory = int(offered["memory"]) if "memory" in offered else None
     slots = usual_process_slots(cpus, gpus, memory)
     flavor, topology = _flavor(offered, labels, flavor_label), _topology(labels)
-    return m.NodeAdded(
-        str(node["NodeID"]), cpus, gpus, memory, None, preload_slots(), slots, flavor=flavor, topology=topology
-    )
+    size = str(node["NodeID"]), cpus, gpus, memory, None, preload_slots(), slots
+    # CPUs are held by a process beside the one that loads.
+    return m.NodeAdded(*size, flavor=flavor, topology=topology, loads_apart=True)
 
 
 def _flavor(offered: dict[str, float], labels: dict[str, str], label: str) -> str:

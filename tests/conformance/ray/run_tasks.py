@@ -286,6 +286,14 @@ def warmed(folder: str, *_: Any) -> dict[str, Any]:
     return {"began": began, "pid": os.getpid(), "wave": "wave" in sys.modules, "model": model}
 
 
+@ray.remote(num_cpus=1, num_gpus=1)
+@egs.task(preload=[egs.call(load_model)], expect=(0.1, 0.1, 0.1))
+def mixed(*_: Any) -> tuple[int, dict[str, Any]]:
+    """Begins on a CPU; its process, and the model that this had in its GPU block."""
+    with egs.gpu():
+        return os.getpid(), egs.loaded(load_model)
+
+
 @ray.remote(num_cpus=0.1)
 @egs.task(expect=0.5)
 def before(folder: str, name: str, *_: Any) -> float:

@@ -161,7 +161,7 @@ print(" ".join(noted()[1:]))
 def test_priority(run_script: Script, tmp_path: Path, urgent: str) -> None:
     """Three tasks of the driver, and three that were submitted by a task of a task, by the method of an actor that an
     actor has made, and by a task with `preload`: those with the higher priority run first, on either side. The run log
-    has the decision of each."""
+    has the decision of each, and the line at the end counts them."""
     done = run_script(BEGINNING + ORDER, EGS_MODE="on", URGENT=urgent)
     other = "driver" if urgent == "worker" else "worker"
     assert done.stdout == " ".join([urgent] * 3 + [other] * 3) + "\n", done.stderr
@@ -169,6 +169,7 @@ def test_priority(run_script: Script, tmp_path: Path, urgent: str) -> None:
     names = {record.task: record.name for record in records if isinstance(record, TaskAdded)}
     granted = [names[record.task] for record in records if isinstance(record, Granted)]
     assert sorted(granted) == ["hold", "loaded", *["nested"] * 3, *["own"] * 3]
+    assert egs_lines(done)[0].startswith("egs: ordered 8 GPU tasks")
 
 
 QUOTA = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ray.dag import MultiOutputNode
 
 import egs_ray
 from egs_ray import Session
+from egs_ray.worker.niceness import Niceness
 from tests.conformance.ray import run_tasks as t
 
 pytestmark = pytest.mark.usefixtures("ray_address")
@@ -61,6 +63,32 @@ def test_is_warm_before_its_predecessor_ends(session: Session, tmp_path: Path) -
     found = made.get(t.LIMIT_S)
     assert found["wave"]
     assert found["pid"] == found["model"]["pid"] == job.pid
+
+
+def is_gentle(pid: int) -> bool:
+    """Whether a thread of the process lets all others go first."""
+    threads = os.listdir(f"/proc/{pid}/task")
+    return any(os.sched_getscheduler(int(thread)) == os.SCHED_IDLE for thread in threads)
+
+
+def test_mixed_tasks_load_before_they_take_their_cpus(session: Session, tmp_path: Path) -> None:
+    """Two whose predecessor has ended hold nothing while they load, and then load at nobody's pleasure; each runs in
+    the process that has loaded."""
+    (tmp_path / "load.waits").touch()
+    task, first = t.with_folder(t.mixed, tmp_path), t.before.bind(str(tmp_path), "first")
+    made = egs_ray.run(MultiOutputNode([task.bind(first), task.bind(first)]), session=session)
+    t.until(lambda: len(made._books.jobs) == 3)
+    jobs = [job for job in made._books.jobs if job.warm_key]
+    t.until(lambda: all(job.peer is not None for job in jobs), "both load")
+    may_be_gentle = Niceness().may_lower
+    t.until(lambda: all(is_gentle(job.pid) is may_be_gentle for job in jobs), "others go first")
+    t.signal_to(str(tmp_path), "first.end")
+    t.until(lambda: made._books.jobs[0].succeeded and t.is_idle(), "nothing is held while they load")
+    assert [made.why(f"mixed-{number}").kind for number in range(2)] == ["warming", "warming"]
+    t.until(lambda: not any(is_gentle(job.pid) for job in jobs), "they are in a hurry now")
+    t.signal_to(str(tmp_path), "load.end")
+    found = made.get(t.LIMIT_S)
+    assert [pid for pid, _ in found] == [model["pid"] for _, model in found]
 
 
 @pytest.mark.parametrize("use", ["used", "unused"])

@@ -86,4 +86,4 @@ def test_a_task_without_a_process_says_so() -> None:
     bench.submit(graph_of({"a": (), "b": ()}, {n: (gpu(),) for n in "ab"}, options))
     assert bench.reason("b").kind == "warming"
     assert bench.reason("b").text.startswith("no process is warm for it yet")
-    assert bench.reason("b").text.endswith("no GPU is held for that")
+    assert bench.reason("b").text.endswith("nothing is held for that")

@@ -49,8 +49,9 @@ def clusters(draw: st.DrawFn) -> list[m.NodeAdded]:
         nodes.append(m.NodeAdded("gpu", 1.0, 1, None, None, 1, draw(st.integers(1, 3))))
     flavors = draw(st.sampled_from([("", "", ""), ("", "", ""), ("slow", "", "fast"), ("fast", "slow", "slow")]))
     racks = draw(st.sampled_from([("r1", "r1", "r1"), ("r1", "r2", "r1"), ("r1", "r2", "r3")]))
+    apart = draw(st.booleans())
     return [
-        msgspec.structs.replace(node, flavor=flavor, topology=(("rack", rack),))
+        msgspec.structs.replace(node, flavor=flavor, topology=(("rack", rack),), loads_apart=apart)
         for node, flavor, rack in zip(nodes, flavors, racks, strict=False)
     ]
 

@@ -57,6 +57,7 @@ class Orderer(Observer):
         )
         self._desk: Desk | None = None  # where this driver's workers tell what they submit
         self._desk_lock = threading.Lock()
+        self._ordered_for_workers = 0
         learning.reserve(path)
         self._told: deque[Ordered | Record] = deque()
         self._script = script_name()
@@ -100,6 +101,7 @@ class Orderer(Observer):
         self._ordering.end_session()
         if desk is not None:
             desk.close()
+            self._ordered_for_workers += desk.ordered
 
     @property
     def _gate(self) -> AnyGate | None:
@@ -197,4 +199,4 @@ class Orderer(Observer):
                 self.log.phased(told)
 
     def _what_was_done(self) -> str:
-        return f"ordered {self._ordering.ordered} GPU tasks"
+        return f"ordered {self._ordering.ordered + self._ordered_for_workers} GPU tasks"

@@ -57,6 +57,7 @@ class Endings:
             self._shared.site.report(m.TaskFinished(job.number, job.attempt))
         job.ref = None  # what needs the value has its own reference
         job.run.release_parents(job.index)
+        self._submissions.hasten_after(job)
 
     def lost_attempt(self, job: Job, outcome: str) -> None:
         """A try of the task is over without its success, and Ray may try again: from its first phase."""

@@ -77,12 +77,14 @@ class _Worker(msgspec.Struct):
 
 class Desk:
     """See the module. Messages come on a thread for each worker; gate: see `Ordering.gate_for_workers`. estimate:
-    seconds that a task is believed to take."""
+    seconds that a task is believed to take. ordered: how many tasks of workers have had a turn."""
 
     def __init__(self, gate: Callable[[], Any], estimate: Callable[[Needs], float | None]) -> None:
         self._gate, self._estimate = gate, estimate
         self._workers: dict[Peer, _Worker] = {}
         self._board = ""
+        self.ordered = 0
+        self._counting = threading.Lock()
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
 
     @property
@@ -149,6 +151,9 @@ class Desk:
         new = {name: NestedRef(name, peer) for name in message["names"]}
         worker.refs.update(new)
         worker.keys.discard(arrival.key)
+        if arrival.key:
+            with self._counting:
+                self.ordered += 1
         refs = {name: worker.refs.get(name) or _over(name, peer) for name in (arrival.task_id, *_names(arrival))}
         gate.add(arrival, refs, _described(arrival, message["options"]) if message["options"] else None)
 

@@ -338,6 +338,7 @@ class Program:
         self.books.release_parents(job.index)
         if self._session.is_broken:
             return
+        self._session.hasten_after(job)
         if with_others and not (self.books.children[job.index] or job.stopped or job.aborted):
             self._over.append(m.Sight(job.number, "over"))
         elif grant is None:

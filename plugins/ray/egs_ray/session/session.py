@@ -217,6 +217,10 @@ class Session(s.HolderSession):
         """See `Submissions.keeps_process`."""
         return self._submissions.keeps_process(job)
 
+    def hasten_after(self, job: Job) -> None:
+        """See `Submissions.hasten_after`."""
+        self._submissions.hasten_after(job)
+
     def ended(self, job: Job) -> None:
         """The reference of a shell that was started has a value, or an error."""
         self._endings.on_result(job.submission)

@@ -100,9 +100,13 @@ class Submissions:
         return loading >= (preload_slots() if slots is None else slots)
 
     def _left(self, key: str) -> None:
-        """A process that was about to be free is."""
+        """A process that was about to be free is. One that waits for its turn to load need not load any more."""
         self._leaving[key] = max(0, self._leaving.get(key, 0) - 1)
-        waiting = self._deferred.get(key)
+        waiting = self._deferred.get(key) or []
+        early = next((one for one in self._too_early if one[0].warm_key == key), None)
+        if not waiting and early is not None:
+            self._too_early.remove(early)
+            waiting = [early]
         if waiting:
             job, node = waiting.pop(0)
             is_wanted = job.grant is not None or job.parked_since is not None
@@ -138,6 +142,17 @@ class Submissions:
         for child in parent.children:
             if child.promised and child.run.has_lasting_arguments(child.index):
                 self.keep_promise(child)
+
+    def hasten(self, job: Job) -> None:
+        """Where nothing but its load keeps a task waiting, that lets nobody go first any more."""
+        if job.is_gentle and job.peer is not None and not (job.is_warm or job.is_over or job.waits_for_others):
+            job.is_gentle = False
+            self._shared.send(job, {"m": "hasten"})
+
+    def hasten_after(self, parent: Job) -> None:
+        """A task has ended: what waits for it may wait for nothing else."""
+        for child in parent.children:
+            self.hasten(child)
 
     def leave_shell(self, job: Job) -> None:
         """Let go of a shell that waits; the job has none then. One that has not said hello is told when it does."""

@@ -85,6 +85,7 @@ class Job(msgspec.Struct, eq=False):
     promised: bool = False  # its arguments are still to come
     is_warm: bool = False
     was_warm: bool = False  # its process was warm when it said hello
+    is_gentle: bool = False  # its process lets others go first while it loads
     began: bool = False
     went_at: float = 0.0  # when its phase was let go
     ran: bool = False  # some try of it has reached the user's code

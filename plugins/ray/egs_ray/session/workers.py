@@ -104,6 +104,7 @@ class Workers:
         job.peer, job.pid, job.framework_id = peer, message["pid"], message["id"]
         job.node, job.was_warm, job.life = message["node"], message["warm"], message["life"]
         job.stays = job.outside = False
+        job.is_gentle = message.get("gentle", False)
         self._shared.real_gpus = self._shared.real_gpus or message.get("real", False)
         job.met_cuda = job.met_cuda or (message.get("cuda", False) and not job.own)
         if job.succeeded or self._shared.broken:
@@ -117,6 +118,7 @@ class Workers:
             self._phases.on_its_own(job)  # Ray lost the result, or EGS its site
         elif job.grant is not None and job.lease is None and not self._phases.gets_warm_first(job, job.grant):
             self._phases.take_lease(job, job.grant)
+        self._submissions.hasten(job)
         self._phases.let_go(job)
 
     def _is_moved(self, job: Job) -> bool:

@@ -186,6 +186,7 @@ class Shell:
         hide_gpus()
         started_warm = bool(self.preload) and self.apart is None and hints.is_warm(self.preload)
         hello = {"m": "hello", "pid": os.getpid(), "id": _task_id(), "warm": started_warm, "node": node_id()}
+        hello["gentle"] = self.niceness is not None
         self.tell({**hello, "real": device_memory.has_devices(), "cuda": used_cuda})
         fetch(arguments)
         self._warm(started_warm)
@@ -252,7 +253,7 @@ class Shell:
             self.niceness.restore_this()
 
     def _hasten(self, niceness: Niceness) -> None:
-        """From the moment its turn comes, a load that is not over is in nobody's way."""
+        """From the moment at which nothing but it keeps the task waiting, a load is in nobody's way."""
         while not self.loaded.wait(HASTEN_EVERY_S) and (peer := self.peer) is not None:
             with contextlib.suppress(*CONNECT_ERRORS):
                 if peer.has_word():
@@ -288,13 +289,18 @@ class Shell:
             return {"m": "go", "open": True}
         try:
             answer = self.peer.receive()
-            while answer.get("task") != self.spec.task or answer.get("life") != self.life:
-                answer = self.peer.receive()  # that was for an earlier task in this process
+            while not self._is_answer(answer):
+                answer = self.peer.receive()
         except CONNECT_ERRORS:
             self._lost_line()
             return {"m": "go", "open": True}
         self.open = bool(answer.get("open"))
         return answer
+
+    def _is_answer(self, message: Message) -> bool:
+        """Not for an earlier task in this process, and no word that was for the load alone."""
+        is_for_this = message.get("task") == self.spec.task and message.get("life") == self.life
+        return is_for_this and message["m"] != "hasten"
 
     def _lost_line(self) -> None:
         self.open, self.peer = True, None
