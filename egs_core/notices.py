@@ -17,7 +17,7 @@ def warn(problem: str) -> None:
     line = f"egs: {problem}"
     if "EGS_LOG" in os.environ:
         with contextlib.suppress(Exception):  # then as it is said to people
-            from egs_core.json_log import is_json, json_line  # all of Airflow's processes load this module
+            from egs_core.json_log import is_json, json_line  # each process of a framework loads this module
 
             line = json_line("warning", problem) if is_json() else line
     say(line)
