@@ -17,6 +17,7 @@ from egs_core.errors import EgsError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
+from egs_core.kubernetes.images import PULL_S
 from egs_core.units import parse_seconds
 
 kubernetes = typer.Typer(help="Order the pods of a Kubernetes cluster.", no_args_is_help=True)
@@ -67,6 +68,12 @@ def controller(
     preempt: Annotated[
         bool, typer.Option("--preempt", help="Delete a pod for one of higher priority, where it is made again.")
     ] = False,
+    preload: Annotated[
+        bool, typer.Option("--preload", help="Load the images of pods that wait on the nodes where they will start.")
+    ] = False,
+    pull_time: Annotated[
+        str, typer.Option(help="With --preload: how long an image takes to be pulled of which it is not known yet.")
+    ] = f"{PULL_S:.0f}s",
 ) -> None:
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
@@ -77,8 +84,9 @@ def controller(
     --webhook-host: pods with that label get the gate, its release-by time and the priority class when they are made,
     while the controller lives; and its certificate is written into the webhook's configuration. With --preempt: a pod
     is deleted for one of higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always`
-    (with the annotation `egs.io/preempted` and an event). Else no pod is made, deleted or placed, and of running ones
-    the deadline alone is changed. Argo's Workflows are read where there are any.
+    (with the annotation `egs.io/preempted` and an event). With --preload: pods with the label `egs.io/preload` are made
+    and removed, which load an image on a node and ask for nothing. Else no pod is made, deleted or placed, and of
+    running ones the deadline alone is changed. Argo's Workflows are read where there are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
     --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, and one line at
@@ -102,6 +110,8 @@ def controller(
         identity=f"{socket.gethostname()}-{os.getpid()}",
         with_kueue=kueue,
         preempts=preempt,
+        preloads=preload,
+        pull_s=parse_seconds(pull_time),
         limits=Rules(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
             _limit(gpu_limit, "--gpu-limit") or (site.gpu_limit_s if site else None),
@@ -153,6 +163,10 @@ def manifests(
     preempt: Annotated[
         bool, typer.Option("--preempt", help="With the rights to delete pods that make way, and the argument for it.")
     ] = False,
+    preload: Annotated[
+        bool,
+        typer.Option("--preload", help="With the rights to make and delete preload pods, and the argument for it."),
+    ] = False,
 ) -> None:
     """Print what the controller needs in a cluster, as YAML for `kubectl apply --server-side -f -`.
 
@@ -164,8 +178,9 @@ def manifests(
 
     from egs_core.kubernetes.manifests import Installation, objects
 
+    served, arguments = tuple(serve or ()), tuple(argument or ())
     found = objects(
-        Installation(image, namespace, tuple(serve or ()), parse_seconds(release_by), tuple(argument or ()), preempt)
+        Installation(image, namespace, served, parse_seconds(release_by), arguments, preempt, preloads=preload)
     )
     typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=110), nl=False)
 
@@ -181,7 +196,7 @@ def leave(
 
     Changes in the cluster, in this order: the webhook's configuration is deleted; the gate `egs.io/order` is taken off
     every pod that has it; what `egs kubernetes manifests` has printed (with the same --namespace and --serve) is
-    deleted, but for the namespace. It may be repeated.
+    deleted, but for the namespace; the pods with which images were loaded ahead are. It may be repeated.
     """
     from egs_core.kubernetes.cluster import ApiError, Cluster
     from egs_core.kubernetes.leaving import leave as go

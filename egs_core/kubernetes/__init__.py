@@ -8,6 +8,9 @@ gates        which gates are opened now, and which are overdue
 limits       when pods end at the latest; retries: whether what made a pod makes it again
 telling      what is written into a pod that waits; standing: where a pod stands, as is listed of it
 priorities   the order of what waits in Kueue, as priorities of its Workloads
+foreseen     when and where what waits will probably start; coming: the next steps of runs of Argo
+images       what pods are made of, and nodes have
+preloads     which pods load images ahead, made or removed
 admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
 session      a site (`egs_core.site`) that is told of the pods of a cluster
@@ -16,7 +19,7 @@ leader       one of several controllers leads, by a Lease
 controller   the loop; opening: what it writes
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
-preempting   what is deleted so that another may start
+preempting   what is deleted so that another may start; preloading: what loads images ahead
 steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
 manifests    what all of that needs in the cluster; guard: what it may not do there; leaving: how it goes again
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import gates, names, places, priorities, telling
+from egs_core.kubernetes import foreseen, gates, names, places, priorities, telling
 from egs_core.kubernetes.cluster import (
     CLUSTER_QUEUES,
     LOCAL_QUEUES,
@@ -29,6 +29,8 @@ from egs_core.kubernetes.cluster import (
     ApiError,
     Cluster,
 )
+from egs_core.kubernetes.coming import to_come
+from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
 from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.limits import Limiting, Rules
 from egs_core.kubernetes.mirror import Mirror
@@ -36,6 +38,8 @@ from egs_core.kubernetes.opening import limit, open_gate, raise_priority, tell_w
 from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
+from egs_core.kubernetes.preloading import Preloading
+from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.workflows import workflow_of
 
@@ -51,7 +55,8 @@ Say = Callable[[str], None]
 class Settings(msgspec.Struct, frozen=True):
     """namespaces: whose pods are served; none named: all. window: so many opened pods may wait for a node at once;
     ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time;
-    limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again."""
+    limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again;
+    preloads: images are loaded ahead, which takes pull_s where it is not known."""
 
     namespaces: tuple[str, ...] = ()
     window: int = 50
@@ -62,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True):
     with_kueue: bool = True
     limits: Rules = Rules()
     preempts: bool = False
+    preloads: bool = False
+    pull_s: float = PULL_S
 
 
 class Controller:
@@ -75,8 +82,9 @@ class Controller:
         self._said: dict[str, str] = {}
         self.opened = 0
         self.leader = Leader(cluster, settings.lease_namespace, names.CONTROLLER, settings.identity)
-        self._pods = Mirror(cluster, PODS, pod_of, self._woken.set, watch_s=watch_s)
-        self._nodes = Mirror(cluster, NODES, node_of, self._woken.set, watch_s=watch_s)
+        pod_made, node_made = (pod_with_images, node_with_images) if settings.preloads else (pod_of, node_of)
+        self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
+        self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
         self._kueue = {
             kind: Mirror(cluster, kind, made, self._woken.set, optional=True, watch_s=watch_s)
             for kind, made in ((WORKLOADS, priorities.workload_of), (LOCAL_QUEUES, _raw), (CLUSTER_QUEUES, _raw))
@@ -93,6 +101,15 @@ class Controller:
         self._preempting = (
             Preempting(cluster, lambda: self._workflows.items().values(), say) if settings.preempts else None
         )
+        self._preloading = Preloading(cluster, settings.pull_s, self._note) if settings.preloads else None
+        self._preloads = Mirror(
+            cluster,
+            PODS,
+            preload_of,
+            lambda: None,
+            labels=f"{names.PRELOAD}={names.BY_CONTROLLER}",
+            watch_s=watch_s,
+        )
         self._gated: ClusterSession | None = None
         self._queued: ClusterSession | None = None
 
@@ -107,6 +124,7 @@ class Controller:
         """Until `stop`."""
         self.leader.start()
         mirrors = [self._pods, self._nodes, self._workflows, *self._kueue.values()]
+        mirrors += [self._preloads] if self._preloading is not None else []
         for mirror in mirrors:
             mirror.start()
         try:
@@ -165,6 +183,7 @@ class Controller:
             self._drop_sessions()
             self._open(gates.all_gates(self._served().values(), gates.ALONE))
         self._tell_why(pods, now)
+        self._preload({**others, **pods}, nodes, now)
         if self._settings.with_kueue:
             self._order_queues({uid: pod for uid, pod in pods.items() if pod.queue})
 
@@ -224,6 +243,14 @@ class Controller:
                     self._note("why", f"{pods[uid].namespace}/{pods[uid].name}: {error}")
                     self._teller.refused(now)
                     return
+
+    def _preload(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
+        """Load the images of what will start, where it will."""
+        if self._preloading is None or self._gated is None or not self._preloading.is_due(now):
+            return
+        wanted = [*foreseen.waiting(pods, self._gated.order()), *to_come(self._traces.runs(), now)[: foreseen.MOST]]
+        there = [one for one in self._preloads.items().values() if one is not None]
+        self._preloading.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
 
     def _placeless(self, pods: Iterable[Pod], nodes: list[Node]) -> set[str]:
         """Pods, by uid, that no node could ever take; demands are looked at once each."""

@@ -2,7 +2,8 @@
 
 `patch` on pods is a right to much. So the API server itself refuses these accounts every change of a pod but that our
 gate goes, that its deadline comes or comes earlier, and what is said of both; that a pod is deleted that was not told
-so; and every change of a Workload but its priority. Policies concern nobody else.
+so; and every change of a Workload but its priority. `create` on pods is a right to more: it is refused for all but
+preloads, of which each field is named here, and what is not named is refused. Policies concern nobody else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from egs_core.kubernetes import names
+from egs_core.kubernetes.preloads import COMMAND, CONFINED, DEADLINE_S, LIMITS, MOST_IMAGES, NO_SIDECAR, NOBODY
 
 Object = dict[str, Any]
 API = "admissionregistration.k8s.io/v1"
@@ -82,19 +84,136 @@ def _has(side: str, what: str, key: str) -> str:
     return f"(has({side}.metadata.{what}) && '{key}' in {side}.metadata.{what})"
 
 
+_MAKES_WAY = f"{_has('oldObject', 'labels', names.WORKLOAD)} && {_has('oldObject', 'annotations', names.PREEMPTED)}"
+_IS_PRELOAD = (
+    f"has({{0}}.metadata.labels) && '{names.PRELOAD}' in {{0}}.metadata.labels"
+    f" && {{0}}.metadata.labels['{names.PRELOAD}'] == '{names.BY_CONTROLLER}'"
+    f" && has({{0}}.spec.priorityClassName) && {{0}}.spec.priorityClassName == '{names.PRELOAD_CLASS}'"
+)
 DELETE_RULES = (
     (
-        f"{_has('oldObject', 'labels', names.WORKLOAD)} && {_has('oldObject', 'annotations', names.PREEMPTED)}",
-        "the pod is none that was told that it makes way",
+        f"({_MAKES_WAY}) || ({_IS_PRELOAD.format('oldObject')})",
+        "the pod is none that was told that it makes way, and no preload",
     ),
 )
 
 
-def policies(accounts: dict[str, str]) -> list[Object]:
-    """The policies and their bindings. accounts: by name the namespace of each."""
+def _only(what: str, fields: tuple[str, ...]) -> str:
+    """CEL: no other field is there."""
+    return f"dyn({what}).all(k, k in {list(fields)})"
+
+
+def _each(rule: str) -> str:
+    """CEL: of each container."""
+    return f"{_NEW}.containers.all(c, {rule})"
+
+
+_META = ("name", "namespace", "uid", "labels", "ownerReferences", "creationTimestamp", "managedFields", "generation")
+_SPEC = (
+    "activeDeadlineSeconds",
+    "affinity",
+    "automountServiceAccountToken",
+    "containers",
+    "dnsPolicy",
+    "enableServiceLinks",
+    "imagePullSecrets",
+    "nodeSelector",
+    "preemptionPolicy",
+    "priority",
+    "priorityClassName",
+    "restartPolicy",
+    "schedulerName",
+    "securityContext",
+    "serviceAccount",
+    "serviceAccountName",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+)
+"""What the controller writes, and what the API server adds by itself."""
+_CONTAINER = (
+    "command",
+    "image",
+    "imagePullPolicy",
+    "name",
+    "resources",
+    "securityContext",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+)
+PRELOAD_RULES = (
+    (_IS_PRELOAD.format("object"), "the pod is no preload"),
+    (
+        f"object.metadata.labels.all(k, k in ['{names.PRELOAD}', '{NO_SIDECAR}'])",
+        "the pod has another label",
+    ),
+    (_only("object.metadata", _META), "the pod has annotations, finalizers or a name to come"),
+    (
+        "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.size() == 1"
+        " && object.metadata.ownerReferences.all(o, has(o.controller) && o.controller"
+        " && !has(o.blockOwnerDeletion) && o.kind in ['Pod', 'Workflow'])",
+        "the pod does not go with a pod or a Workflow",
+    ),
+    (f"{_only(_NEW, _SPEC)} && {_NEW}.containers.size() <= {MOST_IMAGES}", "the pod has more than a preload has"),
+    (f"has({_NEW}.priority) && {_NEW}.priority < 0", "the pod's priority is not below others'"),
+    (
+        f"has({_NEW}.automountServiceAccountToken) && !{_NEW}.automountServiceAccountToken"
+        f" && (!has({_NEW}.serviceAccountName) || {_NEW}.serviceAccountName == 'default')",
+        "the pod gets the token of a service account, or names one",
+    ),
+    (
+        f"has({_NEW}.activeDeadlineSeconds) && {_NEW}.activeDeadlineSeconds <= {DEADLINE_S}"
+        f" && has({_NEW}.restartPolicy) && {_NEW}.restartPolicy == 'Never'"
+        f" && has({_NEW}.terminationGracePeriodSeconds) && {_NEW}.terminationGracePeriodSeconds == 0",
+        "the pod does not end by itself",
+    ),
+    (
+        f"!has({_NEW}.schedulerName) || {_NEW}.schedulerName == 'default-scheduler'",
+        "the pod has a scheduler of its own",
+    ),
+    (
+        f"has({_NEW}.securityContext)"
+        f" && {_only(_NEW + '.securityContext', ('runAsNonRoot', 'runAsUser', 'runAsGroup', 'seccompProfile'))}"
+        f" && has({_NEW}.securityContext.runAsNonRoot) && {_NEW}.securityContext.runAsNonRoot"
+        f" && has({_NEW}.securityContext.runAsUser) && {_NEW}.securityContext.runAsUser == {NOBODY}"
+        f" && has({_NEW}.securityContext.seccompProfile)"
+        f" && {_NEW}.securityContext.seccompProfile.type == 'RuntimeDefault'",
+        "the pod is not confined",
+    ),
+    (_each(_only("c", _CONTAINER)), "a container has more than a preload's has"),
+    (_each(f"has(c.command) && c.command == {COMMAND}"), "a container has another command"),
+    (
+        _each(
+            "has(c.securityContext)"
+            f" && {_only('c.securityContext', tuple(CONFINED))}"
+            " && has(c.securityContext.allowPrivilegeEscalation) && !c.securityContext.allowPrivilegeEscalation"
+            " && has(c.securityContext.readOnlyRootFilesystem) && c.securityContext.readOnlyRootFilesystem"
+            " && has(c.securityContext.runAsNonRoot) && c.securityContext.runAsNonRoot"
+            " && has(c.securityContext.capabilities) && has(c.securityContext.capabilities.drop)"
+            " && 'ALL' in c.securityContext.capabilities.drop && !has(c.securityContext.capabilities.add)"
+        ),
+        "a container may gain privileges",
+    ),
+    (
+        _each(
+            "has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
+            " && has(c.resources.limits) && has(c.resources.requests)"
+            " && ['cpu', 'memory'].all(n, n in dyn(c.resources).limits)"
+            " && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'])"
+            " && dyn(c.resources).requests.all(n, n in ['cpu', 'memory'])"
+            f" && quantity(dyn(c.resources).limits['cpu']).compareTo(quantity('{LIMITS['cpu']}')) <= 0"
+            f" && quantity(dyn(c.resources).limits['memory']).compareTo(quantity('{LIMITS['memory']}')) <= 0"
+        ),
+        "a container asks for more than a preload needs",
+    ),
+)
+
+
+def policies(accounts: dict[str, str], *, preloads: bool = False) -> list[Object]:
+    """The policies and their bindings. accounts: by name the namespace of each; preloads: with what holds the right to
+    make pods."""
     users = ", ".join(f"'system:serviceaccount:{where}:{name}'" for name, where in accounts.items())
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
-    gone = pods | {"operations": ["DELETE"]}
+    gone, made = pods | {"operations": ["DELETE"]}, pods | {"operations": ["CREATE"]}
     kueue = {
         "apiGroups": ["kueue.x-k8s.io"],
         "apiVersions": ["*"],
@@ -106,6 +225,7 @@ def policies(accounts: dict[str, str]) -> list[Object]:
         (f"{names.CONTROLLER}-opens-gates", POD_RULES, pods),
         (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone),
         (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue),
+        *([(f"{names.CONTROLLER}-preloads", PRELOAD_RULES, made)] if preloads else []),
     ):
         spec = {
             "failurePolicy": "Fail",

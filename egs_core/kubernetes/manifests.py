@@ -33,12 +33,15 @@ KINDS = {
     "Service": Kind("/api/v1", "services"),
     "Deployment": Kind("/apis/apps/v1", "deployments"),
     "CronJob": Kind("/apis/batch/v1", "cronjobs"),
+    "PriorityClass": Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
 }
+PRELOAD_PRIORITY = -100
+"""A cluster autoscaler adds no node for pods below -10, and keeps none for them (--expendable-pods-priority-cutoff)."""
 
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
-    the controller's; preempts: it may delete pods that make way."""
+    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -46,6 +49,7 @@ class Installation(msgspec.Struct, frozen=True):
     release_by_s: float = RELEASE_BY_S
     arguments: tuple[str, ...] = ()
     preempts: bool = False
+    preloads: bool = False
 
 
 def objects(of: Installation) -> list[Object]:
@@ -58,7 +62,8 @@ def objects(of: Installation) -> list[Object]:
         },
         *(_made("v1", "ServiceAccount", name, of.namespace) for name in (names.CONTROLLER, names.OVERDUE)),
         *_rights(of),
-        *policies(dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace)),
+        *policies(dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace), preloads=of.preloads),
+        *([_preload_class()] if of.preloads else []),
         _service(of),
         _deployment(of),
         _cron_job(of),
@@ -92,6 +97,8 @@ def _rights(of: Installation) -> list[Object]:
             _rule("", ["events"], ["create"]),
             _rule("batch", ["jobs"], ["get"]),
         ]
+    if of.preloads:
+        changes.append(_rule("", ["pods"], ["create", "delete"]))
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
@@ -132,7 +139,8 @@ def _deployment(of: Installation) -> Object:
     """Recreate: ready means leading, so a rolling update would wait for ever for the new one."""
     host = f"{names.CONTROLLER}.{of.namespace}.svc"
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
-    more = [*(["--preempt"] if of.preempts else []), *of.arguments]
+    chosen = {"--preempt": of.preempts, "--preload": of.preloads}
+    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *of.arguments]
     pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
     pod["containers"][0] |= {"ports": [{"containerPort": PORT}], "readinessProbe": probe}
@@ -175,6 +183,17 @@ def _pod_spec(of: Installation, account: str, arguments: list[str]) -> Object:
     user = {"runAsNonRoot": True, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}}
     volumes = [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}]
     return {"serviceAccountName": account, "securityContext": user, "volumes": volumes, "containers": [container]}
+
+
+def _preload_class() -> Object:
+    about = "Pods of EGS that load images ahead: they preempt nothing, and make way for everything."
+    stated: Object = {
+        "value": PRELOAD_PRIORITY,
+        "preemptionPolicy": "Never",
+        "globalDefault": False,
+        "description": about,
+    }
+    return _made("scheduling.k8s.io/v1", "PriorityClass", names.PRELOAD_CLASS, **stated)
 
 
 def _webhook(of: Installation) -> Object:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from egs_core.kubernetes.pods import Pod
-from egs_core.kubernetes.workflows import Loop, Node, Step, Template, Workflow
+from egs_core.kubernetes.workflows import NOTHING, Asks, Loop, Node, Step, Template, Workflow
 from egs_core.site import PRIOR_S
 
 MOST_TASKS = 10_000
@@ -42,7 +42,7 @@ class Task(msgspec.Struct, frozen=True):
     is_over: bool = False
     is_driver: bool = False
     predicted_s: float | None = None
-    gpus: float = 0.0
+    asks: Asks = NOTHING
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -73,18 +73,10 @@ def graph_of(workflow: Workflow) -> tuple[Task, ...] | None:
 def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict[str, Way]:
     """By uid, of the pods of this run that have not ended and are in its graph. Durations: what the same task took in
     this run already, in another iteration or try; else its labels; of drivers, which have none, what others took."""
-    found = list(pods)
-    learned, drivers = _learned(found), _drivers_s(workflow)
-    places = {task.name: number for number, task in enumerate(graph) if task.template}
-    mine = {pod.uid: place for pod in found if not pod.is_over and (place := _place(pod, places)) is not None}
-    labels = {mine[pod.uid]: pod.predicted_s for pod in found if pod.uid in mine}
-    own = []
-    for number, task in enumerate(graph):
-        label_s = labels.get(number) if labels.get(number) is not None else task.predicted_s
-        own.append(_own_s(task, learned.get(key_of(task.name), label_s), drivers))
+    mine, own = lengths(workflow, graph, list(pods))
     ranks, gpu_s = list(own), [0.0] * len(own)
     for number in range(len(graph) - 1, -1, -1):
-        behind_s = own[number] * graph[number].gpus + gpu_s[number]
+        behind_s = own[number] * graph[number].asks.gpus + gpu_s[number]
         for parent in graph[number].parents:
             rank = own[parent] + ranks[number]
             if rank > ranks[parent] or (rank == ranks[parent] and behind_s > gpu_s[parent]):
@@ -92,7 +84,20 @@ def ways(workflow: Workflow, graph: Sequence[Task], pods: Iterable[Pod]) -> dict
     return {uid: Way(own[place], ranks[place], gpu_s[place]) for uid, place in mine.items()}
 
 
-class _Run(msgspec.Struct, frozen=True):
+def lengths(workflow: Workflow, graph: Sequence[Task], pods: Sequence[Pod]) -> tuple[dict[str, int], list[float]]:
+    """By uid the places in the graph of pods that have not ended; and how long each task takes, by its place."""
+    learned, drivers = _learned(pods), _drivers_s(workflow)
+    places = {task.name: number for number, task in enumerate(graph) if task.template}
+    mine = {pod.uid: place for pod in pods if not pod.is_over and (place := _place(pod, places)) is not None}
+    labels = {mine[pod.uid]: pod.predicted_s for pod in pods if pod.uid in mine}
+    own = []
+    for number, task in enumerate(graph):
+        label_s = labels.get(number) if labels.get(number) is not None else task.predicted_s
+        own.append(_own_s(task, learned.get(key_of(task.name), label_s), drivers))
+    return mine, own
+
+
+class Run(msgspec.Struct, frozen=True):
     """What is known of a run: of what it was made, and its pods with the ranks of its graph, by uid."""
 
     workflow: Workflow
@@ -106,7 +111,11 @@ class Traces:
     again, and is the very same object as before."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
+
+    def runs(self) -> list[Run]:
+        """Those that have pods, as of the last call of `applied`."""
+        return list(self._runs.values())
 
     def applied(self, pods: Mapping[str, Pod], workflows: Iterable[Workflow]) -> dict[str, Pod]:
         """All of these pods, by uid; those of a run with a graph have its ranks and durations in the labels' place."""
@@ -122,7 +131,7 @@ class Traces:
             found.update(known.ranked)
         return found
 
-    def _run(self, workflow: Workflow, pods: tuple[Pod, ...]) -> _Run:
+    def _run(self, workflow: Workflow, pods: tuple[Pod, ...]) -> Run:
         known = self._runs.get(workflow.uid)
         is_same = known is not None and known.workflow is workflow
         graph = known.graph if known is not None and is_same else graph_of(workflow)
@@ -131,7 +140,7 @@ class Traces:
         before = {} if known is None else known.ranked
         told = {} if graph is None else ways(workflow, graph, pods)
         made = (_ranked(pod, told[pod.uid]) for pod in pods if pod.uid in told)
-        return _Run(workflow, graph, pods, {pod.uid: _same(before.get(pod.uid), pod) for pod in made})
+        return Run(workflow, graph, pods, {pod.uid: _same(before.get(pod.uid), pod) for pod in made})
 
 
 def _ranked(pod: Pod, way: Way) -> Pod:
@@ -210,15 +219,15 @@ class _Growing:
             return self._append(Task(name, after, template, is_over=True))
         if made.steps is None:
             likely_s = made.predicted_s if made.predicted_s is not None else of.predicted_s
-            gpus = 0.0 if made.is_driver else of.gpus
-            return self._append(Task(name, after, template, False, made.is_driver, likely_s, gpus))
+            asks = NOTHING if made.is_driver else of.asks
+            return self._append(Task(name, after, template, False, made.is_driver, likely_s, asks))
         ends: dict[str, tuple[int, ...]] = {}
         needed: set[str] = set()
         for step in _ordered(made.steps):
             needs = [need for need in step.needs if need in ends]
             needed.update(needs)
             before = tuple(sorted({end for need in needs for end in ends[need]})) or after
-            says = step if step.predicted_s is not None or step.gpus else of
+            says = step if step.predicted_s is not None or step.asks is not NOTHING else of
             ends[step.name] = self._step(name, step, before, says, (*within, template))
         last = sorted({end for step, found in ends.items() if step not in needed for end in found})
         return self._joined(name, tuple(last) or after)

@@ -35,7 +35,8 @@ class Pod(msgspec.Struct, frozen=True):
     written into it at waits_at. started, ended: Unix time, 0: not yet; deadline_s: after so long it ends, from started
     on. job: that made it and may make it again; index: of that. may_restart: for all that is known of it. paused:
     what was paused with it, since when and by whom; is_paused: it is, or its stage or run is (`with_pauses`);
-    resumed_at: when that was taken back."""
+    resumed_at: when that was taken back. images, pull_secrets: what its containers are made of, and with whose rights
+    that is pulled (`images.pod_with_images` alone)."""
 
     uid: str
     name: str
@@ -77,6 +78,8 @@ class Pod(msgspec.Struct, frozen=True):
     paused: str = ""
     is_paused: bool = False
     resumed_at: float = 0.0
+    images: tuple[str, ...] = ()
+    pull_secrets: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -99,7 +102,8 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One node: what pods may ask for, its labels, the taints that keep pods off, and whether it takes new ones."""
+    """One node: what pods may ask for, its labels, the taints that keep pods off, and whether it takes new ones.
+    images: those that it has, as far as it lists them (`images.node_with_images` alone)."""
 
     name: str
     cpu_milli: int = 0
@@ -108,6 +112,7 @@ class Node(msgspec.Struct, frozen=True):
     labels: tuple[tuple[str, str], ...] = ()
     taints: tuple[tuple[str, str, str], ...] = ()
     is_open: bool = True
+    images: frozenset[str] = frozenset()
 
 
 def pod_of(raw: Object) -> Pod:

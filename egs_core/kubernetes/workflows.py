@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import Object, items, length_s, number, part, seconds_of, text
+from egs_core.kubernetes.pods import Object, items, length_s, number, part, quantity, seconds_of, text
 
 OVER = frozenset(("Succeeded", "Failed", "Error", "Skipped", "Omitted"))
 DRIVER = "-driver"
@@ -43,9 +43,24 @@ class Loop(msgspec.Struct, frozen=True):
     output: str = ""
 
 
+class Asks(msgspec.Struct, frozen=True):
+    """What the pod of a step will be made of, as its driver is told: its container's image and amounts, and of nodes
+    what `Pod.where` says."""
+
+    image: str = ""
+    gpus: float = 0.0
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    where: str = ""
+    pull_secrets: tuple[str, ...] = ()
+
+
+NOTHING = Asks()
+
+
 class Step(msgspec.Struct, frozen=True):
     """A task of a DAG template. needs: names that its condition mentions; on_exit: a template that runs at its end;
-    predicted_s: as the label says that its pod will have; gpus: as the container says that its driver is given."""
+    predicted_s: as the label says that its pod will have."""
 
     name: str
     template: str
@@ -53,7 +68,7 @@ class Step(msgspec.Struct, frozen=True):
     loop: Loop | None = None
     on_exit: str = ""
     predicted_s: float | None = None
-    gpus: float = 0.0
+    asks: Asks = NOTHING
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -151,8 +166,8 @@ def _template(raw: Object, arguments: Mapping[str, str]) -> Template | None:
         return Template(is_driver=is_driver, predicted_s=likely_s, retries=_retries(part(raw, "retryStrategy")))
     listed = items(part(raw, "dag"), "tasks")
     drivers = [one for one in listed if text(one, "name").endswith(DRIVER)]
-    gpus = {text(one, "name").removesuffix(DRIVER): _gpus(_parameters(one), arguments) for one in drivers}
-    steps = [_step(one, gpus.get(text(one, "name"), 0.0)) for one in listed]
+    asked = {text(one, "name").removesuffix(DRIVER): _asks(_parameters(one), arguments) for one in drivers}
+    steps = [_step(one, asked.get(text(one, "name"), NOTHING)) for one in listed]
     if None in steps:
         return None
     at_once = number(raw.get("parallelism")) or 0
@@ -166,7 +181,7 @@ def _retries(stated: Object) -> float:
     return math.inf if stated.get("limit") is None else max(0.0, number(stated["limit"]) or 0.0)
 
 
-def _step(raw: Object, gpus: float) -> Step | None:
+def _step(raw: Object, asks: Asks) -> Step | None:
     if raw.get("templateRef") or raw.get("inline") or not text(raw, "template"):
         return None
     listed = raw.get("dependencies")
@@ -179,7 +194,7 @@ def _step(raw: Object, gpus: float) -> Step | None:
         _loop(raw),
         text(hook, "template") or text(raw, "onExit"),
         length_s(_labels(_parameters(raw)).get(names.PREDICTED_S)),
-        gpus,
+        asks,
     )
 
 
@@ -187,18 +202,62 @@ def _parameters(raw: Object) -> dict[str, str]:
     return {text(one, "name"): text(one, "value") for one in items(part(raw, "arguments"), "parameters")}
 
 
-def _gpus(parameters: Mapping[str, str], arguments: Mapping[str, str]) -> float:
-    """What the container asks for that a driver is given: one, where an input says how many."""
-    named = _ARGUMENT.fullmatch(parameters.get("container", "").strip())
+def _asks(parameters: Mapping[str, str], arguments: Mapping[str, str]) -> Asks:
+    """Of the container that a driver is given, and of what it is told of nodes."""
+    container = _argument(parameters.get("container", ""), arguments)
+    platform = _argument(parameters.get("kubernetes-config", ""), arguments)
+    if not container:
+        return NOTHING
+    resources = part(container, "resources")
+    stated = {
+        "select": part(part(platform, "nodeSelector"), "labels"),
+        "terms": [one for one in items(platform, "nodeAffinity") if "weight" not in one],
+        "tolerate": [_toleration(one) for one in items(platform, "tolerations")],
+    }
+    where = {key: value for key, value in stated.items() if value}
+    secrets = (text(one, "secretName") for one in items(platform, "imagePullSecret"))
+    return Asks(
+        text(container, "image"),
+        _gpus(part(resources, "accelerator")),
+        math.ceil(1000 * _amount(resources, "Cpu")),
+        math.ceil(_amount(resources, "Memory")),
+        json.dumps(where, sort_keys=True, default=str) if where else "",
+        tuple(secret for secret in secrets if secret),
+    )
+
+
+def _argument(value: str, arguments: Mapping[str, str]) -> Object:
+    """The object that an argument of the Workflow is, where a parameter names one."""
+    named = _ARGUMENT.fullmatch(value.strip())
     try:
-        found = json.loads(arguments.get(named[1], "{}")) if named else {}
+        found = json.loads(arguments.get(named[1]) or "{}") if named else {}
     except (ValueError, RecursionError):
-        return 0.0
-    asked = part(part(found, "resources"), "accelerator") if isinstance(found, Mapping) else {}
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _gpus(asked: Object) -> float:
+    """One, where an input says how many."""
     if not (asked.get("type") or asked.get("resourceType")):
         return 0.0
     count = number(asked.get("resourceCount") or asked.get("count"))
     return 1.0 if count is None or not 0 < count < MOST_GPUS else count
+
+
+def _amount(resources: Object, kind: str) -> float:
+    """What it asks for, or its limit where that is all: as a quantity or, by older compilers, in CPUs or GB."""
+    for what in ("Request", "Limit"):
+        if asked := quantity(resources.get(f"resource{kind}{what}")):
+            return asked
+        if asked := quantity(resources.get(f"{kind.lower()}{what}")):
+            return asked * (1e9 if kind == "Memory" else 1.0)
+    return 0.0
+
+
+def _toleration(one: Object) -> dict[str, Any]:
+    """Its compiler writes whole numbers of 64 bits as text."""
+    seconds = number(one.get("tolerationSeconds"))
+    return {**one, **({} if seconds is None else {"tolerationSeconds": int(seconds)})}
 
 
 def _labels(parameters: Mapping[str, str]) -> dict[str, str]:

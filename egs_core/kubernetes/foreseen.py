@@ -1,0 +1,185 @@
+"""When, and on which node, each of the pods that wait will probably start: in the engine's order, each where it fits
+first.
+
+    node n1   ██████ runs till 40 s ······   the first takes n1 at 40 s, and holds it as long as it takes
+    node n2   ███ runs till 25 s ·········   the second needs more than n2 will have: n1 again, after the first
+              now                            the third takes n2 at 25 s, which the second cannot use
+
+A guess, for what does no harm where it is wrong. It looks no further than `until`, and knows no quotas, reservations
+and gangs. Pods of others never end in it; one of ours of which nobody says how long it takes may end at any moment, as
+for the engine's own planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from egs_core.engine.rules.durations import remaining
+from egs_core.graph.columns import Shape
+from egs_core.kubernetes import places
+from egs_core.kubernetes.pods import Node, Pod
+from egs_core.site import PRIOR_S
+
+MOST = 64
+"""So many are looked at, the first of the order."""
+SAME_S, SAME_SHARE = 5.0, 0.1
+"""Nodes on which something starts that much later than on the first are as good: then it stays where it was seen last,
+or goes where its images are."""
+NEVER = float("inf")
+Need = tuple[int, int, int]
+"""CPUs and GPUs in thousandths, bytes of memory."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The object for which something is made."""
+
+    api: str
+    kind: str
+    name: str
+    uid: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What will start: a pod that is there or one to come. where: as `Pod.where`; takes_s: None: not known; ready_at:
+    not before this moment; images: none where nothing is to be done for it, and it only takes its room."""
+
+    owner: Owner
+    namespace: str
+    shape: Shape
+    where: str = ""
+    takes_s: float | None = None
+    ready_at: float = 0.0
+    images: tuple[str, ...] = ()
+    pull_secrets: tuple[str, ...] = ()
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where and when (Unix time)."""
+
+    wanted: Wanted
+    node: str
+    at: float
+
+
+def waiting(pods: Mapping[str, Pod], order: Sequence[str]) -> list[Wanted]:
+    """Pods that are open and have no node yet, then those that wait, the first first. order: uids of these."""
+    opened = [_wanted(pod, images=()) for pod in pods.values() if _is_opened(pod)]
+    gated = [pod for uid in order if (pod := pods.get(uid)) is not None and pod.is_gated and not pod.is_leaving]
+    return opened + [_wanted(pod, pod.images) for pod in gated[:MOST]]
+
+
+def starts(
+    wanted: Iterable[Wanted],
+    pods: Iterable[Pod],
+    nodes: Iterable[Node],
+    now: float,
+    until: float,
+    had: Mapping[str, Collection[str]] | None = None,
+) -> list[Start]:
+    """Of those of which it can be said, in the same order. pods: all of the cluster, also those of others; had: by
+    node, images that it has or is getting."""
+    rooms = {node.name: _Room(node) for node in nodes if node.is_open}
+    for pod in pods:
+        if pod.holds and pod.node in rooms:
+            rooms[pod.node].hold(_need(pod.shape), end_of(pod, now))
+    fitting: dict[str, list[_Room]] = {}
+    found = []
+    for one in wanted:
+        if one.where not in fitting:
+            fitting[one.where] = [room for room in rooms.values() if places.allows(one.where, room.node)]
+        need = _need(one.shape)
+        firsts = [(max(room.first(need, until), one.ready_at, now), room) for room in fitting[one.where]]
+        soonest = min((at for at, _ in firsts), default=NEVER)
+        if soonest > until:
+            continue
+        latest = soonest + max(SAME_S, SAME_SHARE * (soonest - now))
+        at, room = min(
+            ((at, room) for at, room in firsts if at <= latest),
+            key=lambda pair: (not pair[1].has(one.images, had or {}), pair[0], pair[1].node.name),
+        )
+        room.take(need, at, at + (PRIOR_S if one.takes_s is None else one.takes_s))
+        found.append(Start(one, room.node.name, at))
+    return found
+
+
+def end_of(pod: Pod, now: float) -> float:
+    """When a pod that has its node is expected to leave it; NEVER of those that say nothing of themselves."""
+    if not pod.is_ours:
+        return NEVER
+    if pod.predicted_s is None:
+        return now
+    began = pod.started or now
+    end = now + max(0.0, remaining(pod.predicted_s, pod.predicted_s, max(0.0, now - began))[0])
+    return end if pod.deadline_s is None else min(end, max(now, began + pod.deadline_s))
+
+
+class _Room:
+    """What one node has free, and when more of it is."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._free: Need = (node.cpu_milli, 1000 * node.gpus, node.memory_bytes)
+        self._ends: list[tuple[float, Need]] = []
+        self._firsts: dict[Need, float] = {}
+
+    def hold(self, need: Need, until: float) -> None:
+        self._free = _less(self._free, need)
+        if until < NEVER:
+            self._ends.append((until, need))
+
+    def first(self, need: Need, until: float) -> float:
+        """The first moment from which there is room for that, 0: there is; NEVER: not before `until`. Kept until it
+        changes."""
+        if need not in self._firsts:
+            self._firsts[need] = self._first(need, until)
+        return self._firsts[need]
+
+    def _first(self, need: Need, until: float) -> float:
+        free, at = self._free, 0.0
+        for end, freed in [] if _covers(free, need) else sorted(self._ends):
+            if end > until or _covers(free, need):
+                break
+            free, at = _more(free, freed), end
+        return at if _covers(free, need) else NEVER
+
+    def take(self, need: Need, at: float, until: float) -> None:
+        """From that moment on: what has ended by then is free, and what is left of it is so for the next."""
+        for end, freed in self._ends:
+            if end <= at:
+                self._free = _more(self._free, freed)
+        self._ends = [one for one in self._ends if one[0] > at]
+        self._firsts.clear()
+        self.hold(need, until)
+
+    def has(self, images: Iterable[str], had: Mapping[str, Collection[str]]) -> bool:
+        more = had.get(self.node.name, ())
+        return all(image in self.node.images or image in more for image in images)
+
+
+def _wanted(pod: Pod, images: tuple[str, ...]) -> Wanted:
+    owner = Owner("v1", "Pod", pod.name, pod.uid)
+    return Wanted(
+        owner, pod.namespace, pod.shape, pod.where, pod.predicted_s, images=images, pull_secrets=pod.pull_secrets
+    )
+
+
+def _is_opened(pod: Pod) -> bool:
+    return pod.is_ours and not (pod.node or pod.is_gated or pod.has_other_gates or pod.is_over or pod.is_leaving)
+
+
+def _need(shape: Shape) -> Need:
+    return shape.cpu_milli, shape.gpu_milli, shape.memory_bytes
+
+
+def _covers(free: Need, need: Need) -> bool:
+    return free[0] >= need[0] and free[1] >= need[1] and free[2] >= need[2]
+
+
+def _less(one: Need, other: Need) -> Need:
+    return one[0] - other[0], one[1] - other[1], one[2] - other[2]
+
+
+def _more(one: Need, other: Need) -> Need:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]

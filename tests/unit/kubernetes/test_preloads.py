@@ -1,0 +1,332 @@
+"""Where and when pods will start, and the pods that load their images there, as functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from egs_core.graph.columns import Shape
+from egs_core.kubernetes import names, preloads
+from egs_core.kubernetes.foreseen import NEVER, Owner, Start, Wanted, end_of, starts, waiting
+from egs_core.kubernetes.images import full_name, images_of, node_with_images, pod_with_images
+from egs_core.kubernetes.manifests import Installation, objects
+from egs_core.kubernetes.pods import Node, Pod, moment, pod_of
+from egs_core.kubernetes.preloads import AT_ONCE, FAILED, LOADED, LOADING, ON_ONE_NODE, Preload, made, preload_of
+from tests.unit.kubernetes.made_pods import node, pod
+
+NOW = 1_800_000_000.0
+BIG = "docker.io/library/big:1"
+OWNER = Owner("v1", "Pod", "p", "uid-p")
+
+
+def node_of(name: str, cpu: int = 8, gpus: int = 0, *images: str, **labels: str) -> Node:
+    raw = node(name, cpu, gpus, labels=labels)
+    raw["status"]["images"] = [{"names": [image], "sizeBytes": 1} for image in images]
+    return node_with_images(raw)
+
+
+def runs(name: str, on: str, left_s: float | None = None, **stated: Any) -> Pod:
+    """A pod that runs there, and has so long left."""
+    took = {} if left_s is None else {"predicted": 100 + left_s}
+    status = {"phase": "Running", "startTime": moment(NOW - 100)}
+    return pod_with_images(pod(name, uid=name, gate=False, spec={"nodeName": on}, status=status, **took, **stated))
+
+
+def wanted(name: str, gpus: int = 0, cpu: int = 1, takes_s: float | None = 10.0, **stated: Any) -> Wanted:
+    shape = Shape(1000 * cpu, 1000 * gpus, 0)
+    return Wanted(Owner("v1", "Pod", name, name), "team", shape, takes_s=takes_s, **stated)
+
+
+def seen(found: Iterable[Start]) -> list[tuple[str, str, float]]:
+    return [(one.wanted.owner.name, one.node, round(one.at - NOW, 3)) for one in found]
+
+
+# --- images ---
+
+
+@pytest.mark.parametrize(
+    ("written", "listed"),
+    [
+        ("python", "docker.io/library/python:latest"),
+        ("python:3.11", "docker.io/library/python:3.11"),
+        ("team/app", "docker.io/team/app:latest"),
+        ("localhost/app:1", "localhost/app:1"),
+        ("localhost:5000/app", "localhost:5000/app:latest"),
+        ("ghcr.io/a/b/c:1@sha256:ff", "ghcr.io/a/b/c@sha256:ff"),
+    ],
+)
+def test_an_image_has_one_name(written: str, listed: str) -> None:
+    """A node lists it with its registry, however a pod writes it."""
+    assert full_name(written) == listed
+    assert full_name(listed) == listed
+
+
+def test_a_pod_is_made_of_all_its_containers() -> None:
+    """Those that run first, too; each image once."""
+    spec = {"initContainers": [{"image": "launcher"}], "containers": [{"image": "a"}, {"image": "launcher"}, {}]}
+    assert images_of(spec) == ("docker.io/library/launcher:latest", "docker.io/library/a:latest")
+    assert images_of({}) == ()
+
+
+# --- what will start ---
+
+
+def test_each_starts_where_it_fits_first() -> None:
+    """In the order: the first takes what is free first, the next what is free after that. What it leaves is for
+    others."""
+    nodes = [node_of("n1", 8, 2), node_of("n2", 8, 1)]
+    running = [runs("a", "n1", 40, gpus=2), runs("b", "n2", 25, gpus=1)]
+    two, one, more = wanted("two", gpus=2, takes_s=30), wanted("one", gpus=1), wanted("more", gpus=1)
+    small = wanted("small")
+    assert seen(starts([two, one, more, small], running, nodes, NOW, NOW + 100)) == [
+        ("two", "n1", 40.0),
+        ("one", "n2", 25.0),
+        ("more", "n2", 35.0),
+        ("small", "n1", 0.0),
+    ]
+    assert seen(starts([two, one], running, nodes, NOW, NOW + 30)) == [("one", "n2", 25.0)]
+
+
+def test_where_it_may_run_and_when_it_is_ready() -> None:
+    """A selector, a node that takes nothing new, a step that is to come; nothing is said of what nothing can take."""
+    nodes = [node_of("n1", pool="a"), node_of("n2", pool="b")]
+    there = json.dumps({"select": {"pool": "b"}})
+    later = wanted("later", where=there, ready_at=NOW + 7)
+    assert seen(starts([later, wanted("never", gpus=1)], [], nodes, NOW, NOW + 9)) == [("later", "n2", 7.0)]
+    closed = [node_with_images(node("n2", labels={"pool": "b"}, spec={"unschedulable": True}))]
+    assert starts([later], [], closed, NOW, NOW + 9) == []
+
+
+def test_it_stays_where_it_was_seen_unless_another_place_is_much_sooner() -> None:
+    """Two nodes that are free at about the same time: where the image is, or is on its way. Else the first one."""
+    nodes = [node_of("n1", 8, 1), node_of("n2", 8, 1, BIG)]
+    one = wanted("p", gpus=1, images=(BIG,))
+
+    def at(second_s: float, had: dict[str, set[str]] | None = None) -> str:
+        running = [runs("a", "n1", 50, gpus=1), runs("b", "n2", second_s, gpus=1)]
+        return starts([one], running, nodes, NOW, NOW + 500, had)[0].node
+
+    assert (at(54), at(56)) == ("n2", "n1")
+    assert at(54, {"n1": {BIG}}) == "n1"
+
+
+@pytest.mark.parametrize(
+    ("pod_", "left_s"),
+    [
+        (runs("a", "n1", 30), 30.0),
+        (runs("a", "n1"), 0.0),  # nobody knows: at any moment
+        (runs("a", "n1", -50), 41.42),  # it has outlived what was said
+        (runs("a", "n1", 30, labels={"egs.io/preload": "x"}), NEVER),  # none of ours
+        (pod_of(pod("a", gate=False, predicted=20, spec={"nodeName": "n1"})), 20.0),  # not begun
+        (
+            pod_of(
+                pod(
+                    "a",
+                    predicted=900,
+                    spec={"nodeName": "n1", "activeDeadlineSeconds": 60},
+                    status={"phase": "Pending"},
+                )
+            ),
+            60.0,
+        ),
+    ],
+)
+def test_when_a_pod_leaves_its_node(pod_: Pod, left_s: float) -> None:
+    """By what is said of it, and its deadline."""
+    assert end_of(pod_, NOW) - NOW == pytest.approx(left_s, abs=0.01)
+
+
+def test_what_is_open_already_takes_its_room_first() -> None:
+    """It has no node yet, and nothing is loaded for it: it pulls itself. What is not in the order does not count."""
+    pods = {one.uid: one for one in (pod_with_images(pod(name, uid=name)) for name in ("first", "second", "else"))}
+    pods["open"] = pod_with_images(pod("open", uid="open", gate=False))
+    found = waiting(pods, ["second", "first", "gone"])
+    assert [(one.owner.name, bool(one.images)) for one in found] == [
+        ("open", False),
+        ("second", True),
+        ("first", True),
+    ]
+
+
+# --- what is made, and what goes ---
+
+
+def at_work(node: str = "n1", *images: str, **stated: Any) -> Preload:
+    told: dict[str, Any] = {"uid": "u", "name": "x", "namespace": "team", "created": NOW} | stated
+    return Preload(node=node, images=images or (BIG,), **told)
+
+
+def steps(
+    found: list[Start],
+    there: list[Preload] | None = None,
+    had: dict[str, set[str]] | None = None,
+    pods: Iterable[Pod] = (),
+    lead_s: float = 60.0,
+) -> tuple[list[tuple[str, tuple[str, ...]]], list[str], list[str]]:
+    """Nodes and images to make, uids that are over, and that are withdrawn."""
+    leads = {one.wanted.images: lead_s for one in found}
+    taken = preloads.select_steps(found, there or [], had or {}, pods, NOW, leads)
+    return (
+        [(one.node, one.wanted.images) for one in taken.make],
+        [one.uid for one in taken.over],
+        [one.uid for one in taken.withdraw],
+    )
+
+
+def start(at_s: float, node: str = "n1", *images: str) -> Start:
+    return Start(wanted("p", images=images or (BIG,)), node, NOW + at_s)
+
+
+def test_one_is_made_when_it_is_due() -> None:
+    """Not before; not where the image is; not beside one that loads it there; only what is missing."""
+    assert steps([start(85)]) == ([("n1", (BIG,))], [], [])
+    assert steps([start(87)]) == ([], [], [])
+    assert steps([start(10)], had={"n1": {BIG}}) == ([], [], [])
+    assert steps([start(10)], [at_work()]) == ([], [], [])
+    assert steps([start(10), start(20)]) == ([("n1", (BIG,))], [], [])
+    assert steps([start(10, "n1", BIG, "small")], had={"n1": {BIG}}) == ([("n1", ("small",))], [], [])
+
+
+def test_there_are_never_many() -> None:
+    """On one node, and in all, those of what starts first; what is on its way out counts until it is gone."""
+    many = [start(1, "n1", f"i{number}") for number in range(9)]
+    assert steps(many)[0] == [("n1", ("i0",)), ("n1", ("i1",))]
+    leaving = at_work("n1", "other", is_leaving=True)
+    assert steps(many, [leaving])[0] == [("n1", ("i0",))]
+    everywhere = [start(1, f"n{number}") for number in range(AT_ONCE + 9)]
+    assert [where for where, _ in steps(everywhere)[0]] == [f"n{number}" for number in range(AT_ONCE)]
+
+
+def test_one_goes_when_it_is_over_or_not_wanted() -> None:
+    """Loaded, failed, or never placed: over. Withdrawn where nothing is to start there with its image any more, but not
+    when its pod has come to the node: it waits for that very pull."""
+    kept = [start(900)]  # not due any more, but still to come
+    assert steps(kept, [at_work()]) == ([], [], [])
+    assert steps(kept, [at_work(state=LOADED)])[1:] == (["u"], [])
+    assert steps(kept, [at_work(state=FAILED)])[1:] == (["u"], [])
+    assert steps([start(10)], [at_work(state=LOADED)]) == ([], ["u"], [])  # it is there: not made again
+    assert steps(kept, [at_work(created=NOW - 1201)])[1:] == (["u"], [])
+    assert steps(kept, [at_work(state=LOADED, is_leaving=True)])[1:] == ([], [])
+    assert steps([start(900, "n2")], [at_work()]) == ([], [], ["u"])
+    assert steps([], [at_work()]) == ([], [], ["u"])
+    came = pod_with_images(pod("p", spec={"nodeName": "n1", "containers": [{"image": "big:1"}]}))
+    assert steps([], [at_work()], pods=[came]) == ([], [], [])
+    assert steps([], [at_work("n2")], pods=[came]) == ([], [], ["u"])
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.floats(0, 300), st.sampled_from(["n1", "n2", "n3"]), st.sampled_from("abcd")), max_size=40),
+    st.lists(st.tuples(st.sampled_from(["n1", "n2", "n3"]), st.sampled_from("abcd")), max_size=10),
+)
+def test_the_bounds_hold_whatever_is_seen(to_come: list[tuple[float, str, str]], there: list[tuple[str, str]]) -> None:
+    """Looked at again after it is done, nothing more is made and nothing is made twice."""
+    found = [start(at_s, where, image) for at_s, where, image in to_come]
+    works = [at_work(where, image, uid=f"{n}") for n, (where, image) in enumerate(there)]
+    made_now, _, gone = steps(found, works)
+    left = [one for one in works if one.uid not in gone]
+    after = left + [at_work(where, *images, uid=f"new-{n}") for n, (where, images) in enumerate(made_now)]
+    for where in ("n1", "n2", "n3"):
+        before = sum(one.node == where for one in works)
+        assert sum(one[0] == where for one in made_now) <= max(0, ON_ONE_NODE - before)
+    assert len({*made_now}) == len(made_now)
+    assert not {*made_now} & {(one.node, one.images) for one in left}
+    assert steps(found, [*works, *after[len(left) :]])[0] == []
+
+
+# --- the pod ---
+
+
+def container(**state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "preload-0", "state": state}]}
+
+
+def raw_preload(status: dict[str, Any] | None = None, images: tuple[str, ...] = (BIG,)) -> dict[str, Any]:
+    found = made(Start(Wanted(OWNER, "team", Shape(0), images=images), "n1", NOW))
+    found["metadata"] |= {"uid": "u", "creationTimestamp": moment(NOW)}
+    return found | {"status": status or {}}
+
+
+ENDED = {"startedAt": moment(NOW + 30), "finishedAt": moment(NOW + 30)}
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "took_s"),
+    [
+        ({}, LOADING, None),
+        ({"phase": "Pending"} | container(waiting={"reason": "ContainerCreating"}), LOADING, None),
+        ({"phase": "Succeeded"} | container(terminated=ENDED | {"exitCode": 0}), LOADED, 30.0),
+        ({"phase": "Failed"} | container(terminated=ENDED | {"reason": "StartError", "exitCode": 128}), LOADED, 30.0),
+        (container(terminated={"startedAt": "1970-01-01T00:00:00Z", "finishedAt": moment(NOW + 30)}), LOADED, 30.0),
+        (container(waiting={"reason": "CreateContainerError"}), LOADED, None),
+        (container(waiting={"reason": "CreateContainerConfigError"}), LOADED, None),
+        (container(waiting={"reason": "ErrImagePull"}), FAILED, None),
+        (container(waiting={"reason": "ImagePullBackOff"}), FAILED, None),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, FAILED, None),
+        ({"phase": "Failed"} | container(waiting={"reason": "ContainerCreating"}), FAILED, None),
+    ],
+)
+def test_an_image_is_there_when_its_container_has_begun_or_could_not(
+    status: dict[str, Any], state: str, took_s: float | None
+) -> None:
+    """A kubelet pulls before it creates: what goes wrong after that is not the image's, and needs no `true` in it."""
+    found = preload_of(raw_preload({"startTime": moment(NOW)} | status))
+    assert found is not None
+    assert (found.state, found.took_s, found.node, found.images) == (state, took_s, "n1", (BIG,))
+
+
+def test_one_image_that_is_not_there_yet_keeps_it_at_work() -> None:
+    """Of two containers one has ended."""
+    status = container(terminated=ENDED)
+    found = preload_of(raw_preload(status, (BIG, "docker.io/library/b:1")))
+    assert found is not None
+    assert found.state == LOADING
+
+
+def test_another_pod_is_no_preload_of_ours() -> None:
+    """Neither a user's with that label, nor one that a pipeline's manifests describe."""
+    for labels, named in (({names.PRELOAD: "controller"}, ""), ({names.PRELOAD: "k3y"}, names.PRELOAD_CLASS), ({}, "")):
+        raw = raw_preload()
+        raw["metadata"]["labels"], raw["spec"]["priorityClassName"] = labels, named
+        assert preload_of(raw) is None
+
+
+def test_the_pod_goes_where_its_task_may_go() -> None:
+    """Selector, each term of its affinity and tolerations are the task's; the node is one more condition."""
+    where = {
+        "select": {"pool": "a"},
+        "terms": [
+            {"matchExpressions": [{"key": "x", "operator": "Exists"}]},
+            {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}]},
+        ],
+        "tolerate": [{"key": "gpu", "operator": "Exists"}],
+    }
+    one = Wanted(OWNER, "team", Shape(0), json.dumps(where), images=(BIG, "b"), pull_secrets=("hub",))
+    found = made(Start(one, "n1", NOW))
+    spec = found["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    here = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    assert terms[0] == {"matchExpressions": where["terms"][0]["matchExpressions"], "matchFields": [here]}  # type: ignore[index]
+    assert terms[1]["matchFields"][1] == here
+    assert (spec["nodeSelector"], spec["tolerations"]) == (where["select"], where["tolerate"])
+    assert spec["imagePullSecrets"] == [{"name": "hub"}]
+    assert [one["image"] for one in spec["containers"]] == [BIG, "b"]
+    again = preload_of(found | {"status": {}})
+    assert again is not None
+    assert again.node == "n1"
+    assert found["metadata"]["name"] == made(Start(one, "n1", NOW + 9))["metadata"]["name"]
+    assert found["metadata"]["name"] != made(Start(one, "n2", NOW))["metadata"]["name"]
+
+
+def test_what_is_made_is_an_object_of_kubernetes() -> None:
+    """By the official schema of 1.36; so are the manifests that allow it."""
+    validate = pytest.importorskip("kubernetes_validate").validate
+    raw = raw_preload()
+    del raw["status"]
+    for one in (raw, *objects(Installation("egs:1", serve=("a",), preloads=True))):
+        validate(one, "1.36", strict=True)
