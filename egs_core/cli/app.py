@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Share the GPUs of this host among users, or join a server that does.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
     "request": "Ask the site server for GPUs for a while, in which commands run.",
+    "watch": "Show what the site server's rules see and did; check a file of rules.",
     "slo": "Show how far the site server keeps what its queues promise; rules for Prometheus.",
     "top": "Show the site server's GPUs, queues and runs, again each second.",
     "queue": "List what waits for the site server, and why.",

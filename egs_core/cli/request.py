@@ -16,7 +16,7 @@ from egs_core.cli.starting import say
 from egs_core.client import requests as q
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
-from egs_core.client.supervise import in_words
+from egs_core.client.waiting_words import in_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 

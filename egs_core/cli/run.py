@@ -19,7 +19,8 @@ from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.jobs import Job
 from egs_core.client.options import option_error
-from egs_core.client.supervise import request_of, why_words
+from egs_core.client.supervise import request_of
+from egs_core.client.waiting_words import why_words
 from egs_core.errors import InputError
 from egs_core.units import parse_bytes, parse_seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,7 @@ from egs_core.notices import warn
 from egs_core.places import data_folder
 from egs_core.queues import Teams, load_budgets, load_queues, load_reservations, load_teams
 from egs_core.units import parse_seconds
+from egs_core.watch_rules import Rules, load_rules
 
 DEFAULT_PORT = 8470
 
@@ -69,6 +70,10 @@ def serve(
         int | None, typer.Option(help="Offer so many emulated GPUs, 0 to N-1; refused where there are real ones.")
     ] = None,
     queues: Annotated[Path | None, typer.Option(help="YAML file with queues, their quotas, and teams.")] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with rules by which it watches devices and runs (`egs watch check` reads it)."),
+    ] = None,
     join: Annotated[
         str,
         typer.Option(help="URL of a server that this host joins (several, with commas): it has none of its own then."),
@@ -139,7 +144,18 @@ def serve(
         parse_database(database) if database else None,
         load_budgets(queues) if queues is not None else (),
         parse_seconds(gather, "--gather"),
+        rules_for(rules, [spec.name for spec in specs]) if rules is not None else None,
     )
+
+
+def rules_for(file: Path, queues: Sequence[str]) -> Rules:
+    """queues: none where any name may be one. Raises InputError, also for a rule of a queue that is not there."""
+    found = load_rules(file)
+    for rule in found.rules:
+        if queues and (unknown := [name for name in rule.queues if name not in queues]):
+            problem = f"rule {rule.name!r} is for queue {unknown[0]!r}, which is not there"
+            raise InputError(str(file), problem, f"there are {listed(queues)}")
+    return found
 
 
 def reservations_for(queues: Path, gpus: int) -> tuple[Reservation, ...]:

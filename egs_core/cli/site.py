@@ -20,7 +20,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
 from egs_core.client.places import URL, Address, find_address, has_listener
-from egs_core.client.supervise import starts_words
+from egs_core.client.waiting_words import starts_words
 from egs_core.errors import EgsError, InputError
 from egs_core.units import parse_seconds
 

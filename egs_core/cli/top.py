@@ -17,7 +17,7 @@ from egs_core.cli.site import WIDE, the_site
 from egs_core.client import messages as c
 from egs_core.client.http import Unreachable, connected
 from egs_core.client.overview import Overview
-from egs_core.client.supervise import starts_words
+from egs_core.client.waiting_words import starts_words
 
 EVERY_S = 1.0
 

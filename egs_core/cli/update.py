@@ -11,7 +11,7 @@ from egs_core.cli.site import the_site
 from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
-from egs_core.client.supervise import why_words
+from egs_core.client.waiting_words import why_words
 from egs_core.units import parse_bytes, parse_seconds
 
 WAITING = ("waiting", "paused")

@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from egs_core.client.messages import MOST_PROCESSES, PLAIN, Ask, Process, Told
+from egs_core.client.watching import DeviceHealth
 
 PEER_HEADER = "EGS-Peer"
 MOST_DEVICES = 1024
@@ -58,12 +59,14 @@ class Occupied(Ask):
 
 
 class Report(Ask):
-    """session: that the agent has joined with; number: higher in each of its reports, so that none counts twice."""
+    """session: that the agent has joined with; number: higher in each of its reports, so that none counts twice.
+    health: of its devices, where `Watches.wants_health`."""
 
     session: Annotated[int, Field(ge=0, le=2**62)]
     number: Annotated[int, Field(ge=0, le=2**62)]
     found: Annotated[tuple[Found, ...], Field(max_length=20_000)] = ()
     occupied: Annotated[tuple[Occupied, ...], Field(max_length=MOST_DEVICES)] = ()
+    health: Annotated[tuple[DeviceHealth, ...], Field(max_length=MOST_DEVICES)] = ()
 
 
 class WatchView(Told):
@@ -79,9 +82,11 @@ class WatchView(Told):
 
 
 class Watches(Told):
-    """site: of the server; report_s: in so long it wants the next report."""
+    """site: of the server; report_s: in so long it wants the next report; wants_health: and in it what is measured of
+    the devices."""
 
     watches: tuple[WatchView, ...]
+    wants_health: bool = False
     report_s: float = 1.0
 
 

@@ -28,6 +28,7 @@ from egs_core.client.options import with_options
 from egs_core.client.overview import Overview
 from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
 from egs_core.client.slo import Slos
+from egs_core.client.watching import Watching
 from egs_core.errors import EgsError
 
 M = TypeVar("M", bound=BaseModel)
@@ -112,6 +113,9 @@ class SiteClient:
 
     def slos(self) -> Slos:
         return self._ask("GET", "/v1/slo", None, Slos)
+
+    def watching(self) -> Watching:
+        return self._ask("GET", "/v1/watch", None, Watching)
 
     def ask_for(self, ask: q.GpuRequest) -> q.RequestView:
         return self._post("/v1/requests", ask, q.RequestView)

@@ -133,12 +133,14 @@ class Change(Ask):
 
 class Beat(Ask):
     """seen: the version that the client knows; wait_s: how long the answer may take if nothing changes. token: of its
-    lease; processes: those that it has started, as far as it knows them."""
+    lease; processes: those that it has started, as far as it knows them. told_s: so long ago they have told of their
+    work (`egs.work`) last; None: never, or the server does not want to know (`RunView.wants_told`)."""
 
     seen: int = -1
     wait_s: Annotated[float, Field(ge=0, le=MOST_WAIT_S, allow_inf_nan=False)] = 0.0
     token: int = 0
     processes: Annotated[tuple[Process, ...], Field(max_length=MOST_PROCESSES)] = ()
+    told_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
 
 
 class Claim(Ask):
@@ -256,7 +258,7 @@ class RunView(Told):
     tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
     it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
     near. gang: with which it starts together. notice: what who has just submitted it is to be told. work: what it has
-    told by `egs.work`, by unit.
+    told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last.
     """
 
     id: str
@@ -299,6 +301,7 @@ class RunView(Told):
     gang: GangView | None = None
     notice: str = ""
     work: dict[str, float] = {}
+    wants_told: bool = False
 
 
 class Device(Told):

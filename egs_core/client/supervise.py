@@ -33,6 +33,7 @@ from egs_core.client.places import TOKEN
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
 from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
+from egs_core.client.waiting_words import ends_line, why_words
 from egs_core.errors import EgsError
 
 Say = Callable[[str], None]
@@ -60,6 +61,8 @@ class Link:
         self.news: queue.SimpleQueue[c.RunView | Ended] = queue.SimpleQueue()
         self.processes: tuple[c.Process, ...] = ()
         self.token = 0
+        self.told_s: Callable[[float], float | None] = lambda _now: None
+        self._wants_told = False
         self._client, self._say = client, say
         self._run, self._seen = view.id, view.version
         self._is_over = threading.Event()
@@ -76,7 +79,8 @@ class Link:
     def _beat(self) -> None:
         while not self._is_over.is_set():
             told = self.processes
-            beat = c.Beat(seen=self._seen, wait_s=WAIT_S if not told else 2.0, token=self.token, processes=told)
+            wait_s, told_s = WAIT_S if not told else 2.0, self.told_s(time.time()) if self._wants_told else None
+            beat = c.Beat(seen=self._seen, wait_s=wait_s, token=self.token, processes=told, told_s=told_s)
             try:
                 view = self._client.beat(self._run, beat)
             except Unreachable as error:
@@ -86,7 +90,7 @@ class Link:
             except EgsError as error:
                 self._put(Ended(1, str(error)))
                 return
-            self._has_told = False
+            self._has_told, self._wants_told = False, view.wants_told
             if view.version != self._seen:
                 self._seen = view.version
                 self._put(view)
@@ -136,6 +140,7 @@ class Supervisor:
             if view.notice and not self._job.index:  # an array says it once
                 self._say(view.notice)
             link = Link(self._new_client(), view, self._say)
+            link.told_s = self._work.told_s
             link.start()
             try:
                 return self._follow(view, link)
@@ -420,33 +425,3 @@ def request_of(fields: dict[str, object]) -> c.RunRequest:
     own = process(os.getpid())
     assert own is not None, "this process is there"
     return c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own.model_dump()})
-
-
-def ends_line(view: c.RunView, ends_at: float) -> str:
-    """That the request in which the run is ends soon."""
-    left_s = max(0.0, ends_at - time.time())
-    how = f"`egs request extend {view.inside} --for 1h` makes it last longer"
-    return f"request {view.inside} ends in {left_s:.0f} s, and run {view.id} with it: {how}"
-
-
-def why_words(view: c.RunView) -> str:
-    """waits, for what, and until when as far as that is known."""
-    return f"waits: {view.reason}; {starts_words(view)}"
-
-
-def starts_words(view: c.RunView) -> str:
-    if view.starts_in_s is None:
-        return "when it starts is not known"
-    return f"it should start {in_words(view.starts_in_s)}"
-
-
-def in_words(seconds: float) -> str:
-    """How far away a moment is.
-
-    >>> in_words(89.4), in_words(1800), in_words(7200)
-    ('in 89 s', 'in 30 min', 'in 2.0 h')
-    """
-    whole = round(seconds)
-    if whole < 90:
-        return f"in {whole} s"
-    return f"in {whole / 60:.0f} min" if whole < 5400 else f"in {whole / 3600:.1f} h"

@@ -3,7 +3,9 @@ runs."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from pathlib import Path
 
 from egs_core.worked import FOLDER, told_in
 
@@ -24,6 +26,16 @@ class WorkFolder:
             except OSError:  # no folder for temporary files, or a full disk: the command runs all the same
                 self._folder = None
         return {} if self._folder is None else {FOLDER: self._folder.name}
+
+    def told_s(self, now: float) -> float | None:
+        """How long ago any process has told of its work last; None: never. now: seconds since 1970. Any thread."""
+        folder = self._folder
+        if folder is None:
+            return None
+        with contextlib.suppress(OSError):  # the command ends, and its folder goes
+            times = [path.stat().st_mtime for path in Path(folder.name).glob("*.json")]
+            return max(0.0, now - max(times)) if times else None
+        return None
 
     def told(self) -> dict[str, float]:
         """All that was told, by unit, when no process of the command is left; the folder is gone then."""

@@ -28,11 +28,13 @@ from egs_core.client import messages as c
 from egs_core.client.http import ANSWER_S, Refused, SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import Address
 from egs_core.client.processes import Snapshot, is_alive
+from egs_core.client.watching import DeviceHealth
 from egs_core.errors import EgsError, InputError
 from egs_core.server.app import LOOK_S, UsersOf, look_at_all
 from egs_core.server.devices import strangers
 from egs_core.server.logic import Watch
 from egs_core.server.runs import Known, Offer
+from egs_core.server.watching.readings import Readings
 
 LOG = logging.getLogger("uvicorn.error")
 END = re.compile(r"/v1/runs/([^/]+)/end")
@@ -89,6 +91,8 @@ class Agent:
         self._numbers = itertools.count(1)
         self._session = 0
         self._watches: tuple[h.WatchView, ...] = ()
+        self._readings = Readings([one.id for one in offer.devices] if offer.is_watched else ())
+        self._has_readings = self._wants_health = False
 
     def join(self) -> None:
         """Raises Refused, and Unreachable."""
@@ -120,11 +124,23 @@ class Agent:
             h.Found(run=one.run, token=one.token, supervisor=one.has_supervisor, living=one.living[:MOST_LIVING])
             for one in look_at_all([_watch(view) for view in watched])
         ]
-        occupied = self._occupied(watched)
+        occupied, health = self._occupied(watched), self._health()
         for begin in range(0, max(1, len(found)), MOST_AT_ONCE):
             part = tuple(found[begin : begin + MOST_AT_ONCE])
-            report = h.Report(session=self._session, number=next(self._numbers), found=part, occupied=occupied)
-            self._watches = h.Watches.model_validate_json(self._post("report", report)).watches
+            report = h.Report(
+                session=self._session, number=next(self._numbers), found=part, occupied=occupied, health=health
+            )
+            told, health = h.Watches.model_validate_json(self._post("report", report)), ()
+            self._watches, self._wants_health = told.watches, told.wants_health
+
+    def _health(self) -> tuple[DeviceHealth, ...]:
+        """Where the server wants to know: an older one would refuse it."""
+        if not self._wants_health:
+            return ()
+        if not self._has_readings:
+            self._has_readings = True
+            self._readings.start()
+        return tuple(self._readings.take())
 
     def _occupied(self, watched: Sequence[h.WatchView]) -> tuple[h.Occupied, ...]:
         if self._users_of is None:

@@ -39,6 +39,8 @@ from egs_core.server.sharing import Sharing
 from egs_core.server.short import ShortWay
 from egs_core.server.slo_routes import add_slo_route
 from egs_core.server.store import StoreError
+from egs_core.server.watching.routes import add_watch_route
+from egs_core.server.watching.watcher import Watcher
 from egs_core.server.who import Who
 from egs_core.server.writer import Unavailable, Writer
 
@@ -77,6 +79,7 @@ class Site:
         self.sharing = sharing or Sharing()
         self.is_closing = False
         self.dashboard: Dashboard | None = None
+        self.watcher: Watcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answers = Answers()
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -200,7 +203,9 @@ def make_app(site: Site) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> Any:
         site.begin()
-        tasks = [asyncio.create_task(one) for one in (site.look_at_processes(), site.sharing.tick())]
+        loops = [site.look_at_processes(), site.sharing.tick()]
+        loops += [site.watcher.follow(site)] if site.watcher is not None else []
+        tasks = [asyncio.create_task(one) for one in loops]
         yield
         for task in tasks:
             task.cancel()
@@ -222,6 +227,7 @@ def make_app(site: Site) -> FastAPI:
     add_metrics_route(app, site)
     add_overview_routes(app, site)
     add_slo_route(app, site)
+    add_watch_route(app, site)
     app.router.routes.insert(0, ShortWay(app))
     return app
 
@@ -289,7 +295,9 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
     @app.post("/v1/runs/{run}/beat")
     async def beat(who: Who, run: RunId, ask: c.Beat) -> c.RunView:
-        return await site.changed_view(run, ask.seen, ask.wait_s, lambda logic: logic.beat(who, run, ask))
+        return await site.changed_view(
+            run, ask.seen, ask.wait_s, lambda logic: _beat(logic, who, run, ask, site.watcher)
+        )
 
     @app.post("/v1/runs/{run}/claim")
     async def claim(who: Who, run: RunId, ask: c.Claim) -> c.RunView:
@@ -313,6 +321,15 @@ def _add_routes(app: FastAPI, site: Site) -> None:
             await site.ask(lambda logic: logic.note_change(who, verb, run, view.team, ask.reason))
             return view
         return await site.ask(lambda logic: logic.control(who, run, verb, ask))
+
+
+def _beat(logic: SiteLogic, who: Principal, run: str, ask: c.Beat, watcher: Watcher | None) -> c.RunView:
+    view = logic.beat(who, run, ask)
+    if watcher is None or not watcher.reads_progress:
+        return view
+    if ask.told_s is not None and view.lease is not None and view.lease.token == ask.token:
+        watcher.told(logic, run, ask.told_s)
+    return view.model_copy(update={"wants_told": True})
 
 
 def _end(logic: SiteLogic, who: Principal, run: str, ask: c.End, there: Snapshot | None) -> c.RunView:

@@ -38,8 +38,10 @@ from egs_core.server.sharing import Sharing
 from egs_core.server.spending import Spending
 from egs_core.server.standing import Ending, led
 from egs_core.server.store import SqlStore, StoreError
+from egs_core.server.watching.watcher import Watcher
 from egs_core.server.writer import Turns, Writer
 from egs_core.site.spanning import Spanning
+from egs_core.watch_rules import Rules
 
 SOCKET_MODE = 0o666  # who asks is told by the kernel, for each connection
 
@@ -66,10 +68,11 @@ def serve(
     database: sa.URL | None = None,
     budgets: tuple[Budget, ...] = (),
     gather_s: float | None = None,
+    rules: Rules | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
-    may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`.
-    Raises EgsError."""
+    may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`;
+    rules: by which it watches, None for none. Raises EgsError."""
     door.check()
     tls = door.tls()
     lock = None
@@ -115,6 +118,7 @@ def serve(
         sharing = Sharing(queues, teams.of_queue, spanning, turn, spending, gather_s)
         check = leader.check_quickly if leader else _always
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
+        site.watcher = Watcher(rules, offer) if rules is not None else None
         is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy
         dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=is_secure, behind_proxy=behind_proxy)
         ids = tuple([device.id for device in offer.devices])

@@ -17,6 +17,7 @@ from scripts.reference.files import (
     prices_file_page,
     profile_page,
     queues_file_page,
+    rules_file_page,
 )
 from scripts.reference.hints import hints_page
 from scripts.reference.ray_options import ray_options_page
@@ -28,6 +29,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/cluster-file.md": cluster_file_page,
     "reference/devices-file.md": devices_file_page,
     "reference/prices-file.md": prices_file_page,
+    "reference/rules-file.md": rules_file_page,
     "reference/kubeflow-profile.md": profile_page,
     "reference/ray-options.md": ray_options_page,
     "reference/airflow-options.md": airflow_options_page,

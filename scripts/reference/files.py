@@ -14,6 +14,7 @@ import egs_core.cluster_file
 import egs_core.cost.prices
 import egs_core.model.instance
 import egs_core.queues
+import egs_core.watch_rules
 import egs_kubeflow.rewrite.profile
 from egs_core.yaml_file import FileModel
 from scripts.reference.markdown import MissingText, code, table
@@ -48,6 +49,13 @@ def prices_file_page() -> str:
     )
     prices = egs_core.cost.prices
     return _page("The prices file", f"{intro} Used by `egs cost --prices FILE`.", prices, prices.PriceFile)
+
+
+def rules_file_page() -> str:
+    """Rules that watch."""
+    intro = "Rules by which a site server watches GPUs and runs. An error names the file, the line and the key."
+    used, rules = "Used by `egs serve --rules FILE` and `egs watch check FILE`.", egs_core.watch_rules
+    return _page("The file of rules", f"{intro} {used}", rules, rules.WatchFile)
 
 
 def profile_page() -> str:
@@ -102,7 +110,7 @@ def rows_of(model: type[FileModel]) -> Iterator[tuple[str, str, str, str]]:
             place = f"{model.__module__}.{model.__name__}.{name}"
             raise MissingText(f"{place} has no description: add a string below the field")
         default = "required" if field.is_required() else _default(field.default)
-        yield code(name), type_name(hints[name]), default, meanings[name]
+        yield code(field.alias or name), type_name(hints[name]), default, meanings[name]
 
 
 def _default(value: object) -> str:

@@ -31,9 +31,10 @@ def wait_for(what: Callable[[], Any], text: str) -> Any:
 
 
 class RealSite:
-    """One folder, its server (which may be killed and started again) and commands that speak to it."""
+    """One folder, its server (which may be killed and started again) and commands that speak to it. gpus: emulated
+    ones; None: those that NVML finds."""
 
-    def __init__(self, folder: Path, gpus: int = 2) -> None:
+    def __init__(self, folder: Path, gpus: int | None = 2) -> None:
         self.folder, self.gpus = folder, gpus
         self.ready: dict[str, Any] = {}
         self.server: subprocess.Popen[str] | None = None
@@ -47,7 +48,8 @@ class RealSite:
 
     def start(self, *more: str) -> None:
         port = self.ready.get("url", ":0").rpartition(":")[2]
-        arguments = ("serve", "--emulated-gpus", str(self.gpus), "--data", str(self.folder / "data"), "--port", port)
+        emulated = () if self.gpus is None else ("--emulated-gpus", str(self.gpus))
+        arguments = ("serve", *emulated, "--data", str(self.folder / "data"), "--port", port)
         self.server = self._begin([*EGS, *arguments, "--json", *more])
         assert self.server.stdout is not None
         line = self.server.stdout.readline()

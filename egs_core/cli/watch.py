@@ -1,0 +1,105 @@
+"""`egs watch`: what the site server's rules see now and what they did; and whether a file of rules is right."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from egs_core.cli.site import print_rows, the_site
+from egs_core.client.http import connected
+from egs_core.client.watching import RuleView, Watching
+from egs_core.errors import InputError
+from egs_core.watch_rules import Rules, load_rules, span
+
+NONE = "the server has no rules: `egs serve --rules FILE`"
+SHOWN = 30
+OUTCOMES = {"would": "would have", "done": "done", "left": "left", "failed": "failed", "waits": "waits"}
+
+watch = typer.Typer(
+    help="Show what the site server's rules see now, and what they did or would have done; check a file of rules.",
+    invoke_without_command=True,
+)
+
+
+@watch.callback()
+def show(
+    ctx: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+) -> None:
+    """Show the rules, the conditions that hold now, and the latest of what was done."""
+    if ctx.invoked_subcommand is not None:
+        if as_json:
+            raise InputError("--json", "goes behind the command", f"egs watch {ctx.invoked_subcommand} --json FILE")
+        return
+    with connected(the_site()) as client:
+        found = client.watching()
+    if as_json:
+        typer.echo(found.model_dump_json())
+    elif not found.is_on:
+        typer.echo(NONE)
+    else:
+        _print(found)
+
+
+@watch.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="YAML file of rules, as `egs serve --rules` reads it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say whether a file of rules is right, and what each rule would do. Needs no server."""
+    found = load_rules(file)
+    if as_json:
+        told = msgspec.to_builtins(found)
+        told["webhook"] = bool(found.webhook)  # an address of this kind is a secret
+        typer.echo(json.dumps(told))
+        return
+    for rule in found.rules:
+        for_ = f", for {span(rule.for_s)}" if rule.for_s else ""
+        queues = f" in queue {', '.join(rule.queues)}" if rule.queues else ""
+        dry = " (dry run)" if rule.is_dry else ""
+        typer.echo(f"{rule.name}: when {rule.when.words}{for_}{queues}: {', '.join(rule.do)}{dry}")
+    typer.echo(_summary(found))
+
+
+def _summary(found: Rules) -> str:
+    dry = sum(rule.is_dry for rule in found.rules)
+    act = len(found.rules) - dry
+    bound = f"; at most {found.most_an_hour} firings an hour change something" if act else ""
+    return f"{len(found.rules)} rules: {act} act, {dry} only say what they would have done{bound}"
+
+
+def _print(found: Watching) -> None:
+    if found.problem:
+        typer.echo(f"the rules are not followed any more, until the server is started again: {found.problem}")
+    table = Table(box=None, pad_edge=False)
+    for column in ("rule", "when", "do", "mode", "looks at", "holds for"):
+        table.add_column(column, overflow="fold")
+    for rule in found.rules:
+        when = f"{rule.when}, for {span(rule.for_s)}" if rule.for_s else rule.when
+        held = sum(one.rule == rule.name for one in found.seen)
+        row = (rule.name, when, ", ".join(rule.do), "dry run" if rule.dry_run else "acts", _looked(rule), str(held))
+        table.add_row(*map(escape, row))
+    print_rows(table)
+    typer.echo("\nnow:" if found.seen else "\nnow: no condition holds")
+    for one in found.seen:
+        since = datetime.fromtimestamp(one.since).isoformat(" ", "seconds")
+        state = "fired" if one.has_fired else "not yet fired"
+        typer.echo(f"  {one.rule}: {one.text}; since {since}, {state}")
+    typer.echo("\ndone:" if found.done else "\ndone: nothing since the server has started")
+    for did in found.done[-SHOWN:]:
+        at = datetime.fromtimestamp(did.at).isoformat(" ", "seconds")
+        typer.echo(
+            f"  {at} {did.rule}: {OUTCOMES.get(did.outcome, did.outcome)}: {did.action} {did.subject}: {did.text}"
+        )
+
+
+def _looked(rule: RuleView) -> str:
+    if rule.looked_at is None:
+        return "-"
+    return f"{rule.looked_at}" + (f", {rule.unknown} not known" if rule.unknown else "")

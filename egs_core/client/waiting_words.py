@@ -1,0 +1,37 @@
+"""When a run starts, or its GPU request ends, and what it waits for: as commands tell it."""
+
+from __future__ import annotations
+
+import time
+
+from egs_core.client import messages as c
+
+
+def ends_line(view: c.RunView, ends_at: float) -> str:
+    """That the request in which the run is ends soon."""
+    left_s = max(0.0, ends_at - time.time())
+    how = f"`egs request extend {view.inside} --for 1h` makes it last longer"
+    return f"request {view.inside} ends in {left_s:.0f} s, and run {view.id} with it: {how}"
+
+
+def why_words(view: c.RunView) -> str:
+    """waits, for what, and until when as far as that is known."""
+    return f"waits: {view.reason}; {starts_words(view)}"
+
+
+def starts_words(view: c.RunView) -> str:
+    if view.starts_in_s is None:
+        return "when it starts is not known"
+    return f"it should start {in_words(view.starts_in_s)}"
+
+
+def in_words(seconds: float) -> str:
+    """How far away a moment is.
+
+    >>> in_words(89.4), in_words(1800), in_words(7200)
+    ('in 89 s', 'in 30 min', 'in 2.0 h')
+    """
+    whole = round(seconds)
+    if whole < 90:
+        return f"in {whole} s"
+    return f"in {whole / 60:.0f} min" if whole < 5400 else f"in {whole / 3600:.1f} h"

@@ -1,0 +1,212 @@
+"""What is true now of each device or run that a rule looks at. Pure, and nothing is changed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from egs_core.client.watching import DeviceHealth
+from egs_core.server.book import Book
+from egs_core.server.hosts import OWN
+from egs_core.server.runs import NOBODY, Run
+from egs_core.server.watching.health import Health, Place
+from egs_core.watch_rules import SAMPLES, Rule, span
+
+LearnedKey = tuple[str, str, float]  # user, name, GPUs
+
+
+class Finding(NamedTuple):
+    """Of one device (place, and its number on its host) or run. holds: None: what the rule looks at is not known now.
+    text: what is, with the numbers."""
+
+    subject: str
+    holds: bool | None
+    text: str
+    place: Place | None = None
+    number: int = 0
+    run: str = ""
+
+
+class Learned:
+    """P99 of how long runs of one user, name and number of GPUs took that succeeded; of the runs that a site keeps."""
+
+    AGAIN_S = 60.0
+
+    def __init__(self) -> None:
+        self._p99: dict[LearnedKey, float] = {}
+        self._at = -math.inf
+
+    def p99_s(self, book: Book, run: Run) -> float | None:
+        """None where too few have ended."""
+        if book.now - self._at >= self.AGAIN_S:
+            self._at, self._p99 = book.now, _p99s(book.ended)
+        return self._p99.get(_key(run))
+
+
+def _p99s(ended: Iterable[Run]) -> dict[LearnedKey, float]:
+    found: defaultdict[LearnedKey, list[float]] = defaultdict(list)
+    for run in ended:
+        if run.outcome == "succeeded" and run.started_at is not None and run.ended_at is not None:
+            found[_key(run)].append(run.ended_at - run.started_at)
+    return {
+        key: sorted(times)[math.ceil(0.99 * len(times)) - 1] for key, times in found.items() if len(times) >= SAMPLES
+    }
+
+
+def _key(run: Run) -> LearnedKey:
+    return run.user, run.name, run.gpus
+
+
+def findings(rule: Rule, book: Book, health: Health, learned: Learned) -> Iterator[Finding]:
+    """One for each device or run that it looks at."""
+    if rule.when.kind == "device":
+        for place, number in devices(book):
+            holds, text = _of_device(rule, book, health, place)
+            called = called_device(book, place)
+            yield Finding(called, holds, f"GPU {called} {text}", place, number)
+        return
+    for run in book.open_runs():
+        if run.is_claimed and not run.stop and (not rule.queues or run.queue in rule.queues):
+            found = _of_run(rule, book, health, learned, run)
+            if found is not None:
+                yield Finding(run.id, found[0], f"run {run.id} ({run.name}) {found[1]}", run=run.id)
+
+
+def devices(book: Book) -> list[tuple[Place, int]]:
+    """All of the site, each with its number on its host."""
+    hosts = [OWN, *(host.name for host in book.hosts.joined())]
+    return [((host, one.id), n) for host in hosts for n, one in enumerate(book.views.devices_of(host))]
+
+
+def called_device(book: Book, place: Place) -> str:
+    """As `egs drain` takes it."""
+    return f"{book.views.name_of(place[0])}/{place[1]}"
+
+
+def holders(book: Book, place: Place, number: int) -> list[Run]:
+    """Runs and requests that hold it; what runs in a request is the request's."""
+    open_runs = book.open_runs()
+    held = [run for run in open_runs if run.lease is not None and not run.inside and run.host == place[0]]
+    return [run for run in held if run.lease is not None and number in run.lease.devices]
+
+
+# --- devices ---
+
+Told = tuple[bool | None, str]
+
+
+def _of_device(rule: Rule, book: Book, health: Health, place: Place) -> Told:
+    now, bound = book.now, rule.when.bound
+    if rule.when.name == "silent_for":
+        heard_at = health.heard_at(place, is_watched=_is_watched(book, place[0]))
+        if heard_at is None:
+            return None, "is emulated: nothing is heard of it"
+        silent_s = now - heard_at
+        return silent_s >= _number(rule), f"has not been heard of for {silent_s:.0f} s, at least {span(_number(rule))}"
+    if rule.when.name == "xid":
+        wanted = bound if isinstance(bound, tuple) else ()
+        told = [number for number in health.xids(place, now) if not wanted or number in wanted]
+        listed = ", ".join(map(str, dict.fromkeys(told)))
+        return bool(told), f"has had XID {listed} in the last ten minutes" if told else "has had no such XID"
+    found = health.of(place, now)
+    return (None, "is not measured now") if found is None else MEASURED[rule.when.name](rule, found)
+
+
+def _is_watched(book: Book, host: str) -> bool:
+    return book.offer.is_watched if host == OWN else book.hosts.all[host].is_watched
+
+
+def _temperature(rule: Rule, found: DeviceHealth) -> Told:
+    if found.temperature_c is None:
+        return None, "tells no temperature"
+    is_above = found.temperature_c > _number(rule)
+    return is_above, f"has {found.temperature_c:g} °C, {_side(is_above, 'above')} {_number(rule):g}"
+
+
+def _power_limit(rule: Rule, found: DeviceHealth) -> Told:
+    if found.power_limit_w is None:
+        return None, "tells no power limit"
+    is_below = found.power_limit_w < _number(rule)
+    return is_below, f"may take {found.power_limit_w:g} W, {_side(is_below, 'below')} {_number(rule):g}"
+
+
+def _throttled(rule: Rule, found: DeviceHealth) -> Told:
+    if found.throttled is None:
+        return None, "does not tell whether its clocks are held back"
+    wanted = rule.when.bound if isinstance(rule.when.bound, tuple) else ()
+    held = [one for one in found.throttled if one in wanted]
+    return bool(held), f"has its clocks held back by {' and '.join(held)}" if held else "has free clocks"
+
+
+def _memory(rule: Rule, found: DeviceHealth) -> Told:
+    if found.memory_used is None:
+        return None, "does not tell how much memory is in use"
+    is_above = found.memory_used > _number(rule)
+    return is_above, f"has {found.memory_used:.1%} of its memory in use, {_side(is_above, 'above')} {_number(rule):.1%}"
+
+
+def _ecc(rule: Rule, found: DeviceHealth) -> Told:
+    if found.ecc_errors is None:
+        return None, "counts no ECC errors"
+    is_reached = found.ecc_errors >= _number(rule)
+    return (
+        is_reached,
+        f"has had {found.ecc_errors} uncorrected ECC errors, {_side(is_reached, 'at least')} {_number(rule):g}",
+    )
+
+
+MEASURED: dict[str, Callable[[Rule, DeviceHealth], Told]] = {
+    "temperature_above": _temperature,
+    "power_limit_below": _power_limit,
+    "throttled": _throttled,
+    "memory_above": _memory,
+    "ecc_errors": _ecc,
+}
+
+# --- runs ---
+
+
+def _of_run(rule: Rule, book: Book, health: Health, learned: Learned, run: Run) -> Told | None:
+    """None for one that it does not look at."""
+    if rule.when.name == "idle_for":
+        return _idle(rule, book, health, run)
+    if run.supervisor == NOBODY or run.started_at is None:
+        return None  # a request does no work itself
+    if rule.when.name == "no_progress_for":
+        told_at = health.told_at(run.id)
+        if told_at is None:
+            return None, "has told of no work yet (egs.work)"
+        silent_s = book.now - max(told_at, run.started_at)
+        text = f"has told of no more work for {silent_s:.0f} s, at least {span(_number(rule))}"
+        return silent_s >= _number(rule), text
+    p99_s = learned.p99_s(book, run)
+    if p99_s is None:
+        return None, f"has no {SAMPLES} runs before it that succeeded"
+    took_s = book.now - run.started_at
+    is_over = took_s > _number(rule) * p99_s
+    text = f"has taken {took_s:.0f} s, {_side(is_over, 'more than')} {_number(rule):g} times its P99 of {p99_s:.0f} s"
+    return is_over, text
+
+
+def _idle(rule: Rule, book: Book, health: Health, run: Run) -> Told | None:
+    if run.lease is None or not run.lease.devices or run.inside:
+        return None
+    of_host = book.views.devices_of(run.host)
+    since = [health.idle_since((run.host, of_host[number].id), book.now) for number in run.lease.devices]
+    known = [at for at in since if at is not None]
+    if len(known) < len(since):
+        return None, "holds GPUs of which it is not known whether they compute"
+    idle_s = book.now - max(*known, run.lease.claimed_at or run.lease.granted_at)
+    text = f"holds {run.gpus:g} GPUs, of which none has computed for {idle_s:.0f} s"
+    return idle_s >= _number(rule), f"{text}, at least {span(_number(rule))}"
+
+
+def _number(rule: Rule) -> float:
+    assert not isinstance(rule.when.bound, tuple)
+    return rule.when.bound
+
+
+def _side(holds: bool, word: str) -> str:
+    return word if holds else f"not {word}"

@@ -1,0 +1,211 @@
+"""A site's rules at work: one look at what is true, and what is done about it. Pure; called on the writer's thread.
+
+What it remembers (since when something holds, what has fired) is kept by nobody: a server that starts again looks
+anew. What rules change is in the book, and durable with the batch in which they changed it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from egs_core.client import watching as w
+from egs_core.server.book import Book, LogLine
+from egs_core.server.hosts import OWN
+from egs_core.server.principals import Principal
+from egs_core.server.watching.conditions import Finding, Learned, findings
+from egs_core.server.watching.health import Health
+from egs_core.server.watching.hysteresis import Holding, Hysteresis
+from egs_core.server.watching.steps import issue_step, select_steps, who_is
+from egs_core.watch_rules import Rule, Rules, span
+
+HOUR_S = 3600.0
+MOST_KEPT = 500
+MOST_ALERTS = 60  # an hour
+
+
+class Alert(msgspec.Struct, frozen=True):
+    """For people. at: seconds since 1970."""
+
+    at: float
+    rule: str
+    subject: str
+    text: str
+
+
+class Did(msgspec.Struct):
+    """See `w.DoneView`. at: of the site's clock; run: whose affair it is, "" for a device's."""
+
+    at: float
+    rule: str
+    action: str
+    subject: str
+    outcome: str
+    text: str
+    run: str = ""
+    user: str = ""
+    team: str = ""
+
+
+class Bound:
+    """At most so many in any hour."""
+
+    def __init__(self, most: int) -> None:
+        self._times: deque[float] = deque(maxlen=most)
+
+    def is_reached(self, now: float) -> bool:
+        return len(self._times) == self._times.maxlen and now - self._times[0] < HOUR_S
+
+    def count(self, now: float) -> None:
+        self._times.append(now)
+
+
+class SiteRules:
+    """See the module. problem: of a bug, for which they are not followed any more."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.problem = ""
+        self.forget()
+
+    def forget(self) -> None:
+        """What was done may not be durable, or another server was active: all is looked at anew."""
+        self._health: Health | None = None
+        self._learned = Learned()
+        self._states = {rule.name: Hysteresis(rule) for rule in self.rules.rules}
+        self._looked = {rule.name: (0, 0) for rule in self.rules.rules}
+        # apart, so that what is only tried out uses up nothing of what acts
+        self._changes = {is_dry: Bound(self.rules.most_an_hour) for is_dry in (False, True)}
+        self._alerts = {is_dry: Bound(MOST_ALERTS) for is_dry in (False, True)}
+        self._did: deque[Did] = deque(maxlen=MOST_KEPT)
+
+    def health(self, now: float) -> Health:
+        """What it goes by."""
+        if self._health is None:
+            self._health = Health(now)
+        return self._health
+
+    def look(self, book: Book, own: Iterable[w.DeviceHealth]) -> list[Alert]:
+        """What is true now, and what follows. own: what was measured on the server's host since the last look. The
+        alerts are to go out once what was done is durable."""
+        now, health = book.now, self.health(book.now)
+        health.note(OWN, own, now)
+        for name, at in book.hosts.heard.items():
+            health.heard(name, at)
+        health.forget_runs(book.views.open)
+        alerts: list[Alert] = []
+        for rule in self.rules.rules:
+            found = list(findings(rule, book, health, self._learned))
+            self._looked[rule.name] = len(found), sum(one.holds is None for one in found)
+            for due in self._states[rule.name].advance(found, now):
+                alerts += self._fire(rule, book, due)
+        return alerts
+
+    def _fire(self, rule: Rule, book: Book, due: Holding) -> list[Alert]:
+        now, why = book.now, _why(rule, due)
+        alerts = [] if due.is_told or "alert" not in rule.do else self._alert(rule, book, due, why)
+        due.is_told = True
+        if set(rule.do) == {"alert"}:
+            due.has_fired = True
+            return alerts
+        steps = select_steps(rule, book, due.finding)
+        is_change = any(not step.left for step in steps)
+        if is_change and self._changes[rule.is_dry].is_reached(now):
+            if not due.is_waiting:
+                text = f"{why}; {self.rules.most_an_hour} firings in the last hour already (most_an_hour)"
+                self._note(book, rule, "+".join(one for one in rule.do if one != "alert"), due.finding, "waits", text)
+            due.is_waiting = True
+            return alerts
+        if is_change:
+            self._changes[rule.is_dry].count(now)
+        due.has_fired, due.is_waiting = True, False
+        for step in steps:
+            if step.left:
+                outcome, more = "left", f"{step.subject} {step.left}"
+            elif rule.is_dry:
+                outcome, more = "would", ""
+            else:
+                more = issue_step(rule, book, step, why)
+                outcome = "failed" if more else "done"
+            text = f"{why}; {more}" if more else why
+            self._note(book, rule, step.action, due.finding, outcome, text, step.subject)
+        if not steps:
+            self._note(book, rule, rule.do[-1], due.finding, "left", f"{why}; nothing runs there")
+        return alerts
+
+    def _alert(self, rule: Rule, book: Book, due: Holding, why: str) -> list[Alert]:
+        if self._alerts[rule.is_dry].is_reached(book.now):
+            self._note(
+                book, rule, "alert", due.finding, "left", f"{why}; {MOST_ALERTS} alerts in the last hour already"
+            )
+            return []
+        self._alerts[rule.is_dry].count(book.now)
+        self._note(book, rule, "alert", due.finding, "would" if rule.is_dry else "done", why)
+        if rule.is_dry:
+            return []
+        run = book.runs.get(due.finding.run)
+        book.lines.append(LogLine(book.now, who_is(rule), "alert", due.finding.subject, run.team if run else "", why))
+        return [Alert(book.facts.epoch + book.now, rule.name, due.finding.subject, why)]
+
+    def _note(
+        self, book: Book, rule: Rule, action: str, found: Finding, outcome: str, text: str, subject: str = ""
+    ) -> None:
+        run = book.runs.get(subject or found.subject)
+        whose = (run.id, run.user, run.team) if run else ("", "", "")
+        self._did.append(Did(book.now, rule.name, action, subject or found.subject, outcome, text, *whose))
+
+    # --- what is told ---
+
+    def view(self, book: Book, who: Principal) -> w.Watching:
+        """What it may see: devices are everybody's, runs those that it sees. Raises Refusal for a role that sees
+        nothing."""
+        who.need_to_see()
+        epoch = book.facts.epoch
+        seen = [
+            w.SeenView(
+                rule=rule.name,
+                subject=one.finding.subject,
+                text=one.finding.text,
+                since=epoch + one.since,
+                has_fired=one.has_fired,
+            )
+            for rule in self.rules.rules
+            for one in self._states[rule.name].holding.values()
+            if one.gone_since is None and self._may_see(book, who, one.finding.run)
+        ]
+        done = [
+            w.DoneView(at=epoch + x.at, rule=x.rule, action=x.action, subject=x.subject, outcome=x.outcome, text=x.text)
+            for x in self._did
+            if not x.run or who.sees(x)
+        ]
+        return w.Watching(
+            is_on=True,
+            problem=self.problem,
+            rules=tuple([self._rule_view(one, who) for one in self.rules.rules]),
+            seen=tuple(seen),
+            done=tuple(done),
+        )
+
+    def _may_see(self, book: Book, who: Principal, number: str) -> bool:
+        run = book.runs.get(number)
+        return not number or (run is not None and who.sees(run))
+
+    def _rule_view(self, rule: Rule, who: Principal) -> w.RuleView:
+        """How many runs there are is not one team's to see."""
+        is_told = rule.when.kind == "device" or who.teams is None
+        looked_at, unknown = self._looked[rule.name] if is_told else (None, None)
+        return w.RuleView(
+            name=rule.name,
+            when=rule.when.words,
+            for_s=rule.for_s,
+            do=rule.do,
+            dry_run=rule.is_dry,
+            looked_at=looked_at,
+            unknown=unknown,
+        )
+
+
+def _why(rule: Rule, due: Holding) -> str:
+    return due.finding.text + (f", for {span(rule.for_s)}" if rule.for_s else "")

@@ -1,0 +1,72 @@
+"""The rules of a running server: reads what is measured, lets the writer look, and sends alerts once all is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from egs_core.client.watching import DeviceHealth
+from egs_core.server.leader import NotActive
+from egs_core.server.logic import SiteLogic
+from egs_core.server.runs import Offer
+from egs_core.server.watching.alerts import Alerts
+from egs_core.server.watching.readings import LOOK_S, Readings
+from egs_core.server.watching.rules import Alert, SiteRules
+from egs_core.server.writer import Unavailable
+from egs_core.watch_rules import Rules
+
+LOG = logging.getLogger("uvicorn.error")
+
+
+class Asks(Protocol):
+    """Whoever takes a question to the logic, and answers once that is durable."""
+
+    async def ask(self, question: Callable[[SiteLogic], Any]) -> Any: ...
+
+
+class Watcher:
+    """See the module. offer: of the server's own host."""
+
+    def __init__(self, rules: Rules, offer: Offer) -> None:
+        self.site_rules = SiteRules(rules)
+        self.reads_progress = rules.uses("no_progress_for")
+        self._readings = Readings([one.id for one in offer.devices] if offer.is_watched else ())
+        self._alerts = Alerts(rules.webhook, offer.host)
+
+    async def follow(self, site: Asks) -> None:
+        """Look again and again, as long as the server is there and they can be followed."""
+        self._readings.start()
+        self._alerts.start()
+        try:
+            while not self.site_rules.problem:
+                try:
+                    for alert in await site.ask(partial(self._look, self._readings.take())):
+                        self._alerts.send(alert)
+                except (Unavailable, NotActive):  # the writer has said why; nothing that was done is durable
+                    self.site_rules.forget()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            self._readings.close()
+            self._alerts.close()
+
+    # --- on the writer's thread ---
+
+    def _look(self, own: list[DeviceHealth], logic: SiteLogic) -> list[Alert]:
+        """A bug must not stop the server: the writer goes on from what is durable, and the rules are off."""
+        try:
+            return self.site_rules.look(logic.book, own)
+        except Exception as error:
+            self.site_rules.problem = f"{type(error).__name__}: {error}"
+            LOG.exception("the rules are not followed any more, until the server is started again: this is a bug")
+            raise
+
+    def measured(self, logic: SiteLogic, host: str, found: Iterable[DeviceHealth]) -> None:
+        """What the agent of a joined host has read there."""
+        self.site_rules.health(logic.now).note(host, found, logic.now)
+
+    def told(self, logic: SiteLogic, run: str, ago_s: float) -> None:
+        """A run has told of its work so long ago."""
+        self.site_rules.health(logic.now).told(run, logic.now - ago_s)

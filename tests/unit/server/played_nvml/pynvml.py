@@ -1,0 +1,131 @@
+"""As much of NVML's binding as EGS uses, for a server process of a test: it says what a JSON file says.
+
+{"GPU-a": {"temperature": 50, "busy": 0, …, "lost": false}, …}       GPUs; a field left out: not supported
+{"events": [["GPU-a", 79], …], "hangs": false}                       XID errors so far; whether no call returns
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+NVML_TEMPERATURE_GPU, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
+nvmlEventTypeXidCriticalError = 8
+
+
+class NVMLError(Exception):
+    """Base of what it raises."""
+
+
+class NVMLError_NotSupported(NVMLError):
+    """The device does not tell that."""
+
+
+class NVMLError_Timeout(NVMLError):
+    """No event."""
+
+
+def _played() -> dict[str, Any]:
+    while True:
+        found: dict[str, Any] = json.loads(Path(os.environ["EGS_PLAYED_NVML"]).read_text())
+        if not found.get("hangs"):
+            return found
+        time.sleep(0.05)
+
+
+def _names() -> list[str]:
+    return [name for name in _played() if name.startswith("GPU-")]
+
+
+def _of(handle: Any) -> tuple[str, dict[str, Any]]:
+    name = _names()[int(handle.value) - 1]
+    found = _played()[name]
+    if found.get("lost"):
+        raise NVMLError("GPU is lost")
+    return name, found
+
+
+def _field(handle: Any, name: str) -> Any:
+    found = _of(handle)[1]
+    if name not in found:
+        raise NVMLError_NotSupported(name)
+    return found[name]
+
+
+def nvmlInit() -> None: ...
+
+
+def nvmlShutdown() -> None: ...
+
+
+def nvmlDeviceGetCount() -> int:
+    return len(_names())
+
+
+def nvmlDeviceGetHandleByIndex(number: int) -> Any:
+    return ctypes.c_void_p(number + 1)
+
+
+def nvmlDeviceGetHandleByUUID(name: str) -> Any:
+    return ctypes.c_void_p(_names().index(name) + 1)
+
+
+def nvmlDeviceGetUUID(handle: Any) -> str:
+    return _of(handle)[0]
+
+
+def nvmlDeviceGetName(_handle: Any) -> str:
+    return "played"
+
+
+def nvmlDeviceGetMemoryInfo(handle: Any) -> Any:
+    return SimpleNamespace(total=80 << 30, used=int(_field(handle, "memory") * (80 << 30)))
+
+
+def nvmlDeviceGetComputeRunningProcesses(_handle: Any) -> list[Any]:
+    return []
+
+
+def nvmlDeviceGetUtilizationRates(handle: Any) -> Any:
+    return SimpleNamespace(gpu=_field(handle, "busy"))
+
+
+def nvmlDeviceGetTemperature(handle: Any, _sensor: int) -> int:
+    return int(_field(handle, "temperature"))
+
+
+def nvmlDeviceGetPowerUsage(handle: Any) -> int:
+    return int(_field(handle, "power") * 1000)
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle: Any) -> int:
+    return int(_field(handle, "power_limit") * 1000)
+
+
+def nvmlDeviceGetTotalEccErrors(handle: Any, _kind: int, _since: int) -> int:
+    return int(_field(handle, "ecc"))
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle: Any) -> int:
+    return int(_field(handle, "throttle"))
+
+
+def nvmlEventSetCreate() -> list[int]:
+    return [len(_played().get("events", []))]  # how many were told: only what comes later is
+
+
+def nvmlDeviceRegisterEvents(_handle: Any, _kind: int, _events: Any) -> None: ...
+
+
+def nvmlEventSetWait_v2(events: list[int], _timeout_ms: int) -> Any:
+    told = _played().get("events", [])
+    if events[0] >= len(told):
+        raise NVMLError_Timeout("none")
+    name, number = told[events[0]]
+    events[0] += 1
+    return SimpleNamespace(device=ctypes.c_void_p(_names().index(name) + 1), eventData=number)
