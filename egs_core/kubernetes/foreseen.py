@@ -65,7 +65,7 @@ class Start(msgspec.Struct, frozen=True):
 
 def waiting(pods: Mapping[str, Pod], order: Sequence[str]) -> list[Wanted]:
     """Pods that are open and have no node yet, then those that wait, the first first. order: uids of these."""
-    opened = [_wanted(pod, images=()) for pod in pods.values() if _is_opened(pod)]
+    opened = [_wanted(pod, images=()) for pod in pods.values() if is_opened(pod)]
     gated = [pod for uid in order if (pod := pods.get(uid)) is not None and pod.is_gated and not pod.is_leaving]
     return opened + [_wanted(pod, pod.images) for pod in gated[:MOST]]
 
@@ -113,6 +113,11 @@ def end_of(pod: Pod, now: float) -> float:
     began = pod.started or now
     end = now + max(0.0, remaining(pod.predicted_s, pod.predicted_s, max(0.0, now - began))[0])
     return end if pod.deadline_s is None else min(end, max(now, began + pod.deadline_s))
+
+
+def is_opened(pod: Pod) -> bool:
+    """Whether one of ours is past its gate and has no node yet."""
+    return pod.is_ours and not (pod.node or pod.is_gated or pod.has_other_gates or pod.is_over or pod.is_leaving)
 
 
 class _Room:
@@ -163,10 +168,6 @@ def _wanted(pod: Pod, images: tuple[str, ...]) -> Wanted:
     return Wanted(
         owner, pod.namespace, pod.shape, pod.where, pod.predicted_s, images=images, pull_secrets=pod.pull_secrets
     )
-
-
-def _is_opened(pod: Pod) -> bool:
-    return pod.is_ours and not (pod.node or pod.is_gated or pod.has_other_gates or pod.is_over or pod.is_leaving)
 
 
 def _need(shape: Shape) -> Need:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
-from egs_core.kubernetes.foreseen import Start, Wanted
+from egs_core.kubernetes.foreseen import Start, Wanted, is_opened
 from egs_core.kubernetes.images import images_of
 from egs_core.kubernetes.places import NAME_FIELD
 from egs_core.kubernetes.pods import Object, Pod, items, part, seconds_of, text
@@ -118,8 +118,10 @@ def select_steps(
     over = tuple(one for one in there if (one.state != LOADING or one.uid in is_late) and not one.is_leaving)
     at_work = [one for one in there if one not in over and not one.is_leaving]
     still = {(start.node, image) for start in starts for image in start.wanted.images}
-    # Its pod has come to the node and waits for the same pull, which a deletion would break off.
-    still |= {(pod.node, image) for pod in pods if pod.holds for image in pod.images}
+    # Its pod has come to the node, or will in a moment, and waits for the same pull, which a deletion would break off.
+    found = [pod for pod in pods if pod.images]
+    still |= {(pod.node, image) for pod in found if pod.holds for image in pod.images}
+    still |= {(one.node, image) for pod in found if is_opened(pod) for image in pod.images for one in at_work}
     unwanted = [one for one in at_work if not any((one.node, image) in still for image in one.images)]
     loading = {(one.node, image) for one in there if one not in unwanted for image in one.images}
     by_node: dict[str, int] = {}
@@ -152,8 +154,9 @@ def lead_of(images: Iterable[str], took_s: Mapping[str, float], pull_s: float) -
 
 
 def horizon(leads: Iterable[float], now: float) -> float:
-    """What starts later than this has nothing that is due."""
-    return now + max(leads, default=0.0) / SOONER
+    """What starts later than this is not looked at: in twice the time in which something is due, so that what is under
+    way is not withdrawn, and made again, as predictions move."""
+    return now + 2 * max(leads, default=0.0) / SOONER
 
 
 def made(start: Start) -> dict[str, Any]:

@@ -217,6 +217,24 @@ def test_one_goes_when_it_is_over_or_not_wanted() -> None:
     came = pod_with_images(pod("p", spec={"nodeName": "n1", "containers": [{"image": "big:1"}]}))
     assert steps([], [at_work()], pods=[came]) == ([], [], [])
     assert steps([], [at_work("n2")], pods=[came]) == ([], [], ["u"])
+    opened = pod_with_images(pod("p", gate=False, spec={"containers": [{"image": "big:1"}]}))
+    assert steps([], [at_work()], pods=[opened]) == ([], [], [])
+    assert steps([], [at_work("n1", "other")], pods=[opened]) == ([], [], ["u"])
+
+
+def test_what_is_due_is_well_within_what_is_looked_at() -> None:
+    """So a prediction that moves by half as much again takes nothing away."""
+    lead_s = preloads.lead_of((BIG,), {}, 120.0)
+    due_s = lead_s / preloads.SOONER
+    assert steps([start(due_s - 1)], lead_s=lead_s)[0]
+    assert preloads.horizon([lead_s, 1.0], NOW) > NOW + 1.5 * due_s
+
+
+def test_a_pull_that_was_seen_is_believed() -> None:
+    """Of an image that was not, with what else its pod needs: the time that an administrator says."""
+    assert preloads.lead_of((BIG, "b"), {BIG: 10.0, "b": 20.0}, 120.0) == pytest.approx(5 + 1.2 * 30)
+    assert preloads.lead_of((BIG, "b"), {BIG: 10.0}, 120.0) == pytest.approx(5 + 1.2 * 130)
+    assert preloads.lead_of((), {}, 120.0) == 5.0
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
