@@ -123,6 +123,7 @@ def write_token(url: str, token: str) -> Path:
     path = token_file(url)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)  # of a server that was killed here and had this number; in a container all have
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(handle, "w") as file:

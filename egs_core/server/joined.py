@@ -23,7 +23,7 @@ from egs_core.server.agent import Agent, Upstream, follow
 from egs_core.server.bounds import BodyBound
 from egs_core.server.devices import DeviceLocks, users_of
 from egs_core.server.runs import Offer
-from egs_core.server.serving import allow_connections, config_of, local_socket, nothing
+from egs_core.server.serving import allow_connections, config_of, leave_socket, local_socket, nothing
 
 MOST_WAITING = 1024  # requests under way: each heartbeat of a run here is one for most of the time
 
@@ -49,6 +49,7 @@ def serve_host(folder: Path, addresses: Sequence[Address], offer: Offer, told: C
     agent.join_first()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, local = local_socket(folder)
+    place = path.stat()
     try:
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)
@@ -61,7 +62,7 @@ def serve_host(folder: Path, addresses: Sequence[Address], offer: Offer, told: C
             raise server.problem
     finally:
         local.close()
-        path.unlink(missing_ok=True)
+        leave_socket(path, place)
 
 
 class _Server(uvicorn.Server):

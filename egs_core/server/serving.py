@@ -12,7 +12,8 @@ import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,7 @@ from egs_core.server.writer import Turns, Writer
 from egs_core.site.spanning import Spanning
 from egs_core.watch_rules import Rules
 
+TURN_S = 5.0
 SOCKET_MODE = 0o666  # who asks is told by the kernel, for each connection
 
 
@@ -98,6 +100,7 @@ def serve(
         port = tcp.getsockname()[1]
         url = door.url(port)
         path, local = local_socket(folder, f"egs-{port}.sock" if database is not None else "")
+        place = path.stat()
         listening.append(local)
         access = Access(store, teams)
 
@@ -143,7 +146,7 @@ def serve(
         for one in listening:
             one.close()
         if path is not None:
-            path.unlink(missing_ok=True)
+            leave_socket(path, place)
         if lock is not None:
             os.close(lock)
 
@@ -268,18 +271,45 @@ def local_socket(folder: Path, second: str = "") -> tuple[Path, socket.socket]:
     for path in [*shared, folder / SOCKET_NAME]:
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if _answers(path):
-                continue
-            path.unlink(missing_ok=True)
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            listening.bind(str(path))
-            path.chmod(SOCKET_MODE)
-            listening.listen(128)
+            with _by_turns(path.parent):
+                if _answers(path):
+                    continue
+                path.unlink(missing_ok=True)
+                listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listening.bind(str(path))
+                path.chmod(SOCKET_MODE)
+                listening.listen(128)
         except OSError as error:
             problem = error
             continue
         return path, listening
     raise InputError("egs serve", f"no place for its Unix socket: {problem}", "choose a shorter --data")
+
+
+def leave_socket(path: Path, made: os.stat_result) -> None:
+    """Take it away, unless it is another server's by now: that one came when this one had ceased to answer. made: of
+    the path, when this server had made it."""
+    with suppress(OSError), _by_turns(path.parent):
+        found = path.stat()
+        if (found.st_ino, found.st_mtime_ns) == (made.st_ino, made.st_mtime_ns):  # numbers alone are used again
+            path.unlink()
+
+
+@contextmanager
+def _by_turns(folder: Path) -> Iterator[None]:
+    """One server at a time: two that start at once would both find a place free. Anybody may hold that lock who can
+    read the folder, so who holds it for long is no server, and is not waited for."""
+    handle = os.open(folder, os.O_RDONLY)
+    until = time.monotonic() + TURN_S
+    try:
+        while time.monotonic() < until:
+            with suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _answers(path: Path) -> bool:

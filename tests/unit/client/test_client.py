@@ -58,6 +58,16 @@ def test_a_token_is_found_by_its_address_and_kept_from_others() -> None:
         read_token("http://localhost:8470")
 
 
+def test_a_server_that_was_killed_while_it_wrote_its_token_is_in_nobodys_way() -> None:
+    """In a container the next one has the same process number, and finds the other's half of a file."""
+    path = token_file("http://127.0.0.1:8470")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.{os.getpid()}.part").write_text("egs_ha")
+    write_token("http://127.0.0.1:8470", "whole")
+    assert read_token("http://127.0.0.1:8470") == "whole"
+    assert not list(path.parent.glob("*.part"))
+
+
 def test_a_sockets_server_must_be_trusted(tmp_path: Path) -> None:
     """Nothing is sent to a server of another user; the kernel says whose it is."""
     path, received = tmp_path / "s", []

@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from egs_core.cli.serve import default_data
 from egs_core.client.places import find_address
 from egs_core.errors import InputError
+from egs_core.server import serving
 from egs_core.server.doors import Door
 from egs_core.server.serving import local_socket
 from tests.unit.server.real_site import RealSite
@@ -108,6 +112,44 @@ def test_a_standby_has_its_socket_where_all_users_reach_it(tmp_path: Path, monke
     assert again == first
     for one in (standby, alone, next_one):
         one.close()
+
+
+def test_two_servers_that_start_at_once_have_two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looks whether the place is free before the other one has taken it, as after an update of both: the socket
+    of the first is not taken away."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "run"))
+    both_have_looked = threading.Barrier(2)
+    look = serving._answers
+
+    def looks(path: Path) -> bool:
+        found = look(path)
+        with suppress(threading.BrokenBarrierError):
+            both_have_looked.wait(1.0)
+        return found
+
+    monkeypatch.setattr(serving, "_answers", looks)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda name: local_socket(tmp_path, name), ("egs-8470.sock", "egs-8471.sock")))
+    assert len({path for path, _ in made}) == 2
+    for path, listening in made:
+        assert look(path), path
+        listening.close()
+
+
+def test_a_server_that_ends_leaves_anothers_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is started while another one ends, and answers no more, has its place; its own socket it takes away."""
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path / "run"))
+    path, ending = local_socket(tmp_path)
+    first = path.stat()
+    ending.close()
+    again, started = local_socket(tmp_path)
+    second = again.stat()
+    serving.leave_socket(path, first)
+    assert (again, serving._answers(path)) == (path, True)
+    started.close()
+    serving.leave_socket(again, second)
+    serving.leave_socket(again, second)
+    assert not path.exists()
 
 
 def test_a_user_without_another_place_finds_a_server_in_the_data_folder(
