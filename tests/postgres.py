@@ -48,10 +48,11 @@ class Postgres:
             assert time.monotonic() < until, f"PostgreSQL was not ready in {PATIENCE_S:g} s"
             time.sleep(0.1)
 
-    def stop(self) -> None:
-        """Without waiting for who is still connected."""
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Without waiting for who is still connected. how: SIGQUIT is `pg_ctl stop -m immediate`: as after a crash, its
+        next start recovers from its log."""
         assert self._server is not None
-        self._server.send_signal(signal.SIGINT)
+        self._server.send_signal(how)
         self._server.wait(PATIENCE_S)
 
     def url(self, database: str = "postgres") -> str:
