@@ -15,9 +15,9 @@ from egs_core.server.book import CONFIG
 from egs_core.server.logic import CLAIM_S, SILENT_S, Seen, SiteLogic
 from egs_core.server.runs import Refusal, SiteFacts
 from egs_core.server.writer import Turns
+from tests.unit.server.site_steps import ANN, BOB, end, request, start
 from tests.unit.server.site_world import OFFER, MemoryStore
 from tests.unit.server.test_hosts import FAR_ANN, Far
-from tests.unit.server.test_site_logic import ANN, BOB, end, request, start
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from egs_core.client.http import SiteClient, trusted_owners
 from egs_core.client.places import Address
 from egs_core.client.processes import process
 from tests.unit.server.real_site import EGS, PATIENCE_S, RealSite, wait_for
+from tests.unit.server.served import UNTIL, content
 from tests.unit.server.test_doors import certificate
-from tests.unit.server.test_serve import UNTIL, content
 
 
 class FarHost:

@@ -22,8 +22,8 @@ from tests.postgres import Postgres
 from tests.unit.server.aftermath import Client, Left, Note, Quota, check_journal, problems, read_site
 from tests.unit.server.databases import server
 from tests.unit.server.havoc import Havoc, Servers
+from tests.unit.server.site_steps import end, start
 from tests.unit.server.site_world import OFFER
-from tests.unit.server.test_site_logic import end, start
 
 __all__ = ["server"]
 

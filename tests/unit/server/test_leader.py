@@ -20,8 +20,8 @@ from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns
 from tests.unit.server.databases import database, server
 from tests.unit.server.real_site import wait_for
+from tests.unit.server.site_steps import ANN, request
 from tests.unit.server.site_world import OFFER, MemoryStore
-from tests.unit.server.test_site_logic import ANN, request
 
 __all__ = ["database", "server"]
 WITHIN_S = 5.0  # what is promised of a takeover

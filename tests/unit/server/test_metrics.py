@@ -30,9 +30,9 @@ from egs_core.slo import WINDOWS, Objectives
 from egs_core.slo_rules import rules_of
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, Answer, RealApp
 from tests.unit.server.real_site import PATIENCE_S, wait_for
+from tests.unit.server.site_steps import ANN, end, request, start
 from tests.unit.server.site_world import OFFER
 from tests.unit.server.test_pools import NODE, Client
-from tests.unit.server.test_site_logic import ANN, end, request, start
 
 MONITORING = Path(__file__).resolve().parents[3] / "examples" / "monitoring"
 ROOT, VIEWER = Principal("root", "admin"), Principal("eve", "viewer")

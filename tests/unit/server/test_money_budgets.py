@@ -24,11 +24,11 @@ from egs_core.errors import InputError
 from egs_core.queues import load_budgets
 from egs_core.server.principals import Principal
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
+from tests.unit.server.served import UNTIL, content
 from tests.unit.server.site_world import MemoryStore
 from tests.unit.server.test_budgets import later, leap
 from tests.unit.server.test_hosts import AGENT, FAR_ANN, offer
 from tests.unit.server.test_pools import ANN, BEN, ROOT, Client
-from tests.unit.server.test_serve import UNTIL, content
 from tests.unit.server.test_spanning import Server
 
 HOUR = 3600.0

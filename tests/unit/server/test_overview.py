@@ -14,8 +14,8 @@ from egs_core.server.overview import MOST_WAITING, overview
 from egs_core.server.principals import Principal
 from egs_core.server.runs import SiteFacts
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, RealApp
+from tests.unit.server.site_steps import request
 from tests.unit.server.site_world import OFFER
-from tests.unit.server.test_site_logic import request
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from egs_core.client.supervise import request_of
 from tests.postgres import Postgres
 from tests.unit.server.databases import server
 from tests.unit.server.real_site import EGS, PATIENCE_S, RealSite, wait_for
-from tests.unit.server.test_serve import UNTIL, content
+from tests.unit.server.served import UNTIL, content
 
 __all__ = ["server"]
 

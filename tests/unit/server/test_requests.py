@@ -18,8 +18,8 @@ from egs_core.server.logic import CLAIM_S, SILENT_S, Seen, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, SiteFacts
 from egs_core.server.writer import Turns
+from tests.unit.server.site_steps import ANN, BOB, ROOT, end, request, start
 from tests.unit.server.site_world import OFFER, MemoryStore
-from tests.unit.server.test_site_logic import ANN, BOB, ROOT, end, request, start
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.server.book import CONFIG
 from egs_core.server.logic import Seen, SiteLogic
 from egs_core.server.runs import Refusal, SiteFacts
+from tests.unit.server.site_steps import ANN, end, request, start
 from tests.unit.server.site_world import OFFER
-from tests.unit.server.test_site_logic import ANN, end, request, start
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from egs_core.server.keeping import Held, Wish, devices_of, keeps_out, lacking
 from egs_core.server.logic import SiteLogic
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
 from egs_core.server.writer import Turns
+from tests.unit.server.site_steps import ANN, ROOT, end, request
 from tests.unit.server.site_world import MemoryStore
-from tests.unit.server.test_site_logic import ANN, ROOT, end, request
 
 BERLIN = "Europe/Berlin"
 HOUR = 3600.0

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
-from tests.unit.server.test_serve import UNTIL, content
+from tests.unit.server.served import UNTIL, content
 
 FILE = "queues: [{name: images, budget: {gpu_hours: HOURS, warn_at: 0.001}}]\n"
 

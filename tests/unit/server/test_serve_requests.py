@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,9 @@ import pytest
 from egs_core.cli import app
 from egs_core.client import requests as q
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
-from tests.unit.server.test_serve import UNTIL, content
+from tests.unit.server.served import UNTIL, content, shared_site
 
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
-    found = RealSite(tmp_path_factory.mktemp("site"))
-    try:
-        found.start()
-        yield found
-    finally:
-        found.close()
+site = pytest.fixture(scope="module")(shared_site)
 
 
 def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) -> None:

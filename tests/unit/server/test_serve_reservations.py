@@ -10,7 +10,7 @@ import pytest
 
 from egs_core.cli.serve import reservations_for
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
-from tests.unit.server.test_serve import UNTIL, content
+from tests.unit.server.served import UNTIL, content
 
 FILE = """
 queues: [{name: class}, {name: other}]

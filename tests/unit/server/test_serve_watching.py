@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.server.real_site import RealSite, wait_for
-from tests.unit.server.test_serve import UNTIL, content
+from tests.unit.server.served import UNTIL, content
 
 PLAYED = Path(__file__).parent / "played_nvml"
 FILE = """

@@ -19,8 +19,8 @@ from egs_core.server.slo import slos_of
 from egs_core.server.tally import Tally
 from egs_core.slo import Objectives
 from tests.unit.server.real_app import FILE, RealApp
+from tests.unit.server.site_steps import ANN, end, request, start
 from tests.unit.server.site_world import OFFER
-from tests.unit.server.test_site_logic import ANN, end, request, start
 
 ROOT = Principal("root", "admin")
 PROMISED = {"q": Objectives(wait_p95=60, jct_p95=300, deadline_share=0.5).slos()}

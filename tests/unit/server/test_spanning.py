@@ -19,9 +19,9 @@ from egs_core.server.spending import Spending
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns
 from egs_core.site.spanning import Spanning
+from tests.unit.server.site_steps import request
 from tests.unit.server.site_world import OFFER, MemoryStore
 from tests.unit.server.test_pools import ANN, BEN, EPOCH, ROOT, Client
-from tests.unit.server.test_site_logic import request
 
 ONE = (QueueSpec("one", nominal=(UNLIMITED, 1000, UNLIMITED)),)
 

@@ -11,8 +11,8 @@ from egs_core.server.book import CONFIG
 from egs_core.server.logic import SiteLogic
 from egs_core.server.overview import overview
 from egs_core.server.runs import SiteFacts
+from tests.unit.server.site_steps import ANN, end, request, start
 from tests.unit.server.site_world import OFFER
-from tests.unit.server.test_site_logic import ANN, end, request, start
 
 
 @pytest.fixture

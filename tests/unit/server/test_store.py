@@ -23,8 +23,8 @@ from egs_core.server.tables import TABLES
 from egs_core.server.writer import Turns
 from tests.postgres import Postgres
 from tests.unit.server.databases import Where, database, server, where
+from tests.unit.server.site_steps import ANN, BOB, end, request, start
 from tests.unit.server.site_world import OFFER
-from tests.unit.server.test_site_logic import ANN, BOB, end, request, start
 
 __all__ = ["database", "server", "where"]
 

@@ -18,9 +18,9 @@ from egs_core.server.runs import Run, SiteFacts
 from egs_core.server.store import StoreError
 from egs_core.server.tally import MOST_KEYS, OTHERS, Buckets, Tally
 from egs_core.server.writer import Turns
+from tests.unit.server.site_steps import ANN, BOB, end, request, start
 from tests.unit.server.site_world import OFFER, MemoryStore, World
 from tests.unit.server.test_requeue import evicted
-from tests.unit.server.test_site_logic import ANN, BOB, end, request, start
 
 KEY = ("", "")
 

@@ -28,9 +28,9 @@ from egs_core.server.watching.rules import Alert, SiteRules
 from egs_core.server.watching.watcher import Watcher
 from egs_core.server.writer import Turns, Unavailable
 from egs_core.watch_rules import parse_rules
+from tests.unit.server.site_steps import ANN, BOB, ROOT, end, request, start
 from tests.unit.server.site_world import OFFER, MemoryStore
 from tests.unit.server.test_hosts import AGENT, offer
-from tests.unit.server.test_site_logic import ANN, BOB, ROOT, end, request, start
 
 WATCHED = msgspec.structs.replace(OFFER, is_watched=True)
 ALERTS = "alerts: {webhook: 'http://example.org'}\n"

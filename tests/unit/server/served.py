@@ -1,0 +1,28 @@
+"""Programs that tests give to `egs run`, and a site that the tests of a file share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.server.real_site import RealSite
+
+HOLDS = "import os, sys, time\nopen(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+UNTIL = HOLDS + "while not os.path.exists(sys.argv[2]): time.sleep(0.05)\nsys.exit(int(sys.argv[3]))\n"
+
+
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSite]:
+    """A fixture: a server of two devices."""
+    found = RealSite(tmp_path_factory.mktemp("site"))
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+def content(path: Path) -> str:
+    """Of a file that somebody writes, "" before it is there."""
+    return path.read_text() if path.exists() else ""
