@@ -296,7 +296,7 @@ class ProfiledPool(msgspec.Struct, frozen=True):
 class ClusterProfile(msgspec.Struct, frozen=True):
     """What a profile says that is of use in the cluster itself. namespace: where pods run; controller_namespace: where
     what serves them runs; queues: of Kueue, which pods name in a label; cpu_limit_s, gpu_limit_s: the longest that a
-    pod without, or with, a GPU runs that states no time."""
+    pod without, or with, a GPU runs that states no time; pull_s: how long an image takes to be pulled."""
 
     namespace: str
     controller_namespace: str
@@ -304,6 +304,7 @@ class ClusterProfile(msgspec.Struct, frozen=True):
     queues: tuple[str, ...] = ()
     cpu_limit_s: float | None = None
     gpu_limit_s: float | None = None
+    pull_s: float | None = None
 
 
 @runtime_checkable

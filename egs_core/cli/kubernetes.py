@@ -72,8 +72,11 @@ def controller(
         bool, typer.Option("--preload", help="Load the images of pods that wait on the nodes where they will start.")
     ] = False,
     pull_time: Annotated[
-        str, typer.Option(help="With --preload: how long an image takes to be pulled of which it is not known yet.")
-    ] = f"{PULL_S:.0f}s",
+        str,
+        typer.Option(
+            help="With --preload: how long a pull takes, until one was seen; default: the profile's, or 120s."
+        ),
+    ] = "",
 ) -> None:
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
@@ -89,9 +92,9 @@ def controller(
     running ones the deadline alone is changed. Argo's Workflows are read where there are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
-    --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, and one line at
-    the start tells of each pool and queue that the cluster has not as the profile says. That changes nothing; of quotas
-    and priority classes a controller makes no use.
+    --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, its preload.takes
+    where --pull-time is, and one line at the start tells of each pool and queue that the cluster has not as the profile
+    says. That changes nothing; of quotas and priority classes a controller makes no use.
     """
     from egs_core.kubernetes import admission
     from egs_core.kubernetes.cluster import Cluster
@@ -111,7 +114,7 @@ def controller(
         with_kueue=kueue,
         preempts=preempt,
         preloads=preload,
-        pull_s=parse_seconds(pull_time),
+        pull_s=parse_seconds(pull_time) if pull_time else (site and site.pull_s) or PULL_S,
         limits=Rules(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
             _limit(gpu_limit, "--gpu-limit") or (site.gpu_limit_s if site else None),

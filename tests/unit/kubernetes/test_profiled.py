@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.adapter import ClusterProfile, ProfiledPool
 from egs_core.cli.app import run
+from egs_core.kubernetes.cluster import Cluster
+from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.pods import node_of
 from egs_core.kubernetes.profiled import differences
 from tests.unit.kubernetes.emulated_api import EmulatedApi
@@ -110,6 +112,30 @@ def test_the_controller_serves_the_profiles_namespace_and_says_what_is_missing(
     assert "egs kubernetes: profile: pool a100: no node has its labels pool=a100" in said
     assert "egs kubernetes: profile: queue mistyped: namespace team has no LocalQueue" in said
     assert said.count("profile: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "site", "pull_s"),
+    [([], "", 120.0), ([], "preload: {takes: 7s}\n", 7.0), (["--pull-time", "5m"], "preload: {takes: 7s}\n", 300.0)],
+)
+def test_how_long_a_pull_takes_is_the_profiles_unless_it_is_said(
+    words: list[str], site: str, pull_s: float, api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an image that has not been pulled yet."""
+    pytest.importorskip("egs_kubeflow", reason="no adapter that has profiles")
+    (tmp_path / "site.yaml").write_text(PROFILE + site)
+    seen: list[Settings] = []
+
+    class Ends(Controller):
+        def __init__(self, cluster: Cluster, settings: Settings, say: Callable[[str], None]) -> None:
+            seen.append(settings)
+            super().__init__(cluster, settings, say)
+            self.stop()
+
+    monkeypatch.setattr("egs_core.kubernetes.controller.Controller", Ends)
+    given = ["--kubeconfig", str(api.kubeconfig), "--profile", str(tmp_path / "site.yaml"), "--preload", *words]
+    assert run(["kubernetes", "controller", *given]) == 0
+    assert [(one.preloads, one.pull_s) for one in seen] == [(True, pull_s)]
 
 
 def test_a_mistyped_profile_is_an_error(api: EmulatedApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -370,10 +370,8 @@ def cluster_profile(site: Profile) -> ClusterProfile:
         for pool in site.pools
     ]
     queues = [queue.name for queue in site.queues if queue.exists]
-    limits = site.time_limits
-    return ClusterProfile(
-        site.namespace, site.controller_namespace, tuple(pools), tuple(queues), limits.cpu, limits.gpu
-    )
+    here, limits = (site.namespace, site.controller_namespace), site.time_limits
+    return ClusterProfile(*here, tuple(pools), tuple(queues), limits.cpu, limits.gpu, site.preload.takes)
 
 
 def read_profile(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:
