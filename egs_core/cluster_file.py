@@ -29,8 +29,9 @@ from typing import Annotated
 import msgspec
 from pydantic import Field, ValidationError
 
-from egs_core.engine.specs import FlavorSpec, mig_profiles
+from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
+from egs_core.flavors import Amount, Flavor, Name
 from egs_core.graph.places import did_you_mean
 from egs_core.sim.config import SimNode
 from egs_core.yaml_file import FileModel, Size, input_error, line_of, read_text, read_yaml
@@ -43,29 +44,6 @@ class ClusterFile(msgspec.Struct, frozen=True):
 
     nodes: tuple[SimNode, ...]
     flavors: tuple[FlavorSpec, ...] = ()
-
-
-Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-Name = Annotated[str, Field(min_length=1)]
-
-
-class Flavor(FileModel):
-    """One flavor as a user writes it."""
-
-    name: Name
-    """Name of the kind of hardware."""
-    gpu_hour: Amount = 0.0
-    """Price of a GPU for an hour, in any one currency."""
-    cpu_hour: Amount = 0.0
-    """Price of a CPU for an hour."""
-    speed: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
-    """Speed relative to the hardware for which durations are stated."""
-    mig: Size | None = None
-    """The GPUs are split into MIG profiles; memory of one GPU."""
-
-    def to_spec(self) -> FlavorSpec:
-        profiles = () if self.mig is None else mig_profiles(self.mig)
-        return FlavorSpec(self.name, self.gpu_hour, self.cpu_hour, self.speed, profiles)
 
 
 class Nodes(FileModel):

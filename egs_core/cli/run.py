@@ -39,6 +39,12 @@ def run(
             help="Memory of a GPU, as 20GiB: the part of one that has so much; with --gpus N: of each of those N."
         ),
     ] = "0",
+    flavor: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Flavor of GPUs that it may have, as a100; default: any, and where it should end first. Repeatable."
+        ),
+    ] = None,
     cpus: Annotated[float, typer.Option(help="CPUs to count for it; 0: not counted.")] = 0.0,
     memory: Annotated[str, typer.Option(help="Main memory to count for it, as 20GiB; 0: not counted.")] = "0",
     queue: Annotated[str, typer.Option(help="Queue whose quota it uses.")] = "",
@@ -123,6 +129,7 @@ def run(
         "inside": in_,
         "requeue": requeue,
         **_gang(gang, array or 0, gang_wait),
+        **({"flavors": flavor} if flavor else {}),
     }
     try:
         request = request_of(fields)

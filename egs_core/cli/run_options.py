@@ -14,6 +14,7 @@ NEEDS = {
     "--gang-wait": (("--gang",), "there is nothing to wait for"),
     "--torch-env": (("--gang",), "there are no others"),
     "--split": (("--gpus", "--gpu-memory"), "there is nothing to split"),
+    "--flavor": (("--gpus", "--gpu-memory", "--in"), "there is nothing to choose"),
 }
 """Option -> those of which one has to be there, and why."""
 COUNTED = ("--cpus", "--memory")
@@ -21,7 +22,18 @@ REQUESTED = "what runs in a request has the request's"
 CHECKED = "nothing is started"
 EXCLUDES = {
     "--in": dict.fromkeys(
-        ("--gpus", "--gpu-memory", *COUNTED, "--queue", "--priority", "--deadline", "--split", "--requeue", "--gang"),
+        (
+            "--gpus",
+            "--gpu-memory",
+            *COUNTED,
+            "--queue",
+            "--priority",
+            "--deadline",
+            "--split",
+            "--requeue",
+            "--gang",
+            "--flavor",
+        ),
         REQUESTED,
     ),
     "--check": {

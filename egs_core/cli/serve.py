@@ -16,6 +16,7 @@ import typer
 from egs_core.calendar import Reservation, is_over
 from egs_core.client.places import TOKEN, URL, parse_url
 from egs_core.errors import EgsError, InputError, listed
+from egs_core.flavors import load_flavors
 from egs_core.json_log import VARIABLE as EGS_LOG
 from egs_core.notices import warn
 from egs_core.places import data_folder
@@ -67,7 +68,14 @@ def serve(
         str, typer.Option(help="UUIDs of the GPUs to offer, with commas between; default: all that NVML finds.")
     ] = "",
     emulated_gpus: Annotated[
-        int | None, typer.Option(help="Offer so many emulated GPUs, 0 to N-1; refused where there are real ones.")
+        str,
+        typer.Option(
+            help="Offer so many emulated GPUs, 0 to N-1, or so many of some flavors, as a100=1,t4=2; refused where "
+            "there are real ones."
+        ),
+    ] = "",
+    flavors: Annotated[
+        Path | None, typer.Option(help="YAML file of what GPUs of which flavor cost, and how fast they are.")
     ] = None,
     queues: Annotated[Path | None, typer.Option(help="YAML file with queues, their quotas, and teams.")] = None,
     rules: Annotated[
@@ -131,6 +139,8 @@ def serve(
     specs = load_queues(queues, has_prices=False) if queues is not None else ()
     teams = load_teams(queues) if queues is not None else Teams()
     offer = host_offer(emulated_gpus, chosen)
+    if flavors is not None:
+        offer = msgspec.structs.replace(offer, flavors=load_flavors(flavors))
     if queues is not None:
         offer = msgspec.structs.replace(offer, reserved=reservations_for(queues, len(offer.devices)))
     begin(
@@ -178,7 +188,7 @@ def _check_alone(ctx: typer.Context) -> None:
             raise InputError(max(parameter.opts, key=len), problem, "leave it out here")
 
 
-def _join(urls: str, emulated: int | None, chosen: list[str], as_json: bool) -> None:
+def _join(urls: str, emulated: str, chosen: list[str], as_json: bool) -> None:
     with needs_server("egs serve --join"):
         from egs_core.server.devices import host_offer
         from egs_core.server.joined import Ready, serve_host

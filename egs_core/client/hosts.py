@@ -24,11 +24,13 @@ Text = Annotated[str, Field(max_length=200, pattern=PLAIN)]
 
 
 class OfferedDevice(Ask):
-    """id: as `CUDA_VISIBLE_DEVICES` has it; memory_bytes: 0 where it is not known."""
+    """id: as `CUDA_VISIBLE_DEVICES` has it; memory_bytes: 0 where it is not known; flavor: where that does not follow
+    from the label."""
 
     id: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9._-]+$")]
     label: Text = ""
     memory_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
+    flavor: Annotated[str, Field(max_length=100, pattern=PLAIN)] = ""
 
 
 class HostOffer(Ask):

@@ -23,7 +23,7 @@ from egs_core.places import data_folder
 
 KEPT_S = 31 * 86400.0
 NOT_STARTED_CODES = (126, 127)  # the command is not there, or cannot be executed: it will not be there again
-NO_GPUS = {"gpus": 0, "gpu_memory_bytes": 0}
+NO_GPUS: dict[str, Any] = {"gpus": 0, "gpu_memory_bytes": 0, "flavors": []}
 INDEX, SIZE, TRY = "EGS_ARRAY_INDEX", "EGS_ARRAY_SIZE", "EGS_TRY"
 
 
@@ -53,7 +53,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def wish(self, run: str) -> Wish:
         """What the GPU phases of something split ask for."""
-        kept = ("gpus", "gpu_memory_bytes", "queue", "priority")
+        kept = ("gpus", "gpu_memory_bytes", "queue", "priority", "flavors")
         fields = {name: self.fields[name] for name in kept if name in self.fields}
         return Wish(run, {**fields, "name": f"{self.fields['name']} (GPU, of run {run})"})
 

@@ -68,6 +68,7 @@ def _whole_or_part(gpus: float) -> float:
 Gpus = Annotated[float, Field(ge=0, le=1024, allow_inf_nan=False), AfterValidator(_whole_or_part)]
 
 
+FlavorName = Annotated[str, Field(min_length=1, max_length=100, pattern=PLAIN)]
 Unit = Annotated[str, Field(max_length=100, pattern=PLAIN)]
 Amount = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
@@ -95,7 +96,7 @@ class RunRequest(Ask):
     take; for_s: after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended,
     from now; hold: it does not start before it is resumed; inside: of a GPU request (`egs_core.client.requests`) whose
     GPUs it has, and whose place in the queue: it names neither; requeue: it may be evicted for another, and then starts
-    again; gang: with which it starts together."""
+    again; gang: with which it starts together; flavors: of GPUs that it may have, none named: all."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -114,6 +115,7 @@ class RunRequest(Ask):
     inside: Annotated[str, Field(max_length=32)] = ""
     requeue: bool = False
     gang: Gang | None = None
+    flavors: Annotated[tuple[FlavorName, ...], Field(max_length=100)] = ()
 
 
 class Change(Ask):
@@ -258,7 +260,8 @@ class RunView(Told):
     tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
     it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
     near. gang: with which it starts together. notice: what who has just submitted it is to be told. work: what it has
-    told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last.
+    told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last. flavors: of GPUs that it
+    may have, none named: all; flavor: of those that it has, or had, where they are of one.
     """
 
     id: str
@@ -302,6 +305,8 @@ class RunView(Told):
     notice: str = ""
     work: dict[str, float] = {}
     wants_told: bool = False
+    flavors: tuple[str, ...] = ()
+    flavor: str = ""
 
 
 class Device(Told):
@@ -309,7 +314,7 @@ class Device(Told):
     it, occupied by `processes` that hold no lease of it, or suspect; run: which holds it, "" for none, and for one that
     the asker does not see; runs: all that do, where each has a part of it. memory_bytes: 0 where it is not known; free:
     the part that nobody holds, 0 to 1; others: somebody has a part whom the asker does not see; drained: nothing new
-    gets it; suspect: the same, for nothing is heard of its host's agent."""
+    gets it; suspect: the same, for nothing is heard of its host's agent. flavor: "" where that is not known."""
 
     id: str
     label: str = ""
@@ -323,6 +328,7 @@ class Device(Told):
     processes: tuple[int, ...] = ()
     host: str = ""
     suspect: bool = False
+    flavor: str = ""
 
 
 class BudgetView(Told):

@@ -13,6 +13,7 @@ OPTIONS = {
     "deadline_s": "--deadline",
     "expected_s": "--expect",
     "expires_s": "--expires",
+    "flavors": "--flavor",
     "for_s": "--for",
     "gang": "--gang",
     "gpu_memory_bytes": "--gpu-memory",

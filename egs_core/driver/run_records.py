@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from egs_core.driver.waits import Explain, WaitRecords
 from egs_core.engine import messages as m
-from egs_core.engine.rules.flavors import seconds_on
+from egs_core.engine.rules.flavors import held_flavor, seconds_on
 from egs_core.engine.specs import END, FAIL
 from egs_core.engine.state.state import State
 from egs_core.runlog import records as r
@@ -55,13 +55,14 @@ class RunRecords:
         if phase in state.unknown:
             p50 = p95 = None
         elif (state.flavors or state.flavor_estimates) and phase in state.leases:
-            p50, p95 = seconds_on(state, phase, state.nodes[state.leases[phase].node].flavor)
+            p50, p95 = seconds_on(state, phase, held_flavor(state, phase))
         self._emit(r.Granted(now, workload, task, index, grant.attempt, grant.id, grant.reason, p50, p95))
 
     def started(self, grant: m.Grant, now: float, warm: bool | None, framework_id: str = "", pid: int = 0) -> None:
         workload, task, index = self.names(grant.phase)
         lease = self._state.leases[grant.phase]
         gpus = lease.gpu_milli * len(lease.devices) / 1000
+        flavor = held_flavor(self._state, grant.phase) if gpus else ""
         self._emit(
             r.Started(
                 now,
@@ -77,6 +78,7 @@ class RunRecords:
                 warm,
                 framework_id,
                 pid,
+                flavor if flavor in self._state.flavors else "",
             )
         )
 

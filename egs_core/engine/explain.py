@@ -9,7 +9,7 @@ from egs_core.engine.order.place_words import why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import window_of
-from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, lacking, possible_nodes
+from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, is_allowed, lacking, possible_nodes, seen_by
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.gangs import index_of, missing_members
 from egs_core.engine.rules.processes import has_slot_for
@@ -169,7 +169,7 @@ def _placeless(state: State, task: int) -> Reason | None:
     """Why no node could run the task if all were empty; None where one could."""
     phase, name = state.cursor[task], state.task_ids[task]
     shape, allowed = state.shape_of(phase), state.options_of(task).flavors
-    if allowed and not any(node.alive and node.flavor in allowed for node in state.nodes):
+    if allowed and not any(node.alive and is_allowed(state, task, node) for node in state.nodes):
         return Reason(name, "ready", "infeasible", f"there is no node of flavor {' or '.join(allowed)}")
     fitting = _fitting(state, task)
     if fitting:
@@ -195,8 +195,9 @@ def _ready(
     shape, fitting, ahead = state.shape_of(phase), _fitting(state, task), queue.ahead_of(phase)
     if phase in refused:
         return Reason(name, "ready", "flavor", refused[phase].text(moment))
-    room = [i for i in fitting if not lacking(state.nodes[i], shape)]
-    missing = "; ".join(_missing(state.nodes[i], shape) for i in fitting[:SHOWN])
+    seen = {i: seen_by(state, task, state.nodes[i]) for i in fitting}
+    room = [i for i in fitting if not lacking(seen[i], shape)]
+    missing = "; ".join(_missing(seen[i], shape) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
@@ -205,7 +206,8 @@ def _ready(
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
         kind, missing = "fragment", f"{scattered}: {missing}"
-    needs = f"needs {describe_shape(shape)}"
+    is_some = any(seen[i] is not state.nodes[i] for i in fitting)
+    needs = f"needs {describe_shape(shape)}{_of(state.options_of(task).flavors) if is_some else ''}"
     if kept := _kept_for(state, phases, room, moment):
         missing = kept
     elif room and len(phases) > 1 and select_gang(state, phases) is None:

@@ -26,7 +26,9 @@ class NodeAdded(Event, frozen=True, tag="node"):
     may be warming at once; process_slots how many may exist of tasks with a warm key or with several phases, at work,
     waiting between two phases, or kept for later; None: `usual_process_slots` of the node.
     bandwidth_bytes_s: of files that come from other nodes; None: they cost nothing, or nobody knows.
-    flavor: the kind of hardware; topology: (level, value) of every group that the node is in, as ("rack", "r1").
+    flavor: the kind of hardware; device_flavors: of each device, where they are unlike (else none), told once
+    `FlavorsChanged` has; a task that may have `flavor` may have them all.
+    topology: (level, value) of every group that the node is in, as ("rack", "r1").
     drained: numbers of devices that nothing new is to get; what holds one keeps it. closed: the same, of those that are
     used by what the engine does not know.
     loads_apart: whether a process loads there without the CPUs of its task: one that comes to a GPU from CPUs then gets
@@ -46,6 +48,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     drained: tuple[int, ...] = ()
     closed: tuple[int, ...] = ()
     loads_apart: bool = False
+    device_flavors: tuple[str, ...] = ()
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):
@@ -146,7 +149,7 @@ class Estimates(Event, frozen=True, tag="estimates"):
 
 class FlavorEstimates(Event, frozen=True, tag="flavor_estimates"):
     """Beliefs about single flavors: (phase, flavor, median seconds, 95th percentile seconds). They go before what the
-    flavor's speed says. No adapter sends this yet."""
+    flavor's speed says."""
 
     values: tuple[tuple[int, str, float, float], ...]
 

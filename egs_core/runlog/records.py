@@ -126,7 +126,8 @@ class Granted(Record, frozen=True, tag="granted"):
 
 
 class Started(Record, frozen=True, tag="started"):
-    """The phase holds its resources from here. warm: None where nobody can know. devices: indices on the node."""
+    """The phase holds its resources from here. warm: None where nobody can know. devices: indices on the node. flavor:
+    of these, where what flavors there are is known."""
 
     t: float
     workload: str
@@ -141,6 +142,7 @@ class Started(Record, frozen=True, tag="started"):
     warm: bool | None = None
     framework_id: str = ""
     pid: int = 0
+    flavor: str = ""
 
 
 class ColdStart(Record, frozen=True, tag="cold"):

@@ -8,6 +8,7 @@ from egs_core.engine.rules.fit import fits_ever
 from egs_core.engine.state.nodes import UNTRACKED
 from egs_core.server import inside
 from egs_core.server.book import REFUSED, Book
+from egs_core.server.flavors import check_wish
 from egs_core.server.principals import SUBMITTING, Principal, queue_for
 from egs_core.server.runs import WHOLE_DEVICE, Refusal, Run
 
@@ -92,6 +93,7 @@ def take_in(book: Book, who: Principal, run: Run) -> None:
 
 def check_fits(book: Book, run: Run) -> None:
     """Raises Refusal for what no empty host could run."""
+    check_wish(run, book.views.devices_of(run.host))
     node = book.views.node_of(run.host)
     nodes = [node] if node else []
     if not any(fits_ever(one, run.shape) for one in nodes):

@@ -80,7 +80,7 @@ class Agent:
 
     def __init__(self, upstream: Upstream, offer: Offer, users_of: UsersOf | None = None) -> None:
         self.upstream, self._users_of = upstream, users_of
-        devices = [{"id": one.id, "label": one.label, "memory_bytes": one.memory_bytes} for one in offer.devices]
+        devices = [msgspec.to_builtins(one) for one in offer.devices]
         fields = {"host": offer.host, "devices": devices, "cpus": offer.cpus, "memory_bytes": offer.memory_bytes}
         try:
             self._offer = h.HostOffer.model_validate({**fields, "watched": offer.is_watched})

@@ -20,6 +20,8 @@ from egs_core.engine import messages as m
 from egs_core.engine.specs import END
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.server.capacity import joined_node, own_node
+from egs_core.server.flavors import Flavors, key_of
 from egs_core.server.gangs import Gangs
 from egs_core.server.hosts import OWN, Hosts, JoinedHost
 from egs_core.server.principals import Principal
@@ -75,6 +77,7 @@ class Book:
         self._is_taking = False
         self.views = Views(facts, engine, self.runs, self.by_task, self.hosts, self.gangs, self.kept)
         self.views.clock = lambda: self.now
+        self.flavors = Flavors(engine, self.views, self.hosts)
         self.reserve = Reserve(engine, self.views, self.by_task, facts.epoch)
         self.last = max((int(run_id) for run_id in self.runs), default=0)
         self._closed: deque[Run] = deque()  # ended, and those that wait for them have not been told
@@ -152,7 +155,10 @@ class Book:
         graph, first = Graph(), runs[0]
         for run in runs:
             gang = run.gang.name if run.gang else ""
-            options = TaskOptions(priority=run.priority, flavors=self._place(run), may_restart=run.requeue, gang=gang)
+            flavors = self.flavors.places(run)
+            options = TaskOptions(priority=run.priority, flavors=flavors, may_restart=run.requeue, gang=gang)
+            if known := self.flavors.estimates(run):
+                graph.phase_flavor_s[graph.n_phases] = {name: p50 for name, (p50, _) in known.items()}
             phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)
             run.task = len(self.engine.state.task_ids) + graph.n_tasks
             graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
@@ -162,18 +168,18 @@ class Book:
         deadline_s = max(0.0, min(due)) if due else None
         self.handle(m.WorkloadSubmitted(first.workload, first.name, first.user, first.queue, deadline_s))
         self.handle(m.TasksAdded(first.workload, graph))
+        self.tell_estimates(runs)
         if first.lease is None and (never := self.engine.why_never(first.task)) is not None:
             self.abort(first, never.text, REFUSED)
 
-    def _place(self, run: Run) -> tuple[str, ...]:
-        """Where it may start: on its own host. To the engine each host is a flavor, once there are several."""
-        return (self.views.name_of(run.host),) if self.has_several else ()
+    def tell_estimates(self, runs: Iterable[Run]) -> None:
+        if (estimates := self.flavors.told(runs)) is not None:
+            self.handle(estimates)
 
     @property
     def has_several(self) -> bool:
         """Whether a host has ever joined."""
-        nodes = self.engine.state.nodes
-        return bool(nodes) and nodes[0].flavor != ""
+        return self.flavors.is_apart
 
     def readmit(self, run: Run) -> None:
         """Give it, and its gang, to the engine anew: in the queue as it is now, behind those of its priority. None of
@@ -251,6 +257,7 @@ class Book:
     def begin(self, run: Run, lease: HeldLease) -> None:
         """From now on its lease is used."""
         run.lease, run.started_at = msgspec.structs.replace(lease, claimed_at=self.now), self.now
+        run.flavor = self.flavors.held(run, lease.devices)
         self.touch(run)
         self.note_box(run)
         if not run.inside:
@@ -290,6 +297,8 @@ class Book:
             run.why, outcome = run.why or run.stop, "aborted"
         assert run.inside or state.status[state.cursor[run.task]] in ENDED
         self.close(run, outcome, exit_code)
+        if self.flavors.learned.see(run) and state.flavors:
+            self.tell_estimates([one for one in self.by_task.values() if one.is_open and key_of(one) == key_of(run)])
 
     def requeue(self, run: Run) -> None:
         """It was evicted, and no process of it is left: it waits again, for a new lease."""
@@ -369,17 +378,15 @@ class Book:
             self.handle(m.DecisionRejected(lease.token, why))
 
     def add_node(self, drained: tuple[int, ...]) -> None:
-        offer = self.offer
-        name = next((node.name for node in self.engine.state.nodes), offer.host)  # hosts may be renamed
-        size = offer.cpus, len(offer.devices), offer.memory_bytes, offer.gpu_memory_bytes
-        closed = tuple(sorted(self.views.occupied))
-        self.handle(m.NodeAdded(name, *size, flavor=name if self.has_several else "", drained=drained, closed=closed))
+        if (changed := self.flavors.changed()) is not None:
+            self.handle(changed)
+        self.handle(own_node(self.engine, self.views, self.flavors, self.offer, drained))
 
     def add_host(self, host: JoinedHost, drained: tuple[int, ...]) -> None:
         """One that has joined, or has changed."""
-        size = host.cpus, len(host.devices), host.memory_bytes, host.gpu_memory_bytes
-        closed = self.hosts.closed(host)
-        self.handle(m.NodeAdded(host.name, *size, flavor=host.name, drained=drained, closed=closed))
+        if (changed := self.flavors.changed()) is not None:
+            self.handle(changed)
+        self.handle(joined_node(self.hosts, self.flavors, host, drained))
 
     @property
     def drained(self) -> tuple[int, ...]:
@@ -395,6 +402,7 @@ class Book:
         copy.hosts = copy.views.hosts = self.hosts.copy()
         copy.views.devices, copy.views.occupied = self.views.devices, dict(self.views.occupied)
         copy.queues = self.queues
+        copy.flavors.specs, copy.flavors.learned = self.flavors.specs, self.flavors.learned
         copy.offer, copy.reserve.calendar = self.offer, self.reserve.calendar
         copy.now = self.now
         copy.kept.update(self.kept)

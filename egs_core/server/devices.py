@@ -18,8 +18,9 @@ from egs_core.client.hosts import HostName
 from egs_core.client.places import RUNTIME
 from egs_core.client.processes import Snapshot
 from egs_core.errors import InputError, listed
+from egs_core.flavors import flavor_of_product
 from egs_core.server.logic import Watch
-from egs_core.server.runs import Device, Offer
+from egs_core.server.runs import EMULATED, Device, Offer
 
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = "EGS_HOST"  # what this host is called, where that is not its own name
@@ -63,26 +64,44 @@ class DeviceLocks:
         self._handles.append(_locked(path, device, kind))
 
 
-def host_offer(emulated: int | None, chosen: Sequence[str]) -> Offer:
-    """What `egs serve` offers, with and without `--join`. emulated: so many emulated devices instead of real ones;
-    chosen: ids of those that may be offered, none named: all. Raises InputError."""
+def host_offer(emulated: str, chosen: Sequence[str]) -> Offer:
+    """What `egs serve` offers, with and without `--join`. emulated: so many emulated devices instead of real ones, as
+    2, or of which flavors, as a100=1,t4=2; chosen: ids of those that may be offered, none named: all. Raises
+    InputError."""
     name = host_name()
     real = [device for device in _real_devices() if _is_visible(device)]
-    if emulated is not None:
+    if emulated:
+        flavors = _emulated_flavors(emulated)
         if chosen:
             raise InputError("--emulated-gpus", "cannot be combined with --devices")
         if real:
             raise InputError("--emulated-gpus", f"this host has real GPUs: {listed([d.id for d in real])}")
-        if not 0 <= emulated <= MOST_EMULATED:
-            raise InputError("--emulated-gpus", f"must be 0 to {MOST_EMULATED}, not {emulated}")
-        devices = tuple([Device(str(number), "emulated", EMULATED_BYTES) for number in range(emulated)])
+        devices = tuple([Device(str(n), EMULATED, EMULATED_BYTES, flavor) for n, flavor in enumerate(flavors)])
     else:
         known = {device.id: device for device in real}
         if unknown := [one for one in chosen if one not in known]:
             raise InputError("--devices", f"no GPU {unknown[0]!r} here", f"there are: {listed(list(known))}")
         devices = tuple([known[one] for one in dict.fromkeys(chosen)] or real)
     cpus, memory_bytes = float(os.cpu_count() or 1), psutil.virtual_memory().total
-    return Offer(name, devices, cpus, memory_bytes, is_watched=emulated is None)
+    return Offer(name, devices, cpus, memory_bytes, is_watched=not emulated)
+
+
+def _emulated_flavors(text: str) -> list[str]:
+    """Of each emulated device, "" where none is said.
+
+    >>> _emulated_flavors("2"), _emulated_flavors("a100=1,t4=2")
+    (['', ''], ['a100', 't4', 't4'])
+    """
+    found: list[str] = []
+    for part in [text] if text.isdecimal() else text.split(","):
+        flavor, _, count = part.strip().rpartition("=")
+        if not count.isdecimal() or (not flavor and len(text) > len(count)) or flavor != flavor_of_product(flavor):
+            hint = "say how many, as 2, or how many of which flavor, as a100=1,t4=2"
+            raise InputError("--emulated-gpus", f"{part.strip()!r} is no number of GPUs", hint)
+        if len(found) + int(count) > MOST_EMULATED:
+            raise InputError("--emulated-gpus", f"must be 0 to {MOST_EMULATED}, not {len(found) + int(count)}")
+        found += [flavor] * int(count)
+    return found
 
 
 def host_name() -> str:

@@ -28,8 +28,10 @@ Held = tuple[float, int, tuple[int, ...]]  # until when, of each device so many 
 def expected_starts(engine: Engine, stopped: Collection[str] = ()) -> dict[int, float]:
     """Of each ready phase, in the order in which they are expected to start, seconds from now; those of which nothing
     can be said are left out. Where there are several hosts each has its own queue, for each is a flavor of its own.
-    stopped: queues that get nothing new."""
+    stopped: queues that get nothing new. Where a host's devices are of several flavors nothing is said of any."""
     state = engine.state
+    if any(node.device_flavors for node in state.nodes):
+        return {}  # which devices they will wait for is not known
     if len(state.nodes) < 2:
         return _starts_on(engine, 0, partial(_order, engine, stopped)) if state.nodes else {}
     found: dict[int, float] = {}

@@ -21,6 +21,7 @@ OF_THE_REQUEST = (
     "deadline_s",
     "requeue",
     "gang",
+    "flavors",
 )
 
 

@@ -34,7 +34,7 @@ def join(book: Book, who: Principal, ask: h.HostOffer) -> JoinedHost:
     if known is not None:
         _check_place(book, known, ids)
     before = book.hosts.all.get(ask.host)
-    devices = tuple([Device(one.id, one.label, one.memory_bytes) for one in ask.devices])
+    devices = tuple([Device(one.id, one.label, one.memory_bytes, one.flavor) for one in ask.devices])
     session = before.session + 1 if before else 1
     host = JoinedHost(ask.host, devices, ask.cpus, ask.memory_bytes, ask.watched, session)
     is_same = known is not None and _ids(known) == ids
@@ -66,18 +66,17 @@ def _tell_apart(book: Book) -> None:
     """The first host joins: what waits is told to the engine anew, for its own host alone, in its order."""
     if book.has_several:
         return
-    name, offer = book.views.name_of(OWN), book.offer
-    size = offer.cpus, len(offer.devices), offer.memory_bytes, offer.gpu_memory_bytes
-    closed = tuple(sorted(book.views.occupied))
     waiting = [book.by_task[book.engine.state.task_of[phase]] for phase in book.engine.ready_order()]
     placed = {run.id for run in waiting}
     rest = [run for run in book.open_runs() if run.id not in placed]
-    book.handle(m.NodeAdded(name, *size, flavor=name, drained=book.drained, closed=closed))
+    book.flavors.is_apart = True
+    book.add_node(book.drained)
     told = set[int]()
     for run in [*waiting, *rest]:
         if run.is_open and run.task != NOT_ADMITTED and run.task not in told and not _holds(book, run):
             book.readmit(run)
             told.update(one.task for one in book.gangs.members(run))
+    book.tell_estimates([run for run in book.by_task.values() if run.is_open])
 
 
 def _holds(book: Book, run: Run) -> bool:

@@ -181,6 +181,7 @@ class SiteLogic:
         self.book.team_of_queue = team_of_queue or {}
         self.book.queues = tuple([queue.name for queue in queues])
         self.book.offer = offer
+        self.book.flavors.take(offer.flavors, self.book.ended)
         self.book.gangs.not_before = self.book.now + AGAIN_S
         self.book.reserve.set(offer.reserved)
         self.book.heard = dict.fromkeys(

@@ -6,11 +6,14 @@ import msgspec
 
 from egs_core.calendar import Reservation
 from egs_core.client.messages import Process, RunRequest
+from egs_core.engine.specs import FlavorSpec
+from egs_core.flavors import flavor_of_product
 from egs_core.graph.columns import Shape
 from egs_core.site.refusal import Refusal as Refusal
 
 NOT_ADMITTED = -1
 NO_PHASE = -1  # of a lease in a request
+EMULATED = "emulated"  # the label of a device that is none
 WHOLE_DEVICE = 1000  # thousandths
 WAITING, PAUSED, GRANTED, RUNNING, STOPPING, ENDED = "waiting", "paused", "granted", "running", "stopping", "ended"
 
@@ -30,17 +33,24 @@ NOBODY = Known(0, 0)
 
 
 class Device(msgspec.Struct, frozen=True):
-    """id: as `CUDA_VISIBLE_DEVICES` has it; memory_bytes: 0 where it is not known."""
+    """id: as `CUDA_VISIBLE_DEVICES` has it; label: what its driver calls it; memory_bytes: 0 where it is not known.
+    flavor: where that does not follow from the label."""
 
     id: str
     label: str = ""
     memory_bytes: int = 0
+    flavor: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Its flavor; "" where that is not known."""
+        return self.flavor or flavor_of_product("" if self.label == EMULATED else self.label)
 
 
 class Offer(msgspec.Struct, frozen=True):
     """What the host has for leases. is_new: other devices than before: none is drained. is_watched: its devices may be
     used by others: none is given out before somebody has looked (`SiteLogic.occupied`). reserved: what of it is kept
-    for which queue, and when."""
+    for which queue, and when. flavors: what the site says of them, for all of its hosts."""
 
     host: str
     devices: tuple[Device, ...]
@@ -49,6 +59,7 @@ class Offer(msgspec.Struct, frozen=True):
     is_new: bool = False
     is_watched: bool = False
     reserved: tuple[Reservation, ...] = ()
+    flavors: tuple[FlavorSpec, ...] = ()
 
     @property
     def gpu_memory_bytes(self) -> int | None:
@@ -105,7 +116,8 @@ class Run(msgspec.Struct, omit_defaults=True):
 
     requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
     gang: with which others it starts. work: what it has told of its work, by unit. waited_s: how long it waited for
-    its latest lease, from the moment on at which it was its turn to wait.
+    its latest lease, from the moment on at which it was its turn to wait. flavors: that it may have, none named: all;
+    flavor: of the devices of its latest lease, where these are of one.
     """
 
     id: str
@@ -151,6 +163,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     gang: GangPlace | None = None
     work: dict[str, float] = {}
     waited_s: float | None = None
+    flavors: tuple[str, ...] = ()
+    flavor: str = ""
 
     @property
     def workload(self) -> str:
@@ -212,4 +226,5 @@ class Run(msgspec.Struct, omit_defaults=True):
             gpu_memory_bytes=request.gpu_memory_bytes,
             is_paused=request.hold,
             requeue=request.requeue,
+            flavors=request.flavors,
         )

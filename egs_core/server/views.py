@@ -171,6 +171,8 @@ class Views:
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,
             gang=None if run.gang is None else self._told_gang(run, run.gang),
             work=run.work,
+            flavors=run.flavors,
+            flavor=run.flavor,
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:
@@ -310,6 +312,7 @@ def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees)
     return c.Device(
         id=one.id,
         label=one.label,
+        flavor=one.kind,
         state="held" if holders else idle,
         run=runs[0] if runs else "",
         runs=runs,

@@ -13,7 +13,7 @@ from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.warm_pool import Processes
 from egs_core.engine.rules import quota
-from egs_core.engine.rules.fit import Place, devices_for, lacking, select_place
+from egs_core.engine.rules.fit import Place, devices_for, lacking, seen_by, select_place
 from egs_core.engine.rules.flavor_choice import FlavorChoice, Refused
 from egs_core.engine.rules.flavors import chooses
 from egs_core.engine.rules.locality import CANDIDATES, TRANSFER_TERM, select_reader
@@ -180,7 +180,7 @@ class Granting:
     def _make_choice(self) -> FlavorChoice | None:
         """None where devices are all alike, or all taken and nobody starts with a CPU phase."""
         nodes = [node for node in self._state.nodes if node.alive and node.gpus]
-        if self._objective == "blind" or len({node.flavor for node in nodes}) < 2:
+        if self._objective == "blind" or len({flavor for node in nodes for flavor in node.flavors}) < 2:
             return None
         is_open = any(max(node.devices[: node.gpus]) for node in nodes) or self._queue.has_split_tasks()
         return FlavorChoice(self._state, self._objective) if is_open else None
@@ -300,7 +300,11 @@ class Granting:
         state = self._state
         if self._choice is not None and chooses(state, state.task_of[phases[0]]):
             for offer in self._choice.offers(phases[0]):
-                nodes = {number: node for number, node in enumerate(state.nodes) if node.flavor == offer.flavor}
+                nodes = {
+                    number: seen_by(state, state.task_of[phases[0]], node, offer.flavor)
+                    for number, node in enumerate(state.nodes)
+                    if offer.flavor in node.flavors
+                }
                 if (places := select_gang(state, phases, nodes)) is not None:
                     return places
         return select_gang(state, phases)
@@ -311,6 +315,9 @@ class Granting:
         """A place on the flavor on which the task should start now; what waits too long takes the best that is free."""
         if phase in choice.waits or (not choice.has_room and self._needs_gpu(phase)):
             return None
+        if not choice.is_offered(phase) and any(node.device_flavors for node in self._state.nodes):
+            place = select_place(self._state, phase, may_take, self._packs)  # of several flavors, for none has so many
+            return None if place is None else (place,)
         is_patient = not self._queue.is_overdue(self._queue.keys[phase]) and phase not in self._state.reservations
         for flavor in choice.flavors_now(phase, is_patient):
             place = select_place(self._state, phase, may_take, self._packs, flavor=flavor)

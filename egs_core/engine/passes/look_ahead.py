@@ -97,7 +97,7 @@ def _open_phases(state: State, task: int) -> range:
 def slots_for(state: State, tasks: Sequence[int], phases: Sequence[int]) -> int:
     """How many of these phases can run at once; 0 when they are not alike, or more than ranks decides their order."""
     alive = [node for node in state.nodes if node.alive] if state.flavors else []
-    if len({node.flavor for node in alive}) > 1 or any(node.profiles for node in alive):
+    if len({node.flavor for node in alive}) > 1 or any(node.profiles or node.device_flavors for node in alive):
         return 0
     shapes = {state.shape[p] for p in phases}
     if len(shapes) != 1 or not all(_is_plain(state.options[t]) for t in tasks if t in state.options):

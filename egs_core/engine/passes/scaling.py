@@ -20,7 +20,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.rules.ends import expected_end_s
 from egs_core.engine.rules.fit import fits_task
-from egs_core.engine.rules.flavors import cost_of, seconds_on
+from egs_core.engine.rules.flavors import cost_of, held_flavor, seconds_on
 from egs_core.engine.specs import REFERENCE
 from egs_core.engine.state.lifecycle import PENDING, READY
 from egs_core.engine.state.state import State
@@ -55,11 +55,11 @@ class Target(msgspec.Struct):
 def compute_targets(state: State, ready: Iterable[int], horizon_s: float, is_cheap: bool) -> dict[str, Target]:
     """By flavor. ready: phases that wait to be granted. is_cheap: work goes where it costs least, else where it is
     fastest."""
-    targets: dict[str, Target] = {node.flavor: Target() for node in state.nodes if node.alive}
+    targets: dict[str, Target] = {flavor: Target() for node in state.nodes if node.alive for flavor in node.flavors}
     for phase, lease in state.leases.items():
         held = lease.gpu_milli * len(lease.devices), lease.cpu_milli
         left_s = expected_end_s(state, phase) - state.now
-        targets.setdefault(state.nodes[lease.node].flavor, Target()).add(held, left_s)
+        targets.setdefault(held_flavor(state, phase), Target()).add(held, left_s)
     coming, gangs = _coming(state, horizon_s), dict[tuple[str, int], list[int]]()
     for phase, at in [*((p, state.now) for p in sorted(ready)), *coming]:
         flavor = _flavor_for(state, phase, is_cheap)
@@ -99,7 +99,7 @@ def _flavor_for(state: State, phase: int, is_cheap: bool) -> str:
     if not shape.gpu_milli and any(not node.gpus for node in offered):
         offered = [node for node in offered if not node.gpus]
     allowed = state.options_of(task).flavors or tuple(state.flavors)
-    flavors = sorted({node.flavor for node in offered}) or allowed[:1]
+    flavors = sorted({flavor for node in offered for flavor in node.flavors}) or allowed[:1]
 
     def worth(flavor: str) -> tuple[float, float]:
         seconds = seconds_on(state, phase, flavor)[0]
@@ -162,8 +162,9 @@ class Scaling:
 
 
 def _offered(state: State, flavor: str) -> tuple[int, int]:
-    nodes = [node for node in state.nodes if node.alive and node.flavor == flavor]
-    return sum(node.gpus for node in nodes), sum(node.cpu_milli for node in nodes) // 1000
+    nodes = [node for node in state.nodes if node.alive and flavor in node.flavors]
+    gpus = [node.device_flavors.count(flavor) if node.device_flavors else node.gpus for node in nodes]
+    return sum(gpus), sum(node.cpu_milli for node in nodes) // 1000
 
 
 def _is_more(larger: int, smaller: int) -> bool:

@@ -4,7 +4,7 @@ compared. What has outlived its estimate is not about to end: it is taken to run
 
 from __future__ import annotations
 
-from egs_core.engine.rules.flavors import p95_on_node, seconds_on
+from egs_core.engine.rules.flavors import held_flavor, seconds_on
 from egs_core.engine.state.lifecycle import RUNNING
 from egs_core.engine.state.state import State
 
@@ -15,12 +15,12 @@ def surely_ended_s(state: State, phase: int) -> float:
     """When a phase has ended with 95 % certainty; one that is being stopped: now."""
     if state.recalled and state.task_of[phase] in state.recalled:
         return state.now
-    return _end_s(state, phase, p95_on_node(state, phase, state.leases[phase].node))
+    return _end_s(state, phase, seconds_on(state, phase, held_flavor(state, phase))[1])
 
 
 def expected_end_s(state: State, phase: int) -> float:
     """When the task of a phase has ended, by the medians of the phase and those that follow it."""
-    flavor, task = state.nodes[state.leases[phase].node].flavor, state.task_of[phase]
+    flavor, task = held_flavor(state, phase), state.task_of[phase]
     end = _end_s(state, phase, seconds_on(state, phase, flavor)[0], SOONEST_S)
     return end + sum(seconds_on(state, p, flavor)[0] for p in range(phase + 1, state.first_phase[task + 1]))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+import msgspec
+
 from egs_core.engine.rules.locality import start_delay_s
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.processes import has_slot_for, process_pressure, takes_process_to_gpu, warmth_on
@@ -50,7 +52,12 @@ def fits_task(state: State, task: int, node: Node) -> bool:
     """Whether an empty node could run every phase of the task, which stays where it starts, and is of a flavor that it
     may have."""
     shapes = [state.shape_of(p) for p in state.phases_of(task)]
-    return is_allowed(state, task, node) and all(fits_ever(node, shape) for shape in shapes)
+    if not is_allowed(state, task, node) or not all(fits_ever(node, shape) for shape in shapes):
+        return False
+    if not node.device_flavors:
+        return True
+    may = allowed_flavors(state, task, node)
+    return sum(flavor in may for flavor in node.device_flavors) >= max(devices_of(shape) for shape in shapes)
 
 
 def lacking(node: Node, shape: Shape) -> str:
@@ -114,7 +121,7 @@ def select_place(
         packer = None
     if numbers is not None and len(numbers) == 1 and may_take is None and flavor is None:
         (number,) = numbers  # nothing to compare it with
-        node = state.nodes[number]
+        node = seen_by(state, state.task_of[phase], state.nodes[number])
         if lacking(node, shape) or not may_start_on(state, phase, number):
             return None
         return number, devices_for(node, shape) if packer is None else packer.devices(node, shape)
@@ -129,8 +136,10 @@ def select_place(
     has_key = not is_plain and bool(state.warm_key_of(task))
     for number in possible if numbers is None else numbers:
         node = state.nodes[number]
-        if flavor is not None and node.flavor != flavor:
+        if flavor is not None and flavor not in node.flavors:
             continue
+        if node.device_flavors:
+            node = seen_by(state, task, node, flavor)
         if lacking(node, shape) or not (node.alive if is_plain else may_start_on(state, phase, number)):
             continue
         warm = warmth_on(state, task, number) if has_key else 0
@@ -149,12 +158,13 @@ def select_place(
     for score, number in sorted(asked):
         if best is not None and score > best_score:
             break
-        if may_take is not None and may_take((number, devices_for(state.nodes[number], shape))):
+        node = seen_by(state, task, state.nodes[number], flavor)
+        if may_take is not None and may_take((number, devices_for(node, shape))):
             best = number
             break
     if best is None:
         return None
-    node = state.nodes[best]
+    node = seen_by(state, task, state.nodes[best], flavor)
     return best, devices_for(node, shape) if packer is None else packer.devices(node, shape)
 
 
@@ -190,6 +200,30 @@ def may_start_on(state: State, phase: int, number: int) -> bool:
 
 
 def is_allowed(state: State, task: int, node: Node) -> bool:
-    """Whether the task may run on hardware of the node's flavor."""
+    """Whether the task may run on hardware of the node's flavor, or on some of its devices."""
     flavors = state.options_of(task).flavors
-    return not flavors or node.flavor in flavors
+    return not flavors or node.flavor in flavors or any(flavor in flavors for flavor in node.device_flavors)
+
+
+def allowed_flavors(state: State, task: int, node: Node) -> Collection[str]:
+    """Of the node's devices those that the task may have."""
+    flavors = state.options_of(task).flavors
+    return flavors if flavors and node.flavor not in flavors else node.flavors
+
+
+def seen_by(state: State, task: int, node: Node, flavor: str | None = None) -> Node:
+    """The node as it is to a task that may have some of its devices only, or those of `flavor` alone: the others are
+    taken. Nothing may be taken there."""
+    if not node.device_flavors:
+        return node
+    may = allowed_flavors(state, task, node) if flavor is None else (flavor,)
+    return seen_as(node, [one in may for one in node.device_flavors])
+
+
+def seen_as(node: Node, own: list[bool]) -> Node:
+    """The node as it is to who may have these devices of its own: the others are taken. own: none: all."""
+    if all(own):
+        return node
+    own = own + [False] * (len(node.devices) - len(own))  # withdrawn ones
+    devices = [free if is_own else min(free, 0) for free, is_own in zip(node.devices, own, strict=True)]
+    return msgspec.structs.replace(node, devices=devices)

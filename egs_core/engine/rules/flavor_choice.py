@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 from egs_core.engine.messages import Moment
 from egs_core.engine.rules.ends import expected_end_s
-from egs_core.engine.rules.fit import devices_of, fits_task, select_devices
+from egs_core.engine.rules.fit import allowed_flavors, devices_of, fits_task, seen_as, select_devices
 from egs_core.engine.rules.flavors import cost_of, seconds_on
 from egs_core.engine.specs import REFERENCE
-from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE
+from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
 
@@ -59,10 +59,11 @@ class Refused(NamedTuple):
     def text(self, moment: Moment) -> str:
         """moment: how moments are written."""
         better, instead = self.better, self.instead
+        prices = [f" for {one.cost:.2f}" if better.cost or instead.cost else "" for one in (better, instead)]
         return (
             f"is better off waiting for a device of flavor {better.flavor!r}, free at about {moment(better.start_s)}: "
-            f"it would end at {moment(better.end_s)} for {better.cost:.2f}, on {instead.flavor!r}, which is free now, "
-            f"at {moment(instead.end_s)} for {instead.cost:.2f}"
+            f"it would end at {moment(better.end_s)}{prices[0]}, on {instead.flavor!r}, which is free now, "
+            f"at {moment(instead.end_s)}{prices[1]}"
         )
 
 
@@ -91,8 +92,10 @@ class FlavorChoice:
         for number, node in enumerate(state.nodes):
             if node.alive and node.gpus:
                 self._frees[number] = [state.now] * node.gpus
-                self._nodes.setdefault(node.flavor, []).append(number)
-                self._devices[node.flavor] = self._devices.get(node.flavor, 0) + node.gpus
+                for flavor in node.flavors:
+                    gpus = node.device_flavors.count(flavor) if node.device_flavors else node.gpus
+                    self._nodes.setdefault(flavor, []).append(number)
+                    self._devices[flavor] = self._devices.get(flavor, 0) + gpus
         self._found: dict[str, dict[int, tuple[float, int]]] = {}  # flavor -> demand -> when and where it is free first
         for phase, lease in state.leases.items():
             if lease.devices and lease.node in self._frees:
@@ -117,6 +120,10 @@ class FlavorChoice:
             if nodes:
                 best = min([(self._seconds(task, flavor), flavor) for flavor in nodes])[1]
                 self._lines[best] = self._lines.get(best, 0) + 1
+
+    def is_offered(self, phase: int) -> bool:
+        """Whether a flavor has, on some node, all that the task needs."""
+        return bool(self._demand(self._state.task_of[phase]).nodes)
 
     def offers(self, phase: int) -> list[Offer]:
         """What each flavor has to offer to the task of this first phase, best first."""
@@ -167,18 +174,19 @@ class FlavorChoice:
         if demand.gpu_milli >= WHOLE_DEVICE:
             node = self._soonest(offer.flavor, demand)[1]
             frees = self._frees[node]
-            first = sorted(range(len(frees)), key=frees.__getitem__)
+            first = sorted(self._devices_on(node, offer.flavor), key=frees.__getitem__)
             self._hold(node, [i for i in first[: demand.devices] if frees[i] > self._state.now], offer.end_s)
 
     def granted(self, phase: int, node: int, devices: Sequence[int]) -> None:
         """A phase has just been given these devices."""
         if node in self._frees and devices:
-            seconds = self._seconds(self._state.task_of[phase], self._state.nodes[node].flavor)
+            seconds = self._seconds(self._state.task_of[phase], self._state.nodes[node].flavor_of(devices))
             self._hold(node, devices, self._state.now + seconds)
 
     def _hold(self, node: int, devices: Sequence[int], until: float) -> None:
         """Devices that have been withdrawn come back to nobody."""
-        self._found.pop(self._state.nodes[node].flavor, None)
+        for flavor in self._state.nodes[node].flavors:
+            self._found.pop(flavor, None)
         frees = self._frees[node]
         for device in devices:
             if device < len(frees):
@@ -194,14 +202,26 @@ class FlavorChoice:
         found = self._demands.get(key)
         if found is None:
             largest = max([state.shapes[number] for number in shapes], key=lambda shape: shape.gpu_milli)
-            nodes = {flavor: self._suitable(task, numbers) for flavor, numbers in self._nodes.items()}
+            wanted = devices_of(largest)
+            nodes = {flavor: self._suitable(task, flavor, numbers, wanted) for flavor, numbers in self._nodes.items()}
             offered = {flavor: numbers for flavor, numbers in nodes.items() if numbers}
-            found = self._demands[key] = Demand(largest, devices_of(largest), offered)
+            found = self._demands[key] = Demand(largest, wanted, offered)
         return found
 
-    def _suitable(self, task: int, numbers: Sequence[int]) -> list[int]:
+    def _suitable(self, task: int, flavor: str, numbers: Sequence[int], wanted: int) -> list[int]:
         state = self._state
-        return [n for n in numbers if fits_task(state, task, state.nodes[n])]
+        found = [n for n in numbers if fits_task(state, task, state.nodes[n])]
+        return [n for n in found if self._has_so_many(task, state.nodes[n], flavor, wanted)]
+
+    def _has_so_many(self, task: int, node: Node, flavor: str, wanted: int) -> bool:
+        """Of a node on which the task fits: whether devices of this flavor would do."""
+        kinds = node.device_flavors
+        return not kinds or (flavor in allowed_flavors(self._state, task, node) and kinds.count(flavor) >= wanted)
+
+    def _devices_on(self, number: int, flavor: str) -> Sequence[int]:
+        node = self._state.nodes[number]
+        kinds = node.device_flavors
+        return [device for device, kind in enumerate(kinds) if kind == flavor] if kinds else range(node.gpus)
 
     def _offer(self, task: int, flavor: str, demand: Demand) -> Offer:
         free_at, node = self._soonest(flavor, demand)
@@ -216,14 +236,17 @@ class FlavorChoice:
         """When devices for the demand come free on a node of the flavor, and which one."""
         found = self._found.setdefault(flavor, {})
         if id(demand) not in found:
-            found[id(demand)] = min((self._free_at(demand, number), number) for number in demand.nodes[flavor])
+            found[id(demand)] = min((self._free_at(demand, number, flavor), number) for number in demand.nodes[flavor])
         return found[id(demand)]
 
-    def _free_at(self, demand: Demand, number: int) -> float:
-        node = self._state.nodes[number]
-        if demand.gpu_milli < WHOLE_DEVICE and select_devices(node, demand.largest) is not None:
-            return self._state.now
-        return sorted(self._frees[number])[demand.devices - 1]
+    def _free_at(self, demand: Demand, number: int, flavor: str) -> float:
+        node, frees = self._state.nodes[number], self._frees[number]
+        if demand.gpu_milli < WHOLE_DEVICE:
+            kinds = node.device_flavors
+            devices = select_devices(seen_as(node, [kind == flavor for kind in kinds]), demand.largest)
+            if devices is not None:
+                return self._state.now
+        return sorted([frees[device] for device in self._devices_on(number, flavor)])[demand.devices - 1]
 
     def _seconds(self, task: int, flavor: str) -> float:
         state = self._state

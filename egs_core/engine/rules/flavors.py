@@ -28,10 +28,16 @@ def seconds_on(state: State, phase: int, flavor: str) -> tuple[float, float]:
 
 
 def p95_on_node(state: State, phase: int, number: int) -> float:
-    """The 95th percentile of the phase's seconds on this node."""
+    """The 95th percentile of the phase's seconds on this node, on the slowest of its devices."""
     if not state.flavors and not state.flavor_estimates:
         return state.estimate_p95_s[phase]
-    return seconds_on(state, phase, state.nodes[number].flavor)[1]
+    return max([seconds_on(state, phase, flavor)[1] for flavor in state.nodes[number].flavors])
+
+
+def held_flavor(state: State, phase: int) -> str:
+    """Of the devices that the phase holds. Raises KeyError without lease."""
+    lease = state.leases[phase]
+    return state.nodes[lease.node].flavor_of(lease.devices)
 
 
 def cost_of(spec: FlavorSpec, shape: Shape, seconds: float) -> float:

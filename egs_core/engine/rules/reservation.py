@@ -19,7 +19,7 @@ import msgspec
 
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.ends import surely_ended_s
-from egs_core.engine.rules.fit import Place, devices_for, lacking, may_start_on, possible_nodes
+from egs_core.engine.rules.fit import Place, devices_for, lacking, may_start_on, possible_nodes, seen_by
 from egs_core.engine.rules.flavors import p95_on_node
 from egs_core.engine.rules.processes import has_slot_for
 from egs_core.engine.rules.topology import groups_of, levels_of
@@ -73,19 +73,19 @@ def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list
 
 
 def _place_one(state: State, phase: int, nodes: Nodes, later: Sequence[Nodes]) -> Place | None:
-    shape = state.shape_of(phase)
+    shape, task = state.shape_of(phase), state.task_of[phase]
     fitting = [
         number
         for number in possible_nodes(state, phase)
         if number in nodes
-        and not lacking(nodes[number], shape)
+        and not lacking(seen_by(state, task, nodes[number]), shape)
         and may_start_on(state, phase, number)
         and not any(lacking(room[number], s) for room, s in zip(later, _later_shapes(state, phase), strict=False))
     ]
     if not fitting:
         return None
     best = min(fitting, key=lambda n: (sum(nodes[n].devices), nodes[n].free_cpu, n))
-    return best, devices_for(nodes[best], shape)
+    return best, devices_for(seen_by(state, task, nodes[best]), shape)
 
 
 def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:
@@ -171,7 +171,7 @@ def find_for_one(state: State, phases: Sequence[int], now: float) -> tuple[float
         if room is None:
             room = rooms[lease.node] = copy_node(state.nodes[lease.node])
         room.give_back(lease)
-        if not lacking(room, shape):
+        if not lacking(seen_by(state, state.task_of[phase], room), shape):
             return at, ((phase, lease.node),)
     return None
 
@@ -221,11 +221,11 @@ def _take_reserved(state: State, nodes: Nodes, places: Sequence[tuple[int, int]]
         node = nodes.get(number)
         if node is None:
             continue
-        shape = state.shape_of(phase)
-        if lacking(node, shape):
+        shape, seen = state.shape_of(phase), seen_by(state, state.task_of[phase], node)
+        if lacking(seen, shape):
             fits = False
         else:
-            node.take(node.lease(0, number, shape, devices_for(node, shape)))
+            node.take(node.lease(0, number, shape, devices_for(seen, shape)))
     return fits
 
 

@@ -220,7 +220,7 @@ def _plain(value: float | None) -> str:
 def price_of(state: Columns, phase: int) -> float:
     """What a phase costs a second, by what it holds now; 0 where no price is known. Raises KeyError without lease."""
     lease = state.leases[phase]
-    spec = state.flavors.get(state.nodes[lease.node].flavor)
+    spec = state.flavors.get(state.nodes[lease.node].flavor_of(lease.devices))
     if spec is None:
         return 0.0
     return (spec.gpu_hour * lease.gpu_milli * len(lease.devices) + spec.cpu_hour * lease.cpu_milli) / 1000 / HOUR_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from egs_core.engine.messages import NodeAdded
@@ -62,11 +64,24 @@ class Node(msgspec.Struct):
     drained: tuple[int, ...] = ()  # devices that nothing new gets: each has a whole one less free than it would have
     closed: tuple[int, ...] = ()  # the same, for another reason (`NodeAdded`)
     loads_apart: bool = False  # processes load here without the CPUs of their tasks
+    device_flavors: tuple[str, ...] = ()  # of each device; none: all are of the node's flavor
 
     @property
     def shut(self) -> set[int]:
         """Devices that nothing new gets."""
         return {*self.drained, *self.closed}
+
+    @property
+    def flavors(self) -> tuple[str, ...]:
+        """Those of its devices, each once."""
+        return tuple(dict.fromkeys(self.device_flavors)) or (self.flavor,)
+
+    def flavor_of(self, devices: Sequence[int]) -> str:
+        """Of whoever holds these devices: the node's own for devices of several flavors, and for none."""
+        if not self.device_flavors:
+            return self.flavor
+        found = {self.device_flavors[device] for device in devices if device < len(self.device_flavors)}
+        return found.pop() if len(found) == 1 else self.flavor
 
     @property
     def processes(self) -> int:
@@ -95,6 +110,7 @@ class Node(msgspec.Struct):
         self.bandwidth_bytes_s = event.bandwidth_bytes_s or 0.0
         self.flavor, self.topology = event.flavor, dict(event.topology)
         self.loads_apart = event.loads_apart
+        self.device_flavors = event.device_flavors if len(event.device_flavors) == event.gpus else ()
         self.alive = True
 
     def _take_devices(self, event: NodeAdded) -> None:

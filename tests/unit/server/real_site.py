@@ -34,7 +34,7 @@ class RealSite:
     """One folder, its server (which may be killed and started again) and commands that speak to it. gpus: emulated
     ones; None: those that NVML finds."""
 
-    def __init__(self, folder: Path, gpus: int | None = 2) -> None:
+    def __init__(self, folder: Path, gpus: int | str | None = 2) -> None:
         self.folder, self.gpus = folder, gpus
         self.ready: dict[str, Any] = {}
         self.server: subprocess.Popen[str] | None = None

@@ -1,0 +1,83 @@
+"""A real `egs serve` with emulated GPUs of two flavors, and real `egs run` commands that are faster on one of them.
+
+Nothing computes on a GPU: the command looks which device it has got and sleeps accordingly.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.server.real_site import RealSite, wait_for
+
+TASK = """#!/bin/sh
+# emulated speeds: on device 1 it takes half as long as on device 0
+if [ "$CUDA_VISIBLE_DEVICES" = 1 ]; then sleep 0.6; else sleep 1.2; fi
+echo "$CUDA_VISIBLE_DEVICES" > "$1"
+"""
+HOLD = 'while [ ! -e "$0" ]; do sleep 0.05; done'
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[RealSite]:
+    found = RealSite(tmp_path, "slow=1,fast=1")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_a_task_starts_where_history_says_that_it_ends_first(site: RealSite, tmp_path: Path) -> None:
+    """Once on each flavor; then it says nothing: it is placed on the fast one, which is the second, and on the slow one
+    at once while the fast one is held for an hour. So it is after a restart of the server, too."""
+    task = tmp_path / "task.sh"
+    task.write_text(TASK)
+    task.chmod(task.stat().st_mode | stat.S_IXUSR)
+    site.start()
+    listed = site.told("ps")["devices"]
+    assert [(one["label"], one["flavor"]) for one in listed] == [("emulated", "slow"), ("emulated", "fast")]
+    out = tmp_path / "device"
+
+    def placed(*more: str) -> str:
+        done = site.egs("run", "--gpus", "1", *more, "--", str(task), str(out))
+        assert done.returncode == 0, done.stderr
+        return out.read_text().strip()
+
+    assert (placed("--flavor", "slow"), placed("--flavor", "fast")) == ("0", "1")
+    assert placed() == "1"
+    site.kill()
+    site.start()
+    assert placed() == "1"
+    gate = tmp_path / "gate"
+    long = site.run("--gpus", "1", "--flavor", "fast", "--expect", "1h", "--", "sh", "-c", HOLD, str(gate))
+    wait_for(lambda: site.devices().get("1"), "the fast one is held")
+    assert placed() == "0"
+    gate.touch()
+    assert long.wait(60) == 0
+    ended = [run for run in site.client.runs(with_ended=True).runs if run.name == "task.sh"]
+    assert [run.flavor for run in ended] == ["slow", "fast", "fast", "fast", "slow"]
+
+
+def test_what_nobody_has_is_refused_with_one_line(site: RealSite, tmp_path: Path) -> None:
+    """A flavor that there is not, a wish without GPUs, and a file of prices that is wrong; a right one is taken."""
+    file = tmp_path / "flavors.yaml"
+    file.write_text("flavors:\n  - {name: fast, gpu_hour: -1}\n")
+    wrong = site.egs("serve", "--emulated-gpus", "1", "--data", str(tmp_path / "x"), "--flavors", str(file))
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1), wrong.stderr
+    assert "flavors.yaml line 2" in wrong.stderr
+    file.write_text("flavors:\n  - {name: fast, gpu_hour: 3.0, speed: 2}\n  - {name: slow, gpu_hour: 1.0}\n")
+    site.start("--flavors", str(file))
+    for arguments, text in (
+        (("--gpus", "1", "--flavor", "h100"), "--flavor: there is no GPU of flavor 'h100' here; there are: slow, fast"),
+        (("--flavor", "fast"), "--flavor: does nothing without --gpus or --gpu-memory or --in"),
+        (("--gpus", "2", "--flavor", "fast"), "there are 1 GPUs of flavor fast here, and 2 are needed"),
+    ):
+        done = site.egs("run", *arguments, "--", "true")
+        assert (done.returncode != 0, text in done.stderr) == (True, True), done.stderr
+        assert "Traceback" not in done.stderr
+    checked = json.loads(site.egs("run", "--gpus", "1", "--check", "--json", "--", "true").stdout)
+    assert checked["lease"]["devices"] == ["1"]
