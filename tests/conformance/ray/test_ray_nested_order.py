@@ -20,7 +20,7 @@ from egs_core.runlog.records import Granted, TaskAdded
 from egs_ray.control import commands as control
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray.conftest import LIMIT_S, _python_path, end_site
-from tests.conformance.ray.test_ray_act import Script, egs_lines
+from tests.conformance.ray.scripts import Script, egs_lines
 
 QUEUES = "queues:\n  - {name: shared, nominal: {gpus: 1}}\n"
 BEGINNING = """
