@@ -1,12 +1,13 @@
-"""GPU hours that a queue, or the queues of a team, may use in a month, week or day of the calendar. Pure.
+"""GPU hours, or money, that a queue, or the queues of a team, may use in a month, week or day of the calendar. Pure.
 
 2026-11, Europe/Berlin    |== 1 November 00:00 ………………………… 30 November 24:00 ==|      summer time or not
 used                          GPUs held, times the time, parts of a GPU as parts, of what of it lies in there
+cost                          the same, times what a GPU of its node cost then
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
@@ -17,12 +18,19 @@ Per = Literal["month", "week", "day"]
 Then = Literal["stop", "warn"]
 State = Literal["ok", "warned", "used up"]
 HOUR_S = 3600.0
+CostOf = Callable[[float, float], float]
+"""What is held costs between two moments."""
+
+
+def _free(_start: float, _end: float) -> float:
+    return 0.0
 
 
 class Budget(msgspec.Struct, frozen=True):
     """queue, team: whose it is: the one or the other. queues: what counts: that queue, or all of that team. warn_at:
     the part of it from which on who submits is told; then: what becomes of new work once it is used up. is_shared:
-    several teams use it, so that none is told how much of it is used."""
+    several teams use it, so that none is told how much of it is used. cost: so much money instead of GPU hours; None
+    where hours count."""
 
     gpu_hours: float
     queues: tuple[str, ...]
@@ -33,11 +41,19 @@ class Budget(msgspec.Struct, frozen=True):
     then: Then = "stop"
     zone: str = "UTC"
     is_shared: bool = False
+    cost: float | None = None
+    currency: str = ""
 
     @property
     def key(self) -> str:
-        """Tells it from others, also from those of an earlier file."""
-        return f"queue:{self.queue}" if self.queue else f"team:{self.team}"
+        """Tells it from others, also from those of an earlier file, and money from hours."""
+        owner = f"queue:{self.queue}" if self.queue else f"team:{self.team}"
+        return owner if self.cost is None else f"cost of {owner}"
+
+    @property
+    def words(self) -> str:
+        """How much it is."""
+        return f"{self.gpu_hours:g} GPU hours" if self.cost is None else money(self.cost, self.currency)
 
     @property
     def owner(self) -> str:
@@ -53,11 +69,12 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """GPU seconds that were used in a period up to a moment."""
+    """GPU seconds that were used in a period up to a moment, and of a budget of money what they cost."""
 
     period: str
     gpu_s: float
     at: float
+    cost: float = 0.0
 
 
 def period_of(at: float, per: Per, zone: str) -> Period:
@@ -78,35 +95,48 @@ def period_of(at: float, per: Per, zone: str) -> Period:
     return Period(label, _midnight(first, zone), _midnight(last, zone))
 
 
-def spent_until(spent: Spent, budget: Budget, gpus: float, now: float) -> Spent:
-    """The same after so many GPUs were held until now; in a new period only what was used in that."""
+def spent_until(spent: Spent, budget: Budget, gpus: float, now: float, cost_of: CostOf = _free) -> Spent:
+    """The same after so many GPUs were held until now; in a new period only what was used in that. cost_of: what they
+    cost."""
     period = period_of(now, budget.per, budget.zone)
-    if period.label == spent.period:
-        return Spent(spent.period, spent.gpu_s + gpus * max(0.0, now - spent.at), now)
-    return Spent(period.label, gpus * max(0.0, now - max(spent.at, period.begin)), now)
+    is_same = period.label == spent.period
+    since = spent.at if is_same else max(spent.at, period.begin)
+    gpu_s, cost = (spent.gpu_s, spent.cost) if is_same else (0.0, 0.0)
+    if now <= since:
+        return Spent(period.label, gpu_s, now, cost)
+    return Spent(period.label, gpu_s + gpus * (now - since), now, cost + cost_of(since, now))
+
+
+def _used_and_most(budget: Budget, spent: Spent) -> tuple[float, float]:
+    """In GPU seconds, or in money."""
+    return (spent.gpu_s, budget.gpu_hours * HOUR_S) if budget.cost is None else (spent.cost, budget.cost)
 
 
 def is_used_up(budget: Budget, spent: Spent) -> bool:
-    return spent.gpu_s + 1e-6 >= budget.gpu_hours * HOUR_S
+    used, most = _used_and_most(budget, spent)
+    return used + 1e-6 >= most
 
 
 def state_of(budget: Budget, spent: Spent) -> State:
     if is_used_up(budget, spent):
         return "used up"
-    return "warned" if spent.gpu_s >= budget.warn_at * budget.gpu_hours * HOUR_S else "ok"
+    used, most = _used_and_most(budget, spent)
+    return "warned" if used + 1e-6 >= budget.warn_at * most else "ok"
 
 
-def used_up_at(budget: Budget, spent: Spent, gpus: float) -> float | None:
-    """When it is used up if so many GPUs stay held; None where it is, or never will be."""
-    if is_used_up(budget, spent) or gpus <= 0:
+def used_up_at(budget: Budget, spent: Spent, rate: float) -> float | None:
+    """When it is used up if what is held stays so; None where it is, or never will be. rate: GPUs that are held, or of
+    a budget of money what they cost in a second."""
+    if is_used_up(budget, spent) or rate <= 0:
         return None
-    return spent.at + (budget.gpu_hours * HOUR_S - spent.gpu_s) / gpus
+    used, most = _used_and_most(budget, spent)
+    return spent.at + (most - used) / rate
 
 
 def why_words(budget: Budget, spent: Spent) -> str:
     """Why nothing new starts."""
-    so_far = "" if budget.is_shared else f", {hours(spent)} so far"
-    text = f"{budget.owner} has used up its {budget.gpu_hours:g} GPU hours of {spent.period}{so_far}"
+    so_far = "" if budget.is_shared else f", {used_words(budget, spent)} so far"
+    text = f"{budget.owner} has used up its {budget.words} of {spent.period}{so_far}"
     return f"{text}: nothing new of it gets a GPU before {_end_words(budget, spent)}"
 
 
@@ -115,11 +145,24 @@ def notice_words(budget: Budget, spent: Spent) -> str:
     state = state_of(budget, spent)
     if state == "ok" or (state == "used up" and budget.then == "stop"):
         return ""
-    used = f"more than {budget.warn_at:.0%}" if budget.is_shared else hours(spent)
-    text = f"{budget.owner} has used {used} of its {budget.gpu_hours:g} GPU hours of {spent.period}"
+    used = f"more than {budget.warn_at:.0%}" if budget.is_shared else used_words(budget, spent)
+    text = f"{budget.owner} has used {used} of its {budget.words} of {spent.period}"
     if budget.then == "warn":
         return f"{text}; new work starts all the same"
     return f"{text}; when they are used up, nothing new of it gets a GPU before {_end_words(budget, spent)}"
+
+
+def used_words(budget: Budget, spent: Spent) -> str:
+    """GPU hours as a number, money with its currency."""
+    return hours(spent) if budget.cost is None else money(spent.cost, budget.currency)
+
+
+def money(amount: float, currency: str) -> str:
+    """
+    >>> money(1234.5, "EUR"), money(0.5, "")
+    ('1,234.50 EUR', '0.50')
+    """
+    return f"{amount:,.2f} {currency}".rstrip()
 
 
 def hours(spent: Spent) -> str:

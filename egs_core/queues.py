@@ -124,10 +124,14 @@ class TaskLimits(FileModel):
 
 
 class GpuBudget(FileModel):
-    """GPU hours that may be used in a month; for the site server alone."""
+    """GPU hours, or money, that may be used in a month; for the site server alone."""
 
-    gpu_hours: Amount
-    """GPUs held, parts as parts, times the hours."""
+    gpu_hours: Amount | None = None
+    """GPUs held, parts as parts, times the hours. Either this or `cost`."""
+    cost: Amount | None = None
+    """What they cost, by the file of prices (`egs serve --prices`)."""
+    currency: Annotated[str, Field(max_length=20)] = ""
+    """Of `cost`: that of the file of prices; left out: whatever that is."""
     per: Per = "month"
     """Of the calendar: a month, a week (from Monday) or a day."""
     warn_at: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -138,7 +142,8 @@ class GpuBudget(FileModel):
     """Of whose calendar, as Europe/Berlin."""
 
     def to_budget(self, queues: tuple[str, ...], *, queue: str = "", team: str = "", is_shared: bool = False) -> Budget:
-        return Budget(self.gpu_hours, queues, queue, team, self.per, self.warn_at, self.then, self.zone, is_shared)
+        hours, rest = self.gpu_hours or 0.0, (self.per, self.warn_at, self.then, self.zone, is_shared)
+        return Budget(hours, queues, queue, team, *rest, cost=self.cost, currency=self.currency)
 
 
 class Queue(FileModel):
@@ -170,7 +175,7 @@ class Queue(FileModel):
     """Between its workloads: the one with the least work left first; the longest remaining path first, in whatever
     workload; or the workload that came first."""
     budget: GpuBudget | None = None
-    """GPU hours that it may use in a month, for the site server alone."""
+    """GPU hours, or money, that it may use in a month, for the site server alone."""
     slo: Objectives = Objectives()
     """What is promised to its users, for `egs slo` and alerts, by the site server alone; it changes no decision."""
 
@@ -199,7 +204,7 @@ class TeamUsers(FileModel):
     users: tuple[str, ...] = ()
     """Users of the server's host who are in it, by name or by number. A user may be in several."""
     budget: GpuBudget | None = None
-    """GPU hours that all its queues together may use in a month."""
+    """GPU hours, or money, that all its queues together may use in a month."""
 
 
 class ReservedGpus(FileModel):
@@ -303,6 +308,7 @@ def parse_queues(text: str, place: str = "queues") -> tuple[QueueSpec, ...]:
             line = line_of(("queues", number, "name"), lines)
             raise InputError(f"{place} line {line}", f"a second queue {queue.name!r}")
     _check_teams(file, lines, place)
+    _check_budgets(file, lines, place)
     _check_reservations(file, lines, place)
     return tuple([queue.to_spec() for queue in queues])
 
@@ -324,7 +330,7 @@ def load_reservations(path: Path) -> tuple[Reservation, ...]:
 
 
 def load_budgets(path: Path) -> tuple[Budget, ...]:
-    """The GPU hours that queues and teams may use. Raises InputError that names file and line."""
+    """The GPU hours, or money, that queues and teams may use. Raises InputError that names file and line."""
     file = _read(path)
     has_teams = bool(file.teams) or any(queue.team for queue in file.queues)
     of_queues = [
@@ -350,6 +356,20 @@ def _read(path: Path) -> Queues:
     parse_queues(text, str(path))
     data, lines = read_yaml(text, str(path))
     return _validated(data, lines, str(path))
+
+
+def _check_budgets(file: Queues, lines: dict[Path_, int], place: str) -> None:
+    for kind, owners in (("queues", file.queues), ("teams", file.teams)):
+        for number, owner in enumerate(owners):
+            budget, at = owner.budget, (kind, number, "budget")
+            if budget is None:
+                continue
+            where = f"{place} line {line_of(at, lines)}: {kind}[{number}].budget"
+            if (budget.gpu_hours is None) == (budget.cost is None):
+                hint = "gpu_hours: 500, or cost: 1500 with `egs serve --prices`"
+                raise InputError(where, "is either of GPU hours or of money", hint)
+            if budget.currency and budget.cost is None:
+                raise InputError(where, "has a currency, and is of GPU hours", "cost: 1500, or leave currency out")
 
 
 def _check_reservations(file: Queues, lines: dict[Path_, int], place: str) -> None:

@@ -22,18 +22,21 @@ from egs_core.cli.site import the_site
 from egs_core.client.http import connected
 from egs_core.client.places import find_address
 from egs_core.cost.ledger import BY, NONE, Amounts, Ledger
-from egs_core.cost.prices import load_prices
+from egs_core.cost.prices import Prices, load_prices
 from egs_core.cost.rating import PER, Measured, Rating
 from egs_core.cost.served import uses_of_runs
 from egs_core.cost.uses import Use, uses_of
 from egs_core.cost.work import Told, worked_of_runs
 from egs_core.errors import InputError
 from egs_core.queues import load_teams
+from egs_core.report.statement import Line, Statement, statement_page
 from egs_core.runlog.io import RunReader
 from egs_core.runlog.records import Header
 from egs_core.runlog.steps import Interval
 
 SHOWN = 8
+FORMS = ("page", "csv", "json")
+STATED = ("team", "pipeline", "user")  # tables of the page; --format csv has tasks, too
 MONTH = re.compile(r"(\d{4})-(\d{2})")
 COLUMNS = ("by", "name", *Amounts.__struct_fields__)
 TWICE = "note: what a run log tells of a script that ran inside of `egs run` counts twice: the server has it, too"
@@ -56,18 +59,25 @@ def cost(
     month: Annotated[str, typer.Option(help="Only what was held in this month (UTC), as 2026-11.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
+    form: Annotated[
+        str,
+        typer.Option("--format", help="page: write a statement as one HTML page; csv, json: as --csv, --json."),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="The page to write (default: statement-2026-11.html, by its month)."),
+    ] = None,
 ) -> None:
     """Add up GPU hours held, used and wasted, and money, by team, pipeline, task and user; and what a million units of
     work took, where tasks tell of it by `egs.work`."""
-    if as_json and as_csv:
-        raise InputError("--json, --csv", "are two ways to print it", "choose one")
+    form = _form(form, as_json=as_json, as_csv=as_csv, has_output=output is not None)
     if queues is not None and not runlogs:
         why = "a server's runs have their team"
         raise InputError("--queues", f"does nothing without RUNLOG: {why}", "name a run log, or leave --queues out")
     _check_logs(runlogs or [], server)
     known = load_prices(prices) if prices is not None else None
     stretch = _month(month) if month else None
-    ledger, rating = Ledger(known, stretch), Rating(known, stretch)
+    ledger, rating, notes = Ledger(known, stretch), Rating(known, stretch), list[str]()
     team_of = _team_of(queues)
     known_runs: dict[tuple[str, str, float], Path] = {}
     for path in runlogs or ():
@@ -76,21 +86,27 @@ def cost(
             told = Told()
             for use in uses_of(reader.header, told.noting(reader), team_of):
                 ledger.add(use)
-            _rate(path, told, rating)
-            for note in _notes(reader):
-                typer.echo(f"note: {path} {note}", err=True)
+            notes += _rate(path, told, rating)
+            notes += [f"note: {path} {note}" for note in _notes(reader)]
     if server and runlogs:
-        typer.echo(TWICE, err=True)
+        notes.append(TWICE)
     if server or not runlogs:
-        for use in _served(rating):
+        uses, of_server = _served(rating)
+        notes += of_server
+        for use in uses:
             ledger.add(use)
     if rating.has_more:
-        typer.echo("note: so many kinds of work are told that not all are rated", err=True)
+        notes.append("note: so many kinds of work are told that not all are rated")
     if known is None:
-        typer.echo(NO_PRICES, err=True)
-    if as_json:
+        notes.append(NO_PRICES)
+    for note in notes:
+        typer.echo(note, err=True)
+    if form == "page":
+        sources = [str(path) for path in runlogs or ()] + (["the site server's runs"] if server or not runlogs else [])
+        typer.echo(_write_page(ledger, known, month, sources, notes, _page_path(output, month, runlogs or [])))
+    elif form == "json":
         typer.echo(json.dumps({"month": month or None, **ledger.to_dict(), "per_unit": rating.to_dicts()}, indent=2))
-    elif as_csv:
+    elif form == "csv":
         _write_csv(ledger)
     else:
         _print(ledger, known.currency if known is not None else "")
@@ -104,12 +120,12 @@ def _notes(reader: RunReader) -> Iterator[str]:
         yield "is of emulated GPUs: nobody pays for those"
 
 
-def _rate(path: Path, told: Told, rating: Rating) -> None:
-    """Read the log once more, where its tasks tell of their work."""
+def _rate(path: Path, told: Told, rating: Rating) -> Iterator[str]:
+    """Read the log once more, where its tasks tell of their work; a note where that is not all."""
     if not told.amounts:
         return
     if told.has_more:
-        typer.echo(f"note: {path} tells of the work of so many tasks that not all are rated", err=True)
+        yield f"note: {path} tells of the work of so many tasks that not all are rated"
     with RunReader(path) as reader:
         for worked in told.worked(reader.header, reader):
             rating.add(worked)
@@ -151,21 +167,63 @@ def _month(text: str) -> Interval:
     return datetime(year, number, 1, tzinfo=UTC).timestamp(), datetime(*after, 1, tzinfo=UTC).timestamp()
 
 
-def _served(rating: Rating) -> Iterator[Use]:
+def _served(rating: Rating) -> tuple[Iterator[Use], list[str]]:
+    """What the runs of the server held, and notes."""
+    notes: list[str] = []
     with connected(the_site()) as client:
         found = client.runs(with_ended=True)
     if evicted := sum(1 for run in found.runs if run.evictions):
         problem = "were evicted: what they held before they started anew is not in the server's history"
-        typer.echo(f"note: {evicted} runs {problem}", err=True)
+        notes.append(f"note: {evicted} runs {problem}")
     if any(device.label == "emulated" for device in found.devices):
-        typer.echo("note: the site server has emulated GPUs: nobody pays for those", err=True)
+        notes.append("note: the site server has emulated GPUs: nobody pays for those")
     now = time.time()
     for worked in worked_of_runs(found.runs, now):
         rating.add(worked)
-    return uses_of_runs(found.runs, now)
+    return uses_of_runs(found.runs, now), notes
 
 
 # --- what is printed ---
+
+
+def _form(form: str, *, as_json: bool, as_csv: bool, has_output: bool) -> str:
+    """page, csv, json, or "" for tables. Raises InputError."""
+    wanted = [name for name, is_wanted in (("json", as_json), ("csv", as_csv)) if is_wanted]
+    if form and form not in FORMS:
+        raise InputError("--format", f"{form!r} is unknown", " or ".join(FORMS))
+    if len(wanted) > 1 or (wanted and form not in ("", wanted[0])):
+        raise InputError("--json, --csv, --format", "are ways to print it", "choose one")
+    form = form or (wanted[0] if wanted else "")
+    if has_output and form != "page":
+        raise InputError("--output", "goes with --format page", "send what is printed into a file: > FILE")
+    return form
+
+
+def _write_page(
+    ledger: Ledger, prices: Prices | None, month: str, sources: list[str], notes: list[str], path: Path
+) -> str:
+    """Where it is."""
+    tables = tuple([(kind, tuple([_line(*row) for row in ledger.rows(kind)])) for kind in STATED])
+    currency = prices.currency if prices is not None else ""
+    written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    plain = tuple([note.removeprefix("note: ") for note in notes])
+    statement = Statement(month, currency, _line("", ledger.total), tables, tuple(sources), plain, written)
+    path.write_text(statement_page(statement), encoding="utf-8", errors="replace")
+    return str(path)
+
+
+def _page_path(output: Path | None, month: str, runlogs: list[Path]) -> Path:
+    """Raises InputError for what is no place for it."""
+    path = output or Path(f"statement{f'-{month}' if month else ''}.html")
+    if path.is_dir():
+        raise InputError(str(path), "is a folder", "name a file to write, such as statement.html")
+    if any(path.resolve() == one.resolve() for one in runlogs):
+        raise InputError(str(path), "is one of the run logs", "choose another name for the page")
+    return path
+
+
+def _line(name: str, row: Amounts) -> Line:
+    return Line(name, row.gpu_h_held, row.gpu_h_used, row.gpu_h_wasted, row.cost, row.cost_wasted)
 
 
 def _write_csv(ledger: Ledger) -> None:

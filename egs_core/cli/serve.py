@@ -13,8 +13,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from egs_core.budgets import Budget
 from egs_core.calendar import Reservation, is_over
 from egs_core.client.places import TOKEN, URL, parse_url
+from egs_core.cost.prices import Prices, load_prices
 from egs_core.errors import EgsError, InputError, listed
 from egs_core.flavors import load_flavors
 from egs_core.json_log import VARIABLE as EGS_LOG
@@ -78,6 +80,9 @@ def serve(
         Path | None, typer.Option(help="YAML file of what GPUs of which flavor cost, and how fast they are.")
     ] = None,
     queues: Annotated[Path | None, typer.Option(help="YAML file with queues, their quotas, and teams.")] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="YAML file with the prices of GPUs, for budgets in money (`cost:`).")
+    ] = None,
     rules: Annotated[
         Path | None,
         typer.Option(help="YAML file with rules by which it watches devices and runs (`egs watch check` reads it)."),
@@ -143,6 +148,8 @@ def serve(
         offer = msgspec.structs.replace(offer, flavors=load_flavors(flavors))
     if queues is not None:
         offer = msgspec.structs.replace(offer, reserved=reservations_for(queues, len(offer.devices)))
+    budgets = load_budgets(queues) if queues is not None else ()
+    known = load_prices(prices).for_all(time.time()) if prices is not None else None
     begin(
         data or default_data(),
         Door(host, port, tls_cert, tls_key, behind_proxy),
@@ -152,10 +159,26 @@ def serve(
         told,
         rate,
         parse_database(database) if database else None,
-        load_budgets(queues) if queues is not None else (),
+        with_currency(budgets, known, queues),
         parse_seconds(gather, "--gather"),
         rules_for(rules, [spec.name for spec in specs]) if rules is not None else None,
+        known,
     )
+
+
+def with_currency(budgets: Sequence[Budget], prices: Prices | None, queues: Path | None) -> tuple[Budget, ...]:
+    """The same, those of money in the currency of the prices. Raises InputError where these are not enough."""
+    of_money = [budget for budget in budgets if budget.cost is not None]
+    if of_money and prices is None:
+        hint = "--prices FILE says what a GPU costs, as `egs cost` reads it"
+        raise InputError(str(queues), f"the budget of {of_money[0].owner} is of money, and there are no prices", hint)
+    if of_money and prices is not None:
+        for one in of_money:
+            if one.currency not in ("", prices.currency):
+                problem = f"the budget of {one.owner} is in {one.currency}, and prices are in {prices.currency or '?'}"
+                raise InputError(str(queues), problem, "state both in one currency")
+    currency = prices.currency if prices is not None else ""
+    return tuple([msgspec.structs.replace(one, currency=currency) if one.cost is not None else one for one in budgets])
 
 
 def rules_for(file: Path, queues: Sequence[str]) -> Rules:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.adapter import ControlRequest
+from egs_core.budgets import money
 from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
@@ -103,12 +104,15 @@ def show_queue(address: Address, as_json: bool) -> None:
 def budget_line(one: c.BudgetView) -> str:
     """What is used of a budget, and when it begins anew."""
     owner = f"queue {one.queue}" if one.queue else f"team {one.team}"
-    used = "" if one.used is None else f"{one.used:.1f} of "
+    used, most = "" if one.used is None else f"{one.used:.1f} of ", f"{one.gpu_hours:g} GPU hours"
+    if one.cost is not None:
+        most = money(one.cost, one.currency)
+        used = "" if one.cost_used is None else f"{money(one.cost_used, '')} of "
     left = "" if one.state != "used up" else ", used up"
     if left and one.then == "stop":
         left += ": nothing new of it gets a GPU"
     end = datetime.fromtimestamp(one.ends_at, ZoneInfo(one.zone))
-    return f"{owner}: {used}{one.gpu_hours:g} GPU hours of {one.period}{left}; until {end:%Y-%m-%d %H:%M} ({one.zone})"
+    return f"{owner}: {used}{most} of {one.period}{left}; until {end:%Y-%m-%d %H:%M} ({one.zone})"
 
 
 def show_why(address: Address, run: str, as_json: bool) -> None:

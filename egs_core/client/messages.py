@@ -334,7 +334,8 @@ class Device(Told):
 class BudgetView(Told):
     """GPU hours that a queue, or all queues of a team, may use in a period of the calendar. used: so far, None where
     several teams use the queue; period: as 2026-11, from begins_at to ends_at in the time of the zone. state: ok,
-    warned: who submits is told, or used up: with then "stop" nothing new of it gets a GPU before ends_at."""
+    warned: who submits is told, or used up: with then "stop" nothing new of it gets a GPU before ends_at. cost: so much
+    money, instead of gpu_hours, which are 0 then; None where hours count; cost_used: as used, of money."""
 
     queue: str = ""
     team: str = ""
@@ -347,6 +348,9 @@ class BudgetView(Told):
     warn_at: float
     then: Literal["stop", "warn"]
     state: Literal["ok", "warned", "used up"]
+    cost: float | None = None
+    cost_used: float | None = None
+    currency: str = ""
 
 
 class Runs(Told):

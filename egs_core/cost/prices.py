@@ -15,6 +15,7 @@ nodes:                             # the first whose name fits; left out: all ar
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
@@ -91,10 +92,11 @@ class PriceFile(FileModel):
 
 
 class Prices:
-    """Prices of the GPUs of nodes, at any time. place: for errors."""
+    """Prices of the GPUs of nodes, at any time. place: for errors; is_open: the first price counts for before, too."""
 
-    def __init__(self, file: PriceFile, place: str = "prices") -> None:
+    def __init__(self, file: PriceFile, place: str = "prices", *, is_open: bool = False) -> None:
         self.currency, self._place = file.currency, place
+        self._file, self._is_open = file, is_open
         self._flavors = {flavor.name: flavor for flavor in file.flavors}
         self._nodes = file.nodes or (PricedNodes(name="*", flavor=file.flavors[0].name),)
         self._known: dict[str, tuple[str, list[float], list[float]]] = {}  # by node: flavor, from when on, how much
@@ -106,6 +108,25 @@ class Prices:
         if not is_dated:
             return amounts[-1] * sum(end - start for start, end in times) / HOUR_S
         return sum(self._between(flavor, since, amounts, *one) for one in times) / HOUR_S
+
+    def changes_after(self, node: str, at: float) -> float:
+        """When the price of a node is another one next, in seconds since 1970; infinity for never."""
+        _, since, _ = self._of_node(node)
+        number = bisect_right(since, at)
+        return since[number] if number < len(since) else math.inf
+
+    def for_all(self, at: float) -> Prices:
+        """The same for whoever has to have a price of any node from this moment on, and before. Raises InputError where
+        there can be one without."""
+        if self._nodes[-1].name != "*":
+            problem = "the last entry has to be for all other nodes, so that each has a price"
+            raise InputError(f"{self._place}: nodes", problem, '{name: "*", flavor: …}')
+        for entry in self._nodes:
+            first = datetime(*self._flavors[entry.flavor].prices[0].since.timetuple()[:3], tzinfo=UTC).timestamp()
+            if first > at:
+                problem = f"flavor {entry.flavor!r} has no price on {_day(at)}"
+                raise InputError(self._place, problem, f"its first is of {_day(first)}")
+        return Prices(self._file, self._place, is_open=True)
 
     def hardware_of(self, node: str) -> tuple[str, str, str]:
         """Flavor and provider of a node, and how it was bought. Raises InputError where no entry names it."""
@@ -137,6 +158,8 @@ class Prices:
             entry = self._entry_of(node)
             prices = self._flavors[entry.flavor].prices
             since = [datetime(*one.since.timetuple()[:3], tzinfo=UTC).timestamp() for one in prices]
+            if self._is_open:
+                since[0] = -math.inf
             self._known[node] = entry.flavor, since, [float(getattr(one, entry.bought)) for one in prices]
         return self._known[node]
 

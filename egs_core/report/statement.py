@@ -14,6 +14,7 @@ from egs_core.report.html import Markup, tag
 MOST_ROWS = 200
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 BAR = ".share { display: inline-block; height: 8px; border-radius: 2px; background: var(--useful); }"
+HEADS = "thead th { white-space: nowrap; }"
 WORDS = {
     "Held": "From the start of what holds a GPU to its end.",
     "Used": "Held, less cold starts and less the time in which the GPU is known not to have worked.",
@@ -74,7 +75,7 @@ def statement_page(statement: Statement) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("link", rel="icon", href="data:,"),
         tag("title", "EGS statement: ", title),
-        Markup(f"<style>{css}{BAR}</style>"),
+        Markup(f"<style>{css}{BAR}{HEADS}</style>"),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
 
@@ -94,7 +95,7 @@ def _cards(total: Line, currency: str) -> list[Markup]:
 
 def _section(kind: str, lines: Sequence[Line], total: Line) -> Markup:
     has_money = total.cost is not None
-    heads = ["Held h", "Used h", "Wasted h", *(["Cost", "Wasted"] if has_money else []), "Share"]
+    heads = ["Held h", "Used h", "Wasted h", *(["Cost", "Cost wasted"] if has_money else []), "Share"]
     shown = list(lines[:MOST_ROWS])
     if rest := lines[MOST_ROWS:]:
         shown.append(_sum(f"({len(rest)} more)", rest))
@@ -137,7 +138,7 @@ def _sum(name: str, lines: Iterable[Line]) -> Line:
 def _notes(notes: Sequence[str]) -> Markup | None:
     if not notes:
         return None
-    return tag("section", tag("h2", "To be known"), tag("ul", *[tag("li", note) for note in notes]))
+    return tag("section", tag("h2", "Notes"), tag("ul", *[tag("li", note) for note in notes]))
 
 
 def _words(total: Line) -> list[Markup]:

@@ -33,6 +33,7 @@ from egs_core.server.tally import COMMIT_BOUNDS_S, WAIT_BOUNDS_S, Buckets, GpuSe
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 GPU = 1  # in `Amounts`
 BY_KEY = ("queue", "team")
+BY_CURRENCY = (*BY_KEY, "currency")
 OUTCOMES = ("succeeded", "failed", "aborted", "lost")  # those that are there at zero, so that a rate begins
 
 
@@ -181,12 +182,17 @@ def _budgets(book: Book, who: Principal) -> list[Metric]:
     """Of those whose use it may see."""
     seen = [one for one in book.views.spending.views(who, book.team_of_queue) if one.used is not None]
     labels = {(one.queue, one.team or book.team_of_queue.get(one.queue, "")): one for one in seen}
-    most = {key: one.gpu_hours * HOUR_S for key, one in labels.items()}
-    used = {key: (one.used or 0.0) * HOUR_S for key, one in labels.items()}
+    most = {key: one.gpu_hours * HOUR_S for key, one in labels.items() if one.cost is None}
+    used = {key: (one.used or 0.0) * HOUR_S for key, one in labels.items() if one.cost is None}
+    money = {(*key, one.currency): one for key, one in labels.items() if one.cost is not None}
+    cost = {key: one.cost or 0.0 for key, one in money.items()}
+    cost_used = {key: one.cost_used or 0.0 for key, one in money.items()}
     stopped = {key: float(one.then == "stop" and one.state == "used up") for key, one in labels.items()}
     return [
         _gauge("budget_gpu_seconds", "GPU seconds that the queue, or the team, may use in its period", BY_KEY, most),
         _gauge("budget_used_gpu_seconds", "GPU seconds of that used in this period, in all pools", BY_KEY, used),
+        _gauge("budget_cost", "Money that the queue, or the team, may use in its period", BY_CURRENCY, cost),
+        _gauge("budget_used_cost", "Money of that used in this period, in all pools", BY_CURRENCY, cost_used),
         _gauge("budget_stopped", "1 where the budget is used up and nothing new gets a GPU, else 0", BY_KEY, stopped),
     ]
 

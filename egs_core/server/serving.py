@@ -36,6 +36,7 @@ from egs_core.server.doors import Door
 from egs_core.server.leader import Leader
 from egs_core.server.runs import Offer
 from egs_core.server.sharing import Sharing
+from egs_core.server.spending import Rates as PriceRates
 from egs_core.server.spending import Spending
 from egs_core.server.standing import Ending, led
 from egs_core.server.store import SqlStore, StoreError
@@ -71,10 +72,11 @@ def serve(
     budgets: tuple[Budget, ...] = (),
     gather_s: float | None = None,
     rules: Rules | None = None,
+    prices: PriceRates | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
     may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`;
-    rules: by which it watches, None for none. Raises EgsError."""
+    rules: by which it watches, None for none; prices: of GPUs, for budgets of money. Raises EgsError."""
     door.check()
     tls = door.tls()
     lock = None
@@ -110,7 +112,7 @@ def serve(
             return _take_devices(store, offer)
 
         clock = _steady_clock()
-        spending = Spending(budgets, clock)
+        spending = Spending(budgets, clock, prices)
         ending, spanning, turn = Ending(), Spanning(spending), threading.Lock()
         if database is not None:
             leader = led(store, url, lambda: setattr(turns, "offer", begin()), ending)

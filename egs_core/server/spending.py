@@ -1,4 +1,5 @@
-"""What queues have used of their budgets, counted over all pools of a server, and whose are used up.
+"""What queues have used of their budgets, of GPU hours or money, counted over all pools of a server, and whose are used
+up.
 
     pools ── what they hold now ─► Spending ── which queues get nothing new ─► pools
                                       └── with a batch's commit ─► the store ─► the next server
@@ -12,7 +13,9 @@ given; one thread at a time calls it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -34,6 +37,8 @@ from egs_core.server import principals
 from egs_core.server.principals import Principal
 from egs_core.server.runs import WHOLE_DEVICE
 
+OnNodes = Mapping[str, Mapping[str, int]]
+"""Of each queue the thousandths of GPUs that it holds, by node."""
 SAVE_S = 10.0  # so much of what drivers use a crash may lose
 
 
@@ -45,19 +50,51 @@ class Saved(msgspec.Struct, frozen=True):
     spent: dict[str, Spent] = {}
 
 
+class Rates(Protocol):
+    """What GPUs cost. Moments are seconds since 1970; each node has a price at each of them."""
+
+    def of(self, node: str, times: Iterable[tuple[float, float]]) -> float:
+        """What one GPU of the node costs in these stretches."""
+
+    def changes_after(self, node: str, at: float) -> float:
+        """When its price is another one next; infinity for never."""
+
+
 class Count(msgspec.Struct):
-    """Of one budget what was used up to a moment, the GPUs held since then, and when something changes by itself."""
+    """Of one budget what was used up to a moment, the GPUs held since then, and when something changes by itself.
+    rates, on_nodes: of a budget of money: prices, and the GPUs by node."""
 
     budget: Budget
     spent: Spent
     gpus: float = 0.0
     changes_at: float = math.inf
+    rates: Rates | None = None
+    on_nodes: dict[str, float] = {}
 
     def settle(self, now: float) -> None:
-        self.spent = spent_until(self.spent, self.budget, self.gpus, now)
-        due = used_up_at(self.budget, self.spent, self.gpus)
+        self.spent = spent_until(self.spent, self.budget, self.gpus, now, self._cost)
+        if self.rates is None:
+            rate, another_price_at = self.gpus, math.inf
+        else:
+            rate = self._cost(now, now + 1.0)
+            another_price_at = min((self.rates.changes_after(node, now) for node in self.on_nodes), default=math.inf)
+        due = used_up_at(self.budget, self.spent, rate)
         end = period_of(now, self.budget.per, self.budget.zone).end
-        self.changes_at = end if due is None else min(end, due)
+        self.changes_at = min(end, another_price_at, math.inf if due is None else due)
+
+    def _cost(self, start: float, end: float) -> float:
+        """Of what is held, between two moments."""
+        if self.rates is None:
+            return 0.0
+        return sum(gpus * self.rates.of(node, [(start, end)]) for node, gpus in self.on_nodes.items())
+
+    @property
+    def held(self) -> tuple[float, dict[str, float]]:
+        """So that it can be seen whether it is another."""
+        return self.gpus, self.on_nodes
+
+    def hold(self, gpus: float, on_nodes: dict[str, float]) -> None:
+        self.gpus, self.on_nodes = gpus, on_nodes
 
     @property
     def is_used_up(self) -> bool:
@@ -65,24 +102,31 @@ class Count(msgspec.Struct):
 
 
 class Spending:
-    """See the module. clock: seconds since 1970, which do not go back. queues: that are counted; stopped: those that
-    get nothing new."""
+    """See the module. clock: seconds since 1970, which do not go back; rates: needed where a budget is of money.
+    queues: that are counted; has_prices: where they hold GPUs counts, too; stopped: those that get nothing new."""
 
-    def __init__(self, budgets: Iterable[Budget] = (), clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        budgets: Iterable[Budget] = (),
+        clock: Callable[[], float] = lambda: 0.0,
+        rates: Rates | None = None,
+    ) -> None:
         self._budgets = {budget.key: budget for budget in budgets}
-        self._clock = clock
+        self._clock, self._rates = clock, rates
+        self.has_prices = any(budget.cost is not None for budget in self._budgets.values())
+        assert rates is not None or not self.has_prices, "a budget of money needs prices"
         self.queues = queues_of(self._budgets.values())
         self.stopped: frozenset[str] = frozenset()
         self._counts: dict[str, Count] = {}  # none before it has begun
         self._changes_at = math.inf  # when one of them does
         self._saved = Saved()
-        self._saved_gpus: dict[str, float] = {}
-        self._gpus_to_save: dict[str, float] = {}
+        self._saved_held: dict[str, tuple[float, dict[str, float]]] = {}
+        self._held_to_save: dict[str, tuple[float, dict[str, float]]] = {}
         self._has_begun = False
 
     # --- the server's side ---
 
-    def begin(self, saved: Saved, milli: Mapping[str, int]) -> None:
+    def begin(self, saved: Saved, milli: Mapping[str, int], on_nodes: OnNodes | None = None) -> None:
         """Go on from what is durable, where runs hold these thousandths of GPUs and have since it was written. Once in
         the life of a process: later it has counted more than is durable."""
         if self._has_begun:
@@ -92,16 +136,18 @@ class Spending:
         for key, budget in self._budgets.items():
             before = saved.spent.get(key)
             if before is None or before.at < saved.at:  # it was not counted until then
-                before = Spent(*((before.period, before.gpu_s) if before else ("", 0.0)), now)
+                before = msgspec.structs.replace(before, at=now) if before else Spent("", 0.0, now)
             at = min(before.at, now)  # a clock may have been set back
-            self._counts[key] = Count(budget, msgspec.structs.replace(before, at=at), _held(budget, milli))
+            count = self._counts[key] = Count(budget, msgspec.structs.replace(before, at=at))
+            count.rates = self._rates if budget.cost is not None else None
+            count.hold(*_held(budget, milli, on_nodes or {}))
         self._settle(now)
 
     def to_save(self, *, is_changing: bool) -> Saved | None:
         """What the next commit has to write; None where that is not due. is_changing: what runs hold may have changed
         since the last one, so that both have to be of one moment."""
         now = self._clock()
-        is_due = is_changing and self._gpus != self._saved_gpus
+        is_due = is_changing and self._held != self._saved_held
         is_due = is_due or (self._has_news and now - self._saved.at >= SAVE_S)
         kept = {key: spent for key, spent in self._saved.spent.items() if key not in self._budgets}
         is_left = not self._budgets and any(spent.at == self._saved.at for spent in kept.values())
@@ -109,13 +155,13 @@ class Spending:
             return None
         for count in self._counts.values():
             count.settle(now)
-        self._gpus_to_save = self._gpus
+        self._held_to_save = self._held
         return Saved(now, {**kept, **{key: count.spent for key, count in self._counts.items()}})
 
     def saved(self, what: Saved | None) -> None:
         """It is durable."""
         if what is not None:
-            self._saved, self._saved_gpus = what, self._gpus_to_save
+            self._saved, self._saved_held = what, self._held_to_save
 
     def next_due(self) -> float | None:
         """When `advance` or `to_save` has something to do if nothing happens before, in seconds since 1970."""
@@ -123,8 +169,8 @@ class Spending:
         return None if due == math.inf else due
 
     @property
-    def _gpus(self) -> dict[str, float]:
-        return {key: count.gpus for key, count in self._counts.items() if count.gpus}
+    def _held(self) -> dict[str, tuple[float, dict[str, float]]]:
+        return {key: count.held for key, count in self._counts.items() if count.gpus}
 
     @property
     def _has_news(self) -> bool:
@@ -145,14 +191,14 @@ class Spending:
         self._settle(now)
         return bool(before - self.stopped)
 
-    def holding(self, milli: Mapping[str, int]) -> None:
-        """What is held of each queue in all pools now, in thousandths of GPUs."""
+    def holding(self, milli: Mapping[str, int], on_nodes: OnNodes | None = None) -> None:
+        """What is held of each queue in all pools now, in thousandths of GPUs; on_nodes: where, if prices count."""
         for count in self._counts.values():
-            gpus = _held(count.budget, milli)
-            if gpus != count.gpus:
+            held = _held(count.budget, milli, on_nodes or {})
+            if held != count.held:
                 now = self._clock()
                 count.settle(now)
-                count.gpus = gpus
+                count.hold(*held)
                 count.settle(now)
                 is_due = (
                     self._changes_at <= now or self._used_up() != self.stopped
@@ -202,9 +248,13 @@ class Spending:
         return tuple([_view(who, one.budget, one.spent) for one in seen])
 
 
-def _held(budget: Budget, milli: Mapping[str, int]) -> float:
-    """GPUs, of all its queues."""
-    return sum(milli.get(name, 0) for name in budget.queues) / WHOLE_DEVICE
+def _held(budget: Budget, milli: Mapping[str, int], on_nodes: OnNodes) -> tuple[float, dict[str, float]]:
+    """GPUs, of all its queues; of a budget of money also by node."""
+    gpus, found = sum(milli.get(name, 0) for name in budget.queues) / WHOLE_DEVICE, Counter[str]()
+    if budget.cost is not None:
+        for name in budget.queues:
+            found.update(on_nodes.get(name, {}))
+    return gpus, {node: one / WHOLE_DEVICE for node, one in found.items() if one}
 
 
 def _view(who: Principal, budget: Budget, spent: Spent) -> BudgetView:
@@ -222,4 +272,7 @@ def _view(who: Principal, budget: Budget, spent: Spent) -> BudgetView:
         warn_at=budget.warn_at,
         then=budget.then,
         state=state_of(budget, spent),
+        cost=budget.cost,
+        cost_used=spent.cost if is_told and budget.cost is not None else None,
+        currency=budget.currency,
     )

@@ -127,7 +127,7 @@ class Turns:
             logic.join(self._spanning, lambda: self.woken())
             if self._before is not None:
                 self._before.leave()  # only now: what both hold was never free
-            self._spending.begin(kept.spending, self._spanning.gpus_held())
+            self._spending.begin(kept.spending, self._spanning.gpus_held(), self._spanning.gpus_on_nodes())
             logic.views.spending = self._spending
             self.logic = self._before = logic
             self._zero = min(logic.facts.epoch, self._clock() - logic.now)  # clocks may have been set back

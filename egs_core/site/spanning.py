@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.rules import quota
-from egs_core.engine.specs import NO_LIMIT, NOTHING, Amounts
-from egs_core.engine.state.records import QueueState
+from egs_core.engine.specs import NO_LIMIT, NO_QUEUE, NOTHING, Amounts
+from egs_core.engine.state.records import QueueState, amounts_of
 from egs_core.errors import listed
 
 LOG = logging.getLogger("uvicorn.error")
@@ -35,7 +35,7 @@ Holders = Callable[[str], Iterable[tuple[Owner, str]]]
 
 class Meter(Protocol):
     """Who counts what queues use over time. queues: which; stopped: those that have used all that they may, and get no
-    more GPUs."""
+    more GPUs; has_prices: on which nodes they hold GPUs counts, too."""
 
     @property
     def queues(self) -> Collection[str]: ...
@@ -43,11 +43,15 @@ class Meter(Protocol):
     @property
     def stopped(self) -> Collection[str]: ...
 
+    @property
+    def has_prices(self) -> bool: ...
+
     def advance(self) -> bool:
         """It is later; whether a queue may go on that was stopped."""
 
-    def holding(self, milli: Mapping[str, int]) -> None:
-        """What each queue holds from now on in all pools, in thousandths of GPUs."""
+    def holding(self, milli: Mapping[str, int], on_nodes: Mapping[str, Mapping[str, int]]) -> None:
+        """What each queue holds from now on in all pools, in thousandths of GPUs; on_nodes: the same by node, where
+        prices count."""
 
 
 class Unmetered:
@@ -55,11 +59,12 @@ class Unmetered:
 
     queues: Collection[str] = ()
     stopped: Collection[str] = ()
+    has_prices = False
 
     def advance(self) -> bool:
         return False
 
-    def holding(self, milli: Mapping[str, int]) -> None:
+    def holding(self, milli: Mapping[str, int], on_nodes: Mapping[str, Mapping[str, int]]) -> None:
         pass
 
 
@@ -75,6 +80,7 @@ class Member:
     ) -> None:
         self.engine, self.take, self.holders, self.woken = engine, take, holders, woken
         self.waits: dict[str, tuple[Amounts, int]] = {}
+        self._on_nodes: tuple[Any, dict[str, dict[str, int]]] = (None, {})
         self.is_closed = False
         self.is_stale = True  # its waits have not been looked at since it decided last
         self.error: Exception | None = None
@@ -82,6 +88,23 @@ class Member:
     @property
     def queues(self) -> list[QueueState]:
         return self.engine.state.queues
+
+    def on_nodes(self) -> dict[str, dict[str, int]]:
+        """Thousandths of GPUs that it holds, by queue and node: by its flavor, where it has one, since a framework may
+        give each node a name that nobody knows before."""
+        state = self.engine.state
+        used = [(queue.spec.name, queue.used[GPU]) for queue in self.queues]
+        mark = state.next_decision, len(state.leases), used  # each lease is of a new decision
+        if self._on_nodes[0] != mark:
+            found: dict[str, dict[str, int]] = {}
+            for phase, lease in state.leases.items():
+                number, milli = state.queue_of(state.task_of[phase]), amounts_of(state.shape_of(phase))[GPU]
+                if milli and number != NO_QUEUE:
+                    of_queue = found.setdefault(self.queues[number].spec.name, {})
+                    node = state.nodes[lease.node].flavor or state.nodes[lease.node].name
+                    of_queue[node] = of_queue.get(node, 0) + milli
+            self._on_nodes = mark, found
+        return self._on_nodes[1]
 
     def used(self, name: str) -> Amounts:
         """What it holds in this queue."""
@@ -155,6 +178,16 @@ class Spanning:
         """Of each queue that is counted, in all pools: thousandths."""
         return {name: sum(one.used(name)[GPU] for one in self._members) for name in self._meter.queues}
 
+    def gpus_on_nodes(self) -> dict[str, dict[str, int]]:
+        """The same by node; nothing where nobody wants to know."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self._members if self._meter.has_prices else ():
+            for name, by_node in one.on_nodes().items():
+                of_queue = found.setdefault(name, {})
+                for node, milli in by_node.items():
+                    of_queue[node] = of_queue.get(node, 0) + milli
+        return found
+
     def holders(self, member: Member, name: str, sees: Callable[[Any], bool]) -> str:
         """Who holds something in this queue in other pools, for whoever sees some of them; "" for nobody."""
         found = [one for other in self._members if other is not member for one in other.holders(name)]
@@ -174,7 +207,7 @@ class Spanning:
 
     def _count(self) -> None:
         if self._meter.queues:
-            self._meter.holding(self.gpus_held())
+            self._meter.holding(self.gpus_held(), self.gpus_on_nodes())
 
     # --- what each is told ---
 

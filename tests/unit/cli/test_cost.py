@@ -181,6 +181,36 @@ def test_what_emulated_gpus_cost_is_said_to_be_made_up(tmp_path: Path, prices: s
     assert "log.jsonl is of emulated GPUs" in capsys.readouterr().err
 
 
+def test_a_statement_of_a_month(log: str, prices: str, tmp_path: Path, capsys: Out) -> None:
+    """As a page, named after its month where no name is given, with names as text; as CSV and JSON the same as by
+    --csv and --json."""
+    page = tmp_path / "november.html"
+    asked = [log, "--prices", prices, "--month", "2026-11"]
+    assert run(["cost", *asked, "--format", "page", "-o", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    html = page.read_text(encoding="utf-8")
+    assert "2026-11: 6.00 EUR" in html
+    assert all(text in html for text in ("By team", "By pipeline", "By user", "=HYPERLINK(1)", "[red]ann"))
+    assert "\x1b" not in html, "the page has no tasks, and no control character"
+    for form in ("csv", "json"):
+        assert run(["cost", *asked, "--format", form]) == 0
+        by_format = capsys.readouterr().out
+        assert run(["cost", *asked, f"--{form}"]) == 0
+        assert capsys.readouterr().out == by_format
+
+
+def test_a_statement_goes_into_a_file_of_its_month(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    """Without prices it has hours, and says why there is no money."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["cost", log, "--month", "2026-11", "--format", "page"]) == 0
+    html = (tmp_path / "statement-2026-11.html").read_text(encoding="utf-8")
+    assert "2026-11: 3.00 GPU hours" in html
+    assert "no cost: --prices FILE says what a GPU costs" in html
+    assert capsys.readouterr().out == "statement-2026-11.html\n"
+
+
 def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) -> None:
     write_run(tmp_path / "empty.jsonl", Header(), [])
     found = told(capsys, str(tmp_path / "empty.jsonl"), "--prices", prices)
@@ -195,8 +225,13 @@ def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) ->
         (["{log}", "--month", "9999-12"], "--month: '9999-12' is not between 1970-01 and 9998-12"),
         (["{log}", "--prices", "{none}"], "none.yaml line 2: flavors[0].prices[0].since: day "),
         (["{log}", "--month", "november"], "--month: 'november' is no month"),
-        (["{log}", "--json", "--csv"], "are two ways to print it"),
+        (["{log}", "--json", "--csv"], "are ways to print it"),
         (["{log}", "--prices", "{bad}"], "bad.yaml line 2: flavors[0].prices[0].since: must be a date"),
+        (["{log}", "--format", "pdf"], "--format: 'pdf' is unknown (page or csv or json)"),
+        (["{log}", "--format", "csv", "--json"], "are ways to print it"),
+        (["{log}", "-o", "x.html"], "--output: goes with --format page"),
+        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{log}"], "log.jsonl: is one of the run logs"),
+        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{folder}"], "is a folder (name a file to write"),
         (["{bad}"], "bad.yaml:1: is not a run log"),
         (["{broken}"], "broken.jsonl:3: not a run log record"),
         (["{log}", "--prices", "{late}"], "late.yaml: flavor 'a' has no price on 2026-10-31, when a GPU was held"),
@@ -217,10 +252,12 @@ def test_bad_input_is_one_line(
         "none": ("none.yaml", "flavors:\n  - {name: a, prices: [{since: 2026-02-30, on_demand: 1}]}\n"),
         "broken": ("broken.jsonl", "".join(Path(log).read_text().splitlines(keepends=True)[:2]) + '{"r":"none"}\n'),
         "late": ("late.yaml", PRICES.replace("2026-10-01", "2026-11-01")),
+        "rates": ("rates.yaml", PRICES),
     }
     for name, text in files.values():
         (tmp_path / name).write_text(text)
     paths = {key: str(tmp_path / name) for key, (name, _) in files.items()} | {"log": log}
+    paths["folder"] = str(tmp_path)
     assert run(["cost", *[word.format(**paths) for word in arguments]]) == 2
     shown = capsys.readouterr()
     assert problem in shown.err

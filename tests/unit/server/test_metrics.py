@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from egs_core import __version__
 from egs_core.budgets import Budget
+from egs_core.cost.prices import parse_prices
 from egs_core.engine import Engine
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.book import CONFIG
@@ -83,11 +84,14 @@ def site_of(*queues: QueueSpec, teams: Mapping[str, str] | None = None) -> SiteL
     return site
 
 
+PRICES = "flavors: [{name: a, prices: [{since: 2000-01-01, on_demand: 3}]}]"
+
+
 def spending_of(*budgets: Budget, milli: Mapping[str, int] | None = None) -> Spending:
     """Half an hour after these had begun to be held."""
     now = [0.0]
-    found = Spending(budgets, lambda: now[0])
-    found.begin(Saved(), milli or {})
+    found = Spending(budgets, lambda: now[0], parse_prices(PRICES).for_all(1e9))
+    found.begin(Saved(), milli or {}, {queue: {"n": held} for queue, held in (milli or {}).items()})
     now[0] = 1800.0
     found.advance()
     return found
@@ -289,6 +293,22 @@ def test_budgets_are_told_to_whom_they_concern() -> None:
     assert not [name for name, _ in other if name in names]
 
 
+def test_budgets_of_money_are_told_in_their_currency() -> None:
+    """Beside those of hours, of which they are none; whether they are used up stands in one series for both."""
+    site = site_of(QueueSpec("images"), QueueSpec("videos"), teams={"images": "vision", "videos": "vision"})
+    hours = Budget(1.0, ("videos",), queue="videos")
+    money = Budget(0.0, ("images",), queue="images", cost=2.5, currency="EUR")
+    site.views.spending = spending_of(hours, money, milli={"images": 2000})
+    every, other = told(site), told(site, Principal("sam", "viewer", ("speech",)))
+    where = {"queue": "images", "team": "vision"}
+    names = ("egs_budget_cost", "egs_budget_used_cost")
+    assert [value(every, name, **where, currency="EUR") for name in names] == [2.5, 3.0]
+    assert value(every, "egs_budget_stopped", **where) == 1
+    labels = [dict(labels)["queue"] for name, labels in every if name == "egs_budget_gpu_seconds"]
+    assert labels == ["videos"]
+    assert not [name for name, _ in other if name in names]
+
+
 def test_names_may_hold_anything() -> None:
     """Quotes, backslashes, line ends, what looks like a sample: each comes back as it was, and as a label alone."""
     hostile = ['"', "\\", "a\nb", '"} 1\negs_leader 5', "\\n", "ü\u2028\u202e{}", "{{ $labels }}", "\r\n# HELP x"]
@@ -358,7 +378,8 @@ def test_a_wait_is_in_the_histogram_of_its_queue() -> None:
 def known() -> dict[str, set[str]]:
     """Labels of each name that may stand in a query."""
     site = site_of(QueueSpec("q", nominal=(-1, 1000, -1)))
-    site.views.spending = spending_of(Budget(1.0, ("q",), queue="q"))
+    money = Budget(0.0, ("q",), team="t", cost=5.0, currency="EUR")
+    site.views.spending = spending_of(Budget(1.0, ("q",), queue="q"), money)
     tally = Tally(["q"])
     tally.slos.objectives = {"q": Objectives(wait_p95=600).slos()}
     site.submit(ANN, request(1, 1, queue="q"))

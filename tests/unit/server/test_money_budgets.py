@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from egs_core.budgets import Budget, money
 from egs_core.cli.app import run
 from egs_core.cli.serve import with_currency
+from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.cost.ledger import Ledger
 from egs_core.cost.prices import Prices, parse_prices
@@ -22,6 +23,7 @@ from egs_core.cost.served import uses_of_runs
 from egs_core.engine.specs import QueueSpec
 from egs_core.errors import InputError
 from egs_core.queues import load_budgets
+from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
@@ -108,11 +110,7 @@ def test_each_node_has_its_price_and_each_pool_counts() -> None:
     """A GPU of the server's host, one of a host that has joined, and a task of a driver, all of one queue."""
     both = site(TEN)
 
-    def joined(logic: object) -> None:
-        from egs_core.client import hosts as h
-        from egs_core.server.logic import SiteLogic
-
-        assert isinstance(logic, SiteLogic)
+    def joined(logic: SiteLogic) -> None:
         session = logic.join_host(AGENT, offer()).session
         logic.report(AGENT, h.Report(session=session, number=1))
 
@@ -165,7 +163,7 @@ def test_it_is_what_egs_cost_says(seed: int) -> None:
         if view.lease is not None:
             running.append(both.start(view.id))
         else:
-            both.turns.take([lambda logic, run=view.id: logic.control(ANN, run, "abort", c.Control())])
+            both.turns.take([partial(_abort, view.id)])
         leap(both, both.now + rng.uniform(1, 3 * HOUR))
     (found,), _ = both.turns.take([lambda logic: logic.listed(ROOT, with_ended=True)])
     ledger = Ledger(prices())
@@ -174,6 +172,10 @@ def test_it_is_what_egs_cost_says(seed: int) -> None:
     assert ledger.total.cost is not None
     assert ledger.total.cost > 50
     assert spent(both)[0] == pytest.approx(ledger.total.cost, abs=1e-3)
+
+
+def _abort(run: str, logic: SiteLogic) -> c.RunView:
+    return logic.control(ANN, run, "abort", c.Control())
 
 
 def test_a_file_of_money_needs_prices(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server.logic import SiteLogic
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
-from egs_core.server.spending import Spending
+from egs_core.server.spending import Rates, Spending
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns
 from egs_core.site.spanning import Spanning
@@ -35,9 +35,10 @@ class Server:
         queues: tuple[QueueSpec, ...] = ONE,
         budgets: tuple[Budget, ...] = (),
         now: float = 1000.0,
+        prices: Rates | None = None,
     ) -> None:
         self.store, self.now, self.woken = store, now, 0
-        self.spending = Spending(budgets, lambda: self.now)
+        self.spending = Spending(budgets, lambda: self.now, prices)
         spanning = Spanning(self.spending)
         self.turns = Turns(store, OFFER, queues, lambda: self.now, spanning=spanning, spending=self.spending)
         self.turns.woken = self._wake
