@@ -60,7 +60,8 @@ class Driver:
         self.key, self.user, self.framework, self.name = about.key, about.user, about.framework, about.name or "driver"
         self.queue, self.team = about.queue, about.team
         self.joined_at = self.heard_at = now
-        self.seq, self.answered = 0, b""
+        self.seq = 0
+        self.answered: tuple[wire.Answer, ...] = ()  # to the batch of that number
         self.outbox: deque[wire.Message] = deque()
         self._decided: list[tuple[s.AnyTold, float]] = []
         self._ends: list[tuple[s.AnyTold, float]] = []
@@ -245,15 +246,21 @@ class SharedPools:
         """What a driver tells and asks: encoded `Answers`. A repeated batch is answered as before. usable: queues that
         its workloads may name. Raises Refusal."""
         if batch.seq == driver.seq:
-            return driver.answered
+            return self._with_messages(driver, driver.answered, batch.ack)
         if batch.seq < driver.seq:
             raise Refusal(409, f"seq: batch {driver.seq} has been answered")
         answers: list[wire.Answer] = []
         self._guarded(driver.pool, lambda: answers.extend(_take_all(driver, batch.items, usable)))
         if driver.id not in self._drivers:
             raise Refusal(410, GONE)
-        driver.seq, driver.answered = batch.seq, msgspec.json.encode(wire.Answers(tuple(answers)))
-        return driver.answered
+        driver.seq, driver.answered = batch.seq, tuple(answers)
+        return self._with_messages(driver, driver.answered, batch.ack)
+
+    def _with_messages(self, driver: Driver, answers: tuple[wire.Answer, ...], ack: int | None) -> bytes:
+        """Encoded `Answers`. A poll that waits need not wake for what is told here."""
+        messages = driver.fetch(ack) if ack is not None else ()
+        driver.is_news = driver.is_news and len(messages) < len(driver.outbox)
+        return msgspec.json.encode(wire.Answers(answers, messages))
 
     def _guarded(self, pool: Pool, action: Callable[[], None]) -> None:
         """Whatever fails in an engine ends its pool, not the server: its drivers go on without."""

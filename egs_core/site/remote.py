@@ -4,7 +4,8 @@
            ▲                                                               │
            └── told, run log, operators' requests ◄── poller: long polls ──┘
 
-A batch has all that waits when the last one is answered. What is not answered for LOST_S is lost with the site.
+A batch has all that waits when the last one is answered, and its answer what that causes for the holder; a poll brings
+what others cause. What is not answered for LOST_S is lost with the site.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class RemoteSite:
         self._items: queue.SimpleQueue[tuple[bytes, Future[wire.Answer] | None] | None] = queue.SimpleQueue()
         self._marks: dict[int, r.Record] = {}  # lines of the holder's own, until what is before them has come back
         self._numbers = itertools.count(1)
-        self._seen = 0
+        self._got = 0  # number of the last message that has been given to the holder's thread
+        self._getting = threading.Lock()
         self._is_lost = self._is_closed = self._is_leaving = False
         self._has_own = own is None
         self._own = own or HolderThread(lambda: self._is_lost, self._lose)
@@ -238,13 +240,14 @@ class RemoteSite:
         return found, False
 
     def _send_batch(self, seq: int, batch: list[tuple[bytes, Future[wire.Answer] | None]]) -> None:
-        encoded = wire.Encoded(self.driver.epoch, seq, [msgspec.Raw(item) for item, _ in batch])
+        encoded = wire.Encoded(self.driver.epoch, seq, [msgspec.Raw(item) for item, _ in batch], self._got)
         futures = [future for _, future in batch if future is not None]
         try:
             body = self._answered(lambda: self._line.batch(msgspec.json.encode(encoded)))
-            answers = msgspec.json.decode(body, type=wire.Answers).answers
-            for future, answer in zip(futures, answers, strict=True):
+            found = msgspec.json.decode(body, type=wire.Answers)
+            for future, answer in zip(futures, found.answers, strict=True):
                 future.set_result(answer)
+            self._get(found.messages)
         except Exception as error:
             for future in futures:
                 if not future.done():
@@ -276,25 +279,28 @@ class RemoteSite:
 
     def _poll(self) -> None:
         """What the server tells, for as long as there is one; each poll says what has arrived."""
-        ack = 0
         try:
             while not (self._is_lost or self._is_closed):
-                body = self._answered(lambda ack=ack: self._line.poll(ack, POLL_S))  # type: ignore[misc]  # one each
-                found = msgspec.json.decode(body, type=wire.Messages).messages
-                if found:
-                    ack = found[-1].number
-                    for message in found:
-                        self._own.do(lambda message=message: self._take(message))  # type: ignore[misc]  # one each
+                body = self._answered(lambda: self._line.poll(self._got, POLL_S))
+                self._get(msgspec.json.decode(body, type=wire.Messages).messages)
         except Exception as error:
             if not self._is_leaving:  # else the answer is that the site knows the holder no more
                 self._is_lost_by(error)
         self._line.close_poll()
 
+    def _get(self, messages: Sequence[wire.Message]) -> None:
+        """From the sender or the poller: each of them once, and in order. Both are told all behind what they say is
+        here, so neither brings one before another that is missing."""
+        with self._getting:
+            for message in messages:
+                if message.number > self._got:
+                    self._got = message.number
+                    self._own.do(lambda message=message: self._take(message))  # type: ignore[misc]  # one each
+
     def _take(self, message: wire.Message) -> None:
         """On the holder's thread."""
-        if message.number <= self._seen or self._is_lost or self._is_closed:
+        if self._is_lost or self._is_closed:
             return
-        self._seen = message.number
         if message.told is not None:
             self._holder.perform(message.told, message.now)
         elif message.record is not None:

@@ -21,10 +21,11 @@ IDLE_S, TICK_S = 1.0, 0.2
 
 
 class Shell(Generic[P]):
-    """See the module. Its coroutines are for one event loop. lock: for whoever decides about the same quotas."""
+    """See the module. Its coroutines are for one event loop. lock: for whoever decides about the same quotas; without
+    one the pools are asked on the loop itself, which is sooner, where nothing else needs it to be quick."""
 
     def __init__(self, pools: P, lock: AbstractContextManager[Any] | None = None) -> None:
-        self._pools = pools
+        self._pools, self._has_thread = pools, lock is not None
         self._origin = time.monotonic()
         self._lock = lock or threading.Lock()
         self._waiting: dict[str, asyncio.Event] = {}
@@ -37,9 +38,9 @@ class Shell(Generic[P]):
         return len(self._waiting)
 
     async def ask(self, question: Callable[[P], T]) -> T:
-        """The answer, on another thread; then who waits for what it has caused is woken."""
+        """The answer; then who waits for what it has caused is woken."""
         try:
-            return await asyncio.to_thread(self._asked, question)
+            return await asyncio.to_thread(self._asked, question) if self._has_thread else self._asked(question)
         finally:
             while self._news:
                 if (waiting := self._waiting.get(self._news.popleft())) is not None:

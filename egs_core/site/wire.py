@@ -4,6 +4,7 @@
     holder ◄── Messages: what it is told, its run log, what operators want, numbered from 1 ── server
 
 A batch has a number, so that a repeated one is answered as before; messages are told again until they are acknowledged.
+What a batch causes for its own holder is told with its answers: a grant that an end frees comes a question sooner.
 """
 
 from __future__ import annotations
@@ -79,11 +80,13 @@ Asking = Growing | Why | Tasks | Workload | Order
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """seq: from 1 on, one more each time. epoch: of the server, as joining has told."""
+    """seq: from 1 on, one more each time. epoch: of the server, as joining has told. ack: number of the last message
+    that the holder has got, if it takes those behind it with the answers."""
 
     epoch: str
     seq: int
     items: tuple[AnyItem, ...]
+    ack: int | None = None
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -92,6 +95,7 @@ class Encoded(msgspec.Struct, frozen=True):
     epoch: str
     seq: int
     items: list[msgspec.Raw]
+    ack: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,12 +104,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     value: msgspec.Raw = msgspec.Raw(b"null")
     problem: str = ""
     is_unknown: bool = False
-
-
-class Answers(msgspec.Struct, frozen=True):
-    """One for each item of the batch that is a question, in order."""
-
-    answers: tuple[Answer, ...] = ()
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -117,6 +115,13 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     record: r.AnyRecord | None = None
     mark: int = 0
     asked: s.Asked | None = None
+
+
+class Answers(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One for each item of the batch that is a question, in order. messages: those behind its `ack`."""
+
+    answers: tuple[Answer, ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 class Messages(msgspec.Struct, frozen=True):

@@ -368,3 +368,28 @@ def test_any_order_of_things(seed: int) -> None:
         look()
     for client in clients:
         assert not client.size or client.told[-1] == s.Settled("w")
+
+
+def test_a_grant_comes_with_the_answer_to_the_end_that_freed_its_gpu(pools: Pools) -> None:
+    """A batch that says what has arrived is answered with what it causes, and no poll is woken for that; a repeated one
+    tells again what has not arrived; what is left over (here: another driver's end) wakes the poll."""
+    ann, ben = (Client(pools, who, "d") for who in (ANN, BEN))
+    ann.submit(2)
+    ann.poll()
+    ben.submit(1)
+    pools.take_news()
+    (held,) = ann.held.values()
+    ends = [wire.Noted(s.Ended(held.phase, held.attempt)), wire.Reported(m.PhaseEnded(held.phase, held.attempt))]
+    body = msgspec.json.encode(wire.Batch(EPOCH, ann.seq + 1, tuple(ends), ann.ack))
+    answered = [msgspec.json.decode(pools.batch(ANN, ann.id, body), type=wire.Answers) for _ in range(2)]
+    assert answered[0] == answered[1]
+    numbers = [message.number for message in answered[0].messages]
+    assert numbers == list(range(ann.ack + 1, ann.ack + 1 + len(numbers)))
+    (grant,) = [one.told for one in answered[0].messages if isinstance(one.told, s.Grant)]
+    assert grant.task != held.task
+    assert pools.take_news() == []
+    last = msgspec.json.encode(wire.Batch(EPOCH, ann.seq + 2, (), numbers[-1]))
+    assert msgspec.json.decode(pools.batch(ANN, ann.id, last), type=wire.Answers).messages == ()
+    assert pools.poll(ANN, ann.id, c.Poll(epoch=EPOCH, ack=numbers[-1])) == ()
+    ann.leave()
+    assert ben.id in pools.take_news()
