@@ -77,6 +77,7 @@ def _rows_of(log: _Log, key: _Key) -> Iterator[HistoryRow]:
         warmup_s=_length(cold),
         ended_at=log.header.started_at + held[1],
         framework=log.header.driver,
+        flavor=log.started[key].flavor,
     )
     yield row
     if is_gpu and n_phases == 1:
@@ -94,7 +95,9 @@ def _split_rows(row: HistoryRow, held: _Span, used: list[_Span], cold: list[_Spa
         return
     on_cpu = Shape(row.shape.cpu_milli, 0, row.shape.memory_bytes)
     for phase, (seconds, shape) in enumerate(zip(parts, (on_cpu, row.shape, on_cpu), strict=True)):
-        yield HistoryRow(row.pipeline, row.task, phase, shape, seconds, ended_at=row.ended_at, framework=row.framework)
+        flavor = row.flavor if shape.gpu_milli else ""
+        kept = {"flavor": flavor, "ended_at": row.ended_at, "framework": row.framework}
+        yield HistoryRow(row.pipeline, row.task, phase, shape, seconds, **kept)  # type: ignore[arg-type]  # of a row
 
 
 def _declared(added: TaskAdded | None, started: Started, phase: int) -> tuple[Shape, bool, int]:

@@ -101,15 +101,20 @@ class Predictor:
 
     def learn(self, rows: Iterable[Any]) -> int:
         """Observe history rows, oldest first, and return how many counted: of a signature at most the newest
-        LEARNED_ROWS, each as one `observe`."""
+        LEARNED_ROWS, each as one `observe`. One with a flavor counts for that flavor, and for the task wherever it
+        runs."""
         good = [row for row in rows if row.outcome == "succeeded" and _is_duration(row.seconds)]
         signatures = [signature_of(row.pipeline, row.task, row.phase, row.shape, row.flavor) for row in good]
-        left = Counter(signatures)
+        left, left_anywhere = Counter(signatures), Counter([_anywhere(signature) for signature in signatures])
         counted = 0
         for row, signature in zip(good, signatures, strict=True):
+            features, anywhere = Features(input_bytes=row.input_bytes), _anywhere(signature)
             left[signature] -= 1
-            if left[signature] < LEARNED_ROWS:
-                counted += self.observe(signature, row.seconds, Features(input_bytes=row.input_bytes))
+            left_anywhere[anywhere] -= 1
+            if left_anywhere[anywhere] < LEARNED_ROWS:
+                counted += self.observe(anywhere, row.seconds, features)
+            if signature != anywhere and left[signature] < LEARNED_ROWS:
+                self.observe(signature, row.seconds, features)
             if row.warmup_s > 0:
                 self.observe_warmup(row.pipeline, row.task, row.warmup_s)
         return counted
@@ -287,6 +292,11 @@ def _traits(category: str, signature: Signature, features: Features) -> Traits:
         size = 0.75 * 2.0**signature.input_bucket if signature.input_bucket else 0.0  # the middle of the bucket
     numbers = (size, *features.numbers) if size >= 0 else features.numbers
     return Traits(category, features.run, features.labels, numbers)
+
+
+def _anywhere(signature: Signature) -> Signature:
+    """Of the same phase whatever it runs on."""
+    return msgspec.structs.replace(signature, flavor="") if signature.flavor else signature
 
 
 def _name(signature: Signature) -> _Name:

@@ -5,6 +5,7 @@ None of it may hurt a run: a full disk or a broken store costs one warning, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from egs_core.history import history_from_runlog
 from egs_core.history.opened import open_history
 from egs_core.notices import warn
 from egs_core.predict import Predictor
+from egs_core.predict.estimate import signature_of
 from egs_core.runlog import records as r
 from egs_core.runlog.io import FailOpenWriter
 
@@ -50,16 +52,40 @@ class Learning:
             self._writer = FailOpenWriter(self.path, self._header, self._lost)
         self._writer.write(record)
 
-    def believe(self, pipeline: str, graph: Graph, signatures: list[str] | None = None) -> Graph:
+    def believe(
+        self, pipeline: str, graph: Graph, signatures: list[str] | None = None, flavors: Sequence[str] = ()
+    ) -> Graph:
         """The graph with durations and warm-up times as the history has them, else as hinted; unknown stays unknown.
-        signatures: under which each task is in the history, by its index; by default its name."""
+        signatures: under which each task is in the history, by its index; by default its name. flavors: that there are;
+        seconds on each are in it, where the history has them."""
         predictor, signatures = self.predictor(pipeline), graph.names if signatures is None else signatures
         options = dict(graph.options)
         for task in [task for task, found in options.items() if found.warm_key]:
             if (known := predictor.warmup(pipeline, signatures[task])) is not None:
                 options[task] = msgspec.structs.replace(options[task], warmup_s=known.p50_s)
         believed_s = predictor.believed_s(graph, pipeline, signatures)
-        return msgspec.structs.replace(graph, phase_duration_s=believed_s, options=options)
+        medians = {
+            phase: {**graph.phase_flavor_s.get(phase, {}), **{flavor: p50 for flavor, (p50, _) in found.items()}}
+            for phase, found in self.on_flavors(pipeline, graph, flavors, signatures).items()
+        }
+        on_flavors = {**graph.phase_flavor_s, **medians}
+        return msgspec.structs.replace(graph, phase_duration_s=believed_s, options=options, phase_flavor_s=on_flavors)
+
+    def on_flavors(
+        self, pipeline: str, graph: Graph, flavors: Sequence[str], signatures: list[str] | None = None
+    ) -> dict[int, dict[str, tuple[float, float]]]:
+        """Of GPU phases, by their index, median and 95th percentile in seconds on each flavor on which the history
+        has them: what is to be told as `FlavorEstimates` beside the graph. signatures: as above."""
+        signatures = graph.names if signatures is None else signatures
+        predictor, found = self.predictor(pipeline), dict[int, dict[str, tuple[float, float]]]()
+        for task in range(graph.n_tasks) if flavors else ():
+            for number, phase in enumerate(graph.phases_of(task)):
+                shape = graph.shapes[graph.phase_shape[phase]]
+                for flavor in flavors if shape.gpu_milli else ():
+                    one = predictor.estimate(signature_of(pipeline, signatures[task], number, shape, flavor))
+                    if one.source == "history":
+                        found.setdefault(phase, {})[flavor] = (one.p50_s, one.p95_s)
+        return found
 
     def spreads(
         self, pipeline: str, graph: Graph, signatures: list[str] | None = None

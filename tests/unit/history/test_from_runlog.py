@@ -99,3 +99,14 @@ def test_what_a_log_teaches_reaches_the_predictor() -> None:
     warmup = predictor.warmup("digits", "train")
     assert warmup is not None
     assert warmup.p50_s == 2.0
+
+
+def test_the_flavor_of_what_it_ran_on_is_kept() -> None:
+    """With the phase that held the GPU, and with no CPU phase that a split would make of it."""
+    rows = run_of(
+        GPU_TASK,
+        Started(10.0, W, "train-1", flavor="a100"),
+        Used(13.0, 17.0, W, "train-1"),
+        Ended(20.0, W, "train-1"),
+    )
+    assert [(row.phase, row.flavor) for row in rows] == [(0, "a100"), (0, ""), (1, "a100"), (2, "")]

@@ -270,3 +270,18 @@ def test_an_unreadable_snapshot_is_a_clear_error(snapshot: dict[str, object]) ->
     """Another format, a later version or a broken form is an InputError."""
     with pytest.raises(InputError, match=r"(predictor|forecaster) snapshot"):
         Predictor.from_dict(snapshot)
+
+
+def test_a_row_with_a_flavor_counts_there_and_wherever_the_task_runs() -> None:
+    """100 s on one, 300 s on the other: each as it is there, and what is between for who does not know where; a flavor
+    that was never tried has no history of its own."""
+    shape = Shape(4000, 1000)
+    predictor = Predictor()
+    rows = [
+        HistoryRow("digits", "train", 1, shape, s, f) for s, f in ((100.0, "a100"), (300.0, "t4")) for _ in range(2)
+    ]
+    assert predictor.learn(rows) == 4
+    found = {f: predictor.estimate(signature_of("digits", "train", 1, shape, f)) for f in ("a100", "t4", "", "l4")}
+    assert [found[f].p50_s for f in ("a100", "t4")] == pytest.approx([100.0, 300.0])
+    assert 100.0 < found[""].p50_s < 300.0
+    assert [one.source for one in found.values()] == ["history", "history", "history", "prior"]

@@ -37,6 +37,7 @@ from egs_ray.promises import Promises
 from egs_ray.session.decisions import Decisions
 from egs_ray.session.endings import Endings
 from egs_ray.session.failopen import FailOpen
+from egs_ray.session.flavors import Flavors, checked_objective
 from egs_ray.session.learning import make_learning
 from egs_ray.session.leases import Leases
 from egs_ray.session.operations import Operations
@@ -80,6 +81,7 @@ class Session(s.HolderSession):
         self._run_numbers = itertools.count()
         self._job = str(ray.get_runtime_context().get_job_id())  # all runs of a driver are ordered as one workload
         self._cluster = Cluster(self.options.flavor_label)
+        self._flavors = Flavors(self.options.flavors)
         self._watched_at = 0.0
         self._told: dict[str, r.Capacity] = {}  # of each node, as last written
         self._early: list[r.Record] = []  # nodes that came before the first run of this session's own
@@ -195,12 +197,21 @@ class Session(s.HolderSession):
                 self._endings.node_lost(event.node)
             self._shared.offers.hear(event)
             self.site.report(self._as_offered(event))
+        self._tell_flavors()
+
+    def _tell_flavors(self) -> None:
+        """Where the GPUs are of several, the site chooses between them. Not at a server: its flavors are its own."""
+        if self.site.is_shared:
+            return
+        if changed := self._flavors.changed(self._cluster.nodes, self._shared.tickets is not None):
+            self.site.report(changed)
 
     # --- for the program ---
 
     def attach(self, program: Any, books: RunBooks) -> None:
         """A script's own submissions are ordered here, too, until this session is closed. From any thread."""
         self._shared.tickets = program
+        self.site.do(self._tell_flavors)
         self._shared.runs[books.workload] = books
         self.site.submit(m.WorkloadSubmitted(books.workload, books.converted.name, submission=self._job))
         self.site.do(self.offer)
@@ -256,7 +267,7 @@ class Session(s.HolderSession):
             self._failopen.finish_natively(books)
             return
         name = books.converted.name
-        graph = self.learning.believe(name, books.converted.graph)
+        graph = self.learning.believe(name, books.converted.graph, flavors=self._flavors.names)
         nodes = self._shared.offers.nodes
         plan = plan_ways(books.converted.nodes, graph, nodes, self._grows)
         if self._is_refused(books, plan):
@@ -275,6 +286,7 @@ class Session(s.HolderSession):
         for number, job in enumerate(books.jobs, grown.task):
             job.number, job.first_phase = number, grown.phase + books.block.phase_offsets[job.index]
             self._shared.jobs[number] = job
+        self._flavors.tell_estimates(self.site, self.learning, books.converted, grown.phase)
         self.site.do(lambda: self._prepare_for(books))
 
     def _prepare_for(self, books: RunBooks) -> None:
@@ -434,4 +446,5 @@ def _queues_of(options: Options) -> tuple[Any, ...]:
 
 def _engine_config(options: Options, scaling_hints: bool) -> EngineConfig:
     config = EngineConfig(options.policy, options.preload, options.default_max_wait_s, scaling_hints=scaling_hints)
-    return msgspec.structs.replace(config, preempt=options.preempt, min_gain_s=options.min_gain_s)
+    more = {"preempt": options.preempt, "min_gain_s": options.min_gain_s}
+    return msgspec.structs.replace(config, objective=checked_objective(options.objective), **more)

@@ -41,6 +41,12 @@ class Options(msgspec.Struct, frozen=True):
     """`max_wait` in seconds of tasks that state none."""
     flavor_label: str = ACCELERATOR
     """Node label whose value the hint `flavors` names."""
+    flavors: str | None = None
+    """File of what GPUs of which flavor cost, and how fast they are; flavors are the values of that label, else of
+    `accelerator_type`."""
+    objective: str = "finish"
+    """By what a task's flavor is chosen where nodes are of several: `finish`, where it should end first, or `cost`, the
+    cheapest within its deadline."""
     preload_timeout_s: float = 60.0
     """A preload that takes longer, in seconds, no longer delays its task."""
     residue_bytes: int = 0

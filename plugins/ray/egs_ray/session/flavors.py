@@ -1,0 +1,52 @@
+"""Of which flavors Ray's GPUs are, for a site that chooses between them, and how long a run's tasks take on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from egs_core.engine import messages as m
+from egs_core.engine.specs import FlavorSpec
+from egs_core.errors import InputError
+from egs_core.flavors import load_flavors, spec_for
+from egs_core.site import Learning, Site
+from egs_ray.convert import Converted
+
+OBJECTIVES = ("finish", "cost")
+
+
+class Flavors:
+    """file: of prices and speeds, if there is one. names: of those that the site knows: none where all GPUs are of one.
+    Raises InputError."""
+
+    def __init__(self, file: str | None) -> None:
+        self._specs = load_flavors(Path(file)) if file else ()
+        self._told: tuple[FlavorSpec, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        return [spec.name for spec in self._told]
+
+    def changed(self, nodes: Iterable[m.NodeAdded], has_tickets: bool) -> m.FlavorsChanged | None:
+        """What the site does not know yet. has_tickets: a script's own tasks wait for a turn, and Ray places those: one
+        that waited for a better GPU would not get it."""
+        names = sorted({node.flavor for node in nodes if node.gpus})
+        found = tuple([spec_for(name, self._specs) for name in names]) if len(names) > 1 and not has_tickets else ()
+        if found == self._told:
+            return None
+        self._told = found
+        return m.FlavorsChanged(found)
+
+    def tell_estimates(self, site: Site, learning: Learning, converted: Converted, first: int) -> None:
+        """From the history, of a graph whose first phase the site knows by this number."""
+        found = learning.on_flavors(converted.name, converted.graph, self.names)
+        values = [(first + phase, flavor, *times) for phase, known in found.items() for flavor, times in known.items()]
+        if values:
+            site.report(m.FlavorEstimates(tuple(values)))
+
+
+def checked_objective(name: str) -> str:
+    """Raises InputError."""
+    if name not in OBJECTIVES:
+        raise InputError("objective", f"{name!r} is unknown", f"one of {', '.join(OBJECTIVES)}")
+    return name
