@@ -20,23 +20,23 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from egs_core.engine.order.classes import ANY, OTHERS, SHAPE, ClassId, needs_process
+from egs_core.engine.order.classes import ANY, BOUND, OTHERS, SHAPE, ClassId, needs_process
 from egs_core.engine.order.fit_masks import FitMasks
-from egs_core.engine.order.fronts import ClassFronts, ResourceKey
+from egs_core.engine.order.fronts import MEMORY, ClassFronts, ResourceKey
 from egs_core.engine.rules.fit import lacking, may_start_on
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.packing import TypicalWorkload
-from egs_core.engine.rules.processes import may_have_slot, slot_room
+from egs_core.engine.rules.processes import NO_SLOT, slot_room
 from egs_core.engine.state.nodes import Node
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
 
 UNLIMITED = 1 << 62
 MOST_CHANGES = 10_000  # that are kept for rankings; then these are made anew
+MOST_BITS = 1_000  # of keys that have fronts no more
 FEW_NODES = 4  # up to so many a scan is quicker: nothing is noted then, and one node more makes all be looked at
 Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the node: best fit of GPU phases
 UNKNOWN = None, None
-NO_SLOT = -1
 CpuRank = tuple[bool, int, int]  # has GPUs, free CPU, number of the node: best fit of CPU phases
 
 
@@ -69,17 +69,28 @@ def numbers_in(bits: int) -> list[int]:
     return found
 
 
+def memory_in(resources: ResourceKey) -> int:
+    """Of the process that a key's phases keep; NO_SLOT for none."""
+    return resources[MEMORY] if len(resources) > MEMORY else NO_SLOT
+
+
+def has_room(node: Node, shape: Shape, memory: int) -> bool:
+    """Whether a phase of the shape fits on the node, and there may be a slot for a process with so much memory."""
+    return not lacking(node, shape) and memory <= slot_room(node)
+
+
 class FreeIndex:
     """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`."""
 
     def __init__(self, state: State, fronts: ClassFronts) -> None:
         self._state = state
         self._fronts = fronts
-        self._nodes: dict[int, int] = {}  # shape -> the nodes on which it fits, as bits; not there: unknown
-        self._watched: list[ResourceKey] = []  # keys without a node of those shapes, by their bits in the masks
+        self._keys: dict[ClassId, ResourceKey] = {}  # what is needed to start phases of a class
+        self._nodes: dict[int, int] = {}  # bit of a key without a node -> nodes with room, as bits; not there: unknown
         self._masks = FitMasks()  # of those
-        self._fits: list[int] = []  # by node: which of them fit there
-        self._bound: dict[int, dict[int, ResourceKey]] = {}  # node -> shape -> key bound to it, once it was closed
+        self._fits: list[int] = []  # by node: for which of them there is room
+        self._bound: dict[int, dict[int, ResourceKey]] = {}  # node -> bit of (shape, ANY) -> key bound to the node
+        self._bound_bits: dict[int, int] = {}  # node -> those bits together: of what was closed there once
         self.freed_nodes: set[int] = set()
         self._moved: set[int] = set()  # nodes whose rank may have changed
         self._ranks: dict[int, Rank] = {}
@@ -88,10 +99,6 @@ class FreeIndex:
         self._withdrawn: set[int] = set()  # nodes with devices that are held and have been withdrawn
         self._rankings: dict[int, Ranking] = {}  # shape with GPUs -> its nodes
         self._changes: list[int] = []  # nodes in the order in which they have changed, since there are rankings
-        self._memory: dict[tuple[int, ...], int] = {}  # shapes of a class's tasks -> memory of a process; NO_SLOT
-        self._with_slot: dict[int, int] = {}  # memory of a process -> nodes that may have a slot for it, as bits
-        self._slots_moved: set[int] = set()  # nodes on which that may have changed
-        self._slot_rooms: dict[int, int] = {}  # node -> memory that a process may have there, as it was then
         self._typical: TypicalWorkload = ()  # for which the rankings were made
         self.is_kept = False
         self.forget()
@@ -103,15 +110,13 @@ class FreeIndex:
         self.is_kept = len(self._state.nodes) > FEW_NODES
         for container in (
             self._nodes,
-            self._watched,
             self._bound,
+            self._bound_bits,
             self.freed_nodes,
             self._ranks,
             self._order,
             self._by_cpu,
             self._rankings,
-            self._with_slot,
-            self._slot_rooms,
         ):
             container.clear()
         self._masks = FitMasks()
@@ -135,28 +140,27 @@ class FreeIndex:
     def _settle(self, number: int) -> None:
         """Close what does not fit on the node any more and nowhere else, and open what does."""
         node = self._state.nodes[number]
-        fits = self._masks.of(node) if node.alive else 0
-        changed = fits ^ self._fits[number]
+        fits, before = self._masks.of(node) if node.alive else 0, self._fits[number]
+        changed = fits ^ before
         if not changed:
             return
         self._fits[number] = fits
-        fronts, own, bound = self._fronts, 1 << number, self._bound.get(number)
-        while changed:
-            bit = changed & -changed
-            changed ^= bit
-            resources = self._watched[bit.bit_length() - 1]
-            shape = resources[SHAPE]
-            nodes = self._nodes[shape] = self._nodes[shape] ^ own
-            if not nodes:
-                fronts.close(resources)
-            elif nodes == own and fits & bit:  # else it is open
-                fronts.reopen(resources)
-            if bound and shape in bound:
-                (fronts.reopen if fits & bit else fronts.close)(bound[shape])
+        nodes, own, nowhere, bits = self._nodes, 1 << number, 0, changed
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            with_room = nodes[bit] = nodes[bit] ^ own
+            if not with_room:
+                nowhere |= bit
+        self._fronts.closed = self._fronts.closed & ~fits | nowhere
+        bits = changed & self._bound_bits.get(number, 0)
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            (self._fronts.reopen if fits & bit else self._fronts.close)(self._bound[number][bit])
 
     def _change(self, number: int) -> None:
         self._moved.add(number)
-        self._slots_moved.add(number)
         if self._rankings:
             self._changes.append(number)
             if len(self._changes) > MOST_CHANGES:
@@ -165,61 +169,55 @@ class FreeIndex:
 
     def refresh(self) -> None:
         """Open the keys in which something fits now."""
+        if len(self._fronts.bits) > MOST_BITS + 2 * len(self._fronts.of):
+            self.forget()
         for number in self.freed_nodes:
             self._settle(number)
-            if self._fronts.closed_slots:
-                self._reopen_slots(number)
         self.freed_nodes.clear()
 
-    def _reopen_slots(self, number: int) -> None:
-        """Open the keys for which the node has a slot now, and room."""
-        fronts, room = self._fronts, slot_room(self._state.nodes[number])
-        for memory in [memory for memory in fronts.closed_slots if memory <= room]:
-            for key in [key for key in fronts.closed_slots[memory] if self._nodes[key[SHAPE]] >> number & 1]:
-                fronts.reopen_slots(key)
-
-    def found_none(self, resources: ResourceKey, *, closes: bool = True) -> None:
-        """No place was found for phases of this shape and node. Where that is for lack of room and for nothing else, it
-        is known from now on; and the key is closed, unless its phases have to be looked at all the same."""
+    def found_none(self, phase: int, class_id: ClassId) -> None:
+        """No place was found for the phase, which can do nothing but wait for one: from now on it is known on which
+        nodes there is room for its class, and its key is closed while there is none."""
         if not self.is_kept:
             return
-        shape, bound = resources
-        nodes = self._nodes_with_room(shape)
-        if closes and not (nodes if bound == ANY else nodes >> bound & 1):
-            if bound != ANY:
-                self._bound.setdefault(bound, {})[shape] = resources
+        resources = self.resource_key(phase, class_id)
+        shape, bound, *_ = resources
+        if bound == ANY:
+            self._learn(resources)
+        elif not self._fits[bound] & (bit := self._learn((shape, ANY))):
+            self._bound.setdefault(bound, {})[bit] = resources
+            self._bound_bits[bound] = self._bound_bits.get(bound, 0) | bit
             self._fronts.close(resources)
 
-    def _nodes_with_room(self, shape: int) -> int:
-        """Those on which it fits; from now on that is known."""
-        if shape not in self._nodes:
-            bit, wanted, fitting = 1 << len(self._watched), self._state.shapes[shape], 0
-            self._watched.append((shape, ANY))
-            self._masks.add(wanted)
+    def _learn(self, resources: ResourceKey) -> int:
+        """See on which nodes there is room for a key without a node; from now on that is known. Its bit."""
+        bit = self._fronts.bit_of(resources)
+        if bit not in self._nodes:
+            wanted, memory, with_room = self._state.shapes[resources[SHAPE]], memory_in(resources), 0
+            self._masks.add(bit, wanted, memory)
             for number, node in enumerate(self._state.nodes):
-                if node.alive and not lacking(node, wanted):
-                    fitting |= 1 << number
+                if node.alive and has_room(node, wanted, memory):
+                    with_room |= 1 << number
                     self._fits[number] |= bit
-            self._nodes[shape] = fitting
-        return self._nodes[shape]
+            self._nodes[bit] = with_room
+            self._fronts.known |= bit
+            if not with_room:
+                self._fronts.closed |= bit
+        return bit
 
     def validate(self) -> None:
         """Raise AssertionError where a closed key has resources, or a node that fits would not be looked at."""
-        nodes, shapes = self._state.nodes, self._state.shapes
-        for number, known in self._nodes.items():
-            fits = {n for n, node in enumerate(nodes) if node.alive and not lacking(node, shapes[number])}
-            looked_at = set(numbers_in(known)) | self.freed_nodes
-            assert fits <= looked_at, f"shape {number} fits on {sorted(fits)}, looked at {sorted(looked_at)}"
-        for memory, keys in self._fronts.closed_slots.items():
-            able = [node for node in nodes if node.alive and may_have_slot(node, memory)]
-            for key in keys:
-                assert all(lacking(node, shapes[key[0]]) for node in able), f"{key} is closed, and there is a place"
-        for memory, with_slot in self._with_slot.items():
-            there = {n for n, node in enumerate(nodes) if may_have_slot(node, memory)} - self._slots_moved
-            known_there = numbers_in(with_slot)
-            assert there <= set(known_there), f"slots for {memory} bytes on {sorted(there)}, known {known_there}"
-        for number, bound in self._fronts.closed:
-            assert not self._nodes[number] if bound == ANY else lacking(nodes[bound], shapes[number])
+        nodes, shapes, fronts = self._state.nodes, self._state.shapes, self._fronts
+        for resources in [resources for resources, bit in fronts.bits.items() if bit in self._nodes]:
+            shape, memory, bit = shapes[resources[SHAPE]], memory_in(resources), fronts.bits[resources]
+            fits = {n for n, node in enumerate(nodes) if node.alive and has_room(node, shape, memory)}
+            looked_at = set(numbers_in(self._nodes[bit])) | self.freed_nodes
+            assert fits <= looked_at, f"{resources} fits on {sorted(fits)}, looked at {sorted(looked_at)}"
+            assert not (fits - self.freed_nodes and fronts.closed & bit), f"{resources} is closed, and there is a place"
+        for resources in fronts.closed_apart:
+            assert lacking(nodes[resources[BOUND]], shapes[resources[SHAPE]]), (
+                f"{resources} is closed, and there is room"
+            )
 
     # --- where to look ---
 
@@ -235,13 +233,10 @@ class FreeIndex:
         """The best node for the first of a class, where that is known; else the nodes among which it is, None: all on
         which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. kept: nodes
         where room is kept for others, if it is for any: best fit decides then, without a packer."""
-        number, bound, others, _ = class_id
+        number, bound, _, _ = class_id
         if not self.is_kept or bound != ANY or needs_process(class_id):
             return UNKNOWN
-        fitting = self._nodes.get(number)
-        if others and (memory := self.slot_memory(phase, class_id)) != NO_SLOT:
-            with_slot = self._nodes_with_slot(memory)
-            fitting = with_slot if fitting is None else with_slot & fitting
+        fitting = self._nodes.get(self._fronts.bits.get(self.resource_key(phase, class_id), 0))
         if is_plain and (len(self._state.nodes) if fitting is None else fitting.bit_count()) > FEW_NODES:
             shape = self._state.shapes[number]
             if kept is not None:
@@ -254,44 +249,16 @@ class FreeIndex:
                     return best, None
         return None, range(len(self._state.nodes)) if fitting is None else numbers_in(fitting)
 
-    def slot_memory(self, phase: int, class_id: ClassId) -> int:
-        """Memory of the process that tasks of the class, of which this is a phase, keep between their phases; NO_SLOT
-        where they need no slot for one."""
-        shapes = class_id[OTHERS]
-        memory = self._memory.get(shapes)
-        if memory is None:
+    def resource_key(self, phase: int, class_id: ClassId) -> ResourceKey:
+        """What phases of the class, of which this is one, need to start, if free resources are all that counts."""
+        key = self._keys.get(class_id)
+        if key is None:
             state, task = self._state, self._state.task_of[phase]
-            memory = self._memory[shapes] = state.memory_of(task) if state.needs_slot(task) else NO_SLOT
-        return memory
-
-    def found_no_slot(self, phase: int, class_id: ClassId) -> bool:
-        """Whether no node with room has a slot for a process of the class: its key is closed then."""
-        memory = self.slot_memory(phase, class_id) if class_id[OTHERS] else NO_SLOT
-        if memory == NO_SLOT:
-            return False
-        shape = class_id[SHAPE]
-        if self._nodes_with_room(shape) & self._nodes_with_slot(memory):
-            return False
-        self._fronts.close_slots((shape, ANY, memory))
-        return True
-
-    def _nodes_with_slot(self, memory: int) -> int:
-        if self._slots_moved:
-            self._settle_slots()
-        found = self._with_slot.get(memory)
-        if found is None:
-            able = [1 << number for number, node in enumerate(self._state.nodes) if may_have_slot(node, memory)]
-            found = self._with_slot[memory] = sum(able)
-        return found
-
-    def _settle_slots(self) -> None:
-        for number in self._slots_moved:
-            room = slot_room(self._state.nodes[number])
-            if room != self._slot_rooms.get(number):
-                self._slot_rooms[number] = room
-                for memory, nodes in self._with_slot.items():
-                    self._with_slot[memory] = nodes | 1 << number if memory <= room else nodes & ~(1 << number)
-        self._slots_moved.clear()
+            key = class_id[SHAPE], class_id[BOUND]
+            if class_id[OTHERS] and state.needs_slot(task):
+                key = (*key, state.memory_of(task))
+            self._keys[class_id] = key
+        return key
 
     def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:
         """The best node for a GPU phase, if a packing says which."""

@@ -1,46 +1,53 @@
 """The first phase of every class, in order: what may be granted next, and what comes after what was granted.
 
-Classes that need the same resources share a *resource key*: (shape, node they are bound to or ANY). A key for which
-nothing fits is closed: its classes are passed over together, without a look at each, until something is freed there.
-Those whose tasks keep a process between phases have its memory as a third part: such a key is closed too while no node
-with room has a process slot for so much memory.
-Gangs, tasks that need a process and phases that may reserve can do more than take free resources, so each such class
-is its own key, which is never closed.
+Classes that need the same resources share a *resource key*: (shape, node they are bound to or ANY), and the memory of
+the process that their tasks keep between phases, where they keep one. A key for which nothing fits is closed: its
+classes are passed over together, without a look at each, until something is freed there. Gangs, tasks that need a
+process and phases that may reserve can do more than take free resources, so each such class is its own key, which is
+never closed.
 
-    order        the key of every front, sorted          following(key): the next in order
-    open         (shape, node) -> those of its keys      that have fronts and are not closed, with these fronts, sorted
+    order        the key of every front, sorted            following(key): the next in order
+
+Keys without a node have a bit each, so that what is open is found without asking them one by one:
+
+    bits         (shape 0, ANY) 0b001    (shape 3, ANY) 0b010    (shape 3, ANY, 4 GiB) 0b100
+    filed        0b011     those that have fronts
+    known        0b110     those of which it is known where they fit (`free_index`)
+    closed       0b110     those for which nothing fits    open: filed & ~closed = 0b001
+    apart        keys with a node, and classes that are their own key: those that have fronts and are not closed
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeGuard
 
-from egs_core.engine.order.classes import ClassId
+from egs_core.engine.order.classes import ANY, BOUND, ClassId
 from egs_core.engine.order.policy import FullKey
 
-ResourceKey = tuple[int, int]
-SlotKey = tuple[int, int, int]
-Key = ResourceKey | SlotKey | ClassId
-MEMORY = 2  # place in a slot key
+ResourceKey = tuple[int, int] | tuple[int, int, int]
+"""Shape, node or ANY, and the memory of a process, where one is kept."""
+Key = ResourceKey | ClassId
+MEMORY = 2  # place in a resource key
 Front = tuple[FullKey, int, ClassId]
-Group = dict[Key, list[Front]]
-"""Of one shape and node: its keys that have fronts and slots, with these."""
 
 
 class ClassFronts:
     """See the module. resource_key_of: of a front; None: the class itself."""
 
-    def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | SlotKey | None]) -> None:
+    def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | None]) -> None:
         self._resource_key_of = resource_key_of
         self.of: dict[ClassId, Front] = {}
         self.order: list[FullKey] = []
-        self._by_resources: Group = {}
-        self._groups: dict[Key, Group] = {}  # by shape and node; a class that is its own key is its own group
-        self.open: dict[Key, Group] = {}
-        self.closed: set[ResourceKey] = set()
-        self.closed_slots: dict[int, dict[SlotKey, None]] = {}  # memory of processes -> keys without a place
+        self._by_key: dict[Key, list[Front]] = {}  # sorted
         self._key_of: dict[ClassId, Key] = {}  # under which the front of a class is now
+        self.bits: dict[ResourceKey, int] = {}  # of keys that are filed or known
+        self._spare: list[int] = []  # bits that were of others
+        self._by_bit: dict[int, list[Front]] = {}  # the lists of `_by_key`
+        self.filed = self.known = self.closed = 0
+        self.apart: dict[Key, list[Front]] = {}  # the lists of `_by_key`
+        self.closed_apart: set[ResourceKey] = set()
 
     def put(self, class_id: ClassId, key: FullKey, phase: int) -> None:
         """This phase is now the first of its class."""
@@ -49,39 +56,47 @@ class ClassFronts:
             return
         front = self.of[class_id] = key, phase, class_id
         resources = self._resource_key_of(key, phase, class_id) or class_id
-        if old is not None:
-            if len(self.order) == 1 and resources == self._key_of[class_id]:  # the only class, as before
-                self.order[0], self._by_resources[resources][0] = key, front
-                return
-            self._leave(old)
-        insort(self.order, key)
-        self._file(front, resources)
+        if old is None:
+            insort(self.order, key)
+            self._file(front, resources)
+            return
+        order, is_same = self.order, resources == self._key_of[class_id]
+        if len(order) == 1 and is_same:  # the only class
+            order[0] = key
+        else:
+            del order[bisect_left(order, old[0])]
+            insort(order, key)
+        if not is_same:
+            self._take_out(old)
+            self._file(front, resources)
+            return
+        fronts = self._by_key[resources]
+        if len(fronts) == 1:
+            fronts[0] = front
+        else:
+            del fronts[bisect_left(fronts, old)]
+            insort(fronts, front)
 
     def _file(self, front: Front, resources: Key) -> None:
         self._key_of[front[2]] = resources
-        fronts = self._by_resources.get(resources)
+        fronts = self._by_key.get(resources)
         if fronts is not None:
             insort(fronts, front)
             return
-        self._by_resources[resources] = [front]
-        if not (len(resources) == 3 and resources in self.closed_slots.get(resources[MEMORY], ())):
-            self._show(resources)
+        fronts = self._by_key[resources] = [front]
+        if is_of_all_nodes(resources):
+            bit = self.bit_of(resources)
+            self.filed |= bit
+            self._by_bit[bit] = fronts
+        elif resources not in self.closed_apart:
+            self.apart[resources] = fronts
 
-    def _show(self, resources: Key) -> None:
-        """A key that has fronts, and for its processes a slot."""
-        place = (resources[0], resources[1]) if len(resources) == 3 else resources
-        group = self._groups.setdefault(place, {})
-        group[resources] = self._by_resources[resources]
-        if place not in self.closed:
-            self.open[place] = group
-
-    def _hide(self, resources: Key) -> None:
-        """It has no fronts any more, or no slot."""
-        place = (resources[0], resources[1]) if len(resources) == 3 else resources
-        group = self._groups.get(place)
-        if group is not None and group.pop(resources, None) is not None and not group:
-            del self._groups[place]
-            self.open.pop(place, None)
+    def bit_of(self, resources: ResourceKey) -> int:
+        """Of a key without a node."""
+        bit = self.bits.get(resources)
+        if bit is None:
+            bit = self.bits[resources] = self._spare.pop() if self._spare else 1 << len(self.bits)
+        return bit
 
     def refile(self, fronts: Iterable[Front]) -> None:
         """The resource keys of these may have changed, their places in the order have not."""
@@ -95,24 +110,30 @@ class ClassFronts:
         """The class is empty."""
         old = self.of.pop(class_id, None)
         if old is not None:
-            self._leave(old)
-
-    def _leave(self, front: Front) -> None:
-        del self.order[bisect_left(self.order, front[0])]
-        self._take_out(front)
+            del self.order[bisect_left(self.order, old[0])]
+            self._take_out(old)
 
     def _take_out(self, front: Front) -> None:
         resources = self._key_of.pop(front[2])
-        fronts = self._by_resources[resources]
+        fronts = self._by_key[resources]
         if len(fronts) > 1:
             del fronts[bisect_left(fronts, front)]
-        else:
-            del self._by_resources[resources]
-            self._hide(resources)
+            return
+        del self._by_key[resources]
+        if not is_of_all_nodes(resources):
+            self.apart.pop(resources, None)
+            return
+        bit = self.bits[resources]
+        self.filed ^= bit
+        del self._by_bit[bit]
+        if not bit & self.known:
+            self._spare.append(self.bits.pop(resources))
 
     def clear(self) -> None:
-        for container in (self.of, self.order, self._by_resources, self._groups, self.open, self._key_of):
+        for container in (self.of, self.order, self._by_key, self._key_of, self._by_bit, self.apart):
             container.clear()
+        self.filed = 0
+        self._spare += [self.bits.pop(resources) for resources, bit in list(self.bits.items()) if not bit & self.known]
 
     def following(self, key: FullKey) -> FullKey | None:
         """The key of the next head after this key."""
@@ -120,59 +141,75 @@ class ClassFronts:
         at = bisect_right(order, key)
         return order[at] if at < len(order) else None
 
+    # --- what is open ---
+
+    @property
+    def open(self) -> list[list[Front]]:
+        """The fronts of each key that is open, in no order of the keys."""
+        found, bits, by_bit = [*self.apart.values()], self.filed & ~self.closed, self._by_bit
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            found.append(by_bit[bit])
+        return found
+
     def first(self, unplaceable: set[ClassId], passed: set[ClassId]) -> Front | None:
         """The first front of an open key whose class is in neither of these sets."""
-        best: Front | None = None
-        for group in self.open.values():
-            for fronts in group.values():
-                for front in fronts:
-                    if best is not None and front > best:
-                        break
-                    if front[2] not in unplaceable and front[2] not in passed:
-                        best = front
-                        break
+        best: Front | None
+        if len(self.of) == 1 and not (self.closed or self.closed_apart):
+            (best,) = self.of.values()
+            return None if best[2] in unplaceable or best[2] in passed else best
+        if not (unplaceable or passed):
+            return min([fronts[0] for fronts in self.open], default=None)
+        best = None
+        for fronts in self.open:
+            for front in fronts:
+                if best is not None and front > best:
+                    break
+                if front[2] not in unplaceable and front[2] not in passed:
+                    best = front
+                    break
         return best
 
     def in_open_keys(self) -> Iterator[Front]:
         """The fronts of all open keys, in no order."""
-        for group in self.open.values():
-            for fronts in group.values():
-                yield from fronts
+        for fronts in self.open:
+            yield from fronts
 
     # --- what fits ---
 
     def close(self, resources: ResourceKey) -> None:
         """Nothing fits there."""
-        self.closed.add(resources)
-        self.open.pop(resources, None)
+        if is_of_all_nodes(resources):
+            self.known |= self.bit_of(resources)
+            self.closed |= self.bit_of(resources)
+        else:
+            self.closed_apart.add(resources)
+            self.apart.pop(resources, None)
 
     def reopen(self, resources: ResourceKey) -> None:
         """Something may fit there again."""
-        if resources in self.closed:
-            self.closed.remove(resources)
-            if resources in self._groups:
-                self.open[resources] = self._groups[resources]
-
-    def close_slots(self, key: SlotKey) -> None:
-        """Where there is room no process with so much memory has a slot."""
-        self.closed_slots.setdefault(key[MEMORY], {})[key] = None
-        self._hide(key)
-
-    def reopen_slots(self, key: SlotKey) -> None:
-        """One may have a slot again."""
-        keys = self.closed_slots[key[MEMORY]]
-        del keys[key]
-        if not keys:
-            del self.closed_slots[key[MEMORY]]
-        if key in self._by_resources:
-            self._show(key)
+        if is_of_all_nodes(resources):
+            self.closed &= ~self.bit_of(resources)
+        elif resources in self.closed_apart:
+            self.closed_apart.remove(resources)
+            if resources in self._by_key:
+                self.apart[resources] = self._by_key[resources]
 
     def reopen_all(self) -> None:
-        closed_slots = [key for keys in self.closed_slots.values() for key in keys]
-        self.closed_slots.clear()
-        if self.closed:
-            self.closed.clear()
-            self.open.update(self._groups)
-        for key in closed_slots:
-            if key in self._by_resources:
-                self._show(key)
+        """Anything may fit anywhere."""
+        self.known = self.closed = 0
+        for resources in self.bits.keys() - self._by_key.keys():
+            self._spare.append(self.bits.pop(resources))
+        for resources in self.closed_apart & self._by_key.keys():
+            self.apart[resources] = self._by_key[resources]
+        self.closed_apart.clear()
+
+    def closed_keys(self) -> list[ResourceKey]:
+        """Those for which nothing fits."""
+        return [*self.closed_apart, *(key for key, bit in self.bits.items() if bit & self.closed)]
+
+
+def is_of_all_nodes(resources: Key) -> TypeGuard[ResourceKey]:
+    """Whether the key is neither of one node nor a class of its own."""
+    return resources[BOUND] == ANY and len(resources) <= MEMORY + 1

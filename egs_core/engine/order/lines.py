@@ -114,9 +114,10 @@ class Lines:
                 tops = self._tops[number] = {}
             tops[class_id] = entry
             next_up = self._next.get(number)
-            if next_up is not None and entry < next_up:
+            is_behind = next_up is not None and next_up < entry
+            if not is_behind and next_up is not None:
                 self._next[number] = entry
-            if self._leaf_changed(number, tops):
+            if not is_behind and self._leaf_changed(number, tops):
                 self.refresh(number)
             else:
                 self._put_first(class_id, line, number, entry)

@@ -21,8 +21,8 @@ from egs_core.engine.order.classes import (
     is_chooser,
     is_gang,
 )
-from egs_core.engine.order.free_index import NO_SLOT, FreeIndex
-from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey, SlotKey
+from egs_core.engine.order.free_index import FreeIndex
+from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey
 from egs_core.engine.order.gathering import Gathering
 from egs_core.engine.order.lines import Entry, Lines
 from egs_core.engine.order.policy import (
@@ -216,13 +216,7 @@ class ReadyQueue:
         """The first candidate over all classes that may have room: its key, phase and class."""
         if self.state.queues:
             return self._front_of_queues(passed)
-        fronts = self.fronts
-        if len(fronts.order) != 1:
-            return fronts.first(self.unplaceable_classes, passed) if fronts.open else None
-        (front,) = fronts.of.values()
-        unplaceable = self.unplaceable_classes
-        is_out = (passed and front[2] in passed) or (unplaceable and front[2] in unplaceable)
-        return None if is_out or not fronts.open else front
+        return self.fronts.first(self.unplaceable_classes, passed)
 
     def is_one_class(self) -> bool:
         """Whether all that is queued is of one class, and no queue has a say in what comes next."""
@@ -252,7 +246,7 @@ class ReadyQueue:
             self._capacity = self.state.capacity()
         return self._capacity
 
-    def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | SlotKey | None:
+    def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that may reserve: overdue and urgent ones, and late ones
         while nothing is reserved for others."""
@@ -262,12 +256,9 @@ class ReadyQueue:
             reservations = self.state.reservations
             if not reservations or phase in reservations:
                 return None
-        if class_id[OTHERS]:
-            if self.classes.has_own_rights(class_id):
-                return None
-            if (memory := self.free.slot_memory(phase, class_id)) != NO_SLOT:
-                return *class_id[:OTHERS], memory
-        return class_id[:OTHERS]
+        if class_id[OTHERS] and self.classes.has_own_rights(class_id):
+            return None
+        return self.free.resource_key(phase, class_id)
 
     def reservations_changed(self) -> list[ClassId]:
         """Late phases may reserve now that could not, or the other way round; the classes of which they are fronts."""

@@ -150,8 +150,8 @@ class Granting:
             blocked.append(Blocked(phase, tuple(phases), class_id[QUEUE]))
         has_own_rights = bool(class_id[OTHERS]) and queue.classes.has_own_rights(class_id)
         is_for_room = is_within and queue.free.is_kept and not (queue.preempts or has_own_rights)
-        if is_for_room and not queue.free.found_no_slot(phase, class_id):
-            queue.free.found_none(class_id[:OTHERS], closes=queue.resource_key_of(*front) is not None)
+        if is_for_room:
+            queue.free.found_none(phase, class_id)
         may_reserve = has_own_rights or queue.has_come_forward(key)
         if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):
             self._reserve(phase, phases)
@@ -166,16 +166,16 @@ class Granting:
                 is_plain = state.task_of[phase] not in state.reads
                 best, numbers = self._queue.free.where(phase, class_id, self._packs, is_plain=is_plain)
                 if best is None:
-                    return select_place(state, phase, None, self._packs, numbers)
+                    if numbers is None or len(numbers) != 1:
+                        return select_place(state, phase, None, self._packs, numbers)
+                    (best,) = numbers
                 number = best
             else:
                 number = 0
         shape, node = state.shapes[class_id[SHAPE]], state.nodes[number]
         if (shape.cpu_milli > node.free_cpu and shape.cpu_milli) or not node.alive or lacking(node, shape):
             return None
-        if not shape.gpu_milli:
-            return number, ()
-        return number, devices_for(node, shape) if self._packs is None else self._packs.devices(node, shape)
+        return number, devices_for(node, shape, self._packs)
 
     def _make_choice(self) -> FlavorChoice | None:
         """None where devices are all alike, or all taken and nobody starts with a CPU phase."""

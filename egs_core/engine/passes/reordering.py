@@ -41,13 +41,17 @@ class Reordering:
         """An event has been taken in: what is left of workloads has changed, and with it perhaps their places."""
         if self._policy.work_left is not None:
             self.recount_workloads(event)
-        submissions, is_metered = self._submissions, self._state.is_metered
-        if submissions is None or (type(event) in CHANGES_NO_WORK and not is_metered):
+        submissions, state = self._submissions, self._state
+        if submissions is None:
             return
+        is_metered = state.is_metered
         if type(event) is m.PhaseEnded and not is_metered:
-            if not 0 <= event.phase < len(self._state.task_of):
+            if not 0 <= event.phase < len(state.task_of):
                 return
-            changed = submissions.recount(self._state.submission_of(self._state.task_of[event.phase]))
+            workload = state.workloads[state.task_workload[state.task_of[event.phase]]]
+            changed = submissions.recount(workload.submission)
+        elif type(event) in CHANGES_NO_WORK and not is_metered:
+            return
         else:
             is_told = isinstance(event, m.TasksAdded | m.Estimates) and not is_metered
             changed = [] if is_told else submissions.recount_all()

@@ -119,12 +119,14 @@ def select_place(
     shape = state.shape_of(phase)
     if may_take is not None or (state.flavors and any(is_sliced(node, shape) for node in state.nodes)):
         packer = None
-    if numbers is not None and len(numbers) == 1 and may_take is None and flavor is None:
+    if numbers is not None and len(numbers) == 1 and flavor is None:
         (number,) = numbers  # nothing to compare it with
         node = seen_by(state, state.task_of[phase], state.nodes[number])
         if lacking(node, shape) or not may_start_on(state, phase, number):
             return None
-        return number, devices_for(node, shape) if packer is None else packer.devices(node, shape)
+        place = number, devices_for(node, shape, packer)
+        is_open = may_take is None or (kept is not None and number not in kept) or may_take(place)
+        return place if is_open else None
     task = state.task_of[phase]
     has_inputs = bool(state.reads) and task in state.reads and state.first_phase[task] == phase
     is_plain = task not in state.options and state.first_phase[task + 1] - state.first_phase[task] == 1
@@ -164,13 +166,14 @@ def select_place(
             break
     if best is None:
         return None
-    node = seen_by(state, task, state.nodes[best], flavor)
-    return best, devices_for(node, shape) if packer is None else packer.devices(node, shape)
+    return best, devices_for(seen_by(state, task, state.nodes[best], flavor), shape, packer)
 
 
-def devices_for(node: Node, shape: Shape) -> tuple[int, ...]:
+def devices_for(node: Node, shape: Shape, packer: Packer | None = None) -> tuple[int, ...]:
     """Devices that the shape takes on a node on which it fits; none for one without a GPU."""
-    return (select_devices(node, shape) or ()) if shape.gpu_milli else ()
+    if not shape.gpu_milli:
+        return ()
+    return (select_devices(node, shape) or ()) if packer is None else packer.devices(node, shape)
 
 
 def possible_nodes(state: State, phase: int) -> Iterable[int]:

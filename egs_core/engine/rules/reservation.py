@@ -294,9 +294,16 @@ def _loading_s(state: State, phase: int, node: int) -> float:
 def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at: float, now: float) -> Node:
     """The node as it will be at that time if what runs there ends by its P95; when that is not enough for what is
     reserved, because something runs longer than was believed, as it will be once it is."""
-    room = copy_node(state.nodes[number])
+    room, later = copy_node(state.nodes[number]), max(at, now)
     for end, phase in sorted([(surely_ended_s(state, p), p) for p in state.leased_on.get(number, ())]):
-        if end > max(at, now) and _take_reserved(state, {number: copy_node(room)}, reserved):
+        if end > later and _has_room(state, room, number, reserved):
             break
         room.give_back(state.leases[phase])
     return room
+
+
+def _has_room(state: State, room: Node, number: int, reserved: Sequence[tuple[int, int]]) -> bool:
+    """Whether all that is reserved on the node fits; the room stays as it is."""
+    if len(reserved) == 1:
+        return not lacking(room, state.shape_of(reserved[0][0]))
+    return _take_reserved(state, {number: copy_node(room)}, reserved)

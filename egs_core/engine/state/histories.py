@@ -34,15 +34,14 @@ class Lengths(msgspec.Struct):
     below: int = 0
 
     def add(self, amount: int) -> None:
-        step = (amount * amount).bit_length()
-        steps = self.steps
+        step, steps, count, below = (amount * amount).bit_length(), self.steps, self.count, self.below
         steps[step] = steps.get(step, 0) + 1
-        middle = self.count // 2  # of so many and this one
-        self.count += 1
+        self.count = count + 1
         self.total += amount
         if step < self.middle:
-            self.below += 1
-        if not self.below <= middle < self.below + steps.get(self.middle, 0):
+            below = self.below = below + 1
+        middle = count // 2  # of so many and this one
+        if middle < below or middle >= below + steps.get(self.middle, 0):
             self._find(middle)
 
     def remove(self, amount: int) -> None:

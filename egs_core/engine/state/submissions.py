@@ -81,8 +81,8 @@ def set_left(state: Columns, phase: int, left: int) -> None:
 
 def end_phase(state: Columns, phase: int) -> None:
     """The phase has succeeded now: it has nothing left, and what it took is known."""
-    submission = state.submissions[state.submission_of(state.task_of[phase])]
-    history, shape = state.histories[submission.history], state.shape_of(phase)
+    submission = state.submissions[state.workloads[state.task_workload[state.task_of[phase]]].submission]
+    history, shape = state.histories[submission.history], state.shapes[state.shape[phase]]
     left, state.left_ms[phase] = state.left_ms[phase], OVER
     slot, device = shape.cpu_milli or SLOT_MILLI, shape.gpu_milli
     if left > 0:
@@ -99,10 +99,12 @@ def end_phase(state: Columns, phase: int) -> None:
     started_at = state.started_at[phase]
     if started_at != NOT_STARTED:
         ms = round(1000 * (state.now - started_at)) or 1
-        (history.gpu_phases if device else history.phases).add(ms)
         submission.used_slot += slot * ms
         if device:
             submission.used_device += device * ms
+            history.gpu_phases.add(ms)
+        else:
+            history.phases.add(ms)
 
 
 def close_submission(state: Columns, submission: Submission) -> None:

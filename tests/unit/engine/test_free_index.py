@@ -16,7 +16,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.order import free_index
 from egs_core.engine.order.classes import ClassId
 from egs_core.engine.order.free_index import FreeIndex
-from egs_core.engine.order.fronts import ClassFronts
+from egs_core.engine.order.fronts import MEMORY, ClassFronts
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.testing.engine_bench import EngineBench, cpu, gpu, graph_of
 
@@ -28,7 +28,6 @@ def scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every class is asked for again, and every node is looked at."""
     monkeypatch.setattr(FreeIndex, "where", lambda *_, **__: (None, None))
     monkeypatch.setattr(FreeIndex, "found_none", lambda *_, **__: None)
-    monkeypatch.setattr(FreeIndex, "found_no_slot", lambda *_, **__: False)
 
 
 def random_cluster(draw: random.Random) -> list[m.NodeAdded]:
@@ -150,14 +149,14 @@ def test_a_slot_that_comes_free_opens_the_room_of_all_that_wait_for_one(monkeypa
     first = [name for name in split if bench.status(name) == "granted"]
     assert len(first) == 2
     fronts = bench.engine._queue.fronts  # a look inside: it shows in speed only
-    assert fronts.closed_slots
+    assert any(len(key) > MEMORY for key in fronts.closed_keys())
     assert not fronts.open
     bench.end("plain")
     assert not fronts.open
     bench.end(first[0])
     bench.end(first[0])
     assert sum(bench.status(name) == "granted" for name in split if name not in first) == 1
-    assert fronts.closed_slots
+    assert any(len(key) > MEMORY for key in fronts.closed_keys())
     assert not fronts.open
 
 
@@ -176,6 +175,31 @@ def test_a_gpu_that_comes_free_opens_the_room_of_its_node(monkeypatch: pytest.Mo
     assert bench.status("mixed0") == bench.status("mixed1") == "ready"
     bench.end(next(hold for hold in ("hold0", "hold1") if node_of[hold] == node_of["mixed1"]))
     assert (bench.status("mixed0"), bench.status("mixed1")) == ("ready", "granted")
+
+
+def test_a_node_whose_held_device_is_drained_still_takes_tasks_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is held and drained has less than nothing free; what asks for none starts beside it."""
+    monkeypatch.setattr(free_index, "FEW_NODES", 0)
+    bench = EngineBench()
+    bench.send(m.NodeAdded("x", 2.0, 1))
+    bench.submit(graph_of({"hold": ()}, default=(gpu(),)), "first")
+    bench.send(m.NodeAdded("x", 2.0, 1, drained=(0,)))
+    bench.submit(graph_of(dict.fromkeys("abcd", ()), default=(cpu(),)), "second")
+    ran = bench.granted()[1:]
+    assert 0 < len(ran) < 4
+    assert bench.engine._queue.fronts.closed  # a look inside: it shows in speed only
+    bench.end(ran[0])
+    assert len(bench.granted()) == 1 + len(ran) + 1
+
+
+def test_of_many_shapes_that_came_only_those_that_wait_have_bits() -> None:
+    """Numbers with a bit for each key stay as short as what waits is various."""
+    fronts = ClassFronts(lambda *front: front[2][:2])
+    for shape in range(1000):
+        fronts.put((shape, -1, (), -1), (float(shape),), shape)
+        fronts.drop((shape, -1, (), -1))
+    fronts.put((7, -1, (), -1), (0.0,), 0)
+    assert fronts.bits == {(7, -1): 1}
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=100)
