@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from egs_core.described import describe
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, DEFAULT_OPTIONS, Graph, Shape
 from egs_core.graph.places import did_you_mean, join
@@ -48,6 +49,9 @@ class _Execution(msgspec.Struct, gc=False):
 class _Workflow(msgspec.Struct, gc=False):
     specification: _Specification
     execution: _Execution | None = None
+
+
+describe(_Workflow)
 
 
 class _Identity(msgspec.Struct, gc=False):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.errors import InputError
 from egs_core.history.from_runlog import history_from_runlog
 from egs_core.history.opened import open_history
@@ -30,6 +31,9 @@ class Note(msgspec.Struct):
 
     log: str
     history: str = ""
+
+
+describe(Note)
 
 
 def pending_folder() -> Path:

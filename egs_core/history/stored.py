@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.graph.columns import Shape
 from egs_core.history.rows import HistoryRow, is_storable
 from egs_core.predict.estimate import Signature
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _log = logging.getLogger("egs.history")
 _warned: set[str] = set()  # URLs that this process has warned of
 _SHAPE_FIELDS = Shape.__struct_fields__
+describe(HistoryRow)
 
 
 class UnknownVersionError(Exception):

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.errors import InputError
 from egs_core.predict.mixing import Calibration, Mixer, mixed_by
 from egs_core.predict.run import Run
@@ -97,6 +98,9 @@ class State(msgspec.Struct):
     calibrations: list[Calibration] = msgspec.field(
         default_factory=lambda: [Calibration() for _ in range(len(_MATURITY) + 1)]
     )
+
+
+describe(State)
 
 
 class _View(msgspec.Struct):

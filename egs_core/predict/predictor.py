@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
 from egs_core.predict.estimate import (
@@ -274,6 +275,7 @@ class Predictor:
 
 
 _RowOfVersion1 = tuple[str, str, int, Shape, str, int, list[float]]
+describe(Signature, _RowOfVersion1)
 
 
 def _without_size(signature: Signature) -> Signature:

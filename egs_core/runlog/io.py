@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.errors import InputError
 from egs_core.runlog.records import (
     FORMAT,
@@ -65,6 +66,9 @@ class _Preamble(msgspec.Struct):
     r: str = ""
     format: str = ""
     version: int = 0
+
+
+describe(_Preamble)
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.described import describe
 from egs_core.engine.state.columns import STATE_VERSION
 from egs_core.engine.state.invariants import most_processes
 from egs_core.engine.state.lifecycle import GRANTED, HELD, PENDING, READY, SKIPPED
@@ -68,3 +69,6 @@ def with_slots_for_all(state: State) -> State:
 
 class _Versioned(msgspec.Struct):
     version: int
+
+
+describe(_Versioned, State)
