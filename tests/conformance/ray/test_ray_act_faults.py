@@ -87,11 +87,11 @@ def failing(self, arrival, refs, described=None):
 program.Program.add = failing
 """
 PULSE_FAILS = """
-from egs_ray.session import program, tickets
+from egs_ray.session import pulse, tickets
 def failing(self):
     raise RuntimeError("no pulse")
 tickets.Promises.live = failing
-program.PULSE_S = 0.01
+pulse.PULSE_S = 0.01
 """
 
 

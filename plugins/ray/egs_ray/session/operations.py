@@ -16,13 +16,12 @@ from egs_ray.control.reporting import Told, answer_of
 from egs_ray.session.nested import NestedRef
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
-from egs_ray.session.tasks import Job, RunBooks, Way, first_of
+from egs_ray.session.tasks import WITH_TICKET, Job, RunBooks, Way, first_of
 
 Request = dict[str, Any]
 SHOWN = 12
 ANSWER_S = 10.0
 LET_GO = ("granted", "running")
-PASSED_ON = (Way.TICKET, Way.ACTOR)
 PASSED, WAITS, EARLY = "passed the gate", "waits at the gate", "waits for others"
 TURN = ("ready", "held")
 
@@ -157,8 +156,8 @@ class Operations:
 
     def _row(self, job: Job, status: TaskStatus) -> dict[str, Any]:
         graph = job.run.converted.graph
-        let_go_at = self._shared.tickets.let_go_at(job) if job.way in PASSED_ON else None
-        is_let_go = status.status in LET_GO if job.way not in PASSED_ON else let_go_at is not None
+        let_go_at = self._shared.tickets.line.since(job) if job.way in WITH_TICKET else None
+        is_let_go = status.status in LET_GO if job.way not in WITH_TICKET else let_go_at is not None
         holds = is_let_go and not job.lack and (job.way is not Way.SHELL or _has_lease(job))
         shape = job.run.block.shapes[job.run.block.phase_shape[job.run.block.phase_offsets[job.index] + status.index]]
         pids = [(job.node, job.pid)] if job.pid and job.node else []
@@ -183,7 +182,7 @@ class Operations:
 def _state_of(job: Job, status: TaskStatus, is_let_go: bool) -> str:
     if job.stopped:
         return "stopping"
-    if job.way in PASSED_ON:
+    if job.way in WITH_TICKET:
         return PASSED if is_let_go else WAITS if status.status in TURN else EARLY
     return f"waits in Ray: {job.lack}" if job.lack else status.status
 

@@ -11,7 +11,6 @@ preload or a limit is a shell whose ticket tells it so (`worker.hooked`); it is 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -27,29 +26,26 @@ from egs_core.graph.columns import Graph
 from egs_core.notices import warn
 from egs_core.runlog import records as r
 from egs_core.site import Grant, Granted
-from egs_ray import actors, submitting, waiting
+from egs_ray import actors, waiting
 from egs_ray.actors import ActorRef
-from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
+from egs_ray.demand import DEMAND, cluster_grows, may_ask
 from egs_ray.gate.room import Room
 from egs_ray.session.described import Described
 from egs_ray.session.grown import Grown
+from egs_ray.session.line import Line
 from egs_ray.session.lives import Lives
 from egs_ray.session.loans import Loans
 from egs_ray.session.nested import NestedRef
 from egs_ray.session.outlook import Outlook
 from egs_ray.session.pace import REST_S, Pace
+from egs_ray.session.pulse import Pulse
 from egs_ray.session.session import Session
-from egs_ray.session.tasks import Job, Way
+from egs_ray.session.tasks import WITH_TICKET, Job, Way
 from egs_ray.session.tickets import Tickets
 from egs_ray.submission import Arrival, Needs, Ordered
 
-PULSE_S = 1.0
-HOPE_S = 120.0  # that an autoscaler has to add a node for a task that fits nowhere
 LEAST_S = 0.3  # each task told of costs Ray two messages
 LEAST_TOOK_S = 0.001  # of a task, by measurement
-STARTING_S = 3.0  # for a worker's process and Ray's own news
-WAITS = ("ready", "held")
-WITH_TICKET = (Way.TICKET, Way.ACTOR)
 PASSED_OVER_S = 10.0  # that an actor may wait while what is submitted after it, and has no priority, overtakes it
 
 
@@ -70,23 +66,31 @@ class Program:
         self.tickets = Tickets(self.room, outlook.seconds, self.site.do, self.site.now, lets_pass=not is_shared)
         self.books = Grown(workload, name, session.keeps_process, waits_inside=is_shared)
         self._wall_s = time.time() - self.site.now()
-        self._line: dict[int, tuple[float, float]] = {}  # index of a task let go -> when; GPUs of all that were by then
-        self._line_gpus = 0.0
+        self.line = Line()
         self._ready: dict[str, float] = {}  # task -> when it became ready, as the run log has it
         self._refs: dict[int, Any] = {}
         self._awaited: set[str] = set()  # ids of tasks that the site knows, from their submission on
         self._arrivals: deque[tuple[Arrival, dict[str, Any], Described | None]] = deque()
         self._ends: deque[int] = deque()
         self._waiting_actors: dict[int, float] = {}  # index -> since when
-        self.loans = Loans(self.books, self.let_go_at, self.hand_on, self.site.now)
+        self.loans = Loans(self.books, self.line.since, self.hand_on, self.site.now)
         self._lives = Lives(self._lives_at, self._ended, self.fail)
-        self._demand: list[dict[str, float]] = []  # what the autoscaler is told
         self._over: list[m.Sight] = []  # tasks whose ends the site is told of at the end of the turn
         self._is_full = self._is_ahead = False  # all GPUs have tasks; Ray has enough to do for some time
         self._pace = Pace(self.site.do, self._turn)
-        self._closing = threading.Event()
+        self._pulse = Pulse(
+            session,
+            self.books,
+            self.tickets,
+            self.room,
+            self.line,
+            look=self.loans.look,
+            is_awaited=lambda: bool(self._awaited),
+            went=self._went,
+            fail=self.fail,
+        )
         session.attach(self, self.books)
-        threading.Thread(target=self._pulse, name="egs-pulse", daemon=True).start()
+        self._pulse.start()
 
     # --- for submitting threads ---
 
@@ -135,7 +139,7 @@ class Program:
 
     def close(self) -> None:
         """Ray is about to disconnect; what still waits ends with it."""
-        self._closing.set()
+        self._pulse.close()
         self._lives.close()
         self._pace.close()
         DEMAND.withdraw("gate")
@@ -154,8 +158,8 @@ class Program:
             over, self._over = self._over, []
             self.site.report(m.TasksSeen(tuple(over)))
         self.loans.look()
-        self._is_full = self._line_gpus >= self.room.tickets
-        self._is_ahead = self.room.ahead_s(self._line_gpus) > 2 * REST_S
+        self._is_full = self.line.gpus >= self.room.tickets
+        self._is_ahead = self.room.ahead_s(self.line.gpus) > 2 * REST_S
 
     def _admit(self) -> None:
         """Take in what was submitted. What waits for nothing that is known, and has no ticket, is nobody's concern."""
@@ -225,7 +229,7 @@ class Program:
         if job.is_over:  # it has ended meanwhile
             self.site.report(m.PhaseEnded(grant.phase, grant.attempt))
         elif job.way in WITH_TICKET:
-            if job.index not in self._line:  # else it went with another, and that was told
+            if job not in self.line:  # else it went with another, and that was told
                 self.site.note(Granted(grant))
             self._went(self.tickets.open(job.ticket, grant.id, grant.reason), but=job)
             self._count(job, self.site.now())
@@ -246,18 +250,13 @@ class Program:
 
     def passed(self) -> list[Job]:
         """Tasks without phases that were let go a while ago; shorter ones end before anybody could stop them."""
-        before = self.site.now() - LEAST_S
-        jobs = [self.books.jobs[index] for index, (at_s, _) in self._line.items() if at_s < before]
+        jobs = [self.books.jobs[index] for index in self.line.before(self.site.now() - LEAST_S)]
         return [job for job in jobs if job.way in WITH_TICKET and not job.is_over]
 
     def waiting(self, most: int) -> list[Job]:
         """The first of those that have not been let go."""
-        waits = (job for job in self.books.unfinished if job.way in WITH_TICKET and job.index not in self._line)
+        waits = (job for job in self.books.unfinished if job.way in WITH_TICKET and job not in self.line)
         return list(islice(waits, most))
-
-    def let_go_at(self, job: Job) -> float | None:
-        """When a task was let go, on the site's clock."""
-        return self._line.get(job.index, (None, 0.0))[0]
 
     def stopping(self, job: Job, reason: str) -> None:
         """It is about to be ended; the first reason stays, as it is listed until its end. Of a limit the script reads
@@ -287,7 +286,7 @@ class Program:
 
     def _let_go(self, job: Job, at_s: float, decision: int, reason: str) -> None:
         """It has been let go, at that time; the site hears of its end as of any other's."""
-        if job.index not in self._line and not job.is_over:
+        if job not in self.line and not job.is_over:
             self._count(job, at_s)
             seconds = (
                 self.books.converted.graph.phase_duration_s[self.books.converted.graph.phase_offsets[job.index]] or 0.0
@@ -296,10 +295,9 @@ class Program:
             self._outlook.told(Ordered(job.framework_id, *times, decision, reason, seconds, seconds))
 
     def _count(self, job: Job, at_s: float) -> None:
-        if job.index not in self._line:
-            self._line_gpus += job.gpus
-            self._line[job.index] = (at_s, self._line_gpus)
-            self._is_full = self._line_gpus >= self.room.tickets
+        if job not in self.line:
+            self.line.add(job, at_s)
+            self._is_full = self.line.gpus >= self.room.tickets
             self._no_longer_waits(job)
 
     def _no_longer_waits(self, job: Job) -> None:
@@ -347,15 +345,14 @@ class Program:
             self.site.report(m.PhaseEnded(grant.phase, grant.attempt, "aborted" if job.aborted else "succeeded"))
 
     def _unline(self, job: Job) -> None:
-        if (let_go := self._line.pop(job.index, None)) is not None:
+        if (let_go := self.line.remove(job)) is not None:
             at_s, line_gpus = let_go
-            self._line_gpus -= job.gpus
             if job.way is Way.TICKET:
                 took_s = max(LEAST_TOOK_S, self.site.now() - at_s - self.tickets.way_of(job.ticket))
-                if self.room.learn(self._needs(job), took_s, line_gpus):
+                if self.room.learn(self.tickets.needs_of(job.ticket, job.gpus), took_s, line_gpus):
                     self._session.offer()
 
-    # --- beliefs, room and the autoscaler ---
+    # --- beliefs ---
 
     def _believe_again(self) -> None:
         open_ = [job for job in self.books.unfinished if job.way is not Way.ACTOR]
@@ -368,61 +365,6 @@ class Program:
         numbers = [job.first_phase + p for job in open_ for p in range(len(graph.phases_of(job.index)))]
         if values := [(numbers[phase], p50, p95) for phase, p50, p95 in self._outlook.believe(block)]:
             self.site.report(m.Estimates(tuple(values)))
-
-    def _pulse(self) -> None:
-        """A thread of its own, because asking Ray may block: signs of life, and what Ray's books say."""
-        submitting.submit_directly()
-        while not self._closing.wait(PULSE_S):
-            if self.tickets.are_open or not self.site.is_alive:
-                return
-            try:
-                self.site.do(self.loans.look)
-                self.site.do(self.tickets.live)  # by the holder's thread: its life is what the tickets depend on
-                if self._awaited or self._demand:
-                    nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
-                    self.site.do(partial(self._review, nodes, free))
-                self._tell_autoscaler()
-            except Exception as error:
-                self.fail(error)
-                return
-
-    def _review(self, nodes: list[dict[str, Any]], free_gpus: float) -> None:
-        """What Ray's books say now. What a ticket was given for a moment ago is not idle but starting."""
-        if self.room.is_exact and not self.room.grows:  # there is nothing to find out that needs the site
-            self.room.review(nodes, 0.0, float("inf"))
-            self._session.offer()
-            return
-        now, jobs = self.site.now(), [job for job in self.books.unfinished if job.ticket]
-        waits = [job for job in jobs if job.index not in self._line and job.way in WITH_TICKET]
-        statuses = dict(zip(waits, self.site.tasks([job.number for job in waits]), strict=True))
-        ready = [job for job in waits if statuses[job].status in WAITS]
-        starting = sum(job.gpus for job in jobs if now - self._line.get(job.index, (-STARTING_S, 0.0))[0] < STARTING_S)
-        wanted = min((job.gpus for job in ready), default=float("inf"))
-        self.room.review(nodes, free_gpus - starting, wanted)
-        self._session.offer()
-        if self.room.grows:
-            for job in ready:
-                needs = self._needs(job)
-                if now - statuses[job].since > HOPE_S and not self.room.fits_now(
-                    needs.cpus, needs.gpus, needs.memory_bytes
-                ):
-                    self._went(self.tickets.open(job.ticket))  # Ray says why no node can run it
-            open_ = [self._needs(job) for job in jobs if job.index in self._line]
-            there = sum(row["Resources"].get("GPU", 0.0) for row in nodes if row["Alive"])
-            others = there - free_gpus - sum(needs.gpus for needs in open_)
-            self._demand = bundles_of_tasks([*open_, *(self._needs(job) for job in ready)], others)
-
-    def _needs(self, job: Job) -> Needs:
-        return self.tickets.needs_of(job.ticket) or Needs("", 0.0, job.gpus, 0)
-
-    def _tell_autoscaler(self) -> None:
-        """On the pulse's thread. An autoscaler shows itself some seconds after its cluster."""
-        if not self.room.grows:
-            self.room.grows = cluster_grows() and may_ask()
-        if self.room.grows:
-            DEMAND.want("gate", self._demand)
-            if DEMAND.is_refused:
-                raise RuntimeError("no nodes for tasks with tickets: another program sends requests to the autoscaler")
 
     # --- the run log, and failures ---
 
@@ -443,7 +385,7 @@ class Program:
 
     def fail(self, error: BaseException) -> None:
         """From any thread. Nothing is decided any more: every ticket opens, and what comes passes."""
-        if not self._closing.is_set() and self.tickets.open_all():
+        if not self._pulse.is_closing and self.tickets.open_all():
             self._outlook.on_failure(error)
         if not self.site.is_alive:  # nobody is left to hear of ends: let go of the references
             self._refs.clear()

@@ -44,6 +44,9 @@ class Way(Enum):
     ACTOR = "actor"
 
 
+WITH_TICKET = (Way.TICKET, Way.ACTOR)
+
+
 class Lease(msgspec.Struct, eq=False):
     """What a running phase holds in Ray's books: a holder task, from the moment its `peer` has told of its start.
     Without a `ref` the task's own process, the peer, holds it."""

@@ -125,10 +125,10 @@ class Tickets:
             ticket.refs, self._last = refs, ticket
         return key, ref
 
-    def needs_of(self, key: str) -> Needs | None:
-        """What the task with this ticket asks Ray for, while it has not ended."""
+    def needs_of(self, key: str, gpus: float) -> Needs:
+        """What the task with this ticket asks Ray for; of one that has ended only its GPUs are known."""
         ticket = self._held.get(key)
-        return None if ticket is None else ticket.needs
+        return Needs("", 0.0, gpus, 0) if ticket is None else ticket.needs
 
     def way_of(self, key: str) -> float:
         """Seconds that this ticket may have taken to its task: no time in which that ran. 0 for one that passed."""
