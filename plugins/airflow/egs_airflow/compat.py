@@ -398,6 +398,21 @@ def wrap_idle_sleep(sleep: Callable[[float], None]) -> Callable[[], None]:
     return undo
 
 
+# --- certificates: each process that runs a task reads them for its client of the api-server, unless it is a fork -----
+
+
+def load_certificates() -> None:
+    """Read the certificates of Airflow's own client, which then keeps them; its forks have them. Probe: the method that
+    keeps them, called as Airflow does. Fallback: each process reads them, a twentieth of a second of a processor."""
+    with suppress(Exception):  # moved or changed, or a file that is not there: that is for the client to say
+        from airflow.sdk.api import client
+
+        authorities = getattr(client, "API_SSL_CA_FILE_PATH", "")  # 3.3
+        if authorities == "":
+            authorities = client.certifi.where()
+        client.Client._get_ssl_context_cached(authorities, client.API_SSL_CERT_PATH)
+
+
 # --- the DAGs that ship with Airflow: 3.2 adds them to those of any folder, 3.3 no longer has the argument ------------
 
 

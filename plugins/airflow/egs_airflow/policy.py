@@ -22,12 +22,13 @@ def task_policy(task: Any) -> None:
             return
         from egs_airflow import compat
         from egs_airflow.agent.declare import declare
-        from egs_airflow.kept_hints import warn_of_unkept
         from egs_airflow.order.policy import apply_to_task
 
         apply_to_task(task)
         declare(task)
         if not compat.reads_for_a_task():
+            from egs_airflow.kept_hints import warn_of_unkept
+
             warn_of_unkept(task)
     except BaseException as error:  # anything raised here would keep the DAG file from being parsed
         if isinstance(error, KeyboardInterrupt):

@@ -63,6 +63,11 @@ class Shared(Generic[T]):
                 self._lock.release()
         return self.nothing if self._value is None else self._value
 
+    @property
+    def known(self) -> T | None:
+        """What it said when it was last read, without asking; None where nothing has been read."""
+        return self._value
+
     def _read(self) -> None:
         text = self.read()
         if text != self._text:

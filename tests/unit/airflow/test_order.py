@@ -184,6 +184,20 @@ def test_a_pool_that_was_not_created_is_not_used(monkeypatch: pytest.MonkeyPatch
     assert pools.gpu_pool() is None
 
 
+def test_a_tasks_process_asks_nobody_for_pools_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process that it was forked from knew holds; where that knew nothing it asks, as others do."""
+    monkeypatch.setenv("EGS_POOLS", "gpu=8")
+    made = note_pools(monkeypatch)
+    monkeypatch.setattr(pools.compat, "reads_for_a_task", lambda: True)
+    assert pools.gpu_pool() is None
+    made[0] = "gpu=8"
+    assert pools.gpu_pool() == pools.GpuPool("gpu", 8)
+    made[0] = "gpu=4"
+    assert pools.gpu_pool() == pools.GpuPool("gpu", 8)
+    monkeypatch.setattr(pools.compat, "reads_for_a_task", lambda: False)
+    assert pools.gpu_pool() == pools.GpuPool("gpu", 4)
+
+
 def note_pools(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What Airflow's metadata say of the pools that were made: nothing, until it is put in."""
     made: list[str | None] = [None]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from egs_airflow import config
+from egs_airflow import compat, config
 from egs_airflow.adapter import ADAPTER
 from egs_airflow.preload import modules
 from egs_airflow.preload.modules import has_cuda, preload_modules, why_not
@@ -111,3 +111,19 @@ def test_doctor_says_what_is_preloaded(mode: str, said: str, monkeypatch: pytest
     assert found["preload"] == "off: [egs] preload_modules names none"
     monkeypatch.setenv("EGS_PRELOAD_MODULES", "wave cmd")
     assert {check.name: check.detail for check in ADAPTER.doctor()}["preload"] == said
+
+
+def test_forks_have_read_the_certificates(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's client of the api-server finds them read, as it asks for them itself; without that client nothing
+    fails."""
+    from airflow.sdk.api import client
+
+    assert names
+    client.Client._get_ssl_context_cached.cache_clear()
+    preload_modules()
+    misses = client.Client._get_ssl_context_cached.cache_info().misses
+    client.Client(base_url="http://127.0.0.1:9", token="").close()
+    found = client.Client._get_ssl_context_cached.cache_info()
+    assert (misses, found.misses, found.hits) == (1, 1, 1)
+    monkeypatch.delattr(client.Client, "_get_ssl_context_cached")
+    compat.load_certificates()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, insert
 
 from egs_airflow import compat
 from egs_airflow.executors import reading, waking
 from egs_airflow.executors.reading import End
-from egs_airflow.executors.waking import Running, sleep_until
+from egs_airflow.executors.waking import Running, Runs, sleep_until
 
 
 def test_news_end_the_sleep() -> None:
@@ -68,6 +71,46 @@ def test_the_database_is_not_asked_at_every_look(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         running.have_ended()
     assert asked == [[1]]
+
+
+def test_a_run_that_has_come_is_news_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A queued DAG run wakes the scheduler, also one that is younger than others that have to stay queued; none that
+    runs, and none twice: the scheduler would never sleep."""
+    from airflow.models.dagrun import DagRun
+
+    engine = create_engine(f"sqlite:///{tmp_path / 'metadata.sqlite'}")
+    monkeypatch.setattr(compat, "connect", engine.connect)
+    monkeypatch.setattr(waking, "RUNS_S", 0.0)
+    runs = Runs()
+    with engine.connect() as connection:
+        DagRun.__table__.create(connection)
+
+        def add(number: int, state: str) -> None:
+            own = {
+                "id": number,
+                "dag_id": "d",
+                "run_id": str(number),
+                "state": state,
+                "clear_number": 0,
+                "log_template_id": None,
+            }
+            own |= {"run_type": "manual", "run_after": datetime.now(UTC)}
+            connection.execute(insert(DagRun.__table__).values(own))
+            connection.commit()
+
+        assert not runs.have_come()
+        add(1, "running")
+        assert not runs.have_come()
+        add(2, "queued")
+        assert runs.have_come()
+        assert not runs.have_come()
+        add(3, "queued")
+        assert runs.have_come()
+        assert not runs.have_come()
+        monkeypatch.setattr(waking, "RUNS_S", 60.0)
+        add(4, "queued")
+        assert not runs.have_come()  # it was asked just now
+    engine.dispose()
 
 
 def test_the_schedulers_own_sleep_is_wrapped_and_given_back() -> None:

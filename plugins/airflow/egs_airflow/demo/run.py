@@ -28,7 +28,8 @@ from egs_core.runlog.io import write_run
 
 DAG_ID = "digits"
 DAGS = Path(__file__).with_name("dags")
-PRELOAD = {"EGS_PRELOAD_MODULES": "pandas, sklearn.linear_model, sklearn.metrics, egs_airflow.demo.model"}
+MODULES = ("pandas", "sklearn.linear_model", "sklearn.metrics", "egs_airflow.demo.model", "egs_airflow.demo.work")
+PRELOAD = {"EGS_PRELOAD_MODULES": ", ".join(MODULES)}
 
 
 class Variant(msgspec.Struct, frozen=True):

@@ -13,13 +13,14 @@ from airflow.executors.local_executor import LocalExecutor
 
 from egs_airflow import compat
 from egs_airflow.executors.mixin import KeepsSlots
-from egs_airflow.executors.waking import Running, sleep_until
+from egs_airflow.executors.waking import Running, Runs, sleep_until
 
 
 class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
     """`[core] executor = egs_airflow.executors.EgsLocalExecutor`."""
 
     _started: Running
+    _runs: Runs
 
     def start(self) -> None:
         """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
@@ -27,7 +28,7 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
 
         preload_modules()
         super().start()
-        self._started = Running()
+        self._started, self._runs = Running(), Runs()
         if self.gate is not None:
             self.gate.guard(self._wake_scheduler)
 
@@ -36,11 +37,11 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
             self._open.callback(compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s)))
 
     def _has_news(self) -> bool:
-        """Whether a process has ended, or a task whose process still lives."""
-        ended: list[bool] = []
+        """Whether a process has ended, or a task whose process still lives; or a DAG run has come."""
+        news: list[bool] = []
         if self.gate is not None:
-            self.gate.guard(lambda: ended.append(self._started.have_ended()))
-        return any(ended) or not self.result_queue.empty()
+            self.gate.guard(lambda: news.append(self._started.have_ended() or self._runs.have_come()))
+        return any(news) or not self.result_queue.empty()
 
     def _process_workloads(self, workload_list: Sequence[Any]) -> None:
         """Hand workloads to the processes, and note that these are taken: what comes next waits here, by weight."""

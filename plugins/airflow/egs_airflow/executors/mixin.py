@@ -37,7 +37,9 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
     _reporter: Reporter | None = None
 
     def start(self) -> None:
-        """Start the executor, then open the gate."""
+        """Make pools that are missing, start the executor, then open the gate."""
+        if is_on():
+            _create_missing_pools()  # before processes are forked: these then know them
         super().start()
         if is_on():
             self.gate = gate = Gate(self._log_event, config.seconds_of("reserve_after"))
@@ -48,7 +50,6 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
             self._events = deque(maxlen=MOST_EVENTS)
             gate.guard(drop_dead)
             gate.guard(lambda: self._open_gate(gate))
-            _create_missing_pools()
 
     def _open_gate(self, gate: Gate) -> None:
         way_back = self._open
@@ -112,10 +113,11 @@ class KeepsSlots(Base):  # type: ignore[misc]  # Airflow's types are not read, s
 
 
 def _create_missing_pools() -> None:
-    from egs_airflow.order.pools import create_pools
+    from egs_airflow.order.pools import create_pools, gpu_pool
 
     try:
         create_pools(resize=False)
+        gpu_pool()
     except Exception as error:  # the scheduler goes on: no task is put into a pool that was not created
         config.warn(f"no pool was created: {error}")
 

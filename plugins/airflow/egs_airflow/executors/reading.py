@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import and_, func, select, tuple_
+from sqlalchemy import and_, func, literal_column, select, tuple_
 
 from egs_airflow import config
 from egs_airflow.executors.keeping import Claim
@@ -67,6 +67,15 @@ def ended(connection: Any, ids: Collection[Any]) -> list[End]:
         for row in rows
         if row.state not in ("queued", "running", "scheduled")
     ]
+
+
+def newest_queued_run(connection: Any) -> int:
+    """The newest DAG run that no scheduler has begun, as its row's number, which grows; 0 where there is none."""
+    from airflow.models.dagrun import DagRun
+
+    # stated in the statement, not beside it: only so databases use Airflow's index of queued runs
+    newest = select(func.max(DagRun.id)).where(DagRun.state == literal_column("'queued'"))
+    return int(connection.scalar(newest) or 0)
 
 
 def just_ready(connection: Any, key: Any, shape: Shape) -> list[Ready]:

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from egs_airflow import config, shared
+from egs_airflow import compat, config, shared
 from egs_core.errors import InputError
 
 OPTION = "[egs] pools"
@@ -127,5 +127,11 @@ _made = shared.Shared[list[GpuPool]](shared.Reader(shared.POOLS), parse_pools, [
 
 
 def made_pools() -> list[GpuPool]:
-    """The pools that were made, as Airflow's metadata say; none where that cannot be read, with a warning."""
+    """The pools that were made, as Airflow's metadata say; none where that cannot be read, with a warning.
+
+    A task's process that is a fork of one that knows them asks nobody: that would be a request to the api-server while
+    the task holds its slot.
+    """
+    if compat.reads_for_a_task() and _made.known is not None:
+        return _made.known
     return _made.current()

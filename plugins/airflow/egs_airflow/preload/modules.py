@@ -20,7 +20,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from egs_airflow import config
+from egs_airflow import compat, config
 
 OPTION = "[egs] preload_modules"
 PATIENCE_S = 120.0
@@ -29,14 +29,22 @@ COMMON = (
     "airflow.sdk.definitions.decorators.setup_teardown",
     "airflow.providers.standard.decorators.python",
     "airflow.sdk.definitions.asset.metadata",
+    "airflow.sdk.definitions.connection",
+    "airflow.sdk.execution_time.cache",
+    "airflow.sdk.execution_time.supervisor",
+    "airflow.sdk._shared.logging.factory",
+    "airflow.sdk._shared.logging.remote",
+    "airflow.dag_processing.bundles.local",
+    "airflow.version",
     "jinja2.ext",
     "egs_airflow.agent.declare",
     "egs_airflow.order.policy",
     "egs_airflow.order.pools",
     "egs_airflow.split",
 )
-"""What the process of nearly every task imports before the user's code, in a tenth of a second or more: Airflow's
-decorators, and what EGS reads a DAG file with. They need no trial; one that is not there is left to the tasks."""
+"""What the processes of nearly every task import before the user's code, in a tenth of a second or more: what Airflow
+runs and watches a task with, its decorators, and what EGS reads a DAG file with. They need no trial; one that is not
+there is left to the tasks."""
 CUDA_DEVICE = "/dev/nvidia-uvm"
 """What a process has opened once CUDA is initialised in it; asking a driver how a GPU does opens others."""
 
@@ -63,6 +71,7 @@ def _import_common() -> None:
     for name in COMMON:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    compat.load_certificates()
 
 
 def _preload(names: tuple[str, ...]) -> list[str]:
