@@ -178,9 +178,9 @@ def _served(rating: Rating) -> tuple[Iterator[Use], list[str]]:
     if any(device.label == "emulated" for device in found.devices):
         notes.append("note: the site server has emulated GPUs: nobody pays for those")
     now = time.time()
-    for worked in worked_of_runs(found.runs, now):
+    for worked in worked_of_runs(found.runs, now, found.devices):
         rating.add(worked)
-    return uses_of_runs(found.runs, now), notes
+    return uses_of_runs(found.runs, now, found.devices), notes
 
 
 # --- what is printed ---

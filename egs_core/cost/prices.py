@@ -71,7 +71,8 @@ class PricedNodes(FileModel):
     """Which nodes are of a flavor, and how they were bought."""
 
     name: Annotated[str, Field(min_length=1)]
-    """Name of a node; `*` stands for anything. The first entry that fits counts."""
+    """Name of a node, or of the flavor that it is of by its framework, or by its driver where a host has unlike GPUs;
+    `*` stands for anything. The first entry that fits counts."""
     flavor: str
     """Kind of hardware, one of `flavors`."""
     bought: Bought = "on_demand"
@@ -134,7 +135,8 @@ class Prices:
         return entry.flavor, entry.provider, entry.bought
 
     def _entry_of(self, node: str) -> PricedNodes:
-        entry = next((one for one in self._nodes if fnmatchcase(node, one.name)), None)
+        names = {node, *node.split("/", 1)}  # of NODE/FLAVOR each part, too
+        entry = next((one for one in self._nodes if any(fnmatchcase(name, one.name) for name in names)), None)
         if entry is None:
             raise InputError(f"{self._place}: nodes", f"has no entry for node {node!r}", 'the last may be name: "*"')
         return entry

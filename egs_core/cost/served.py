@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from egs_core.client.messages import RunView
+from egs_core.client.messages import Device, RunView
 from egs_core.cost.uses import Use
 from egs_core.runlog.steps import Interval, clip, union
 
 
-def uses_of_runs(runs: Iterable[RunView], now: float) -> Iterator[Use]:
-    """What each held, until now where it does so still. runs: all that the server keeps; now: second since 1970."""
-    known = list(runs)
+def uses_of_runs(runs: Iterable[RunView], now: float, devices: Iterable[Device] = ()) -> Iterator[Use]:
+    """What each held, until now where it does so still. runs: all that the server keeps; now: second since 1970;
+    devices: of the site, by which hosts with unlike ones are known."""
+    known, mixed = list(runs), unlike_hosts(devices)
     inside: dict[str, list[Interval]] = defaultdict(list)
     for run in known:
         if run.inside and run.started_at is not None:
@@ -24,7 +25,20 @@ def uses_of_runs(runs: Iterable[RunView], now: float) -> Iterator[Use]:
         held = run.started_at, _end_of(run, now)
         used = union(clip(inside[run.id], *held)) if run.is_request else [held]
         if held[1] > held[0]:
-            yield Use(run.team, run.name, run.name, run.user, run.host, run.gpus, held, tuple(used))
+            yield Use(run.team, run.name, run.name, run.user, node_of(run, mixed), run.gpus, held, tuple(used))
+
+
+def unlike_hosts(devices: Iterable[Device]) -> frozenset[str]:
+    """Those whose devices are not all of one flavor."""
+    flavors: dict[str, set[str]] = defaultdict(set)
+    for one in devices:
+        flavors[one.host].add(one.flavor)
+    return frozenset(host for host, found in flavors.items() if len(found) > 1)
+
+
+def node_of(run: RunView, unlike: frozenset[str]) -> str:
+    """Where it held its GPUs, as prices are found: HOST/FLAVOR where the host has unlike ones."""
+    return f"{run.host}/{run.flavor}" if run.flavor and run.host in unlike else run.host
 
 
 def _end_of(run: RunView, now: float) -> float:

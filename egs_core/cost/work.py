@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from egs_core.client.messages import RunView
+from egs_core.client.messages import Device, RunView
+from egs_core.cost.served import node_of, unlike_hosts
 from egs_core.runlog.records import (
     Ended,
     Header,
@@ -123,13 +124,14 @@ class _Log:
             yield Held(one.node, gpus, cpus, (one.t, max(one.t, until_s)))
 
 
-def worked_of_runs(runs: Iterable[RunView], now: float) -> Iterator[Worked]:
-    """The same of a site server's runs. What was evicted is left out: what it held before is not known any more. A run
-    in a GPU request has that one's GPUs while it runs."""
-    known = {run.id: run for run in runs}
+def worked_of_runs(runs: Iterable[RunView], now: float, devices: Iterable[Device] = ()) -> Iterator[Worked]:
+    """The same of a site server's runs and devices. What was evicted is left out: what it held before is not known any
+    more. A run in a GPU request has that one's GPUs while it runs."""
+    known, unlike = {run.id: run for run in runs}, unlike_hosts(devices)
     for run in known.values():
         if not run.work or run.evictions or run.started_at is None:
             continue
         until = now if run.ended_at is None else run.ended_at
         gpus = known[run.inside].gpus if run.inside in known else run.gpus
-        yield Worked(run.name, run.name, run.work, [Held(run.host, gpus, run.cpus, (run.started_at, until))], until)
+        held = Held(node_of(known.get(run.inside, run), unlike), gpus, run.cpus, (run.started_at, until))
+        yield Worked(run.name, run.name, run.work, [held], until)

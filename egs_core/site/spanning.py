@@ -14,13 +14,14 @@ pool's engine alone. It touches no clock, thread or network: one thread at a tim
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.rules import quota
 from egs_core.engine.specs import NO_LIMIT, NO_QUEUE, NOTHING, Amounts
+from egs_core.engine.state.nodes import Node
 from egs_core.engine.state.records import QueueState, amounts_of
 from egs_core.errors import listed
 
@@ -90,8 +91,8 @@ class Member:
         return self.engine.state.queues
 
     def on_nodes(self) -> dict[str, dict[str, int]]:
-        """Thousandths of GPUs that it holds, by queue and node: by its flavor, where it has one, since a framework may
-        give each node a name that nobody knows before."""
+        """Thousandths of GPUs that it holds, by queue and node, or NODE/FLAVOR where the flavor has a name of its own:
+        by that prices are found where a framework gives nodes names that nobody knows before."""
         state = self.engine.state
         used = [(queue.spec.name, queue.used[GPU]) for queue in self.queues]
         mark = state.next_decision, len(state.leases), used  # each lease is of a new decision
@@ -101,8 +102,8 @@ class Member:
                 number, milli = state.queue_of(state.task_of[phase]), amounts_of(state.shape_of(phase))[GPU]
                 if milli and number != NO_QUEUE:
                     of_queue = found.setdefault(self.queues[number].spec.name, {})
-                    node = state.nodes[lease.node].flavor or state.nodes[lease.node].name
-                    of_queue[node] = of_queue.get(node, 0) + milli
+                    for called, part in _on_node(state.nodes[lease.node], lease.devices, milli):
+                        of_queue[called] = of_queue.get(called, 0) + part
             self._on_nodes = mark, found
         return self._on_nodes[1]
 
@@ -328,6 +329,17 @@ class Spanning:
 
     def _held(self, member: Member) -> dict[str, Amounts]:
         return {queue.spec.name: _amounts(queue.used) for queue in member.queues}
+
+
+def _on_node(node: Node, devices: tuple[int, ...], milli: int) -> Iterator[tuple[str, int]]:
+    """What is held there, by what it is called."""
+    flavors = [node.device_flavors[one] for one in devices if one < len(node.device_flavors)]
+    if not flavors:
+        flavors = [node.flavor]
+    for number, flavor in enumerate(flavors):
+        own = flavor.removeprefix(f"{node.name}/")
+        part = milli // len(flavors) + (number < milli % len(flavors))
+        yield node.name if own in ("", node.name) else f"{node.name}/{own}", part
 
 
 def _amounts(used: list[int]) -> Amounts:

@@ -27,7 +27,7 @@ from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
-from tests.unit.server.site_world import MemoryStore
+from tests.unit.server.site_world import OFFER, MemoryStore
 from tests.unit.server.test_budgets import later, leap
 from tests.unit.server.test_hosts import AGENT, FAR_ANN, offer
 from tests.unit.server.test_pools import ANN, BEN, ROOT, Client
@@ -126,6 +126,27 @@ def test_each_node_has_its_price_and_each_pool_counts() -> None:
     assert len(driver.held) == 1
     later(both, HOUR / 2, driver)
     assert spent(both)[0] == 5.0 + 2.5 + 2.0
+
+
+def test_unlike_gpus_of_a_host_have_their_prices() -> None:
+    """By their flavors' names, in the budget as in `egs cost`; and so have the nodes of a framework that have one."""
+    kinds = [replace(one, flavor=flavor) for one, flavor in zip(OFFER.devices, ("A100", "A100", "T4"), strict=True)]
+    text = FILE.replace('{name: "far*", flavor: small}', '{name: "T4", flavor: small}')
+    rates = parse_prices(text).for_all(NOVEMBER)
+    both = Server(
+        MemoryStore(), (FREE,), (replace(TEN, cost=1e6),), NOVEMBER, rates, replace(OFFER, devices=tuple(kinds))
+    )
+    both.start(both.submit(1, flavors=("T4",)).id)
+    later(both, HOUR)
+    assert spent(both)[0] == 1.0
+    both.start(both.submit(2, flavors=("A100",)).id)
+    later(both, HOUR)
+    (found,), _ = both.turns.take([lambda logic: logic.listed(ROOT, with_ended=True)])
+    ledger = Ledger(rates)
+    for use in uses_of_runs(found.runs, both.now, found.devices):
+        ledger.add(use)
+    assert (spent(both)[0], ledger.total.cost) == (6.0, 6.0)
+    assert rates.of("ray-node-17/T4", [(NOVEMBER, NOVEMBER + HOUR)]) == 1.0
 
 
 def test_a_server_that_starts_again_goes_on_counting() -> None:

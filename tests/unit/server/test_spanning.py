@@ -15,6 +15,7 @@ from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server.logic import SiteLogic
 from egs_core.server.pools import Pools
 from egs_core.server.principals import Principal
+from egs_core.server.runs import Offer
 from egs_core.server.spending import Rates, Spending
 from egs_core.server.store import SqlStore, StoreError
 from egs_core.server.writer import Turns
@@ -36,11 +37,12 @@ class Server:
         budgets: tuple[Budget, ...] = (),
         now: float = 1000.0,
         prices: Rates | None = None,
+        offer: Offer = OFFER,
     ) -> None:
         self.store, self.now, self.woken = store, now, 0
         self.spending = Spending(budgets, lambda: self.now, prices)
         spanning = Spanning(self.spending)
-        self.turns = Turns(store, OFFER, queues, lambda: self.now, spanning=spanning, spending=self.spending)
+        self.turns = Turns(store, offer, queues, lambda: self.now, spanning=spanning, spending=self.spending)
         self.turns.woken = self._wake
         self.pools = Pools(queues, EPOCH, 0.0, spanning=spanning, spending=self.spending)
 
