@@ -71,7 +71,7 @@ class When(FileModel):
     no_progress_for: Span | None = None
     """A run that tells of its work (`egs.work`) has told nothing new for so long."""
     over_learned: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """A run takes longer than so many times the P99 of what runs of this name and user have taken (20 at least)."""
+    """A run takes longer than so many times the P99 of its like: of its user, name and GPUs; 20 at least."""
 
     @property
     def stated(self) -> dict[str, object]:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from egs_core.client.watching import DeviceHealth
 from egs_core.server.book import Book
+from egs_core.server.flavors import key_of
 from egs_core.server.hosts import OWN
 from egs_core.server.runs import NOBODY, Run
 from egs_core.server.watching.health import Health, Place
 from egs_core.watch_rules import SAMPLES, Rule, span
 
-LearnedKey = tuple[str, str, float]  # user, name, GPUs
+LearnedKey = tuple[str, str, float, str]  # user, name, GPUs, and their flavor
 
 
 class Finding(NamedTuple):
@@ -30,7 +31,8 @@ class Finding(NamedTuple):
 
 
 class Learned:
-    """P99 of how long runs of one user, name and number of GPUs took that succeeded; of the runs that a site keeps."""
+    """P99 of how long runs of one user, name, number of GPUs and flavor took that succeeded, of those that a site
+    keeps."""
 
     AGAIN_S = 60.0
 
@@ -56,7 +58,7 @@ def _p99s(ended: Iterable[Run]) -> dict[LearnedKey, float]:
 
 
 def _key(run: Run) -> LearnedKey:
-    return run.user, run.name, run.gpus
+    return *key_of(run), run.flavor
 
 
 def findings(rule: Rule, book: Book, health: Health, learned: Learned) -> Iterator[Finding]:

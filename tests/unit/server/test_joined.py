@@ -40,9 +40,10 @@ class FarHost:
         self.ready: dict[str, Any] = {}
         self.agent: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self, *gpus: str) -> None:
+        """gpus: options that say which it offers."""
         token = {**self.environment, "EGS_TOKEN": self.token}
-        arguments = ("serve", "--join", self.site.ready["url"], "--emulated-gpus", "2", "--json")
+        arguments = ("serve", "--join", self.site.ready["url"], *(gpus or ("--emulated-gpus", "2")), "--json")
         self.agent = self.site._begin([*EGS, *arguments], token)
         assert self.agent.stdout is not None
         line = self.agent.stdout.readline()

@@ -15,6 +15,7 @@ import pytest
 
 from tests.unit.server.real_site import RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
+from tests.unit.server.test_joined import FarHost
 
 PLAYED = Path(__file__).parent / "played_nvml"
 FILE = """
@@ -98,13 +99,18 @@ def begin(tmp_path: Path, url: str, dry: str) -> tuple[RealSite, Gpus]:
     (tmp_path / "watch.yaml").write_text(FILE.replace("URL", url).replace("DRY", dry))
     (tmp_path / "queues.yaml").write_text("queues: [{name: all}, {name: idlers}]")
     site = RealSite(tmp_path / "site", gpus=None)
-    site.environment |= {"PYTHONPATH": str(PLAYED), "EGS_PLAYED_NVML": str(tmp_path / "gpus.json")}
+    site.environment |= played(tmp_path)
     return site, gpus
 
 
 def words(tmp_path: Path, name: str, queue: str = "all") -> tuple[str, ...]:
     where = str(tmp_path / name), str(tmp_path / "go"), "0"
     return ("--gpus", "1", "--queue", queue, "--name", name, "--", sys.executable, "-c", UNTIL, *where)
+
+
+def played(tmp_path: Path) -> dict[str, str]:
+    """For a process whose NVML is played."""
+    return {"PYTHONPATH": str(PLAYED), "EGS_PLAYED_NVML": str(tmp_path / "gpus.json")}
 
 
 def drained(site: RealSite) -> set[str]:
@@ -199,5 +205,34 @@ def test_a_dry_run_changes_nothing(tmp_path: Path, webhook: Webhook) -> None:
         assert site.egs("watch").stdout == "the server has no rules: `egs serve --rules FILE`\n"
         bad = site.egs("serve", "--rules", str(tmp_path / "queues.yaml"), "--data", str(tmp_path / "other"))
         assert (bad.returncode, "queues.yaml line 1: " in bad.stderr) == (2, True)
+    finally:
+        site.close()
+
+
+def test_gpus_of_a_joined_host_are_watched(tmp_path: Path) -> None:
+    """Its agent reads them, since the server wants to know; an agent that is killed is silent, and its host comes back
+    drained."""
+    gpus = Gpus(tmp_path / "gpus.json")
+    (tmp_path / "watch.yaml").write_text(
+        "dry_run: false\nrules:\n  - {name: hot, when: {temperature_above: 88}, for: 1s, do: [drain]}\n"
+        "  - {name: gone, when: {silent_for: 20s}, do: [drain_host]}\n"
+    )
+    site = RealSite(tmp_path / "site", gpus=1)
+    try:
+        site.start("--rules", str(tmp_path / "watch.yaml"))
+        far = FarHost(site, tmp_path / "far")
+        far.environment |= played(tmp_path)
+        far.start("--devices", "GPU-a,GPU-b")
+        gpus.set("b", temperature=93)
+        wait_for(lambda: drained(site) == {"GPU-b"}, "the hot one is drained")
+        told = site.client.watching()
+        assert told.done[-1].subject == "far/GPU-b"
+        assert [(rule.looked_at, rule.unknown) for rule in told.rules] == [(3, 1), (3, 1)]  # one is emulated
+        far.kill()
+        wait_for(lambda: drained(site) == {"GPU-a", "GPU-b"}, "it is silent for too long")
+        assert site.client.watching().done[-1].action == "drain_host"
+        far.start("--devices", "GPU-a,GPU-b")
+        wait_for(lambda: not any(one.suspect for one in site.client.runs().devices), "it is back")
+        assert drained(site) == {"GPU-a", "GPU-b"}
     finally:
         site.close()

@@ -215,16 +215,22 @@ def test_a_run_that_told_of_its_work_and_no_longer_does() -> None:
 
 
 def test_a_run_that_takes_longer_than_it_ever_did() -> None:
-    """Of the same user, name and GPUs at least 20 have succeeded; the 99th percentile is that of their lengths."""
+    """Of the same user, name and GPUs, also by their flavor, at least 20 have succeeded; the 99th percentile is that of
+    their lengths. On a slower GPU nothing is known of it yet."""
     site = Site("[{name: long, when: {over_learned: 2}, do: [alert]}]")
+    kinds = zip(WATCHED.devices, ("A100", "A100", "T4"), strict=True)
+    unlike = tuple([msgspec.structs.replace(one, flavor=flavor) for one, flavor in kinds])
+    site.logic.offer(msgspec.structs.replace(WATCHED, devices=unlike))
+    site.logic.occupied({})
     for _ in range(20):
-        run = start(site.logic, 7 + len(site.logic.runs), 1, name="fit")
+        run = start(site.logic, 7 + len(site.logic.runs), 1, name="fit", flavors=("A100",))
         site.logic.at(site.logic.now + 30)
         end(site.logic, run)
-    long, new = start(site.logic, 900, 1, name="fit"), start(site.logic, 901, 1, name="other")
+    long = start(site.logic, 900, 1, name="fit", flavors=("A100",))
+    new, slow = start(site.logic, 901, 1, name="other"), start(site.logic, 902, 1, name="fit", flavors=("T4",))
     assert (site.see(60), site.see(1)[0].subject) == ([], long.id)
     assert site.see(1000) == []
-    assert site.logic.view(ANN, new.id).state == "running"
+    assert [site.logic.view(ANN, one.id).state for one in (new, slow)] == ["running", "running"]
 
 
 def test_a_device_that_is_not_heard_of() -> None:
