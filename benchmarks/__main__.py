@@ -13,6 +13,7 @@
     dags      single graphs: makespan over the lower bound, beside other schedulers (EGS_DATA names the workflows);
               not with --quick: beside the best that CP-SAT finds, where OR-tools is installed
     predictors  how well durations are predicted: pinball loss and coverage in arrival order (EGS_DATA), with a plot
+    tiers     what advice on the kind of GPU saves, and its regret against the best known afterwards (EGS_DATA)
     flavors   jobs on three kinds of GPU: completion time and cost by policy (EGS_DATA has the measured speeds)
     fidelity  replays on a real Ray beside their simulation: how far the makespans are apart
     gpu_paths what happens on a real GPU: device memory, contexts, what each phase sees (says so where there is none)
@@ -66,6 +67,7 @@ SUITES = (
     "throughput",
     "streams",
     "flavors",
+    "tiers",
     "limits",
     "server",
     "fidelity",
@@ -137,6 +139,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
         return [["-m", "benchmarks.model_split", "--json", "-", *less]]
     if suite == "gpu_paths":
         return [["-m", "benchmarks.gpu_paths", "--json"]]
+    if suite == "tiers":
+        return [["-m", "benchmarks.tiers", "--json", *(("--jobs", "300") if quick else ())]]
     if suite == "flavors":
         fewer = ("--rates", "5", "--jobs", "300", "--seeds", "1") if quick else ()
         return [["-m", "benchmarks.heterogeneous", "--json", *fewer, *_plot("flavors")]]

@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "report": "Write run logs as one self-contained HTML page.",
     "serve": "Share the GPUs of this host among users, or join a server that does.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
+    "profile": "Measure a command on each flavor of GPU at hand, and say which it should have.",
     "request": "Ask the site server for GPUs for a while, in which commands run.",
     "watch": "Show what the site server's rules see and did; check a file of rules.",
     "slo": "Show how far the site server keeps what its queues promise; rules for Prometheus.",
@@ -65,6 +66,9 @@ COMMANDS: dict[str, str] = {
 ADAPTERS, WITH_COMMANDS = "egs.adapters", "egs.commands"
 """Entry-point groups: all adapters, and those that have commands of their own (`egs NAME --help` lists them)."""
 
+STARTING = ("run", "profile")
+"""Those that start a command: what follows it is the command's own."""
+
 MODULES = {
     **dict.fromkeys(("ps", "abort", "pause", "resume", "preempt"), "control"),
     **dict.fromkeys(("queue", "release", "drain", "undrain"), "site"),
@@ -83,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(args: list[str]) -> int:
     """Run one command line and return its exit code; never raises for what a command did."""
     try:
-        returned = build_app(_asked_for(args or _being_completed()))(args, prog_name="egs", standalone_mode=False)
+        app = build_app(_asked_for(args or _being_completed()))
+        returned = app(args, prog_name="egs", standalone_mode=False, obj=tuple(args))
         sys.stdout.flush()
     except BrokenPipeError:
         _discard_stdout()
@@ -106,7 +111,7 @@ def build_app(asked_for: str | None = None) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            settings = {"allow_interspersed_args": name != "run"}  # what follows its command is the command's
+            settings = {"allow_interspersed_args": name not in STARTING}
             app.command(name, help=None if name == asked_for else summary, context_settings=settings)(command)
     if asked_for is not None and asked_for not in COMMANDS:
         from egs_core.adapter import Commanding, load_able

@@ -39,6 +39,14 @@ _phases = sa.Table(
     sa.Column("framework", sa.Text, nullable=False),
     sa.Index("egs_history_phase_by_pipeline", "pipeline", "ended_at"),
 )
+_profiles = sa.Table(
+    "egs_history_profile",
+    sa.MetaData(),  # made when the first is kept: see `sqlite`
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("ended_at", sa.Double, nullable=False),
+    sa.Column("measured", sa.Text, nullable=False),
+)
 
 
 class SqlHistory(StoredHistory):
@@ -84,6 +92,21 @@ class SqlHistory(StoredHistory):
 
     def _names(self) -> list[str]:
         return [str(found["pipeline"]) for found in self._read(sa.select(_phases.c.pipeline).distinct())]
+
+    def _insert_profile(self, values: list[dict[str, Any]]) -> int:
+        with self._opened(create=True).begin() as connection:
+            _profiles.create(connection, checkfirst=True)
+            connection.execute(sa.insert(_profiles), values)
+        return len(values)
+
+    def _newest_profile(self, name: str, limit: int) -> list[str]:
+        if self._engine is None and _is_missing_file(self.url):
+            return []
+        if not sa.inspect(self._opened(create=False)).has_table(_profiles.name):
+            return []
+        newest = sa.select(_profiles.c.measured).where(_profiles.c.name == name)
+        found = self._read(newest.order_by(_profiles.c.ended_at.desc(), _profiles.c.id.desc()).limit(limit))
+        return [str(one["measured"]) for one in found]
 
     def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         if self._engine is None and _is_missing_file(self.url):

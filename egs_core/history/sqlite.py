@@ -39,6 +39,14 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS egs_history_phase_by_pipeline ON egs_history_phase (pipeline, ended_at)",
 )
 _INSERT = f"INSERT INTO egs_history_phase ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + n for n in COLUMNS)})"
+_PROFILES = (
+    "CREATE TABLE IF NOT EXISTS egs_history_profile (id INTEGER NOT NULL, name TEXT NOT NULL, "
+    "ended_at DOUBLE NOT NULL, measured TEXT NOT NULL, PRIMARY KEY (id))"
+)
+"""Made when the first is kept: an earlier EGS, to which the other tables are all there is, does not mind it."""
+_INSERT_PROFILE = "INSERT INTO egs_history_profile (name, ended_at, measured) VALUES (:name, :ended_at, :measured)"
+_NEWEST_PROFILE = "SELECT measured FROM egs_history_profile WHERE name = ? ORDER BY ended_at DESC, id DESC LIMIT ?"
+_HAS_PROFILES = "SELECT 1 AS found FROM sqlite_master WHERE type = 'table' AND name = 'egs_history_profile'"
 _NEWEST = "SELECT * FROM egs_history_phase WHERE pipeline = ? ORDER BY ended_at DESC, id DESC LIMIT ?"
 
 
@@ -69,6 +77,17 @@ class SqliteHistory(StoredHistory):
 
     def _names(self) -> list[str]:
         return [str(row["pipeline"]) for row in self._read("SELECT DISTINCT pipeline FROM egs_history_phase")]
+
+    def _insert_profile(self, values: list[dict[str, Any]]) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._connected() as connection, _transaction(connection):
+            connection.execute(_PROFILES)
+            connection.executemany(_INSERT_PROFILE, values)
+        return len(values)
+
+    def _newest_profile(self, name: str, limit: int) -> list[str]:
+        rows = self._read(_NEWEST_PROFILE, name, limit) if self._read(_HAS_PROFILES) else []
+        return [str(row["measured"]) for row in rows]
 
     def _read(self, query: str, *values: object) -> list[dict[str, Any]]:
         if not self._path.exists():

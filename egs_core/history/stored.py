@@ -63,6 +63,15 @@ class StoredHistory(ABC):
         """The different signatures of a pipeline's rows, in order of first appearance."""
         return list(dict.fromkeys(row.signature for row in self.load(pipeline)))
 
+    def record_profile(self, name: str, measured: Iterable[tuple[float, str]]) -> int:
+        """Keep what was measured of a command, as (Unix time, JSON); how many were kept."""
+        values = [{"name": name, "ended_at": at, "measured": text} for at, text in measured]
+        return self._fail_open(lambda: self._insert_profile(values), 0) if values else 0
+
+    def load_profile(self, name: str, limit: int = LOAD_LIMIT) -> list[str]:
+        """The newest that were measured of a command, oldest first, as they were kept."""
+        return self._fail_open(lambda: self._newest_profile(name, limit), list[str]())[::-1]
+
     def close(self) -> None:  # noqa: B027  # a store with nothing open has nothing to do
         """Give back what is open; the history can be used again after it."""
 
@@ -74,6 +83,12 @@ class StoredHistory(ABC):
 
     @abstractmethod
     def _names(self) -> list[str]: ...
+
+    @abstractmethod
+    def _insert_profile(self, values: list[dict[str, Any]]) -> int: ...
+
+    @abstractmethod
+    def _newest_profile(self, name: str, limit: int) -> list[str]: ...
 
     def shown_url(self) -> str:
         """The URL without a password."""

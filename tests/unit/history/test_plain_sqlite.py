@@ -85,3 +85,23 @@ def test_the_users_own_history_needs_no_sqlalchemy(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout == "1 False False\n", done.stderr
+
+
+@pytest.mark.parametrize("plain_first", [True, False])
+def test_profiles_are_kept_beside(plain_first: bool, tmp_path: Path) -> None:
+    """By name, the newest first to be read and told oldest first; either reads what the other wrote, rows before and
+    after stay, and a store without any, or none at all, has none."""
+    path = tmp_path / "h.sqlite"
+    both: list[StoredHistory] = [SqliteHistory(path), SqlHistory(f"sqlite:///{path}")]
+    first, second = both if plain_first else both[::-1]
+    assert first.load_profile("train") == second.load_profile("train") == []
+    first.record([ROW])
+    assert second.load_profile("train") == []
+    assert first.record_profile("train", [(2.0, "b"), (1.0, "a")]) == 2
+    assert second.record_profile("train", [(3.0, "c")]) == 1
+    second.record_profile("other", [(9.0, "x")])
+    assert first.load_profile("train") == second.load_profile("train") == ["a", "b", "c"]
+    assert first.load_profile("train", limit=2) == second.load_profile("train", limit=2) == ["b", "c"]
+    assert SqliteHistory(path).load("p") == [ROW]
+    assert first.problem is None
+    assert second.problem is None

@@ -1,0 +1,67 @@
+"""`egs profile` at a real `egs serve` with emulated GPUs of two flavors, on which a command takes unlike times.
+
+Nothing computes on a GPU: the command looks which device it has got and sleeps accordingly.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.server.real_site import RealSite
+
+TASK = """#!/bin/sh
+# emulated speeds: on device 1 it takes less time than on device 0
+if [ "$CUDA_VISIBLE_DEVICES" = 1 ]; then sleep 1.0; else sleep 1.5; fi
+[ "$1" = 64 ] && exit 9
+echo "printed by the command"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[RealSite]:
+    found = RealSite(tmp_path, "old=1,new=1")
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_each_flavor_is_tried_and_the_advice_is_the_same_from_runs_before(site: RealSite, tmp_path: Path) -> None:
+    """One run on each with each size, in its turn and by its flavor; the cheaper one, as it takes less than twice as
+    long, and what that saves; a size with which it fails is named. Then by its name, from the history and from the
+    server's own runs, which have their times, too."""
+    task, prices = tmp_path / "task.sh", tmp_path / "flavors.yaml"
+    task.write_text(TASK)
+    task.chmod(task.stat().st_mode | stat.S_IXUSR)
+    prices.write_text("flavors: [{name: old, gpu_hour: 1.0}, {name: new, gpu_hour: 4.0}]")
+    site.start()
+    line = ("profile", "--flavors", str(prices), "--json")
+    done = site.egs(*line, "--batch", "8,64", "--", str(task), "{batch}")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert "printed by the command" in done.stderr
+    assert [(one["flavor"], one["batch"], one["is_emulated"]) for one in told["measured"]] == [
+        ("old", 8, True),
+        ("new", 8, True),
+    ]
+    assert [(one["flavor"], one["batch"]) for one in told["failed"]] == [("old", 64), ("new", 64)]
+    slow, fast = (one["seconds"] for one in told["measured"])
+    assert 1.0 <= fast < slow < 2 * fast
+    advice = told["advice"]
+    assert (advice["flavor"], advice["instead"]) == ("old", "new")
+    assert advice["saving"] == pytest.approx(1 - slow / (4 * fast))
+    assert any("no GPU was there" in risk for risk in advice["risks"])
+    ran = [(run.flavor, run.flavors, run.outcome) for run in site.client.runs(with_ended=True).runs]
+    assert ran[0] == ("old", ("old",), "succeeded")
+    again = json.loads(site.egs(*line, "task.sh").stdout)
+    assert again["advice"]["flavor"] == "old"
+    assert len(again["measured"]) == 2  # each run is in the history, and at the server: it counts once
+    gone = json.loads(site.egs(*line, "task.sh", EGS_HISTORY=f"sqlite:///{tmp_path}/none.db").stdout)
+    assert [one["flavor"] for one in gone["measured"]] == ["old", "new"]
+    wrong = site.egs("profile", "--flavor", "h100", "--", "true")
+    assert (wrong.returncode, "there are: old, new" in wrong.stderr) == (2, True), wrong.stderr
