@@ -130,7 +130,12 @@ class Agent:
             report = h.Report(
                 session=self._session, number=next(self._numbers), found=part, occupied=occupied, health=health
             )
-            told, health = h.Watches.model_validate_json(self._post("report", report)), ()
+            try:
+                told = h.Watches.model_validate_json(self._post("report", report))
+            except (Refused, Unreachable):
+                self._readings.give_back(health)
+                raise
+            health = ()
             self._watches, self._wants_health = told.watches, told.wants_health
 
     def _health(self) -> tuple[DeviceHealth, ...]:

@@ -30,7 +30,8 @@ class Known(msgspec.Struct):
 
 
 class Health:
-    """See the module. began: from then on it is listened to."""
+    """See the module. began: from then on it is listened to without a break: what was not heard of or seen at work
+    before may have been so while nobody looked."""
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -76,9 +77,9 @@ class Health:
         or so its host says."""
         known = self._known.get(place)
         if known is not None:
-            return known.at
+            return max(known.at, self.began)
         if place[0] != OWN:
-            return self._hosts.get(place[0], self.began)
+            return max(self._hosts.get(place[0], self.began), self.began)
         return self.began if is_watched else None
 
     def idle_since(self, place: Place, now: float) -> float | None:
@@ -86,7 +87,7 @@ class Health:
         known = self._known.get(place)
         if known is None or now - known.at > STALE_S or known.last.busy is None:
             return None
-        return known.busy_at
+        return max(known.busy_at, self.began)
 
     def xids(self, place: Place, now: float) -> tuple[int, ...]:
         """The errors of the last ten minutes, oldest first."""
@@ -95,4 +96,5 @@ class Health:
 
     def told_at(self, run: str) -> float | None:
         """None of one that has never told of its work."""
-        return self._told.get(run)
+        at = self._told.get(run)
+        return None if at is None else max(at, self.began)

@@ -37,6 +37,10 @@ class Hysteresis:
         self._rule = rule
         self.holding: dict[str, Holding] = {}
 
+    def interrupt(self) -> None:
+        """Nobody looked for a while: what waits to fire begins anew."""
+        self.holding = {subject: one for subject, one in self.holding.items() if one.has_fired}
+
     def advance(self, found: Iterable[Finding], now: float) -> list[Holding]:
         """What is true now; those that are to fire."""
         before, self.holding = self.holding, {}

@@ -153,6 +153,15 @@ class Readings:
             found, self._latest = list(self._latest.values()), {}
         return found
 
+    def give_back(self, found: Sequence[DeviceHealth]) -> None:
+        """Nobody has heard these: their errors are told again, all else is measured anew."""
+        with self._lock:
+            for one in found:
+                if one.xids:
+                    latest = self._latest.get(one.device, one)
+                    newer = latest.xids if latest is not one else ()
+                    self._latest[one.device] = latest.model_copy(update={"xids": (*one.xids, *newer)[-MOST_EVENTS:]})
+
     def _run(self) -> None:
         nvml: Nvml | None = None
         while not self._is_over.is_set():

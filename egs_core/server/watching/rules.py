@@ -6,6 +6,7 @@ anew. What rules change is in the book, and durable with the batch in which they
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -16,7 +17,7 @@ from egs_core.server.book import Book, LogLine
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import Principal
 from egs_core.server.watching.conditions import Finding, Learned, findings
-from egs_core.server.watching.health import Health
+from egs_core.server.watching.health import STALE_S, Health
 from egs_core.server.watching.hysteresis import Holding, Hysteresis
 from egs_core.server.watching.steps import issue_step, select_steps, who_is
 from egs_core.watch_rules import Rule, Rules, span
@@ -68,18 +69,22 @@ class SiteRules:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.problem = ""
-        self.forget()
-
-    def forget(self) -> None:
-        """What was done may not be durable, or another server was active: all is looked at anew."""
         self._health: Health | None = None
         self._learned = Learned()
-        self._states = {rule.name: Hysteresis(rule) for rule in self.rules.rules}
         self._looked = {rule.name: (0, 0) for rule in self.rules.rules}
         # apart, so that what is only tried out uses up nothing of what acts
         self._changes = {is_dry: Bound(self.rules.most_an_hour) for is_dry in (False, True)}
         self._alerts = {is_dry: Bound(MOST_ALERTS) for is_dry in (False, True)}
         self._did: deque[Did] = deque(maxlen=MOST_KEPT)
+        self._new: list[Did] = []  # of the last look: nobody has said yet that it is durable
+        self._looked_at = -math.inf
+        self.forget()
+
+    def forget(self) -> None:
+        """What the last look did is not durable, or another server was active: all is looked at anew."""
+        self._states = {rule.name: Hysteresis(rule) for rule in self.rules.rules}
+        self._new = []
+        self._looked_at = -math.inf
 
     def health(self, now: float) -> Health:
         """What it goes by."""
@@ -91,6 +96,13 @@ class SiteRules:
         """What is true now, and what follows. own: what was measured on the server's host since the last look. The
         alerts are to go out once what was done is durable."""
         now, health = book.now, self.health(book.now)
+        self._did += self._new
+        self._new = []
+        if now - self._looked_at > STALE_S:
+            health.began = now
+            for state in self._states.values():
+                state.interrupt()
+        self._looked_at = now
         health.note(OWN, own, now)
         for name, at in book.hosts.heard.items():
             health.heard(name, at)
@@ -154,7 +166,7 @@ class SiteRules:
     ) -> None:
         run = book.runs.get(subject or found.subject)
         whose = (run.id, run.user, run.team) if run else ("", "", "")
-        self._did.append(Did(book.now, rule.name, action, subject or found.subject, outcome, text, *whose))
+        self._new.append(Did(book.now, rule.name, action, subject or found.subject, outcome, text, *whose))
 
     # --- what is told ---
 
@@ -177,7 +189,7 @@ class SiteRules:
         ]
         done = [
             w.DoneView(at=epoch + x.at, rule=x.rule, action=x.action, subject=x.subject, outcome=x.outcome, text=x.text)
-            for x in self._did
+            for x in (*self._did, *self._new)
             if not x.run or who.sees(x)
         ]
         return w.Watching(

@@ -42,11 +42,13 @@ class Watcher:
         self._alerts.start()
         try:
             while not self.site_rules.problem:
+                own = self._readings.take()
                 try:
-                    for alert in await site.ask(partial(self._look, self._readings.take())):
+                    for alert in await site.ask(partial(self._look, own)):
                         self._alerts.send(alert)
                 except (Unavailable, NotActive):  # the writer has said why; nothing that was done is durable
                     self.site_rules.forget()
+                    self._readings.give_back(own)
                 await asyncio.sleep(LOOK_S)
         finally:
             self._readings.close()

@@ -173,6 +173,7 @@ def test_faults_are_found_told_and_acted_on(tmp_path: Path, webhook: Webhook) ->
         site.close()
 
 
+@pytest.mark.slow
 def test_a_dry_run_changes_nothing(tmp_path: Path, webhook: Webhook) -> None:
     """The same faults: all is said, the run goes on where it is, nothing is drained, posted or in the log. A server
     without rules says so."""
@@ -209,6 +210,7 @@ def test_a_dry_run_changes_nothing(tmp_path: Path, webhook: Webhook) -> None:
         site.close()
 
 
+@pytest.mark.slow
 def test_gpus_of_a_joined_host_are_watched(tmp_path: Path) -> None:
     """Its agent reads them, since the server wants to know; an agent that is killed is silent, and its host comes back
     drained."""

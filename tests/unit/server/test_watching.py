@@ -24,6 +24,7 @@ from egs_core.server.hosts import SILENT_S
 from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, SiteFacts
+from egs_core.server.store import StoreError
 from egs_core.server.watching.rules import Alert, SiteRules
 from egs_core.server.watching.watcher import Watcher
 from egs_core.server.writer import Turns, Unavailable
@@ -49,12 +50,20 @@ class Site:
         self.logic.offer(WATCHED)
         self.logic.occupied({})
         self.rules = SiteRules(parse_rules(f"{head}{ALERTS}rules: {rules}"))
+        self._last: list[DeviceHealth] = []
 
     def see(self, after_s: float = 1.0, found: Sequence[DeviceHealth] | None = None, **of_0: Any) -> list[Alert]:
-        """It is so much later, and this is measured: of device 0, or all of it."""
+        """It is so much later, and now this is measured: of device 0, or all of it; until then what was before."""
+        alerts: list[Alert] = []
+        while after_s > 10:
+            alerts += self._look(10, [one.model_copy(update={"xids": ()}) for one in self._last])
+            after_s -= 10
+        self._last = [ok("0", **of_0), ok("1"), ok("2")] if found is None else list(found)
+        return alerts + self._look(after_s, self._last)
+
+    def _look(self, after_s: float, found: Sequence[DeviceHealth]) -> list[Alert]:
         self.logic.at(self.logic.now + after_s)
-        told = [ok("0", **of_0), ok("1"), ok("2")] if found is None else found
-        alerts = self.rules.look(self.logic.book, told)
+        alerts = self.rules.look(self.logic.book, found)
         self.logic.validate()
         return alerts
 
@@ -239,7 +248,7 @@ def test_a_device_that_is_not_heard_of() -> None:
     site = Site("[{name: silent, when: {silent_for: 30s}, do: [drain]}]")
     site.see()
     site.see(20, [ok("0"), ok("1")])
-    site.see(15, [ok("0"), ok("1", answers=False)])
+    site.see(20, [ok("0"), ok("1", answers=False)])
     assert site.drained == (2,)
     joined = Site("[{name: silent, when: {silent_for: 30s}, do: [drain_host]}]")
     session = joined.logic.join_host(AGENT, offer()).session
@@ -280,6 +289,39 @@ def test_a_dry_run_is_apart_from_what_acts() -> None:
     assert site.did() == [("alert", "host/0", "would"), ("drain", "host/0", "would")]
     site.see(ecc_errors=1)
     assert site.drained == (0,)
+
+
+def test_what_is_not_durable_is_done_again() -> None:
+    """The disk fails when a GPU is drained: nothing was done, nobody is told that it was, and the next look does it. A
+    site that is not looked at for a while takes nothing from before for granted."""
+    store = MemoryStore()
+    now = [0.0]
+    turns = Turns(store, WATCHED, clock=lambda: now[0])
+    rules = SiteRules(parse_rules(f"dry_run: false\n{ALERTS}rules: {HOT.replace('60s', '30s')}"))
+
+    def look(after_s: float) -> list[Alert]:
+        now[0] += after_s
+        (alerts,), _ = turns.take([lambda logic: rules.look(logic.book, [ok("0", temperature_c=95)])])
+        assert isinstance(alerts, list)
+        return alerts
+
+    look(1)
+    for _ in range(2):
+        look(10)
+    look(100)  # nobody looked: it has not been seen to be hot all the time
+    for _ in range(2):
+        assert look(10) == []
+    store.fails = "before"
+    with pytest.raises(StoreError):
+        look(10)
+    rules.forget()
+    turns.recover()
+    assert (turns.logic.book.drained, rules.view(turns.logic.book, ROOT).done) == ((), ())
+    for _ in range(3):
+        assert look(10) == []
+    assert len(look(10)) == 1
+    assert turns.logic.book.drained == (0,)
+    assert [one.outcome for one in rules.view(turns.logic.book, ROOT).done] == ["done", "done"]
 
 
 def test_a_bug_turns_the_rules_off(monkeypatch: pytest.MonkeyPatch) -> None:
