@@ -3,7 +3,7 @@ process of the command is left.
 
     submit ─► wait ─► claim ─► start ─► beat, forward signals, reap ─► the tree is gone ─► end ─► exit code
 
-Signals are blocked and taken one by one (`sigtimedwait`), so none is lost between two steps. One thread beside speaks
+Signals are blocked and taken one by one (`signals`), so none is lost between two steps. One thread beside speaks
 to the server. A command is never started without a lease that was claimed; without its server this waits.
 """
 
@@ -31,6 +31,7 @@ from egs_core.client.jobs import Job
 from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
+from egs_core.client.signals import SignalQueue
 from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
 from egs_core.client.waiting_words import ends_line, why_words
@@ -41,7 +42,6 @@ CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 WAKE = signal.SIGURG  # from the other thread: there is news
-SI_KERNEL = 0x80  # of a signal that a terminal sent: the command, of the same group, has had it too
 LOOK_S, WAIT_S, AGAIN_S, TELL_END_S, IDLE_GRACE_S = 1.0, 20.0, 0.5, 120.0, 10.0
 NOT_FOUND, NOT_EXECUTABLE, ABORTED = 127, 126, 128 + signal.SIGTERM
 
@@ -115,8 +115,7 @@ class Supervisor:
         self._new_client, self._job, self._command, self._say = client, job, job.command, say
         self._client = client()
         self._mask: set[int] = set()
-        self._taken: set[signal.Signals] = set()
-        self._is_from_terminal = False  # the last signal
+        self._signals: SignalQueue  # from `run` on
         self._run = ""
         self._terminal: Terminal | None = None
         self._activity = Path()  # a file that the command may touch, with --idle-timeout
@@ -132,8 +131,9 @@ class Supervisor:
         request = request_of(self._job.request)
         adopt_orphans()
         ignored = {one for one in FORWARDED if signal.getsignal(one) is signal.SIG_IGN}
-        self._taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
-        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._taken))
+        taken = {*FORWARDED, WAKE, signal.SIGCHLD} - ignored
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, taken))
+        self._signals = SignalQueue(taken)
         try:
             view = self._submit(request)
             known(view)
@@ -151,6 +151,7 @@ class Supervisor:
                 self._say(str(ended))
             return ended.code
         finally:
+            self._signals.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     # --- before the command ---
@@ -338,7 +339,8 @@ class Supervisor:
             taken = self._signal(LOOK_S)
             if taken in ENDING:
                 self._is_to_end, self._is_evicted = True, False
-            has_had_it = self._is_from_terminal and self._has_terminal and self._terminal is None
+            # of a signal that a terminal sent: the command is of the same group
+            has_had_it = self._signals.is_from_terminal and self._has_terminal and self._terminal is None
             if taken in FORWARDED and not has_had_it:
                 self._send(taken, child if code is None else None)
             with contextlib.suppress(queue.Empty):
@@ -393,11 +395,7 @@ class Supervisor:
 
     def _signal(self, patience_s: float) -> signal.Signals | None:
         """The next signal; None when there is none in time."""
-        found = signal.sigtimedwait(self._taken, patience_s)
-        if found is None:
-            return None
-        self._is_from_terminal = found.si_code == SI_KERNEL
-        return signal.Signals(found.si_signo)
+        return self._signals.next(patience_s)
 
     def _tell_end(self, view: c.RunView, outcome: str, code: int) -> None:
         """Until the server has taken it, for a while, or until a signal: it then sees itself that they are gone."""
