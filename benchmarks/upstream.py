@@ -167,7 +167,7 @@ def at_least(of_scripts: Sequence[Sequence[float]]) -> float:
     return drawn[DRAWS // 20]
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream", description=(__doc__ or "").splitlines()[0])
     names = tuple(script.name for script in SCRIPTS)
     parser.add_argument("--scripts", type=Path, help="the folder with the checkout; see --how")
@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--check", action="store_true", help="exit code 1 where a limit is broken, or the mean's bound")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     chosen = [script for script in SCRIPTS if script.name in arguments.only]
     if arguments.how or arguments.list:
         shown = (f"{s.name}: {s.path}:{s.function}; {s.cpus} CPUs, {s.gpus} GPUs; {s.what}" for s in chosen)

@@ -38,6 +38,7 @@ FILES = {
     ),
 }
 """Path in the repository -> SHA-256 of its text at COMMIT."""
+HINT = "`python -m benchmarks.upstream --how` prints the commands that bring the scripts"
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -151,9 +152,9 @@ def check_files(folder: Path, scripts: Iterable[Script]) -> None:
         try:
             text = (folder / path).read_bytes()
         except OSError:
-            raise InputError(f"{folder / path} cannot be read; get the scripts with:\n{how_to_get()}") from None
+            raise InputError(str(folder / path), "cannot be read", HINT) from None
         if hashlib.sha256(text).hexdigest() != FILES[path]:
-            raise InputError(f"{folder / path} is not the file of commit {COMMIT[:12]}; get it with:\n{how_to_get()}")
+            raise InputError(str(folder / path), f"is not the text of commit {COMMIT[:12]}", HINT)
 
 
 def how_to_get() -> str:
