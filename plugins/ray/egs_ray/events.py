@@ -7,6 +7,7 @@ arguments were ready, node, process and outcome; the timeline (which sleeps a se
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -21,6 +22,19 @@ _SUBMITTED, _READY, _PUSHED, _RUNNING, _FINISHED, _FAILED = 1, 2, 5, 8, 11, 12
 _KINDS = {0: "task", 1: "actor", 2: "method"}
 _CANCELLED = 5
 ANSWER_S = 20.0
+REPORTS, OFTEN_MS = "RAY_task_events_report_interval_ms", "100"
+
+
+def report_often() -> bool:
+    """Processes of a Ray that this one starts from now on tell of their tasks ten times a second, not once. Whether
+    they do: where the user has said how often, that counts."""
+    return os.environ.setdefault(REPORTS, OFTEN_MS) == OFTEN_MS
+
+
+def report_as_before() -> None:
+    """What this process starts from now on is none of EGS's concern."""
+    if os.environ.get(REPORTS) == OFTEN_MS:
+        del os.environ[REPORTS]
 
 
 class TaskEvent(msgspec.Struct):

@@ -190,12 +190,16 @@ class Observer:
         if not waiting.has_time_to_ask():
             self._write_noted()
             return
-        deadline_s = time.monotonic() + FLUSH_S
+        began_s = time.monotonic()
         self._ask()
-        blind = not compat.available("submit")  # then what is unsettled is not known either
-        while (blind or self.log.unsettled) and time.monotonic() < deadline_s:
+        while time.monotonic() - began_s < self._patience_s():
             time.sleep(0.05)
             self._ask()
+
+    def _patience_s(self) -> float:
+        """How long to wait, at the end of a session, for what Ray has not told yet."""
+        blind = not compat.available("submit")  # then what is unsettled is not known either
+        return FLUSH_S if blind or self.log.unsettled else 0.0
 
     def _guarded(self, action: Callable[[], object]) -> None:
         if self._broken:

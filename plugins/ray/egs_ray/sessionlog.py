@@ -79,9 +79,13 @@ class SessionLog:
         self.ended.clear()
 
     @property
-    def unsettled(self) -> bool:
-        """Whether a known task has not been seen to end, or one that ended not to start."""
-        return bool(self._pending or self._unstarted)
+    def unsettled(self) -> set[str]:
+        """The tasks that have not been seen to end, and those that ended and not to start."""
+        return self._pending | {task for task, _ in self._unstarted}
+
+    def gpus_of(self, task: str) -> float:
+        """What a known task asked for."""
+        return self._tasks[task].gpus
 
     def start_workload(self, workload: str, at_s: float) -> None:
         """A Ray session begins; task ids start over."""

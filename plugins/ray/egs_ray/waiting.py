@@ -23,6 +23,21 @@ def is_plain_driver() -> bool:
     return bool(ray._private.worker.global_worker.mode == ray.SCRIPT_MODE)
 
 
+def unfinished(values: list[Any]) -> set[str]:
+    """Of these, the ids of tasks whose references have no value yet; what is no reference counts as none."""
+    refs = [value for value in values if isinstance(value, ray.ObjectRef)]
+    if not refs:
+        return set()
+    _, without = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+    return {ref.task_id().hex() for ref in without}
+
+
+def has_started_ray() -> bool:
+    """Whether this process has started the Ray that it is connected to, and that ends with it."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    return node is not None and bool(node.is_head())
+
+
 # --- ready: a public wait costs a thread, polls, and keeps every reference alive --------------------------------------
 
 

@@ -40,7 +40,8 @@ Turnstile = ray.remote(Gate)
 
 @BOTH
 def test_on_ready_tells_of_values_and_errors(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The callback comes once per reference, for results and for failures, and not before the object exists."""
+    """The callback comes once per reference, for results and for failures, and not before the object exists; which
+    tasks have not ended is known by the same."""
     monkeypatch.setenv(compat.WITHOUT, without)
     turnstile = Turnstile.options(max_concurrency=2).remote()
     late = turnstile.wait.remote()
@@ -57,6 +58,9 @@ def test_on_ready_tells_of_values_and_errors(without: str, monkeypatch: pytest.M
     assert done["value"].wait(120)
     assert done["error"].wait(120)
     assert not done["late"].is_set()
+    values = [late, after.remote("a", 1), after.remote("a", -1), object()]
+    ray.wait(values[1:3], num_returns=2, timeout=120)
+    assert waiting.unfinished(values) == {late.task_id().hex()}
     ray.get(turnstile.release.remote())
     assert done["late"].wait(120)
     assert sorted(told) == ["error", "late", "value"]

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from egs_core.runlog.io import read_run
-from egs_core.runlog.records import WorkloadEnded
+from egs_core.runlog.records import Ended, WorkloadEnded
 from tests.conformance.ray.conftest import _python_path, end_control
 from tests.conformance.ray.run_tasks import is_idle, until
 
@@ -154,3 +155,46 @@ def test_polling_for_ends_ends_before_ray(run_script: Script, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n[0, 1]\n"), done.stderr
     assert "ordered 10 GPU tasks" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+OWN = """
+import os, time
+import ray
+from egs_ray.events import REPORTS
+
+@ray.remote(num_gpus=1)
+def told():
+    return os.environ.get(REPORTS)
+
+@ray.remote(num_gpus=1)
+def endless():
+    time.sleep(600)
+
+ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False)
+print(ray.get(told.remote()))
+refs = [endless.remote() for _ in range(3)]
+from egs_ray.observe import Observer
+ask = Observer._ask_until_settled
+def told_of(self):
+    ask(self)
+    print(len(self.log.unsettled), "to come, waited for" if self._patience_s() else "to come, not waited for")
+Observer._ask_until_settled = told_of
+ray.shutdown()
+print(os.environ.get(REPORTS))
+"""
+
+
+@pytest.mark.parametrize(("mode", "often"), [("on", "100"), pytest.param("observe", "None", marks=pytest.mark.slow)])
+def test_a_script_with_endless_tasks_ends_without_waiting_for_them(
+    mode: str, often: str, run_script: Script, tmp_path: Path
+) -> None:
+    """In mode on EGS asks until Ray has told of what has ended, and a Ray that the script has started tells ten times a
+    second. In observe nothing of Ray is set, and nobody knows what has not ended. Either way the script's environment
+    is afterwards as it was."""
+    with tempfile.TemporaryDirectory(prefix="egs-end-") as folder:
+        done = run_script(OWN, EGS_MODE=mode, RAY_TMPDIR=folder)
+    assert done.returncode == 0, done.stderr
+    known = "not waited for" if mode == "on" else "waited for"
+    assert done.stdout.splitlines() == [often, f"3 to come, {known}", "None"], done.stdout
+    ends = [record.outcome for record in read_run(tmp_path / "log.jsonl").records if isinstance(record, Ended)]
+    assert ends.count("succeeded") == 1

@@ -28,9 +28,10 @@ from egs_core.notices import warn
 from egs_core.predict import Estimate, Predictor, signature_of
 from egs_core.runlog.records import Record
 from egs_ray import waiting
+from egs_ray.events import report_as_before, report_often
 from egs_ray.gate.ordering import AnyGate, Ordering
 from egs_ray.gate.ticketing import with_ticket
-from egs_ray.observe import Observer, runlog_path, script_name
+from egs_ray.observe import FLUSH_S, Observer, runlog_path, script_name
 from egs_ray.session import learning
 from egs_ray.session.api import default_session
 from egs_ray.session.nested import Desk
@@ -40,6 +41,8 @@ from egs_ray.session.shells import HintedShells
 from egs_ray.submission import Needs, Ordered, Submission
 from egs_ray.worker.reach import with_line
 from egs_ray.worker.spec import Address
+
+SOON_S = 0.3  # three times what passes between two words of a process
 
 
 def make_interceptor() -> Orderer:
@@ -63,7 +66,7 @@ class Orderer(Observer):
         self._script = script_name()
         self._predictor = Predictor()
         self._estimates: dict[tuple[str, int, Shape], Estimate | None] = {}  # what that has said
-        self._is_learning = False
+        self._is_learning = self._is_told_soon = False
 
     def submit(
         self,
@@ -92,11 +95,27 @@ class Orderer(Observer):
             seen.cpus, seen.gpus, seen.memory_bytes = needs.cpus, needs.gpus, needs.memory_bytes
         return seen
 
+    def session_starts(self) -> None:
+        """As for the observer. What ends last in a script is told of at once, or the script would wait for that."""
+        self._is_told_soon = report_often()
+        super().session_starts()
+
+    def _patience_s(self) -> float:
+        """What has not ended is not waited for; nor, for long, what may not have, where Ray would have told of it."""
+        unsettled = self.log.unsettled
+        if unsettled and (gate := self._gate) is not None:
+            unsettled -= gate.unfinished()
+        if not unsettled:
+            return 0.0
+        soon = self._is_told_soon and waiting.has_started_ray()
+        return SOON_S if soon and not any(self.log.gpus_of(task) for task in unsettled) else FLUSH_S
+
     def session_ends(self) -> None:
         """As for the observer; the gate goes with its session."""
         if os.getpid() != self._process:
             return
         super().session_ends()
+        report_as_before()
         desk, self._desk = self._desk, None
         self._ordering.end_session()
         if desk is not None:

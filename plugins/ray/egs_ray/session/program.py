@@ -133,6 +133,10 @@ class Program:
         self._arrivals.append((arrival, refs, described))
         self._pace.wake(may_rest=self._is_full or self._is_ahead)
 
+    def unfinished(self) -> set[str]:
+        """Ids of the script's own tasks that are known to the site and have not ended; asks Ray."""
+        return waiting.unfinished(list(self._refs.values()))
+
     def learned(self) -> None:
         """More is known of durations now."""
         self.site.do(self._believe_again)
