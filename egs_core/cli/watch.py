@@ -78,7 +78,7 @@ def _print(found: Watching) -> None:
     if found.problem:
         typer.echo(f"the rules are not followed any more, until the server is started again: {found.problem}")
     table = Table(box=None, pad_edge=False)
-    for column in ("rule", "when", "do", "mode", "looks at", "holds for"):
+    for column in ("rule", "when", "do", "mode", "looks at", "true now"):
         table.add_column(column, overflow="fold")
     for rule in found.rules:
         when = f"{rule.when}, for {span(rule.for_s)}" if rule.for_s else rule.when

@@ -39,11 +39,12 @@ OUTCOMES = ("succeeded", "failed", "aborted", "lost")  # those that are there at
 
 class Beside(msgspec.Struct, frozen=True):
     """What others than the logic know. drivers: of the pools; used_milli: of each queue in the pools; clients: that
-    wait for something to change."""
+    wait for something to change; steps: of the rules that watch, by rule, action and outcome."""
 
     drivers: Sequence[DriverCount] = ()
     used_milli: Mapping[str, int] = {}
     clients: int = 0
+    steps: Mapping[tuple[str, str, str], int] = {}
 
 
 def families(book: Book, tally: Tally, beside: Beside, who: Principal) -> list[Metric]:
@@ -240,7 +241,9 @@ def _own(tally: Tally, beside: Beside, who: Principal) -> list[Metric]:
         return {(): value} if who.teams is None else {}
 
     commits: dict[tuple[str, ...], Buckets] = {(): tally.commits} if who.teams is None else {}
+    steps = beside.steps if who.teams is None else {}
     return [
+        _counter("rule_steps", "What rules that watch have done, or would have", steps, ("rule", "action", "outcome")),
         _histogram("commit_seconds", "How long the database took for a batch", (), COMMIT_BOUNDS_S, commits),
         _counter("commit_failures", "Batches that the database did not take", one(tally.failed_commits), ()),
         _gauge("journal_entries", "Entries of the journal since its last snapshot", (), one(tally.journal_entries)),

@@ -13,6 +13,7 @@ from egs_core.server.leader import NotActive
 from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.sharing import Sharing
+from egs_core.server.watching.watcher import Watcher
 from egs_core.server.who import nobody, principal
 from egs_core.server.writer import Writer
 
@@ -22,6 +23,7 @@ class Asked(Protocol):
 
     writer: Writer
     sharing: Sharing
+    watcher: Watcher | None
 
     @property
     def clients(self) -> int: ...
@@ -53,6 +55,7 @@ def add_metrics_route(app: FastAPI, site: Asked) -> None:
             found = m.standby_families()
         else:
             drivers, used = await site.sharing.ask(lambda pools: pools.counts())
-            beside = m.Beside(drivers, used, site.clients)
+            steps = site.watcher.site_rules.steps if site.watcher is not None else {}  # the writer's, as the logic is
+            beside = m.Beside(drivers, used, site.clients, steps)
             found = await site.ask(lambda logic: m.families(logic.book, site.writer.tally, beside, who))
         return Response(await asyncio.to_thread(m.text_of, found), media_type=m.CONTENT_TYPE)

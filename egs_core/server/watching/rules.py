@@ -7,7 +7,7 @@ anew. What rules change is in the book, and durable with the batch in which they
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import msgspec
@@ -64,11 +64,15 @@ class Bound:
 
 
 class SiteRules:
-    """See the module. problem: of a bug, for which they are not followed any more."""
+    """See the module. problem: of a bug, for which they are not followed any more; steps: how many there were that are
+    durable, by rule, action and outcome."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.problem = ""
+        self.steps = Counter[tuple[str, str, str]]()
+        for rule in rules.rules:  # at zero from the start, so that a rate begins
+            self.steps.update({(rule.name, action, _first(rule)): 0 for action in rule.do})
         self._health: Health | None = None
         self._learned = Learned()
         self._looked = {rule.name: (0, 0) for rule in self.rules.rules}
@@ -97,6 +101,7 @@ class SiteRules:
         alerts are to go out once what was done is durable."""
         now, health = book.now, self.health(book.now)
         self._did += self._new
+        self.steps.update((one.rule, one.action, one.outcome) for one in self._new)
         self._new = []
         if now - self._looked_at > STALE_S:
             health.began = now
@@ -127,7 +132,7 @@ class SiteRules:
         if is_change and self._changes[rule.is_dry].is_reached(now):
             if not due.is_waiting:
                 text = f"{why}; {self.rules.most_an_hour} firings in the last hour already (most_an_hour)"
-                self._note(book, rule, "+".join(one for one in rule.do if one != "alert"), due.finding, "waits", text)
+                self._note(book, rule, rule.do[-1], due.finding, "waits", text)
             due.is_waiting = True
             return alerts
         if is_change:
@@ -154,7 +159,7 @@ class SiteRules:
             )
             return []
         self._alerts[rule.is_dry].count(book.now)
-        self._note(book, rule, "alert", due.finding, "would" if rule.is_dry else "done", why)
+        self._note(book, rule, "alert", due.finding, _first(rule), why)
         if rule.is_dry:
             return []
         run = book.runs.get(due.finding.run)
@@ -217,6 +222,11 @@ class SiteRules:
             looked_at=looked_at,
             unknown=unknown,
         )
+
+
+def _first(rule: Rule) -> str:
+    """The outcome that is expected of it."""
+    return "would" if rule.is_dry else "done"
 
 
 def _why(rule: Rule, due: Holding) -> str:

@@ -239,7 +239,8 @@ def test_a_team_gets_its_own_series_alone() -> None:
         site.submit(who, request(number, 1, queue=queue))
     tally.committed((), site.take().runs, site.now, 0.001)
     drivers = [DriverCount("ray", "sounds", "speech", 1, 2, 1.0), DriverCount("ray", "common", "vision", 3, 0, 3.0)]
-    beside = Beside(drivers, {"common": 3000, "sounds": 1000}, clients=7)
+    steps = {("hot", "drain", "done"): 2}
+    beside = Beside(drivers, {"common": 3000, "sounds": 1000}, clients=7, steps=steps)
     every, own = (told(site, who, tally, beside) for who in (ROOT, Principal("eve", "viewer", ("speech",))))
     assert teams_in(every) == {"vision", "speech", ""}
     assert teams_in(own) == {"speech"}
@@ -250,6 +251,8 @@ def test_a_team_gets_its_own_series_alone() -> None:
     assert value(own, "egs_tasks", source="ray", queue="sounds", team="speech", state="waiting") == 2
     server = {name for name, _ in every} - {name for name, _ in own}
     assert {"egs_commit_seconds_count", "egs_journal_entries", "egs_long_poll_clients"} <= server
+    assert value(every, "egs_rule_steps_total", rule="hot", action="drain", outcome="done") == 2
+    assert "egs_rule_steps_total" in server
     assert {key: one for key, one in own.items() if key[0] in ("egs_devices", "egs_hosts")} == {
         key: one for key, one in every.items() if key[0] in ("egs_devices", "egs_hosts")
     }
@@ -385,7 +388,8 @@ def known() -> dict[str, set[str]]:
     site.submit(ANN, request(1, 1, queue="q"))
     tally.committed((), site.take().runs, 0.0, 0.001)
     found: dict[str, set[str]] = {}
-    for name, labels in told(site, ROOT, tally, Beside([DriverCount("ray", "q", "", 1, 1, 1.0)])):
+    beside = Beside([DriverCount("ray", "q", "", 1, 1, 1.0)], steps={("hot", "drain", "done"): 1})
+    for name, labels in told(site, ROOT, tally, beside):
         found.setdefault(name, set()).update(label for label, _ in labels)
     return found
 

@@ -322,6 +322,9 @@ def test_what_is_not_durable_is_done_again() -> None:
     assert len(look(10)) == 1
     assert turns.logic.book.drained == (0,)
     assert [one.outcome for one in rules.view(turns.logic.book, ROOT).done] == ["done", "done"]
+    assert not any(rules.steps.values())  # they count from the next look on: then they are known to be durable
+    look(1)
+    assert rules.steps == {("hot", "alert", "done"): 1, ("hot", "drain", "done"): 1}
 
 
 def test_a_bug_turns_the_rules_off(monkeypatch: pytest.MonkeyPatch) -> None:
