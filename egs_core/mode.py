@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import cache
 from typing import Literal, get_args
 
@@ -29,9 +28,9 @@ def parse_mode(stated: str, default: Mode, what: str = f"{VARIABLE}=") -> tuple[
     return ("observe", f"{what}{stated!r} is none of {', '.join(MODES)}: observing") if word else (default, "")
 
 
-def current_mode(default: Mode, environment: Mapping[str, str] = os.environ) -> Mode:
+def current_mode(default: Mode) -> Mode:
     """The mode that `EGS_MODE` asks for; one warning a process for a text that names none."""
-    mode, problem = parse_mode(environment.get(VARIABLE, ""), default)
+    mode, problem = parse_mode(os.environ.get(VARIABLE, ""), default)
     if problem:
         _warn_once(problem)
     return mode

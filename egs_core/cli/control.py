@@ -9,8 +9,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from egs_core.adapter import (
     Controlling,
@@ -21,7 +19,8 @@ from egs_core.adapter import (
     default_adapter,
     load_able,
 )
-from egs_core.cli.site import control_run, print_rows, show_runs
+from egs_core.cli.rows import print_rows
+from egs_core.cli.site import control_run, show_runs
 from egs_core.client import places
 from egs_core.errors import EgsError
 from egs_core.units import parse_seconds
@@ -101,7 +100,7 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
     elif found:
-        print_rows(_table(found, time.time()))
+        _print_running(found, time.time())
     else:
         typer.echo("nothing runs")
 
@@ -143,15 +142,13 @@ def _state(task: RunningTask) -> str:
     return f"after {task.waiting_for[0]}{more}"
 
 
-def _table(found: list[RunningWorkload], now: float) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("workload", "driver", "stage", "task", "state", "for", "GPUs", "node", "process"):
-        table.add_column(column, overflow="fold")
+def _print_running(found: list[RunningWorkload], now: float) -> None:
+    rows: list[tuple[str, ...]] = []
     for one in found:
-        table.add_row(escape(one.workload), one.driver, "", f"{one.tasks - one.open} of {one.tasks} ended", one.state)
+        ended = f"{one.tasks - one.open} of {one.tasks} ended"
+        rows.append((one.workload, one.driver, "", ended, one.state, "", "", "", ""))
         for task in one.running:
             since = f"{max(0.0, now - task.since):,.0f} s"
             node, pid = task.node[:8], str(task.pid or "")
-            row = (task.task, _state(task), since, f"{task.gpus:g}", node, pid)
-            table.add_row("", "", escape(task.stage), *map(escape, row))
-    return table
+            rows.append(("", "", task.stage, task.task, _state(task), since, f"{task.gpus:g}", node, pid))
+    print_rows(("workload", "driver", "stage", "task", "state", "for", "GPUs", "node", "process"), rows)

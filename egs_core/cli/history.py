@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.cli.printable import printable
-from egs_core.cli.site import print_rows
+from egs_core.cli.rows import print_table
 from egs_core.errors import EgsError, InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.history.opened import open_history
@@ -54,7 +54,7 @@ def history(
     elif not found:
         typer.echo("no such task" if known else "nothing is known yet: runs with EGS leave their durations")
     else:
-        print_rows(_table(found, weeks))
+        print_table(_table(found, weeks))
         if len(found) > SHOWN:
             typer.echo(f"and {len(found) - SHOWN} more: --json has them all")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from egs_core.cli.site import print_rows, the_site
+from egs_core.cli.rows import print_rows
+from egs_core.cli.site import the_site
 from egs_core.client import hosts as h
 from egs_core.client.http import connected
 
@@ -38,9 +37,5 @@ def _show(found: h.Hosts, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("host", "state", "GPUs", "runs"):
-        table.add_column(column, overflow="fold")
-    for one in found.hosts:
-        table.add_row(*map(escape, (one.name, one.state, ", ".join(one.devices), ", ".join(one.runs))))
-    print_rows(table)
+    rows = [(one.name, one.state, ", ".join(one.devices), ", ".join(one.runs)) for one in found.hosts]
+    print_rows(("host", "state", "GPUs", "runs"), rows)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from egs_core.cli.printable import printable
-from egs_core.cli.site import print_rows
+from egs_core.cli.rows import print_table
 from egs_core.errors import EgsError, InputError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.standing import Standing, standing_of, standings
@@ -44,7 +44,7 @@ def ps(
     if as_json:
         typer.echo(msgspec.json.encode({"pods": found}).decode())
     elif found:
-        print_rows(_table(found))
+        print_table(_table(found))
     else:
         typer.echo(f"no pod of EGS's in {where or 'any namespace'}")
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.markup import escape
-from rich.table import Table
 
-from egs_core.cli.site import called, control_of, has_several, print_rows, the_site
+from egs_core.cli.rows import print_rows
+from egs_core.cli.site import called, control_of, has_several, the_site
 from egs_core.cli.starting import say
 from egs_core.client import requests as q
 from egs_core.client.http import connected
@@ -85,14 +84,12 @@ def list_(
     if not found.requests:
         typer.echo("no GPU requests")
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("request", "name", "user", "state", "GPUs", "devices", "ends", "runs in it", "queue"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for one in found.requests:
         state = f"{one.state}, {one.place}." if one.place is not None else one.state
         row = (one.id, one.name, one.user, state, f"{one.gpus:g}", _devices(one, several), _ends(one))
-        table.add_row(*map(escape, (*row, ", ".join(one.commands), one.queue)))
-    print_rows(table)
+        rows.append((*row, ", ".join(one.commands), one.queue))
+    print_rows(("request", "name", "user", "state", "GPUs", "devices", "ends", "runs in it", "queue"), rows)
 
 
 @request.command("show")

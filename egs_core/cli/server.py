@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
-from rich.table import Table
 
+from egs_core.cli.rows import print_rows
 from egs_core.cli.serve import default_data, needs_server
-from egs_core.cli.site import print_rows, the_site
+from egs_core.cli.site import the_site
 from egs_core.client import tokens as t
 from egs_core.client.http import connected
 from egs_core.errors import InputError
@@ -42,14 +41,11 @@ def log(
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("when", "who", "role", "from", "what", "which", "team", "more"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for one in found.entries:
         when = datetime.fromtimestamp(one.at).isoformat(" ", "seconds")
-        row = (when, one.who, one.role, one.origin, one.verb, one.subject, one.team, one.text)
-        table.add_row(*map(escape, row))
-    print_rows(table)
+        rows.append((when, one.who, one.role, one.origin, one.verb, one.subject, one.team, one.text))
+    print_rows(("when", "who", "role", "from", "what", "which", "team", "more"), rows)
 
 
 @server.command("backup")

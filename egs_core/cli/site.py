@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from datetime import datetime
 from typing import Annotated
@@ -11,12 +10,10 @@ from zoneinfo import ZoneInfo
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from egs_core.adapter import ControlRequest
 from egs_core.budgets import money
+from egs_core.cli.rows import print_rows
 from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
@@ -25,7 +22,6 @@ from egs_core.client.waiting_words import starts_words
 from egs_core.errors import EgsError, InputError
 from egs_core.units import parse_seconds
 
-WIDE = 10_000  # columns, of what no terminal shows: no row is folded
 DONE = {"abort": "ended", "pause": "paused", "resume": "resumed"}
 
 
@@ -40,12 +36,6 @@ def the_site() -> Address:
     return found
 
 
-def print_rows(table: Table) -> None:
-    """A line for each row where the output is a pipe or a file, else as wide as the terminal is, or `COLUMNS` says."""
-    is_shown = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if is_shown else WIDE).print(table)
-
-
 def show_runs(address: Address, as_json: bool) -> None:
     """`egs ps`."""
     with connected(address) as client:
@@ -56,7 +46,7 @@ def show_runs(address: Address, as_json: bool) -> None:
     several = has_several(found)
     free = [_called(device, several) for device in found.devices if device.state == "free"]
     if found.runs:
-        print_rows(_table(found.runs, time.time(), several))
+        _print_runs(found.runs, time.time(), several)
     label = next((f"{device.label} " for device in found.devices if device.label == "emulated"), "")
     held = [device for device in found.devices if device.state == "held" and device.free]
     shared = [f"{device.free:g} of {_called(device, several)}" for device in held]
@@ -87,18 +77,15 @@ def show_queue(address: Address, as_json: bool) -> None:
     if not found.runs:
         typer.echo("nothing waits")
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "name", "user", *(["host"] if several else []), "queue", "GPUs", "starts", "why"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for view in found.runs:
         starts = starts_words(view).removeprefix("it should start ").replace("when it starts is not known", "not known")
         gpus = f"{view.gpus:g}"
         if view.tasks is not None:
             gpus, starts = f"{view.tasks.waiting} tasks", view.framework
         where = (view.host,) if several else ()
-        row = (view.id, view.name, view.user, *where, view.queue, gpus, starts, view.reason)
-        table.add_row(*map(escape, row))
-    print_rows(table)
+        rows.append((view.id, view.name, view.user, *where, view.queue, gpus, starts, view.reason))
+    print_rows(("run", "name", "user", *(["host"] if several else []), "queue", "GPUs", "starts", "why"), rows)
 
 
 def budget_line(one: c.BudgetView) -> str:
@@ -173,10 +160,8 @@ def _called(device: c.Device, several: bool) -> str:
     return called(device.host, device.id, several)
 
 
-def _table(runs: tuple[c.RunView, ...], now: float, several: bool = False) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "name", "user", *(["host"] if several else []), "state", "for", "GPUs", "devices", "queue"):
-        table.add_column(column, overflow="fold")
+def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
+    rows = []
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.state
@@ -186,18 +171,10 @@ def _table(runs: tuple[c.RunView, ...], now: float, several: bool = False) -> Ta
         if view.tasks is not None:
             devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"
         where = (view.host,) if several else ()
-        row = (
-            view.id,
-            view.name,
-            view.user,
-            *where,
-            state,
-            f"{max(0.0, now - since):,.0f} s",
-            f"{view.gpus:g}",
-            devices,
-        )
-        table.add_row(*map(escape, (*row, view.queue)))
-    return table
+        since_s = f"{max(0.0, now - since):,.0f} s"
+        rows.append((view.id, view.name, view.user, *where, state, since_s, f"{view.gpus:g}", devices, view.queue))
+    columns = ("run", "name", "user", *(["host"] if several else []), "state", "for", "GPUs", "devices", "queue")
+    print_rows(columns, rows)
 
 
 def queue(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:

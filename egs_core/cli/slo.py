@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 import yaml
-from rich.markup import escape
-from rich.table import Table
 
-from egs_core.cli.site import print_rows, the_site
+from egs_core.cli.rows import print_rows
+from egs_core.cli.site import the_site
 from egs_core.client.http import connected
 from egs_core.client.slo import Slos, SloView
 from egs_core.errors import InputError
@@ -78,15 +77,13 @@ _Rules.add_representer(str, _text)
 def _print(found: Slos) -> None:
     days = (time.time() - found.since) / 86400
     typer.echo(f"runs of the last {days:.1f} days; a budget of 0 % is used up, a burn rate of 1 uses it up in 30 days")
-    table = Table(box=None, pad_edge=False)
-    for column in ("queue", "objective", "promised", "runs", "bad", "budget left", *SHOWN, "look"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for one in found.slos:
         rates = ["-" if (rate := one.burn.get(name)) is None else f"{rate:.1f}" for name in SHOWN]
         left = "-" if one.budget_left is None else f"{one.budget_left:.0%}"
         counts = f"{one.events:,}", f"{one.bad:,}"
-        table.add_row(*map(escape, (one.queue, one.slo, _promised(one), *counts, left, *rates, one.alert or "-")))
-    print_rows(table)
+        rows.append((one.queue, one.slo, _promised(one), *counts, left, *rates, one.alert or "-"))
+    print_rows(("queue", "objective", "promised", "runs", "bad", "budget left", *SHOWN, "look"), rows)
 
 
 def _promised(one: SloView) -> str:

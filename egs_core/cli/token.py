@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.markup import escape
-from rich.table import Table
 
-from egs_core.cli.site import print_rows, the_site
+from egs_core.cli.rows import print_rows
+from egs_core.cli.site import the_site
 from egs_core.client import tokens as t
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
@@ -49,12 +48,9 @@ def list_(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(found.model_dump_json())
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("id", "name", "role", "team", "made by", "state"):
-        table.add_column(column, overflow="fold")
-    for one in found.tokens:
-        table.add_row(*map(escape, (one.id, one.name, one.role, one.team, one.created_by, _state(one, time.time()))))
-    print_rows(table)
+    now = time.time()
+    rows = [(one.id, one.name, one.role, one.team, one.created_by, _state(one, now)) for one in found.tokens]
+    print_rows(("id", "name", "role", "team", "made by", "state"), rows)
 
 
 @token.command("revoke")

@@ -13,11 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from egs_core.cli.site import WIDE, the_site
+from egs_core.cli.rows import WIDE
+from egs_core.cli.site import the_site
 from egs_core.client import messages as c
 from egs_core.client.http import Unreachable, connected
 from egs_core.client.overview import Overview
-from egs_core.client.waiting_words import starts_words
+from egs_core.client.waiting_words import starts_words, time_words
 
 EVERY_S = 1.0
 
@@ -118,7 +119,7 @@ def _device(one: c.Device, runs: dict[str, c.RunView], now: float, several: bool
     held = ", ".join(named) or ("another team's" if one.state == "held" else "")
     since = max((run.started_at for run in holders if run.started_at is not None), default=None)
     name = f"{one.host}/{one.id}" if several else one.id
-    return name, one.state, held, "" if since is None else _span(now - since)
+    return name, one.state, held, "" if since is None else time_words(now - since)
 
 
 def _queue(name: str, team: str, quota: float | None, used: float | None, waiting: int) -> tuple[str, ...]:
@@ -129,7 +130,7 @@ def _queue(name: str, team: str, quota: float | None, used: float | None, waitin
 def _running(run: c.RunView, now: float) -> tuple[str, ...]:
     since = run.started_at if run.started_at is not None else run.submitted_at
     state = f"{run.state}, lost" if run.lost else f"{run.state}: {run.stop}" if run.stop else run.state
-    return _named(run), run.user, run.queue, f"{run.gpus:g}", _span(now - since), state
+    return _named(run), run.user, run.queue, f"{run.gpus:g}", time_words(now - since), state
 
 
 def _driver(run: c.RunView) -> tuple[str, ...]:
@@ -144,10 +145,3 @@ def _named(run: c.RunView) -> str:
 def _starts(run: c.RunView) -> str:
     words = starts_words(run)
     return words.removeprefix("it should start ").replace("when it starts is not known", "not known")
-
-
-def _span(seconds: float) -> str:
-    seconds = max(0.0, seconds)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

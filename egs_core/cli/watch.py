@@ -9,10 +9,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from egs_core.cli.site import print_rows, the_site
+from egs_core.cli.rows import print_rows
+from egs_core.cli.site import the_site
 from egs_core.client.http import connected
 from egs_core.client.watching import RuleView, Watching
 from egs_core.errors import InputError
@@ -77,15 +76,13 @@ def _summary(found: Rules) -> str:
 def _print(found: Watching) -> None:
     if found.problem:
         typer.echo(f"the rules are not followed any more, until the server is started again: {found.problem}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("rule", "when", "do", "mode", "looks at", "true now"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for rule in found.rules:
         when = f"{rule.when}, for {span(rule.for_s)}" if rule.for_s else rule.when
         held = sum(one.rule == rule.name for one in found.seen)
-        row = (rule.name, when, ", ".join(rule.do), "dry run" if rule.dry_run else "acts", _looked(rule), str(held))
-        table.add_row(*map(escape, row))
-    print_rows(table)
+        mode = "dry run" if rule.dry_run else "acts"
+        rows.append((rule.name, when, ", ".join(rule.do), mode, _looked(rule), str(held)))
+    print_rows(("rule", "when", "do", "mode", "looks at", "true now"), rows)
     typer.echo("\nnow:" if found.seen else "\nnow: no condition holds")
     for one in found.seen:
         since = datetime.fromtimestamp(one.since).isoformat(" ", "seconds")

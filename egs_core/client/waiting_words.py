@@ -28,10 +28,19 @@ def starts_words(view: c.RunView) -> str:
 def in_words(seconds: float) -> str:
     """How far away a moment is.
 
-    >>> in_words(89.4), in_words(1800), in_words(7200)
-    ('in 89 s', 'in 30 min', 'in 2.0 h')
+    >>> in_words(89.4)
+    'in 89 s'
     """
-    whole = round(seconds)
+    return f"in {time_words(seconds)}"
+
+
+def time_words(seconds: float) -> str:
+    """A time as people read it; 0 s for less than none.
+
+    >>> time_words(89.4), time_words(1800), time_words(7200)
+    ('89 s', '30 min', '2.0 h')
+    """
+    whole = max(0, round(seconds))
     if whole < 90:
-        return f"in {whole} s"
-    return f"in {whole / 60:.0f} min" if whole < 5400 else f"in {whole / 3600:.1f} h"
+        return f"{whole} s"
+    return f"{whole / 60:.0f} min" if whole < 5400 else f"{whole / 3600:.1f} h"

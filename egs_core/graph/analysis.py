@@ -126,9 +126,9 @@ def critical_path(
     return head[last] + seconds[last], path[::-1]
 
 
-def slack(graph: Graph, durations_s: Sequence[float] | None = None) -> list[float]:
+def slack(graph: Graph) -> list[float]:
     """Seconds by which each task can be late without delaying the end, given slots without limit."""
-    seconds, order = _defaults(graph, durations_s, None)
+    seconds, order = _defaults(graph, None, None)
     head, tail = heads(graph, seconds, order), tails(graph, seconds, order)
     longest = max((h + s + t for h, s, t in zip(head, seconds, tail, strict=True)), default=0.0)
     return [max(0.0, longest - h - s - t) for h, s, t in zip(head, seconds, tail, strict=True)]

@@ -29,13 +29,12 @@ class Mirror:
         made: Callable[[dict[str, Any]], Any],
         changed: Callable[[], None],
         *,
-        namespace: str = "",
         labels: str = "",
         optional: bool = False,
         watch_s: int = 240,
     ) -> None:
         self._cluster, self._kind, self._made, self._changed = cluster, kind, made, changed
-        self._namespace, self._labels, self._optional, self._watch_s = namespace, labels, optional, watch_s
+        self._labels, self._optional, self._watch_s = labels, optional, watch_s
         self._lock = threading.Lock()
         self._items: dict[str, Any] = {}
         self._versions: dict[str, int] = {}
@@ -89,7 +88,7 @@ class Mirror:
                 wait_s = AGAIN_S if gone else min(MOST_AGAIN_S, 2 * wait_s)
 
     def _list(self) -> str:
-        found, version = self._cluster.list(self._kind, self._namespace, self._labels)
+        found, version = self._cluster.list(self._kind, labels=self._labels)
         self._take(found)
         self.problem = ""
         return version
@@ -106,7 +105,7 @@ class Mirror:
         """Until the watch ends by itself."""
         started = time.monotonic()
         while not self._ended.is_set():
-            for event in self._cluster.watch(self._kind, version, self._namespace, self._labels, self._watch_s):
+            for event in self._cluster.watch(self._kind, version, labels=self._labels, timeout_s=self._watch_s):
                 version = self._take_event(event) or version
                 if self._ended.is_set():
                     return

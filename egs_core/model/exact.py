@@ -18,11 +18,9 @@ SLACK = 1e-12
 """Share of the loss that counts as none."""
 
 
-def improved(
-    level: Level, instance: Instance, objective: Objective, found: list[int], steps: int = STEPS
-) -> tuple[list[int], bool]:
-    """The best assignment, at least as good as the one that was found, and whether the search ended within `steps`."""
-    search = _Bounded(level, instance, objective, found, steps)
+def improved(level: Level, instance: Instance, objective: Objective, found: list[int]) -> tuple[list[int], bool]:
+    """The best assignment, at least as good as the one that was found, and whether the search ended within STEPS."""
+    search = _Bounded(level, instance, objective, found, STEPS)
     search.place(0)
     return search.best, search.steps >= 0
 

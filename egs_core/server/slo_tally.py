@@ -16,8 +16,8 @@ Key = tuple[str, str]  # queue, team
 class SloTally:
     """objectives: by queue."""
 
-    def __init__(self, objectives: Mapping[str, tuple[Slo, ...]] | None = None) -> None:
-        self.objectives = objectives or {}
+    def __init__(self) -> None:
+        self.objectives: Mapping[str, tuple[Slo, ...]] = {}
         self.events: Counter[tuple[Key, str]] = Counter()
         self.errors: Counter[tuple[Key, str]] = Counter()
 

@@ -113,9 +113,9 @@ def _decode(encoded: bytes) -> Line:
         return msgspec.json.decode(encoded[begin:], type=Line)
 
 
-def drop_old(folder: Path, days: float = KEPT_DAYS) -> int:
+def drop_old(folder: Path) -> int:
     """Remove files that nothing was added to for so long; how many."""
-    before_s = time.time() - days * 86_400.0
+    before_s = time.time() - KEPT_DAYS * 86_400.0
     old = [file for file in folder.glob(PATTERN) if file.stat().st_mtime < before_s]
     for file in old:
         file.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from egs_core.runlog.records import Header, Record
 
 GPU_POOL = "gpu"
 ASK_EVERY_S = 0.5
+LOG_LINES = 8  # of a failed task, that are shown
 OFF = {"EGS_MODE": "off"}
 ON = {"EGS_MODE": "on", "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor"}
 
@@ -118,10 +119,10 @@ def _wait(airflow: LocalAirflow, tell: Callable[[], None]) -> None:
     tell()
 
 
-def task_log(airflow: LocalAirflow, task_id: str, lines: int = 8) -> str:
+def task_log(airflow: LocalAirflow, task_id: str) -> str:
     """The last lines of what a task printed."""
     found = sorted(airflow.home.glob(f"logs/**/task_id={task_id}/*.log"))
-    return "\n".join(found[-1].read_text(errors="replace").splitlines()[-lines:]) if found else ""
+    return "\n".join(found[-1].read_text(errors="replace").splitlines()[-LOG_LINES:]) if found else ""
 
 
 def _tell(progress: Progress | None, notes: Path, tasks: int) -> None:

@@ -31,19 +31,19 @@ class Wastage(msgspec.Struct):
     kept_s: float = 0.0
 
 
-def read_wastage(rest: Rest, hours: float = HOURS) -> Wastage:
-    """The last hours, of the DAGs that the asker may see. Raises InputError for what Airflow refuses."""
-    since_s = time.time() - hours * 3600.0
+def read_wastage(rest: Rest) -> Wastage:
+    """The last HOURS, of the DAGs that the asker may see. Raises InputError for what Airflow refuses."""
+    since_s = time.time() - HOURS * 3600.0
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since_s))
     runs = int((rest.get("dags/~/dagRuns", limit=1, updated_at_gte=since) or {}).get("total_entries") or 0)
     if runs > MOST_RUNS:
-        return Wastage(hours, runs, None)
+        return Wastage(HOURS, runs, None)
     seen = read_airflow(rest, since_s)
     if not any(one.held_slots for one in seen.tries):
-        return Wastage(hours, 0, None)
+        return Wastage(HOURS, 0, None)
     history = observed_of(past_with_notes(seen, "this Airflow", gpu_pools(seen, _configured(seen.pools))))
     kept_s = sum(one.slots * one.seconds for one in read_kept(rest, after=since))
-    return Wastage(hours, runs, audit(history, simulated=False), kept_s)
+    return Wastage(HOURS, runs, audit(history, simulated=False), kept_s)
 
 
 def _configured(known: Collection[str]) -> tuple[str, ...]:

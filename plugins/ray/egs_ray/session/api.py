@@ -22,7 +22,7 @@ from egs_core.errors import InputError
 from egs_core.notices import warn
 from egs_ray.convert import convert
 from egs_ray.payload import graph_input
-from egs_ray.session.session import Options, Session
+from egs_ray.session.session import Session
 from egs_ray.session.tasks import RunBooks, finish_natively, references_in
 
 _lock = threading.Lock()
@@ -147,7 +147,7 @@ def run(
     return Run(chosen, chosen.submit(converted, given, queue, called_s))
 
 
-def default_session(options: Options | None = None) -> Session:
+def default_session() -> Session:
     """The process's session, made at the first call; a new one after Ray was shut down and started again."""
     global _current
     job = str(ray.get_runtime_context().get_job_id()) + ray.get_runtime_context().gcs_address
@@ -158,7 +158,7 @@ def default_session(options: Options | None = None) -> Session:
             _current[1].close(finish=_current[0] == job)
         else:
             atexit.register(_close)
-        _current = (job, Session(options))
+        _current = (job, Session())
         return _current[1]
 
 
