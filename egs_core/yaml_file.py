@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from egs_core.errors import InputError
+from egs_core.graph.places import hint_of
 from egs_core.units import parse_bytes, parse_seconds
-from egs_core.validation_hints import hint_of
 from egs_core.validation_words import problem_of
 
 MAX_FILE_BYTES = 4 << 20

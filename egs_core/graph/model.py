@@ -19,9 +19,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GPU, KIND_NAMES, Graph, Shape, TaskOptions
-from egs_core.graph.places import did_you_mean, join
+from egs_core.graph.places import did_you_mean, hint_of, join
 from egs_core.units import parse_bytes
-from egs_core.validation_hints import hint_of
 from egs_core.validation_words import problem_of
 
 FORMAT = "egs-workload"

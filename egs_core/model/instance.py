@@ -24,9 +24,8 @@ import msgspec
 from pydantic import Field, ValidationError
 
 from egs_core.errors import InputError, listed
-from egs_core.graph.places import did_you_mean, join
+from egs_core.graph.places import did_you_mean, hint_of, join
 from egs_core.graph.source import json_errors
-from egs_core.validation_hints import hint_of
 from egs_core.validation_words import problem_of
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_yaml
 

@@ -26,7 +26,8 @@ from egs_core.server.gangs import Gangs
 from egs_core.server.hosts import OWN, Hosts, JoinedHost
 from egs_core.server.principals import Principal
 from egs_core.server.reserve import Reserve
-from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Refusal, Run, SiteFacts
+from egs_core.server.rights import Rights
+from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Run, SiteFacts
 from egs_core.server.views import Views
 from egs_core.site.spanning import Member, Spanning
 
@@ -77,6 +78,7 @@ class Book:
         self._is_taking = False
         self.views = Views(facts, engine, self.runs, self.by_task, self.hosts, self.gangs, self.kept)
         self.views.clock = lambda: self.now
+        self.rights = Rights(self.runs, self.views.name_of)
         self.flavors = Flavors(engine, self.views, self.hosts)
         self.reserve = Reserve(engine, self.views, self.by_task, facts.epoch)
         self.last = max((int(run_id) for run_id in self.runs), default=0)
@@ -417,32 +419,6 @@ class Book:
 
     def log(self, who: Principal, verb: str, run: Run, text: str = "") -> None:
         self.lines.append(LogLine(self.now, who, verb, run.id, run.team, text))
-
-    def visible(self, who: Principal, run_id: str) -> Run:
-        """Raises Refusal (404), the same for a run of another team and for none."""
-        run = self.runs.get(run_id)
-        if run is None or not who.sees(run):
-            raise Refusal(404, f"there is no run {run_id!r}: `egs ps` lists those that are open")
-        return run
-
-    def changeable(self, who: Principal, run_id: str) -> Run:
-        run = self.visible(who, run_id)
-        if not who.may_change(run):
-            whose = f"run {run_id} is of {run.user}" + (f", team {run.team}" if run.team else "")
-            raise Refusal(403, f"{whose}: only that user and operators may change it")
-        if who.host and run.host != who.host:
-            raise Refusal(403, f"run {run_id} is on host {self.views.name_of(run.host)}: change it there")
-        return run
-
-    def held(self, who: Principal, run_id: str) -> Run:
-        run = self.visible(who, run_id)
-        if not who.may_hold(run):
-            raise Refusal(403, f"run {run_id} is of {run.user}: only its own supervisor speaks for it")
-        if run.is_request:
-            raise Refusal(409, f"run {run_id} is a GPU request, and has no supervisor: `egs run --in {run_id}`")
-        if run.host != who.host:
-            raise Refusal(403, f"run {run_id} is on host {self.views.name_of(run.host)}: its supervisor is there")
-        return run
 
     def view(self, who: Principal, run: Run, with_reason: bool = True) -> c.RunView:
         return self.views.view(run, with_reason, sees=who.sees)

@@ -22,7 +22,7 @@ CHANGES_WHILE_RUNNING = ("for_s", "expected_s")
 
 def control(book: Book, who: Principal, run_id: str, verb: str, ask: c.Control) -> c.RunView:
     """abort, release, pause or resume. Raises Refusal (409) for a run that has ended."""
-    run = book.changeable(who, run_id)
+    run = book.rights.changeable(who, run_id)
     if not run.is_open:
         raise Refusal(409, f"run {run.id} has ended: {run.outcome}")
     if verb == "abort":
@@ -68,7 +68,7 @@ def _release(book: Book, who: Principal, run: Run, ask: c.Control) -> c.RunView:
 def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
     """Other wishes of a run: it is given to the engine anew, behind those of its priority that wait. Raises Refusal
     for what it is too late for, and for what can never start; then all stays as it was."""
-    run = book.changeable(who, run_id)
+    run = book.rights.changeable(who, run_id)
     wishes = {name: value for name, value in ask if value is not None}
     if not run.is_open:
         raise Refusal(409, f"run {run.id} has ended: {run.outcome}")

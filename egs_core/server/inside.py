@@ -27,7 +27,7 @@ OF_THE_REQUEST = (
 
 def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
     """A new command is to run in a request. Raises Refusal where it may not."""
-    request = book.changeable(who, ask.inside)
+    request = book.rights.changeable(who, ask.inside)
     if not request.is_request:
         raise Refusal(422, f"inside: run {ask.inside} is no GPU request: `egs request list` lists those")
     if not request.is_open or request.stop:

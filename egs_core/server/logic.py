@@ -218,7 +218,7 @@ class SiteLogic:
 
     def beat(self, who: Principal, run_id: str, ask: c.Beat) -> c.RunView:
         """A sign of life of a run's supervisor."""
-        run = self.book.held(who, run_id)
+        run = self.book.rights.held(who, run_id)
         if run.is_open:
             self.book.heard[run.id] = self.book.now
             self.book.gone.pop(run.id, None)
@@ -233,7 +233,7 @@ class SiteLogic:
     def claim(self, who: Principal, run_id: str, ask: c.Claim) -> c.RunView:
         """The command is about to start with this lease. Raises Refusal (409) where it holds it no longer: then nothing
         may be started."""
-        run = self.book.held(who, run_id)
+        run = self.book.rights.held(who, run_id)
         lease = run.lease
         if not run.is_open or lease is None or lease.token != ask.token or (run.stop and lease.claimed_at is None):
             raise Refusal(409, f"run {run.id} does not hold lease {ask.token} any more")
@@ -245,7 +245,7 @@ class SiteLogic:
 
     def end(self, who: Principal, run_id: str, ask: c.End) -> c.RunView:
         """No process of the lease is left: the caller has made sure. Raises Refusal (409) for another lease."""
-        run = self.book.held(who, run_id)
+        run = self.book.rights.held(who, run_id)
         if not run.is_open:
             return self.book.view(who, run, with_reason=False)
         lease = run.lease
@@ -286,7 +286,7 @@ class SiteLogic:
 
     def view(self, who: Principal, run_id: str) -> c.RunView:
         who.need_to_see()
-        return self.book.view(who, self.book.visible(who, run_id))
+        return self.book.view(who, self.book.rights.visible(who, run_id))
 
     def check(self, who: Principal, ask: c.RunRequest) -> c.RunView:
         """What `submit` would answer now. Nothing is asked for: the request meets a copy of the site."""
@@ -308,7 +308,7 @@ class SiteLogic:
 
     def watch(self, who: Principal, run_id: str) -> Watch | None:
         """The same for one run of one's own; None where it holds no lease."""
-        run = self.book.held(who, run_id)
+        run = self.book.rights.held(who, run_id)
         return None if not run.is_open or run.lease is None else self._watch(run)
 
     def seen(self, found: Sequence[Seen]) -> None:

@@ -60,7 +60,7 @@ def release(book: Book, who: Principal, number: str, ask: c.Control) -> q.Reques
     if not run.is_open or run.is_claimed:
         control(book, who, number, "release", ask)
     else:
-        book.changeable(who, number)
+        book.rights.changeable(who, number)
         book.log(who, "release", run, ask.reason)
         book.abort(run, f"released by {who.name} before it began", "released")
     advance(book)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from egs_core.adapter import ProfileFault
 from egs_core.errors import InputError
-from egs_core.validation_hints import hint_of
+from egs_core.graph.places import hint_of
 from egs_core.validation_words import problem_of
 from egs_core.yaml_file import Path_, line_of, read_text, shown_path
 from egs_kubeflow.rewrite.profile import NO_POOLS, Profile, part_at, read_profile

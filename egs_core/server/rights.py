@@ -1,0 +1,43 @@
+"""Who may see a run, change it, or speak for it: asked before anything is done to one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from egs_core.server.principals import Principal
+from egs_core.server.runs import Refusal, Run
+
+
+class Rights:
+    """runs: all that a site knows, by number. name_of: a host's name, by its id."""
+
+    def __init__(self, runs: Mapping[str, Run], name_of: Callable[[str], str]) -> None:
+        self._runs, self._name_of = runs, name_of
+
+    def visible(self, who: Principal, run_id: str) -> Run:
+        """Raises Refusal (404), the same for a run of another team and for none."""
+        run = self._runs.get(run_id)
+        if run is None or not who.sees(run):
+            raise Refusal(404, f"there is no run {run_id!r}: `egs ps` lists those that are open")
+        return run
+
+    def changeable(self, who: Principal, run_id: str) -> Run:
+        """Its user's, or an operator's; from its own host, where a host asks. Raises Refusal (403, 404)."""
+        run = self.visible(who, run_id)
+        if not who.may_change(run):
+            whose = f"run {run_id} is of {run.user}" + (f", team {run.team}" if run.team else "")
+            raise Refusal(403, f"{whose}: only that user and operators may change it")
+        if who.host and run.host != who.host:
+            raise Refusal(403, f"run {run_id} is on host {self._name_of(run.host)}: change it there")
+        return run
+
+    def held(self, who: Principal, run_id: str) -> Run:
+        """For whom it was submitted: its supervisor, on its host. Raises Refusal (403, 404, 409)."""
+        run = self.visible(who, run_id)
+        if not who.may_hold(run):
+            raise Refusal(403, f"run {run_id} is of {run.user}: only its own supervisor speaks for it")
+        if run.is_request:
+            raise Refusal(409, f"run {run_id} is a GPU request, and has no supervisor: `egs run --in {run_id}`")
+        if run.host != who.host:
+            raise Refusal(403, f"run {run_id} is on host {self._name_of(run.host)}: its supervisor is there")
+        return run
