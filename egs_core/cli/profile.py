@@ -18,8 +18,8 @@ from rich.table import Table
 
 from egs_core.cli.printable import printable
 from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors
+from egs_core.cli.rows import print_table
 from egs_core.cli.run import name_of
-from egs_core.cli.site import print_rows
 from egs_core.client.places import find_address
 from egs_core.errors import InputError, listed
 from egs_core.flavors import load_flavors, meant, spec_for
@@ -222,7 +222,7 @@ def _show(name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice
             f"{rate:.3g} {escape(printable(unit))}/s" if unit != "runs" else "-",
         )
     if measured:
-        print_rows(table)
+        print_table(table)
     for lost in failed:
         size = f" with batch {lost.batch}" if lost.batch else ""
         typer.echo(f"on {lost.flavor}{size} it failed with exit code {lost.exit_code}")

@@ -15,7 +15,6 @@ import queue
 import secrets
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from egs_core.client.arguments import written
 from egs_core.client.http import Refused, SiteClient, Unreachable
 from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
+from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
 from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
@@ -37,75 +37,11 @@ from egs_core.client.told_work import WorkFolder
 from egs_core.client.waiting_words import ends_line, why_words
 from egs_core.errors import EgsError
 
-Say = Callable[[str], None]
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-WAKE = signal.SIGURG  # from the other thread: there is news
-LOOK_S, WAIT_S, AGAIN_S, TELL_END_S, IDLE_GRACE_S = 1.0, 20.0, 0.5, 120.0, 10.0
+LOOK_S, TELL_END_S, IDLE_GRACE_S = 1.0, 120.0, 10.0
 NOT_FOUND, NOT_EXECUTABLE, ABORTED = 127, 126, 128 + signal.SIGTERM
-
-
-class Ended(Exception):
-    """The run is over before its command was started. code: of this process."""
-
-    def __init__(self, code: int, text: str = "") -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class Link:
-    """The thread that speaks to the server: heartbeats, and news for the main thread, which `WAKE` tells of."""
-
-    def __init__(self, client: SiteClient, view: c.RunView, say: Say) -> None:
-        self.news: queue.SimpleQueue[c.RunView | Ended] = queue.SimpleQueue()
-        self.processes: tuple[c.Process, ...] = ()
-        self.token = 0
-        self.told_s: Callable[[float], float | None] = lambda _now: None
-        self._wants_told = False
-        self._client, self._say = client, say
-        self._run, self._seen = view.id, view.version
-        self._is_over = threading.Event()
-        self._has_told = False
-        self._thread = threading.Thread(target=self._beat, name="egs-beat", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """No more heartbeats; does not wait for one that is under way."""
-        self._is_over.set()
-
-    def _beat(self) -> None:
-        while not self._is_over.is_set():
-            told = self.processes
-            wait_s, told_s = WAIT_S if not told else 2.0, self.told_s(time.time()) if self._wants_told else None
-            beat = c.Beat(seen=self._seen, wait_s=wait_s, token=self.token, processes=told, told_s=told_s)
-            try:
-                view = self._client.beat(self._run, beat)
-            except Unreachable as error:
-                self._unreachable(error)
-                self._is_over.wait(AGAIN_S)
-                continue
-            except EgsError as error:
-                self._put(Ended(1, str(error)))
-                return
-            self._has_told, self._wants_told = False, view.wants_told
-            if view.version != self._seen:
-                self._seen = view.version
-                self._put(view)
-            if view.state == "ended":
-                return
-
-    def _unreachable(self, error: Unreachable) -> None:
-        if not self._has_told and not self._is_over.is_set():
-            what = "the command goes on" if self.processes else "waiting for it"
-            self._say(f"the server does not answer; {what} ({error})")
-            self._has_told = True
-
-    def _put(self, news: c.RunView | Ended) -> None:
-        self.news.put(news)
-        os.kill(os.getpid(), WAKE)
 
 
 class Supervisor:
