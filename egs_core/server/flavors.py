@@ -38,7 +38,7 @@ class Learned:
 
     def see(self, run: Run) -> bool:
         """Whether something is learned from this end."""
-        if run.outcome != "succeeded" or run.is_time_up or not run.flavor or run.inside:
+        if run.outcome != "succeeded" or run.is_time_up or not run.flavor or run.inside or run.is_request:
             return False
         if run.started_at is None or run.ended_at is None or run.ended_at <= run.started_at:
             return False
@@ -176,7 +176,7 @@ class Flavors:
         return m.FlavorEstimates(tuple(values)) if values else None
 
     def held(self, run: Run, devices: Sequence[int]) -> str:
-        """The flavor of these devices of its host, where they are of one."""
+        """The flavor of these devices of its host, where they are of one; "" while it is not told what that has."""
         of_host = self._views.devices_of(run.host)
-        found = {of_host[number].kind for number in devices}
+        found = {of_host[number].kind for number in devices if number < len(of_host)}
         return found.pop() if len(found) == 1 else ""

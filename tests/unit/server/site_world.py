@@ -148,6 +148,7 @@ class Supervisor:
         self.inside: Requester | None = None  # in whose GPUs it runs
         self.who = ANN
         self.length_s, self.part = length_s, 1.0
+        self.slow_on: frozenset[str] = frozenset()  # devices on which it takes three times as long
         self.is_alive, self.is_suspended = True, False
         self.run_id = ""
         self.view: c.RunView | None = None
@@ -193,7 +194,8 @@ class Supervisor:
             self.is_evicted, self.exit_code = False, None  # it waits again
         if lease is not None and is_asked and lease.claimed and lease.token not in self.started:
             self.started.append(lease.token)
-            self.devices, self.ends_at = lease.devices, now + self.length_s
+            length_s = self.length_s * (1.0 if self.slow_on.isdisjoint(lease.devices) else 3.0)
+            self.devices, self.ends_at = lease.devices, now + length_s
             self.part = min(answer.gpus, 1.0)  # of each of them
         if answer.stop and self.ends_at is not None:
             self.is_evicted = answer.requeue
@@ -207,6 +209,8 @@ Asked = tuple["Supervisor | Requester | None", c.Lease | None, Callable[[SiteLog
 class World:
     """See the module. faults: how likely each kind is at a step, 0 to 1; 0 lets everything end."""
 
+    offered = OFFER
+
     def __init__(self, seed: int, supervisors: int = 12) -> None:
         self.random = random.Random(seed)
         self.now, self.offset = 0.0, 0.0  # the host's clock is off by so much
@@ -214,7 +218,8 @@ class World:
         self.queues = (QueueSpec("one"),) if self.budget.gpu_hours else ()
         clock = self._clock
         self.store = BudgetedStore(self.budget, clock) if self.budget.gpu_hours else MemoryStore()
-        self.offer = OFFER if self.random.random() < 0.5 else msgspec.structs.replace(OFFER, reserved=(LESSON,))
+        kept = (LESSON,) if self.random.random() >= 0.5 else ()
+        self.offer = msgspec.structs.replace(self.offered, reserved=kept)
         self.turns = self._server()
         self.all = [self._supervisor(pid) for pid in range(1, supervisors + 1)]
         for before, one in zip(self.all, self.all[1:], strict=False):

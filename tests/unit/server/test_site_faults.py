@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import Batch
+from egs_core.server.runs import Device
 from egs_core.server.store import Kept, StoreError
 from egs_core.server.writer import Turns
-from tests.unit.server.site_world import BudgetedStore, MemoryStore, World
+from tests.unit.server.site_world import OFFER, BudgetedStore, MemoryStore, World
+
+FLAVORS = {"0": "slow", "1": "fast", "2": "slow"}
 
 
 class Led:
@@ -71,8 +75,45 @@ class Pair(World):
         super().step()
 
 
-def simulate(seed: int) -> World:
-    world = World(seed)
+class Unlike(World):
+    """One device is of another flavor than the rest, and three times as fast; what runs has one of two names, so that
+    it is learned how long it takes; some may have one flavor only."""
+
+    offered = msgspec.structs.replace(
+        OFFER, devices=tuple([Device(one.id, "", one.memory_bytes, FLAVORS[one.id]) for one in OFFER.devices])
+    )
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        slow = frozenset(name for name, flavor in FLAVORS.items() if flavor == "slow")
+        for one in self.all:
+            one.slow_on = slow
+            more: dict[str, object] = {"name": self.random.choice(("a", "b"))}
+            if one.request.gang is None and one.inside is None and one.request.gpus == 1 and self.random.random() < 0.5:
+                more["flavors"] = (self.random.choice(("slow", "fast")),)
+            one.request = one.request.model_copy(update=more)
+
+    def check(self) -> None:
+        """Besides: nothing is on a flavor that it did not want."""
+        super().check()
+        for one in self.all:
+            wanted = one.request.flavors
+            assert not wanted or all(FLAVORS[device] in wanted for device in one.devices), (wanted, one.devices)
+
+
+@pytest.mark.parametrize("seed", [*range(6), 2016, 2092])
+def test_the_same_where_devices_are_unlike(seed: int) -> None:
+    """Also that a run is only ever on a flavor that it wanted; and what has ended is what the others are placed by. In
+    the last but one a server starts again while a GPU request has just been granted; in the last one of a gang ends
+    while the other, which was evicted for what is kept for others, is granted it anew."""
+    world = simulate(seed, Unlike)
+    learned = world.turns.logic.book.flavors
+    known = [learned.estimates(run) for run in world.turns.logic.runs.values() if run.flavor]
+    assert any(known), "nothing was learned"
+
+
+def simulate(seed: int, kind: type[World] = World) -> World:
+    world = kind(seed)
     for _ in range(60):
         world.step()
     world.settle()
