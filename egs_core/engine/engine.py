@@ -132,7 +132,7 @@ class Engine:
         timed: list[tuple[Sized, Callable[[], float | None]]] = [
             (timers.heap, timers.next_due) for timers in (queue.ages.timers, queue.urgency.timers, self._limits.timers)
         ]
-        timed += [(state.retry_at, self._readiness.next_due), (ALWAYS, self._granting.next_due)]
+        timed.append((state.retry_at, self._readiness.next_due))
         if self.config.preload:
             timed.append((ALWAYS, self._processes.next_due))
         if self._preempts:
@@ -194,7 +194,7 @@ class Engine:
         """When to send a `Tick` if nothing happens before; None: never."""
         if self.state.held_until is not None:  # what else is due comes behind it
             return min(self.state.held_until, self._limits.next_due() or self.state.held_until)
-        first: float | None = None
+        first = self.state.review_at
         for kept, next_due in self._moments:
             if kept and (due := next_due()) is not None and (first is None or due < first):
                 first = due

@@ -42,9 +42,10 @@ class Ages:
 
     def _max_wait_s(self, phase: int) -> float | None:
         state, task = self._state, self._state.task_of[phase]
-        options, number = state.options.get(task), state.queue_of(task)
+        options = state.options.get(task)
         if options is not None and options.max_wait_s is not None:
             return options.max_wait_s
+        number = state.queue_of(task) if state.queues else NO_QUEUE
         stated = state.queues[number].spec.max_wait_s if number != NO_QUEUE else None
         return self._default_max_wait_s if stated is None else stated
 

@@ -33,7 +33,7 @@ from egs_core.graph.columns import Shape
 
 UNLIMITED = 1 << 62
 MOST_CHANGES = 10_000  # that are kept for rankings; then these are made anew
-MOST_BITS = 1_000  # of keys that have fronts no more
+MOST_BITS = 1_000  # of keys that have fronts no more; then all are found anew
 FEW_NODES = 4  # up to so many a scan is quicker: nothing is noted then, and one node more makes all be looked at
 Rank = tuple[bool, int, int, int]  # has GPUs, free GPU, free CPU, number of the node: best fit of GPU phases
 UNKNOWN = None, None
@@ -87,6 +87,7 @@ class FreeIndex:
         self._fronts = fronts
         self._keys: dict[ClassId, ResourceKey] = {}  # what is needed to start phases of a class
         self._nodes: dict[int, int] = {}  # bit of a key without a node -> nodes with room, as bits; not there: unknown
+        self._has_many_bits = False  # most of them of what waits no more
         self._masks = FitMasks()  # of those
         self._fits: list[int] = []  # by node: for which of them there is room
         self._bound: dict[int, dict[int, ResourceKey]] = {}  # node -> bit of (shape, ANY) -> key bound to the node
@@ -119,26 +120,27 @@ class FreeIndex:
             self._rankings,
         ):
             container.clear()
+        self._has_many_bits = False
         self._masks = FitMasks()
         self._fits = [0] * len(self._state.nodes)
         self._moved.update(range(len(self._state.nodes)))
         self._fronts.reopen_all()
 
-    def freed(self, node: int) -> None:
+    def freed(self, number: int) -> None:
         """A phase has ended on the node."""
         if self.is_kept:
-            self.freed_nodes.add(node)
-            self._change(node)
+            self.freed_nodes.add(number)
 
     def taken(self, number: int) -> None:
         """A phase has been granted there: what fitted nowhere else may fit nowhere now."""
-        if not self.is_kept:
-            return
-        self._change(number)
-        self._settle(number)
+        if self.is_kept:
+            self._settle(number)
 
     def _settle(self, number: int) -> None:
-        """Close what does not fit on the node any more and nowhere else, and open what does."""
+        """The node has changed: close what does not fit there any more and nowhere else, and open what does."""
+        self._moved.add(number)
+        if self._rankings:
+            self._note_change(number)
         node = self._state.nodes[number]
         fits, before = self._masks.of(node) if node.alive else 0, self._fits[number]
         changed = fits ^ before
@@ -159,17 +161,16 @@ class FreeIndex:
             bits ^= bit
             (self._fronts.reopen if fits & bit else self._fronts.close)(self._bound[number][bit])
 
-    def _change(self, number: int) -> None:
-        self._moved.add(number)
-        if self._rankings:
-            self._changes.append(number)
-            if len(self._changes) > MOST_CHANGES:
-                self._rankings.clear()
-                self._changes.clear()
+    def _note_change(self, number: int) -> None:
+        """For the rankings, which are brought up to date when they are asked."""
+        self._changes.append(number)
+        if len(self._changes) > MOST_CHANGES:
+            self._rankings.clear()
+            self._changes.clear()
 
     def refresh(self) -> None:
         """Open the keys in which something fits now."""
-        if len(self._fronts.bits) > MOST_BITS + 2 * len(self._fronts.of):
+        if self._has_many_bits:
             self.forget()
         for number in self.freed_nodes:
             self._settle(number)
@@ -200,6 +201,7 @@ class FreeIndex:
                     with_room |= 1 << number
                     self._fits[number] |= bit
             self._nodes[bit] = with_room
+            self._has_many_bits = len(self._nodes) > MOST_BITS + 2 * len(self._fronts.of)
             self._fronts.known |= bit
             if not with_room:
                 self._fronts.closed |= bit

@@ -156,7 +156,9 @@ class ClassFronts:
     def first(self, unplaceable: set[ClassId], passed: set[ClassId]) -> Front | None:
         """The first front of an open key whose class is in neither of these sets."""
         best: Front | None
-        if len(self.of) == 1 and not (self.closed or self.closed_apart):
+        if not (self.filed & ~self.closed or self.apart):
+            return None
+        if len(self.of) == 1:
             (best,) = self.of.values()
             return None if best[2] in unplaceable or best[2] in passed else best
         if not (unplaceable or passed):

@@ -5,7 +5,8 @@
               s1   p4 p9 p5 p8                s7   p2 p3                            keys alone, without places
 
 When a submission's place changes, only its firsts move, one a class, however many phases wait behind them. Heaps keep
-outdated entries until they come up: only the entry whose key is the very object in `keys` counts.
+outdated entries until they come up: only the one that is kept for its phase counts. An entry is the key with the phase
+behind it, one tuple, which is quicker to compare than a key inside another.
 
 Where the policy does not tell submissions apart, all phases are of one, and a full key is the key.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Any
 
 from egs_core.engine.order.classes import ClassId
 from egs_core.engine.order.fronts import ClassFronts
@@ -21,8 +23,8 @@ from egs_core.engine.order.policy import DEPENDENTS_TERM, FullKey, Key, Policy
 from egs_core.engine.order.submission_order import NO_ORDER, WAITED_LONG, Place, SubmissionOrder, Waiter
 from egs_core.engine.state.state import State
 
-Entry = tuple[Key, int]
-First = tuple[FullKey, int, int]  # full key, phase, submission
+Entry = tuple[Any, ...]  # key, and its phase as the last
+First = tuple[Any, ...]  # full key, and phase and submission as the last two
 Aged = tuple[float, int, int]  # ready at, order, phase
 LEAST_KEPT = 64  # outdated entries that are not worth counting again
 ALL = 0  # the one submission of a policy that does not tell them apart
@@ -47,6 +49,7 @@ class Lines:
         self._state = state
         self._fronts = fronts
         self.keys: dict[int, Key] = {}
+        self._entries: dict[int, Entry] = {}  # phase -> its entry that counts
         self._at: dict[int, tuple[ClassId, int]] = {}  # phase -> class and submission
         self._lines: dict[ClassId, Line] = {}
         self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
@@ -56,7 +59,7 @@ class Lines:
         self.timers = self.order.timers.heap if self.order is not None else []  # of submissions that wait
 
     def clear(self) -> None:
-        for container in (self.keys, self._at, self._lines, self._tops, self._next, self._ages):
+        for container in (self.keys, self._entries, self._at, self._lines, self._tops, self._next, self._ages):
             container.clear()
         if self.order is not None:
             self.order.forget_waits()
@@ -95,11 +98,11 @@ class Lines:
         heap = line.heaps.get(number)
         if heap is None:
             heap = self._new_heap(class_id, line, number)
-        entry = key, phase
+        entry = self._entries[phase] = *key, phase
         heapq.heappush(heap, entry)
         if old is not None:
             known = self._tops[number]
-            if (top := known.get(old[0])) is not None and top[1] == phase:
+            if (top := known.get(old[0])) is not None and top[-1] == phase:
                 self._settle(old[0], number, known)
                 if self._leaf_changed(number, known):
                     self.refresh(number)
@@ -128,8 +131,8 @@ class Lines:
             self.order.place(number)  # so that it is known from now on
         if len(line.heaps) == 1:
             (other,) = line.heaps
-            key, phase = self._tops[other][class_id]
-            first = self.full_key(phase, key), phase, other
+            phase = self._tops[other][class_id][-1]
+            first = *self.full_key(phase, self.keys[phase]), phase, other
             line.firsts, line.shown = [first], {other: first}
         heap = line.heaps[number] = []
         return heap
@@ -144,10 +147,10 @@ class Lines:
     def take(self, phase: int) -> int:
         """Take a phase out; its submission, which keeps its place until `settle_place`: who comes next is asked
         before."""
-        del self.keys[phase]
+        del self.keys[phase], self._entries[phase]
         class_id, number = self._at.pop(phase)
         tops = self._tops[number]
-        if tops[class_id][1] == phase:
+        if tops[class_id][-1] == phase:
             self._settle(class_id, number, tops)
         return number
 
@@ -164,9 +167,9 @@ class Lines:
     def _settle(self, class_id: ClassId, number: int, tops: dict[ClassId, Entry]) -> None:
         """The submission's first in the class may count no more: the next one does. What is empty is forgotten. The
         submission keeps its place."""
-        keys, line = self.keys, self._lines[class_id]
+        entries, line = self._entries, self._lines[class_id]
         heap = line.heaps[number]
-        while heap and keys.get(heap[0][1]) is not heap[0][0]:
+        while heap and entries.get(heap[0][-1]) is not heap[0]:
             heapq.heappop(heap)
         if heap:
             entry = tops[class_id] = heap[0]
@@ -188,9 +191,9 @@ class Lines:
         leaf: float = 0
         if tops:
             next_up = self._next.get(number)
-            if next_up is None or self.keys.get(next_up[1]) is not next_up[0]:
+            if next_up is None or self._entries.get(next_up[-1]) is not next_up:
                 next_up = self._next[number] = min(tops.values())
-            leaf = next_up[0][DEPENDENTS_TERM]
+            leaf = next_up[DEPENDENTS_TERM]
         return order.leaves.get(number, 0) != leaf and order.set_leaf(number, int(leaf))
 
     def refresh(self, number: int) -> None:
@@ -199,9 +202,8 @@ class Lines:
             self._put_first(class_id, self._lines[class_id], number, entry)
 
     def _put_first(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
-        key: FullKey
-        key, phase = entry
-        order = self.order
+        order, phase = self.order, entry[-1]
+        key: FullKey = self.keys[phase]
         if order is not None:  # as `_placed`
             priority, overdue, deadline, path, dependents, warmth, ready_order = key
             place = order.places[number] if overdue else NO_ORDER
@@ -209,7 +211,7 @@ class Lines:
         if len(line.heaps) == 1:
             self._fronts.put(class_id, key, phase)
             return
-        first = key, phase, number
+        first = *key, phase, number
         firsts, shown = line.firsts, line.shown
         if firsts and firsts[0] is shown.get(number):
             heapq.heapreplace(firsts, first)
@@ -217,16 +219,16 @@ class Lines:
             heapq.heappush(firsts, first)
         shown[number] = first
         if firsts[0] is first:
-            self._fronts.put(class_id, first[0], phase)
+            self._fronts.put(class_id, key, phase)
         else:
             self._settle_class(class_id, line)
 
     def _settle_class(self, class_id: ClassId, line: Line) -> None:
         firsts, shown = line.firsts, line.shown
-        while firsts and shown.get(firsts[0][2]) is not firsts[0]:
+        while firsts and shown.get(firsts[0][-1]) is not firsts[0]:
             heapq.heappop(firsts)
         if firsts:
-            self._fronts.put(class_id, firsts[0][0], firsts[0][1])
+            self._fronts.put(class_id, firsts[0][:-2], firsts[0][-2])
             if len(line.heaps) == 1:
                 line.firsts, line.shown = [], {}
         else:
@@ -248,21 +250,27 @@ class Lines:
         return len(self._tops) > 1
 
     def queued(self, class_id: ClassId) -> Iterator[tuple[FullKey, int]]:
-        """All entries of a class that count, with their full keys, in no order."""
+        """The phases of a class with their full keys, in no order."""
         for heap in self._lines[class_id].heaps.values():
-            for key, phase in heap:
-                if self.keys.get(phase) is key:
-                    yield self.full_key(phase, key), phase
+            for phase in self._counted(heap):
+                yield self.full_key(phase, self.keys[phase]), phase
 
-    def first_of(self, class_id: ClassId, count: int) -> list[Entry]:
-        """The first `count` of a class that are of the submission that goes first in it, in order, without sorting."""
-        line, found = self._lines[class_id], list[Entry]()
-        heap = line.heaps[line.firsts[0][2] if line.firsts else next(iter(line.heaps))]
+    def _counted(self, heap: list[Entry]) -> Iterator[int]:
+        """The phases of the entries that count."""
+        entries = self._entries
+        return (entry[-1] for entry in heap if entries.get(entry[-1]) is entry)
+
+    def first_of(self, class_id: ClassId, count: int) -> list[tuple[Key, int]]:
+        """The first `count` of a class that are of the submission that goes first in it, in order, without sorting:
+        their keys and they."""
+        line, found = self._lines[class_id], list[tuple[Key, int]]()
+        heap = line.heaps[line.firsts[0][-1] if line.firsts else next(iter(line.heaps))]
         next_up = [(heap[0], 0)]
         while next_up and len(found) < count:
             entry, at = heapq.heappop(next_up)
-            if self.keys.get(entry[1]) is entry[0]:
-                found.append(entry)
+            phase = entry[-1]
+            if self._entries.get(phase) is entry:
+                found.append((self.keys[phase], phase))
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(heap):
                     heapq.heappush(next_up, (heap[child], child))
@@ -275,8 +283,7 @@ class Lines:
             ages = self._ages[number] = [
                 (ready_at[phase], order[phase], phase)
                 for class_id in self._tops.get(number, ())
-                for key, phase in self._lines[class_id].heaps[number]
-                if self.keys.get(phase) is key
+                for phase in self._counted(self._lines[class_id].heaps[number])
             ]
             heapq.heapify(ages)
         while ages:

@@ -24,7 +24,7 @@ from egs_core.engine.order.classes import (
 from egs_core.engine.order.free_index import FreeIndex
 from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey
 from egs_core.engine.order.gathering import Gathering
-from egs_core.engine.order.lines import Entry, Lines
+from egs_core.engine.order.lines import Lines
 from egs_core.engine.order.policy import (
     AGE_TERM,
     DEADLINE_TERM,
@@ -147,7 +147,7 @@ class ReadyQueue:
         self.is_dirty = True
         if node is None:
             self.free.forget()
-        elif self.free.is_kept:
+        else:
             self.free.freed(node)
 
     def capacity_changed(self) -> None:
@@ -173,7 +173,7 @@ class ReadyQueue:
         self.lines.settle_place(phase, submission)
         return reason
 
-    def first_of(self, class_id: ClassId, count: int) -> list[Entry]:
+    def first_of(self, class_id: ClassId, count: int) -> list[tuple[Key, int]]:
         """The first `count` of a class, of one submission, with their own keys."""
         return self.lines.first_of(class_id, count)
 

@@ -102,10 +102,6 @@ class Granting:
             return Outcome(blocked, NOTHING_REFUSED) if blocked else NOTHING_FOUND
         return Outcome(blocked, self._review())
 
-    def next_due(self) -> float | None:
-        """When to see again whether those that wait for a better flavor should."""
-        return self._state.review_at
-
     def _grant_in_order(self) -> list[Blocked]:
         """What fits, the first candidate of each class at a time; returns the first of each class that found none."""
         queue, state = self._queue, self._state
@@ -393,7 +389,8 @@ class Granting:
         task, warm = state.task_of[phase], None
         if state.first_phase[task] == phase:
             self._issuer.mark_started(task)
-            if state.needs_slot(task):
+            is_alone = state.first_phase[task + 1] - phase == 1 and task not in state.options
+            if not is_alone and state.needs_slot(task):
                 processes.forget(task)
                 is_warm = processes.secure(task, node)
                 warm = is_warm if state.warm_key_of(task) else None

@@ -4,6 +4,8 @@ compared. What has outlived its estimate is not about to end: it is taken to run
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from egs_core.engine.rules.flavors import held_flavor, seconds_on
 from egs_core.engine.state.lifecycle import RUNNING
 from egs_core.engine.state.state import State
@@ -11,11 +13,20 @@ from egs_core.engine.state.state import State
 SOONEST_S = 1.0  # what has outlived its estimate is not expected to end sooner than in so long
 
 
-def surely_ended_s(state: State, phase: int) -> float:
-    """When a phase has ended with 95 % certainty; one that is being stopped: now."""
-    if state.recalled and state.task_of[phase] in state.recalled:
-        return state.now
-    return _end_s(state, phase, seconds_on(state, phase, held_flavor(state, phase))[1])
+def sure_ends(state: State, phases: Iterable[int]) -> list[tuple[float, int]]:
+    """Of phases that hold leases: when each has ended with 95 % certainty, with the phase, the first first; of one that
+    is being stopped: now."""
+    recalled, p95_s = state.recalled, state.estimate_p95_s
+    by_flavor = bool(state.flavors or state.flavor_estimates)
+    ends: list[tuple[float, int]] = []
+    for phase in phases:
+        if recalled and state.task_of[phase] in recalled:
+            ends.append((state.now, phase))
+        else:
+            seconds = seconds_on(state, phase, held_flavor(state, phase))[1] if by_flavor else p95_s[phase]
+            ends.append((_end_s(state, phase, seconds), phase))
+    ends.sort()
+    return ends
 
 
 def expected_end_s(state: State, phase: int) -> float:

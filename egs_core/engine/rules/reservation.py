@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine.rules import quota
-from egs_core.engine.rules.ends import surely_ended_s
+from egs_core.engine.rules.ends import sure_ends
 from egs_core.engine.rules.fit import Place, devices_for, lacking, may_start_on, possible_nodes, seen_by
 from egs_core.engine.rules.flavors import p95_on_node
 from egs_core.engine.rules.processes import has_slot_for
@@ -139,7 +139,7 @@ def find_for_several(
     state: State, phases: Sequence[int], now: float
 ) -> tuple[float, tuple[tuple[int, int], ...]] | None:
     """See `find_reservation`."""
-    ends = sorted([(surely_ended_s(state, p), p) for p in state.leases])
+    ends = sure_ends(state, state.leases)
     low, high = 0, len(ends)
     best = select_gang_after(state, phases, [p for _, p in ends])
     if best is None:
@@ -163,9 +163,9 @@ def find_for_one(state: State, phases: Sequence[int], now: float) -> tuple[float
         return now, ((phase, places[0][0]),)
     shape = state.shape_of(phase)
     possible = {number for number in possible_nodes(state, phase) if may_start_on(state, phase, number)}
-    ends = [(surely_ended_s(state, p), p) for number in possible for p in state.leased_on.get(number, ())]
+    ends = sure_ends(state, [p for number in possible for p in state.leased_on.get(number, ())])
     rooms: dict[int, Node] = {}
-    for at, ended in sorted(ends):
+    for at, ended in ends:
         lease = state.leases[ended]
         room = rooms.get(lease.node)
         if room is None:
@@ -295,7 +295,7 @@ def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at
     """The node as it will be at that time if what runs there ends by its P95; when that is not enough for what is
     reserved, because something runs longer than was believed, as it will be once it is."""
     room, later = copy_node(state.nodes[number]), max(at, now)
-    for end, phase in sorted([(surely_ended_s(state, p), p) for p in state.leased_on.get(number, ())]):
+    for end, phase in sure_ends(state, state.leased_on.get(number, ())):
         if end > later and _has_room(state, room, number, reserved):
             break
         room.give_back(state.leases[phase])
@@ -304,6 +304,6 @@ def _room_for(state: State, number: int, reserved: Sequence[tuple[int, int]], at
 
 def _has_room(state: State, room: Node, number: int, reserved: Sequence[tuple[int, int]]) -> bool:
     """Whether all that is reserved on the node fits; the room stays as it is."""
-    if len(reserved) == 1:
-        return not lacking(room, state.shape_of(reserved[0][0]))
-    return _take_reserved(state, {number: copy_node(room)}, reserved)
+    if len(reserved) > 1 or room.device_flavors:
+        return _take_reserved(state, {number: copy_node(room)}, reserved)
+    return not lacking(room, state.shape_of(reserved[0][0]))

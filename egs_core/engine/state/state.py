@@ -170,8 +170,8 @@ class State(StructureState):
         out = []
         waiting, status, cursor = self.waiting, self.status, self.cursor
         for child in self.children[task]:
-            waiting[child] -= 1
-            if not waiting[child] and status[cursor[child]] == PENDING:
+            left = waiting[child] = waiting[child] - 1
+            if not left and status[cursor[child]] == PENDING:
                 out.append(cursor[child])
         return out
 
