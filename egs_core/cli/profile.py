@@ -17,10 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from egs_core.cli.printable import printable
-from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors
+from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors, site_here
 from egs_core.cli.rows import print_table
 from egs_core.cli.run import name_of
-from egs_core.client.places import find_address
 from egs_core.errors import InputError, listed
 from egs_core.flavors import load_flavors, meant, spec_for
 from egs_core.history.opened import open_history
@@ -138,10 +137,10 @@ def _measure(
     command: list[str], name: str, gpus: int, wanted: list[str], sizes: list[int | None], runs: int, *, quiet: bool
 ) -> list[Ran]:
     """On each flavor that is wanted. Raises InputError where there is none."""
-    address = find_address()
+    address = site_here()
     run: Callable[[str, int | None], Ran]
     if address is not None:
-        there = site_flavors(address)
+        there = site_flavors(address, gpus)
         run = partial(run_at_site, address, command, name, gpus)
     else:
         here = local_gpus()
@@ -184,7 +183,7 @@ def _past(task: str, store: StoredHistory, wanted: list[str]) -> list[Measured]:
     for pipeline in store.pipelines():
         rows = [row for row in store.load(pipeline) if row.task == task and row.flavor and row.shape.gpu_milli]
         found += [Measured(row.flavor, row.seconds, row.shape.gpu_milli / 1000, ended_at=row.ended_at) for row in rows]
-    if (address := find_address()) is not None:
+    if (address := site_here()) is not None:
         known = {(one.flavor, one.ended_at) for one in found}  # a profile's runs are at the server, too
         found += [one for one in past_of_site(address, task) if (one.flavor, one.ended_at) not in known]
     found = [one for one in found if not wanted or meant(wanted, (one.flavor,))]

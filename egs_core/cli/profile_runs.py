@@ -9,22 +9,42 @@ import msgspec
 
 from egs_core.cli.starting import say, supervised
 from egs_core.client import messages as c
-from egs_core.client.http import SiteClient, connected, trusted_owners
+from egs_core.client.http import Refused, SiteClient, connected, trusted_owners
 from egs_core.client.jobs import Job
-from egs_core.client.places import Address
+from egs_core.client.places import URL, Address, find_address, has_listener
+from egs_core.client.supervise import request_of
 from egs_core.errors import EgsError
 from egs_core.profiling.running import NO_GPU, Ran, with_batch
 from egs_core.profiling.sampling import Sampler
 from egs_core.profiling.tiers import Measured
 
 
-def site_flavors(address: Address) -> list[str]:
-    """Of the GPUs that the server has. Raises EgsError where it has none."""
+def site_here() -> Address | None:
+    """The server that can be asked; None where none is named, and the socket of one here is what it left."""
+    found = find_address()
+    is_left = found is not None and found.socket is not None and not os.environ.get(URL)
+    return None if found is None or (is_left and found.socket and not has_listener(found.socket)) else found
+
+
+def site_flavors(address: Address, gpus: int) -> list[str]:
+    """Of those of the server's GPUs that a run of this host may have so many of. Raises EgsError where it has none."""
     with connected(address) as client:
-        devices = client.runs().devices
-    if not devices:
-        raise EgsError("egs profile: the site server has no GPUs")
-    return list(dict.fromkeys(_flavor(one) for one in devices))
+        flavors = dict.fromkeys(_flavor(one) for one in client.runs().devices)
+        found, refused = list[str](), "the site server has no GPUs"
+        for flavor in flavors:
+            try:
+                client.check(request_of(_fields("profile", gpus, flavor)))
+            except Refused as error:  # on another host, or too few
+                refused = str(error)
+            else:
+                found.append(flavor)
+    if not found:
+        raise EgsError(f"egs profile: {refused}")
+    return found
+
+
+def _fields(name: str, gpus: int, flavor: str) -> dict[str, object]:
+    return {"name": name, "gpus": gpus, **({"flavors": [flavor]} if flavor != NO_GPU else {})}
 
 
 def _flavor(device: c.Device) -> str:
@@ -33,8 +53,7 @@ def _flavor(device: c.Device) -> str:
 
 def run_at_site(address: Address, command: Sequence[str], name: str, gpus: int, flavor: str, batch: int | None) -> Ran:
     """A run of the command with GPUs of this flavor, to its end."""
-    fields: dict[str, object] = {"name": name, "gpus": gpus, **({"flavors": [flavor]} if flavor != NO_GPU else {})}
-    job = Job(with_batch(command, batch), os.getcwd(), fields)
+    job = Job(with_batch(command, batch), os.getcwd(), _fields(name, gpus, flavor))
     found: list[str] = []
     client = SiteClient(address, trusted_owners())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from egs_core.cli.app import run as egs
+from egs_core.client.places import socket_places
 from egs_core.graph.columns import Shape
 from egs_core.history.opened import open_history
 from egs_core.history.rows import HistoryRow
@@ -135,3 +137,13 @@ def test_a_command_that_fails_is_no_measurement(capfd: Out) -> None:
     assert "on emulated it failed with exit code 1" in shown
     assert "nothing was measured, so there is no advice" in shown
     assert egs(["profile", "false"]) == 2
+
+
+def test_what_a_server_left_is_no_server(capfd: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket is there, and nobody listens: the command is measured on this host."""
+    (place,) = socket_places()
+    monkeypatch.chdir(place.parent)  # a socket's path may not be long
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(place.name)
+    assert egs(["profile", "--json", "--", "true"]) == 0
+    assert json.loads(capfd.readouterr().out)["measured"][0]["flavor"] == "emulated"
