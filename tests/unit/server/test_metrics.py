@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from egs_core import __version__
 from egs_core.budgets import Budget
-from egs_core.cost.prices import parse_prices
-from egs_core.engine import Engine
 from egs_core.engine.specs import QueueSpec
-from egs_core.server.book import CONFIG
 from egs_core.server.leader import NotActive
-from egs_core.server.logic import SiteLogic
 from egs_core.server.metrics import Beside, families, standby_families, text_of
 from egs_core.server.pools import DriverCount, Pools
 from egs_core.server.principals import Principal
-from egs_core.server.runs import SiteFacts
-from egs_core.server.spending import Saved, Spending
 from egs_core.server.tally import Tally
-from egs_core.slo import WINDOWS, Objectives
-from egs_core.slo_rules import rules_of
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, Answer, RealApp
 from tests.unit.server.real_site import PATIENCE_S, wait_for
 from tests.unit.server.site_steps import ANN, end, request, start
-from tests.unit.server.site_world import OFFER
 from tests.unit.server.test_pools import NODE, Client
-
-MONITORING = Path(__file__).resolve().parents[3] / "examples" / "monitoring"
-ROOT, VIEWER = Principal("root", "admin"), Principal("eve", "viewer")
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-NAME = re.compile(r"\begs_[a-z_]+")
-LABELS = re.compile(r"(egs_[a-z_]+)(?:\{([^}]*)\})?")
-GROUPED = re.compile(r"\b(?:by|without)\s*\(([^)]*)\)")
+from tests.unit.server.told_metrics import ROOT, Samples, samples, site_of, spending_of, told
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +29,6 @@ def app() -> Iterator[RealApp]:
     found = RealApp(FILE)
     yield found
     found.close()
-
-
-def samples(text: str) -> Samples:
-    """As Prometheus's own parser reads it."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -70,31 +42,6 @@ def scraped(answer: Answer) -> Samples:
 
 def teams_in(found: Samples) -> set[str]:
     return {text for _, labels in found for name, text in labels if name == "team"}
-
-
-def told(site: SiteLogic, who: Principal = ROOT, tally: Tally | None = None, beside: Beside | None = None) -> Samples:
-    """What a site without a server tells."""
-    found = families(site.book, tally or Tally(site.book.queues), beside or Beside(), who)
-    return samples(text_of(found).decode())
-
-
-def site_of(*queues: QueueSpec, teams: Mapping[str, str] | None = None) -> SiteLogic:
-    site = SiteLogic(SiteFacts("site", 1000.0), Engine(CONFIG))
-    site.offer(OFFER, queues, teams)
-    return site
-
-
-PRICES = "flavors: [{name: a, prices: [{since: 2000-01-01, on_demand: 3}]}]"
-
-
-def spending_of(*budgets: Budget, milli: Mapping[str, int] | None = None) -> Spending:
-    """Half an hour after these had begun to be held."""
-    now = [0.0]
-    found = Spending(budgets, lambda: now[0], parse_prices(PRICES).for_all(1e9))
-    found.begin(Saved(), milli or {}, {queue: {"n": held} for queue, held in (milli or {}).items()})
-    now[0] = 1800.0
-    found.advance()
-    return found
 
 
 # --- over HTTP ---
@@ -373,101 +320,3 @@ def test_a_wait_is_in_the_histogram_of_its_queue() -> None:
     }
     assert buckets == {"60.0": 1, "300.0": 2, "+Inf": 2}
     assert value(found, "egs_wait_seconds_sum", queue="", team="") == 100
-
-
-# --- the files of examples/monitoring ---
-
-
-def known() -> dict[str, set[str]]:
-    """Labels of each name that may stand in a query."""
-    site = site_of(QueueSpec("q", nominal=(-1, 1000, -1)))
-    money = Budget(0.0, ("q",), team="t", cost=5.0, currency="EUR")
-    site.views.spending = spending_of(Budget(1.0, ("q",), queue="q"), money)
-    tally = Tally(["q"])
-    tally.slos.objectives = {"q": Objectives(wait_p95=600).slos()}
-    site.submit(ANN, request(1, 1, queue="q"))
-    tally.committed((), site.take().runs, 0.0, 0.001)
-    found: dict[str, set[str]] = {}
-    beside = Beside([DriverCount("ray", "q", "", 1, 1, 1.0)], steps={("hot", "drain", "done"): 1})
-    for name, labels in told(site, ROOT, tally, beside):
-        found.setdefault(name, set()).update(label for label, _ in labels)
-    return found
-
-
-def check_query(query: str, names: Mapping[str, set[str]]) -> None:
-    """Every metric and label of it is there."""
-    used = set(NAME.findall(query))
-    assert used, query
-    assert used <= names.keys(), f"{used - names.keys()} of {query}"
-    for name, matchers in LABELS.findall(query):
-        asked = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
-        assert asked <= names[name], f"{asked - names[name]} of {name}"
-    labels: Iterable[str] = {label.strip() for group in GROUPED.findall(query) for label in group.split(",")}
-    assert set(labels) <= set.union(*(names[name] for name in used)), query
-
-
-def test_the_dashboard_asks_for_what_there_is() -> None:
-    """Each query of each panel; no panel lies over another; no two have one number."""
-    board: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
-    names = known()
-    taken: set[tuple[int, int]] = set()
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    for panel in board["panels"]:
-        assert panel["targets"], panel["title"]
-        for target in panel["targets"]:
-            check_query(target["expr"], names)
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
-
-
-def test_the_alerts_ask_for_what_there_is() -> None:
-    """Each rule has a query of known names, a severity and a text that says what to do."""
-    rules = [
-        rule for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
-    ]
-    names = known()
-    assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
-    for rule in rules:
-        check_query(rule["expr"], names)
-        assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert {"summary", "description"} <= rule["annotations"].keys(), rule["alert"]
-    with pytest.raises(AssertionError, match="egs_no_such"):
-        check_query("rate(egs_no_such_total[5m])", names)
-    with pytest.raises(AssertionError, match="user"):
-        check_query('egs_runs{user="ann"}', names)
-
-
-def test_the_rules_of_objectives_ask_for_what_there_is() -> None:
-    """Of `egs slo rules`: each metric of the server, and each series that another rule records."""
-    names = known()
-    rules = [rule for group in rules_of({"q": Objectives(wait_p95=600).slos()})["groups"] for rule in group["rules"]]
-    ratios = [rule for rule in rules if NAME.search(rule["expr"])]
-    assert len(ratios) == len(WINDOWS)
-    for rule in ratios:
-        check_query(rule["expr"], names)
-
-
-def test_the_guide_lists_what_there_is() -> None:
-    """Every name in its table is told, with these labels; and every one that is told stands there."""
-    text = (MONITORING.parents[1] / "docs" / "monitoring.md").read_text()
-    cells = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `egs_")]
-    listed: dict[str, set[str]] = {}
-    for cell in cells:
-        shared = re.findall(r"`\{([^}]*)\}`", cell)
-        for name, own in re.findall(r"(egs_[a-z_]+)(?:\{([^}]*)\})?", cell):
-            listed[name] = {label for label in (own or "".join(shared)).split(",") if label}
-    names = {re.sub(r"_(bucket|count|sum)$", "", name): labels - {"le"} for name, labels in known().items()}
-    assert listed == names
-
-
-def test_the_scrape_configuration_names_the_rules() -> None:
-    found = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())
-    assert found["rule_files"] == ["alerts.yaml"]
-    assert found["scrape_configs"][0]["authorization"]["credentials_file"]
