@@ -12,7 +12,6 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from egs_ray.session.failopen import FailOpen
 from egs_ray.session.flavors import Flavors, checked_objective
 from egs_ray.session.learning import make_learning
 from egs_ray.session.leases import Leases
+from egs_ray.session.nodes import Nodes
 from egs_ray.session.operations import Operations
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Options, Shared
@@ -50,7 +50,6 @@ from egs_ray.session.ways import Plan, check_gangs, for_site, lack_of, plan_ways
 from egs_ray.session.workers import Workers
 from egs_ray.settings import chosen_gate
 from egs_ray.site.joining import join
-from egs_ray.worker import device_memory
 
 __all__ = ["Options", "Session"]
 
@@ -98,19 +97,26 @@ class Session(s.HolderSession):
         threading.Thread(target=self._keep, name="egs-keep", daemon=True).start()
         if queues:
             self.site.report(m.QueuesChanged(queues))
-        self._describe_cluster()
+        self._nodes.describe()
         self._reporter = Reporter(self._operations, self.options.control and not is_served)  # a server has its own
 
     def _make_parts(self) -> None:
         self._shared = shared = Shared(
             self.options, self.site, self._server, self.learning, self._leases, self._promises
         )
-        self._phases = phases = Phases(shared, self._offer_node)
+        self._nodes = nodes = Nodes(
+            shared,
+            self._cluster,
+            self._flavors,
+            lost=lambda node: self._endings.node_lost(node),
+            lent=lambda event: self._phases.lending.offered(event),
+        )
+        self._phases = phases = Phases(shared, nodes.offer_one)
         self._submissions = submissions = Submissions(shared, phases, lambda number: self._endings.on_result(number))
         self._endings = Endings(shared, phases, submissions)
         self._stops = stops = Stops(shared, self._endings)
         self._decisions = Decisions(shared, phases, submissions, self._endings, stops)
-        self._workers = Workers(shared, phases, submissions, self._endings, stops, self._look_at_nodes)
+        self._workers = Workers(shared, phases, submissions, self._endings, stops, nodes.look)
         self._operations = Operations(shared, stops)
         self._failopen = FailOpen(shared, phases, submissions)
 
@@ -179,39 +185,12 @@ class Session(s.HolderSession):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- the start of things ---
-
-    def _describe_cluster(self) -> None:
-        """Tell the site what Ray's nodes offer."""
-        self._shared.real_gpus = device_memory.has_devices()  # other machines': when their first process tells
-        events = self._cluster.news()
-        self.site.do(lambda: self._take_news(events))
-
-    def _look_at_nodes(self) -> None:
-        """On the holder's thread: what has become of Ray's nodes since the last look."""
-        self._take_news(self._cluster.news())
-
-    def _take_news(self, events: Sequence[m.Event]) -> None:
-        for event in events:
-            if isinstance(event, m.NodeLost):
-                self._endings.node_lost(event.node)
-            self._shared.offers.hear(event)
-            self.site.report(self._as_offered(event))
-        self._tell_flavors()
-
-    def _tell_flavors(self) -> None:
-        """Where the GPUs are of several, the site chooses between them. Not at a server: its flavors are its own."""
-        if self.site.is_shared:
-            return
-        if changed := self._flavors.changed(self._cluster.nodes, self._shared.tickets is not None):
-            self.site.report(changed)
-
     # --- for the program ---
 
     def attach(self, program: Any, books: RunBooks) -> None:
         """A script's own submissions are ordered here, too, until this session is closed. From any thread."""
         self._shared.tickets = program
-        self.site.do(self._tell_flavors)
+        self.site.do(self._nodes.tell_flavors)
         self._shared.runs[books.workload] = books
         self.site.submit(m.WorkloadSubmitted(books.workload, books.converted.name, submission=self._job))
         self.site.do(self.offer)
@@ -237,27 +216,8 @@ class Session(s.HolderSession):
         self._endings.on_result(job.submission)
 
     def offer(self) -> None:
-        """Tell the site how many tickets may be open on each node, where that has changed."""
-        described = {node.node: node for node in self._cluster.nodes}
-        for node, _ in self._shared.tickets.room.changes():
-            if node in described:
-                self.site.report(self._as_offered(described[node]))
-
-    def _offer_node(self, name: str) -> None:
-        """Tell the site what tasks lend on a node now."""
-        for node in self._cluster.nodes:
-            if node.node == name:
-                self.site.report(self._as_offered(node))
-
-    def _as_offered(self, event: m.Event) -> m.Event:
-        """With the CPUs that tasks lend, and more devices than there are where tickets go ahead of their turn, or wait
-        for something else."""
-        if not isinstance(event, m.NodeAdded):
-            return event
-        event = self._phases.lending.offered(event)
-        if self._shared.tickets is None:
-            return event
-        return msgspec.structs.replace(event, gpus=self._shared.tickets.room.devices(event.node, event.gpus))
+        """See `Nodes.offer`."""
+        self._nodes.offer()
 
     # --- runs ---
 
@@ -338,12 +298,12 @@ class Session(s.HolderSession):
                 self._stop_warming(job)
         if now - self._watched_at > WATCH_S:
             self._watched_at = now
-            self._look_at_nodes()
+            self._nodes.look()
             self._submissions.wait_no_longer()
         if self.site.is_shared:  # else the controller asks for it
             self._operations.end_aborted()
             for node in self._phases.lending.nodes:  # other drivers describe it as well, without what is lent here
-                self._offer_node(node)
+                self._nodes.offer_one(node)
         for group in self._phases.gangs.overdue(now):
             self._decisions.refuse(group)
 
@@ -388,7 +348,7 @@ class Session(s.HolderSession):
         if books is not None and books.grows:
             self._shared.tickets.record(record)
         elif isinstance(record, r.Capacity):
-            record = self._real(record)
+            record = self._nodes.real(record)
             if self._told.get(record.node) == (offer := msgspec.structs.replace(record, t=0.0)):
                 return
             self._told[record.node] = offer
@@ -400,12 +360,6 @@ class Session(s.HolderSession):
             while self._early:
                 super().record(self._early.pop(0))
             super().record(record)
-
-    def _real(self, offered: r.Capacity) -> r.Capacity:
-        """What the node has, whatever is offered there beyond that."""
-        real = {node.name: (node.gpus, node.cpu_milli / 1000) for node in self._shared.offers.nodes if node.alive}
-        gpus, cpus = real.get(offered.node, (0, 0.0))
-        return msgspec.structs.replace(offered, gpus=min(offered.gpus, gpus), cpus=min(offered.cpus, cpus))
 
     def run_over(self, workload: str) -> None:
         books = self._shared.runs[workload]
