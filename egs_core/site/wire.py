@@ -117,7 +117,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     asked: s.Asked | None = None
 
 
-class Answers(msgspec.Struct, frozen=True, omit_defaults=True):
+class Answers(msgspec.Struct, frozen=True):
     """One for each item of the batch that is a question, in order. messages: those behind its `ack`."""
 
     answers: tuple[Answer, ...] = ()

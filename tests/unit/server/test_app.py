@@ -174,7 +174,7 @@ def test_a_driver_over_http(served: Served) -> None:
     assert (message["asked"]["verb"], message["asked"]["reason"]) == ("abort", "enough")
     many = {"epoch": driver["epoch"], "seq": 1, "items": [{"i": "mark", "number": n} for n in range(20_000)]}
     assert len(json.dumps(many)) > MOST_BODY_BYTES
-    assert served.client(OTHER).post(f"{path}/batch", json=many).json() == {"answers": []}
+    assert served.client(OTHER).post(f"{path}/batch", json=many).json() == {"answers": [], "messages": []}
     assert served.client(OTHER).post(f"{path}/leave", json=poll).json() == {"id": driver["id"]}
     for what in ("poll", "leave"):
         assert served.client(OTHER).post(f"{path}/{what}", json=poll).status_code == 410
