@@ -9,9 +9,10 @@ import ray
 
 from egs_core.engine import messages as m
 from egs_core.engine.specs import usual_process_slots
-from egs_ray.gate.preferences import ACCELERATOR as ACCELERATOR
 
 RAYS_OWN = "ray.io/"
+ACCELERATOR = f"{RAYS_OWN}accelerator-type"
+"""Ray's own label for the kind of GPU."""
 
 
 class Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from egs_ray.gate.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, MOST_TOGETHER, Room
+from egs_ray.session.room import CALM_REVIEWS, IDLE_REVIEWS, MOST_AHEAD, MOST_TOGETHER, Room
 from egs_ray.submission import Needs
 
 FIT = Needs("fit", 1.0, 1.0, 0)

@@ -22,8 +22,8 @@ from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NOBODY, Device, Offer, Refusal, Run, SiteFacts
 from egs_core.server.writer import Turns
+from tests.unit.server.site_steps import ANN, BOB, end, request, start
 from tests.unit.server.site_world import MemoryStore
-from tests.unit.server.test_site_logic import ANN, BOB, end, request, start
 
 A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
 DEVICES = (Device("0", T4, 16 << 30), Device("1", A100, 80 << 30))

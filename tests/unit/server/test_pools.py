@@ -379,8 +379,8 @@ def test_a_grant_comes_with_the_answer_to_the_end_that_freed_its_gpu(pools: Pool
     ben.submit(1)
     pools.take_news()
     (held,) = ann.held.values()
-    ends = [wire.Noted(s.Ended(held.phase, held.attempt)), wire.Reported(m.PhaseEnded(held.phase, held.attempt))]
-    body = msgspec.json.encode(wire.Batch(EPOCH, ann.seq + 1, tuple(ends), ann.ack))
+    ends = wire.Noted(s.Ended(held.phase, held.attempt)), wire.Reported(m.PhaseEnded(held.phase, held.attempt))
+    body = msgspec.json.encode(wire.Batch(EPOCH, ann.seq + 1, ends, ann.ack))
     answered = [msgspec.json.decode(pools.batch(ANN, ann.id, body), type=wire.Answers) for _ in range(2)]
     assert answered[0] == answered[1]
     numbers = [message.number for message in answered[0].messages]

@@ -17,8 +17,8 @@ from egs_core.client.http import Refused
 from egs_core.client.processes import descendants
 from egs_core.client.supervise import request_of
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
+from tests.unit.server.served import UNTIL, content
 from tests.unit.server.test_joined import FREE, FarHost, joined, states
-from tests.unit.server.test_serve import UNTIL, content
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from egs_core.site import Grant, Granted
 from egs_ray import actors, waiting
 from egs_ray.actors import ActorRef
 from egs_ray.demand import DEMAND, cluster_grows, may_ask
-from egs_ray.gate.room import Room
 from egs_ray.session.described import Described
 from egs_ray.session.grown import Grown
 from egs_ray.session.line import Line
@@ -39,6 +38,7 @@ from egs_ray.session.nested import NestedRef
 from egs_ray.session.outlook import Outlook
 from egs_ray.session.pace import REST_S, Pace
 from egs_ray.session.pulse import Pulse
+from egs_ray.session.room import Room
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import WITH_TICKET, Job, Way
 from egs_ray.session.tickets import Tickets

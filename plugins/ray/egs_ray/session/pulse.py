@@ -12,9 +12,9 @@ import ray
 
 from egs_ray import submitting
 from egs_ray.demand import DEMAND, bundles_of_tasks, cluster_grows, may_ask
-from egs_ray.gate.room import Room
 from egs_ray.session.grown import Grown
 from egs_ray.session.line import Line
+from egs_ray.session.room import Room
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import WITH_TICKET, Job
 from egs_ray.session.tickets import Tickets

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from egs_ray import waiting
-from egs_ray.gate.room import Room
 from egs_ray.promises import Promises
+from egs_ray.session.room import Room
 from egs_ray.submission import Needs
 
 NO_TURN = "nothing_to_wait_for"
