@@ -25,6 +25,7 @@ DRIVER = "postgresql+psycopg"
 EXAMPLE = f"for example {DRIVER}://egs@db.example/egs"
 INSTALL = "pip install 'egs-core[server]'"
 SETTINGS = ("SET lock_timeout = '5s'", "SET statement_timeout = '60s'")
+ANSWERS_S = 65.0  # of a transaction: by then a database that is reached has answered, or given up a statement
 DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 OWN_TABLES = {META.name, ENTRIES.name, RUNS.name}  # that every version has had
 SCHEMA = ", or after CREATE SCHEMA egs a schema of its own: URL?options=-csearch_path%3Degs"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,9 +22,10 @@ from egs_core.driver.journal import folded
 from egs_core.engine import Engine
 from egs_core.errors import InputError
 from egs_core.server.book import CONFIG, LogLine
-from egs_core.server.database import Prepared, make_engine, migrate, place_of, upsert
+from egs_core.server.database import ANSWERS_S, Prepared, make_engine, migrate, place_of, upsert
 from egs_core.server.hosts import JoinedHost
 from egs_core.server.logic import Batch, SiteLogic
+from egs_core.server.overdue import Overdue
 from egs_core.server.runs import Run, SiteFacts
 from egs_core.server.spending import Saved
 from egs_core.server.tables import ENTRIES, LOG, META, RUNS, TOKENS, text
@@ -111,6 +112,7 @@ class SqlStore:
     def __init__(self, where: Path | sa.URL, now: float) -> None:
         self.place = place_of(where)
         self._engine = make_engine(where)
+        self._overdue = None if isinstance(where, Path) else Overdue(self._engine, ANSWERS_S)
         dialect = self._engine.dialect
         self._put_entries = Prepared(dialect, ENTRIES.insert(), ["entry"])
         self._put_runs = Prepared(dialect, upsert(dialect, RUNS), ["number", "run"])
@@ -176,6 +178,8 @@ class SqlStore:
         return self._count >= COMPACT_EVERY
 
     def close(self) -> None:
+        if self._overdue is not None:
+            self._overdue.close()
         self._engine.dispose()
 
     # --- what is kept beside the runs ---
@@ -226,7 +230,7 @@ class SqlStore:
     def begin(self) -> Iterator[sa.Connection]:
         """A transaction. Raises StoreError."""
         try:
-            with self._engine.begin() as connection:
+            with self._overdue.timed() if self._overdue else nullcontext(), self._engine.begin() as connection:
                 yield connection
         except (sa.exc.SQLAlchemyError, msgspec.MsgspecError, OSError) as error:
             raise StoreError(f"{self.place}: {getattr(error, 'orig', None) or error}") from error

@@ -143,6 +143,10 @@ def _returns_what_it_may_not(records: Records) -> None:
     records.clients[0].returned = 1
 
 
+def _was_not_told_of(records: Records) -> None:
+    records.left.kept.runs[0].outcome = "lost"
+
+
 def _did_not_run(records: Records) -> None:
     del records.notes[0], records.notes[2]
 
@@ -164,6 +168,7 @@ def _did_not_run(records: Records) -> None:
         (_is_left_open, "run 1 (job1) is open, and nobody is there any more"),
         (_has_another_code, "job1 has ended as ('failed', 7), and run 1 as 'succeeded', 0"),
         (_returns_what_it_may_not, "job1 has returned 1, not (0,)"),
+        (_was_not_told_of, "job1 has ended as ('succeeded', 0), and run 1 as 'lost'"),
         (_did_not_run, "job1 has returned 0 and was never started"),
     ],
 )
@@ -172,6 +177,14 @@ def test_what_is_wrong_is_found(tmp_path: Path, change: Callable[[Records], None
     records = made(tmp_path)
     change(records)
     assert any(text in found for found in records.problems()), records.problems()
+
+
+def test_an_end_that_could_not_be_told_is_no_fault(tmp_path: Path) -> None:
+    """The server was away for too long, and the client has said so."""
+    records = made(tmp_path)
+    _was_not_told_of(records)
+    records.clients[0].text = "egs: the end of run 1 could not be told: nobody answers"
+    assert records.problems() == []
 
 
 def test_a_quota_that_was_exceeded_is_found(tmp_path: Path) -> None:

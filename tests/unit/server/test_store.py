@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from msgspec.structs import replace
 
 from egs_core.errors import InputError
 from egs_core.server import logic
+from egs_core.server import store as store_module
 from egs_core.server.database import FILE_NAME, HEAD, MIGRATIONS, make_engine, parse_database
 from egs_core.server.store import KeptToken, LoggedChange, SqlStore, StoreError
 from egs_core.server.tables import TABLES
 from egs_core.server.writer import Turns
 from tests.postgres import Postgres
 from tests.unit.server.databases import Where, database, server, where
+from tests.unit.server.proxy import Proxy
+from tests.unit.server.real_site import PATIENCE_S
 from tests.unit.server.site_steps import ANN, BOB, end, request, start
 from tests.unit.server.site_world import OFFER
 
@@ -216,3 +220,23 @@ def test_an_address_that_is_none_of_postgresql_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="--database") as raised:
         parse_database(text)
     assert "secret" not in str(raised.value)
+
+
+def test_a_database_that_takes_all_and_never_answers_is_given_up(
+    server: Postgres, database: sa.URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a proxy that has lost its other end, which TCP does not notice: what waits fails as by any end of a
+    connection, and the next ones are used at once; a transaction that lasts, and is answered, is left alone."""
+    monkeypatch.setattr(store_module, "ANSWERS_S", 2.0)
+    proxy = Proxy(server.port)
+    with ThreadPoolExecutor(1) as beside, contextlib.closing(proxy), opened(database.set(port=proxy.port)) as store:
+        turns = turns_of(store)
+        proxy.cut()
+        failed = beside.submit(turns.take, [lambda site: start(site, 1)]).exception(PATIENCE_S)
+        assert isinstance(failed, StoreError)
+        proxy.forget()
+        turns.recover()
+        turns.take([lambda site: start(site, 2)])
+        assert [run.name for run in store.load().runs] == ["job2"]
+        with store.begin() as connection:
+            assert connection.scalar(sa.text("SELECT 1 FROM pg_sleep(1)")) == 1
