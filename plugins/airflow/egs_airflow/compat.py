@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from egs_airflow import own_process
 from egs_core.compat import Feature, Features, installed_version, left_out
 
 KNOWN_VERSIONS = ("3.3", "3.2")
@@ -169,6 +170,8 @@ def stored_downstream(tasks: Iterable[Mapping[str, Any]]) -> dict[str, list[str]
 def reads_for_a_task() -> bool:
     """Whether a DAG file is being read by a process that runs a task: that reads it once more, and whatever is logged
     then stands in the task's log. By the callers, which a process that reads DAG files for Airflow has not."""
+    if own_process.stands_ready:
+        return True
     frame = sys._getframe()
     while frame is not None and not frame.f_code.co_filename.endswith(TASK_RUNNER):
         frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
@@ -238,6 +241,13 @@ FEATURES = Features(
         lambda: importlib.import_module("airflow.jobs.scheduler_job_runner").time is time,
         "the scheduler sleeps to the end",
         "the scheduler sleeps on when a task has ended",
+    ),
+    Feature(
+        "ready",
+        "airflow.sdk.execution_time: how a task's process is forked, and reads its DAG file",
+        lambda: own_process.can_stand_ready(),
+        "none",
+        "no process has read its DAG file before its task comes",
     ),
     Feature(
         "queueing",

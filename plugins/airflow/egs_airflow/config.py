@@ -113,6 +113,15 @@ def is_yes(name: str) -> bool:
     return text in YES
 
 
+def number_of(name: str) -> int:
+    """An option that is a whole number; a text that is none is one warning, and the default."""
+    text = option(name).strip()
+    if not (text.isascii() and text.isdigit()):
+        warn(f"[{SECTION}] {name}: {text!r} is no whole number: {OPTIONS[name].default}, as by default")
+        text = OPTIONS[name].default
+    return int(text)
+
+
 def seconds_of(name: str) -> float:
     """An option that is a span of time, 0 for never; a text that means nothing is one warning, and the default."""
     from egs_core.errors import InputError

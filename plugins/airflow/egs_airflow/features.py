@@ -220,6 +220,16 @@ def _preload() -> tuple[bool, str]:
     return True, _off() or f"active: {names}, imported before EgsLocalExecutor starts its processes"
 
 
+def _ready() -> tuple[bool, str]:
+    most = config.number_of("ready_processes")
+    if not most:
+        return True, "off: [egs] ready_processes"
+    if not _off() and not _executor().endswith("EgsLocalExecutor"):
+        return True, f"off: {_executor()} is no executor that can (EgsLocalExecutor is)"
+    problem = _api("ready")
+    return not problem or bool(_off()), _off() or problem or f"active: at most {most}"
+
+
 def _agent() -> tuple[bool, str]:
     from egs_airflow.agent.control import own_url
     from egs_airflow.agent.lock import lock_path
@@ -282,6 +292,7 @@ FEATURES: dict[str, Callable[[], tuple[bool, str]]] = {
     "gangs": _gangs,
     "GPU pools": _pools,
     "preload": _preload,
+    "processes ready": _ready,
     "agent": _agent,
     "limits": _limits,
     "staging": _staging,

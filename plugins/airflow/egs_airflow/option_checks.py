@@ -89,6 +89,11 @@ def _bytes_or_no(text: str) -> str:
     return ""
 
 
+def _number(text: str) -> str:
+    is_number = text.strip().isascii() and text.strip().isdigit()
+    return "" if is_number else f"{text!r} is no whole number"
+
+
 def _modules(text: str) -> str:
     bad = [name for name in config.split(text) if not all(part.isidentifier() for part in name.split("."))]
     return f"{', '.join(map(repr, bad))}: not the name of a module" if bad else ""
@@ -182,6 +187,7 @@ def _any(text: str) -> str:  # noqa: ARG001  # a pattern or a tag may be whateve
 CHECKS: dict[str, Callable[[str], str]] = {
     "mode": _one_of(*MODES),
     "yes or no": _one_of(*YES, *NO),
+    "number": _number,
     "list": _any,
     "modules": _modules,
     "pools": _pools,

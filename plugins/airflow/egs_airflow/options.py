@@ -17,13 +17,24 @@ NO = ("no", "off", "false", "0", "never")
 """How an option that can be switched off says so."""
 
 Kind = Literal[
-    "mode", "yes or no", "list", "modules", "pools", "name", "classes", "seconds", "seconds or never", "bytes or no"
+    "mode",
+    "yes or no",
+    "number",
+    "list",
+    "modules",
+    "pools",
+    "name",
+    "classes",
+    "seconds",
+    "seconds or never",
+    "bytes or no",
 ]
 Place = Literal["folder", "file", "file to read", "URL of a database", "URL of a server"]
 
 TAKES: dict[Kind | Place, str] = {
     "mode": "`off`, `observe` or `on`",
     "yes or no": "`yes` or `no`",
+    "number": "a whole number, 0 for none",
     "list": "words, separated by commas or spaces",
     "modules": "names of Python modules, separated by commas or spaces",
     "pools": "`name=slots`, separated by commas or spaces",
@@ -158,6 +169,13 @@ OPTIONS: dict[str, Option] = {
             "pandas, torch",
             "Modules that EgsLocalExecutor imports in mode on before it starts its processes, so that no task has to.",
             "none",
+        ),
+        Option(
+            "ready_processes",
+            "number",
+            "4",
+            "0",
+            "The most processes of EgsLocalExecutor that have read their DAG file before their task comes, in mode on.",
         ),
         Option(
             "stage_bytes",

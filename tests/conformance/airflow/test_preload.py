@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from tests.conformance.airflow.live import LiveAirflow
@@ -23,6 +25,19 @@ with DAG("preload_looks", schedule=None):
     look.expand(n=[1, 2, 3])
 """
 
+READS = """
+import time
+READ = time.time()
+from airflow.sdk import DAG, task
+
+with DAG("preload_reads", schedule=None, tags=["egs-on"]):
+    @task
+    def read(n):
+        return READ
+
+    read.expand(n=list(range(10)))
+"""
+
 
 @pytest.mark.proves("airflow executor, agent", "preload")
 def test_preloaded_modules_are_there_in_tasks(airflow: LiveAirflow) -> None:
@@ -33,3 +48,19 @@ def test_preloaded_modules_are_there_in_tasks(airflow: LiveAirflow) -> None:
     looks = [airflow.rest("GET", f"{path}?map_index={n}")["value"] for n in range(3)]
     assert looks == [[True, False]] * 3
     assert airflow.logs().count("no_such_module is not preloaded: ModuleNotFoundError") == 1
+
+
+def test_dag_files_are_read_before_their_tasks_come(airflow: LiveAirflow) -> None:
+    """Ten tasks for eight processes, twice: some have their DAG file read when they begin to run, by a process that
+    stood ready; without those each reads it after that. No task fails."""
+    airflow.add_dags(preload_reads=READS)
+    ahead = []
+    for _ in range(2):
+        run = airflow.run("preload_reads")
+        for ti in airflow.task_instances("preload_reads", run):
+            path = f"/dags/preload_reads/dagRuns/{run}/taskInstances/read/xcomEntries/return_value"
+            read = airflow.rest("GET", f"{path}?map_index={ti['map_index']}")["value"]
+            ahead.append(read < datetime.fromisoformat(ti["start_date"]).timestamp())
+    assert len(ahead) == 20
+    assert any(ahead)
+    assert not ahead[0]  # nobody knew

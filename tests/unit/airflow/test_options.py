@@ -37,6 +37,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("learn_every", "x", "'x' is not a duration"),
         ("reserve_after", "banana", "'banana' is not a duration"),
         ("keep_slots", "maybe", "'maybe' is none of yes, on, true, 1, no, off, false, 0, never"),
+        ("ready_processes", "many", "'many' is no whole number"),
         ("preload_modules", "os;rm", "'os;rm': not the name of a module"),
         ("pools", "gpu=none", "'gpu=none' is not a pool with at least one slot"),
         ("stage_bytes", "lots", "'lots' is not a size"),
@@ -100,7 +101,9 @@ def test_one_table() -> None:
     read = set()
     for path in Path(egs_airflow.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and re.search(r"option|words|is_yes|seconds_of", ast.unparse(node.func)):
+            if isinstance(node, ast.Call) and re.search(
+                r"option|words|is_yes|number_of|seconds_of", ast.unparse(node.func)
+            ):
                 read |= {one.value for one in node.args[:1] if isinstance(one, ast.Constant)}
     assert {name for name in read if isinstance(name, str)} >= OPTIONS.keys()
     assert CHECKS.keys() == TAKES.keys() == {option.kind for option in OPTIONS.values()}

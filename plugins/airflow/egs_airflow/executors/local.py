@@ -1,4 +1,4 @@
-"""Airflow's LocalExecutor, with preloaded modules, slots kept for whom they were freed, and a queue in order.
+"""Airflow's LocalExecutor, with preloaded modules, processes that stand ready, kept slots, and a queue in order.
 
 Airflow 3.3's LocalExecutor never notes what it runs, so it believes that all of its processes are free: everything that
 the scheduler hands over goes into one pipe at once, and leaves it in the order in which it came, whatever its weight.
@@ -6,31 +6,53 @@ the scheduler hands over goes into one pipe at once, and leaves it in the order 
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
 
-from egs_airflow import compat
+from egs_airflow import compat, config
 from egs_airflow.executors.mixin import KeepsSlots
+from egs_airflow.executors.ready import ReadyQueue
 from egs_airflow.executors.waking import Running, Runs, sleep_until
 
 
 class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airflow's types are not read, see pyproject.toml
     """`[core] executor = egs_airflow.executors.EgsLocalExecutor`."""
 
+    activity_queue: Any
     _started: Running
     _runs: Runs
+    _ready: ReadyQueue | None = None
+    _most_ready: int = 0
 
     def start(self) -> None:
         """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
         from egs_airflow.preload.modules import preload_modules
 
         preload_modules()
+        self._ready, self._most_ready = None, self._may_stand_ready()
         super().start()
         self._started, self._runs = Running(), Runs()
         if self.gate is not None:
             self.gate.guard(self._wake_scheduler)
+
+    def _may_stand_ready(self) -> int:
+        """How many processes may have read their DAG file before their task comes."""
+        is_possible = config.settings().mode == "on" and self.is_mp_using_fork and compat.available("ready")
+        return config.number_of("ready_processes") if is_possible else 0
+
+    def _spawn_worker(self) -> None:
+        """Fork a process that takes workloads from the queue, and where processes may stand ready has one do so."""
+        queue = self.activity_queue
+        if self._most_ready:
+            self._ready = self._ready or ReadyQueue(queue, multiprocessing.Value("i", 0), self._most_ready)
+            self.activity_queue = self._ready
+        try:
+            super()._spawn_worker()
+        finally:
+            self.activity_queue = queue
 
     def _wake_scheduler(self) -> None:
         if self._open is not None and compat.available("idle_sleep"):
