@@ -196,7 +196,7 @@ PRELOAD_RULES = (
     (
         _each(
             "has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
-            " && has(c.resources.limits) && has(c.resources.requests)"
+            " && has(dyn(c.resources).limits) && has(dyn(c.resources).requests)"
             " && ['cpu', 'memory'].all(n, n in dyn(c.resources).limits)"
             " && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'])"
             " && dyn(c.resources).requests.all(n, n in ['cpu', 'memory'])"

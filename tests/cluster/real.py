@@ -85,7 +85,8 @@ class Site:
     def close(self) -> None:
         leave(self.admin, self.of, lambda _: None, lambda _: None)
         for one in self.pods():
-            self.delete(one)
+            with suppress(ApiError):  # it went with its owner
+                self.delete(one)
         for kind, name in (
             (NODES, self.name),
             (KINDS["Namespace"], self.name),

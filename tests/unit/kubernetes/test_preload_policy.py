@@ -69,12 +69,12 @@ def unwanted(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
     labels, owner = raw["metadata"]["labels"], raw["metadata"]["ownerReferences"][0]
     probe = {"exec": {"command": ["sh"]}}
-    volume = {"name": "root", "hostPath": {"path": "/"}}
+    volume, mount = {"name": "root", "hostPath": {"path": "/"}}, {"name": "root", "mountPath": "/x"}
     return {
         "no label": meta(labels={"a": "b"}),
         "a label of others": meta(labels=labels | {"app": "web"}),
         "another preload's": meta(labels={names.PRELOAD: "k3y"}),
-        "an annotation": meta(annotations={"container.apparmor.security.beta.kubernetes.io/x": "unconfined"}),
+        "an annotation": meta(annotations={"kubectl.kubernetes.io/default-container": "x"}),
         "a finalizer": meta(finalizers=["x.io/y"]),
         "no owner": changed(raw, lambda o: o["metadata"].pop("ownerReferences")),
         "an owner of another kind": meta(ownerReferences=[owner | {"kind": "ReplicaSet"}]),
@@ -90,8 +90,8 @@ def unwanted(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "its host's network": spec(hostNetwork=True),
         "its host's processes": spec(hostPID=True),
         "its node": spec(nodeName="n1"),
-        "a first container": spec(initContainers=raw["spec"]["containers"]),
-        "a claim": spec(resourceClaims=[{"name": "gpu"}]),
+        "a first container": spec(initContainers=[raw["spec"]["containers"][0] | {"name": "first"}]),
+        "a claim": spec(resourceClaims=[{"name": "gpu", "resourceClaimName": "gpu"}]),
         "resources of the pod": spec(resources={"limits": {"cpu": "64"}}),
         "a runtime": spec(runtimeClassName="kata"),
         "a scheduler": spec(schedulerName="mine"),
@@ -106,12 +106,14 @@ def unwanted(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "an unconfined kernel": spec(
             securityContext=raw["spec"]["securityContext"] | {"seccompProfile": {"type": "Unconfined"}}
         ),
-        "many containers": spec(containers=raw["spec"]["containers"] * 11),
+        "many containers": spec(
+            containers=[raw["spec"]["containers"][0] | {"name": f"c{number}"} for number in range(11)]
+        ),
         "a program": first(command=["sh", "-c", "id"]),
         "no program": changed(raw, lambda o: o["spec"]["containers"][0].pop("command")),
         "arguments": first(args=["x"]),
         "an environment": first(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]),
-        "a mount": first(volumeMounts=[{"name": "root", "mountPath": "/x"}]),
+        "a mount": changed(spec(volumes=[volume]), lambda o: o["spec"]["containers"][0].update(volumeMounts=[mount])),
         "a port": first(ports=[{"containerPort": 80, "hostPort": 80}]),
         "a hook": first(lifecycle={"postStart": probe}),
         "a probe": first(startupProbe=probe),
@@ -122,7 +124,7 @@ def unwanted(raw: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "root in a container": confined(runAsUser=0),
         "a disk to write on": confined(readOnlyRootFilesystem=False),
         "a GPU": asks("limits", **{"nvidia.com/gpu": "1"}),
-        "a GPU asked for": asks("requests", **{"nvidia.com/gpu": "1"}),
+        "a GPU asked for": first(resources={part: {"nvidia.com/gpu": "1"} for part in ("limits", "requests")}),
         "many CPUs": asks("limits", cpu="8"),
         "much memory": asks("limits", memory="8Gi"),
         "no limit": first(resources={"requests": {"cpu": "0", "memory": "0"}}),
