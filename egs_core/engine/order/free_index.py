@@ -80,12 +80,13 @@ def has_room(node: Node, shape: Shape, memory: int) -> bool:
 
 
 class FreeIndex:
-    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`."""
+    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`;
+    keys: class -> what its phases need to start, once that was asked for (`resource_key`)."""
 
     def __init__(self, state: State, fronts: ClassFronts) -> None:
         self._state = state
         self._fronts = fronts
-        self._keys: dict[ClassId, ResourceKey] = {}  # what is needed to start phases of a class
+        self.keys: dict[ClassId, ResourceKey] = {}
         self._nodes: dict[int, int] = {}  # bit of a key without a node -> nodes with room, as bits; not there: unknown
         self._has_many_bits = False  # most of them of what waits no more
         self._masks = FitMasks()  # of those
@@ -125,11 +126,6 @@ class FreeIndex:
         self._fits = [0] * len(self._state.nodes)
         self._moved.update(range(len(self._state.nodes)))
         self._fronts.reopen_all()
-
-    def freed(self, number: int) -> None:
-        """A phase has ended on the node."""
-        if self.is_kept:
-            self.freed_nodes.add(number)
 
     def taken(self, number: int) -> None:
         """A phase has been granted there: what fitted nowhere else may fit nowhere now."""
@@ -253,13 +249,13 @@ class FreeIndex:
 
     def resource_key(self, phase: int, class_id: ClassId) -> ResourceKey:
         """What phases of the class, of which this is one, need to start, if free resources are all that counts."""
-        key = self._keys.get(class_id)
+        key = self.keys.get(class_id)
         if key is None:
             state, task = self._state, self._state.task_of[phase]
             key = class_id[SHAPE], class_id[BOUND]
             if class_id[OTHERS] and state.needs_slot(task):
                 key = (*key, state.memory_of(task))
-            self._keys[class_id] = key
+            self.keys[class_id] = key
         return key
 
     def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:

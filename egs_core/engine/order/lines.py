@@ -157,10 +157,13 @@ class Lines:
     def settle_place(self, phase: int, number: int) -> None:
         """The phase is gone, and perhaps what gave its submission its place."""
         order = self.order
-        if order is not None:
-            is_new = self._leaf_changed(number, self._tops.get(number))
-            if (order.late and order.left(number, phase)) or is_new:
-                self.refresh(number)
+        if order is None:
+            return
+        next_up = self._next.get(number)
+        is_new = next_up is None or self._entries.get(next_up[-1]) is not next_up
+        is_new = is_new and self._leaf_changed(number, self._tops.get(number))
+        if (order.late and order.left(number, phase)) or is_new:
+            self.refresh(number)
 
     # --- firsts ---
 

@@ -147,8 +147,8 @@ class ReadyQueue:
         self.is_dirty = True
         if node is None:
             self.free.forget()
-        else:
-            self.free.freed(node)
+        elif self.free.is_kept:
+            self.free.freed_nodes.add(node)
 
     def capacity_changed(self) -> None:
         """A node has come, gone or changed."""
@@ -258,7 +258,7 @@ class ReadyQueue:
                 return None
         if class_id[OTHERS] and self.classes.has_own_rights(class_id):
             return None
-        return self.free.resource_key(phase, class_id)
+        return self.free.keys.get(class_id) or self.free.resource_key(phase, class_id)
 
     def reservations_changed(self) -> list[ClassId]:
         """Late phases may reserve now that could not, or the other way round; the classes of which they are fronts."""

@@ -171,7 +171,7 @@ class Granting:
         shape, node = state.shapes[class_id[SHAPE]], state.nodes[number]
         if (shape.cpu_milli > node.free_cpu and shape.cpu_milli) or not node.alive or lacking(node, shape):
             return None
-        return number, devices_for(node, shape, self._packs)
+        return number, devices_for(node, shape, self._packs) if shape.gpu_milli else ()
 
     def _make_choice(self) -> FlavorChoice | None:
         """None where devices are all alike, or all taken and nobody starts with a CPU phase."""

@@ -85,7 +85,7 @@ class State(StructureState):
         positions of its slice, 0 for none."""
         self._move(phase, GRANTED)
         home = self.nodes[node]
-        lease = self.leases[phase] = home.lease(decision, node, self.shape_of(phase), devices)
+        lease = self.leases[phase] = home.lease(decision, node, self.shapes[self.shape[phase]], devices)
         home.take(lease)
         if node in self.leased_on:
             self.leased_on[node].add(phase)
