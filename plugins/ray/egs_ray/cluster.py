@@ -9,10 +9,7 @@ import ray
 
 from egs_core.engine import messages as m
 from egs_core.engine.specs import usual_process_slots
-
-RAYS_OWN = "ray.io/"
-ACCELERATOR = f"{RAYS_OWN}accelerator-type"
-"""Ray's own label for the kind of GPU."""
+from egs_ray.labels import ACCELERATOR, RAYS_OWN
 
 
 class Cluster:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from egs_core.hints import TaskHints
-from egs_ray.cluster import ACCELERATOR
 from egs_ray.gate.ticketing import is_placed_by_hand
+from egs_ray.labels import ACCELERATOR
 
 VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 KEY = re.compile(r"([A-Za-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")

@@ -8,7 +8,6 @@ from pathlib import Path
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
-from egs_core.flavors import load_flavors, spec_for
 from egs_core.site import Learning, Site
 from egs_ray.convert import Converted
 
@@ -20,7 +19,7 @@ class Flavors:
     Raises InputError."""
 
     def __init__(self, file: str | None) -> None:
-        self._specs = load_flavors(Path(file)) if file else ()
+        self._specs = _read(Path(file)) if file else ()
         self._told: tuple[FlavorSpec, ...] = ()
 
     @property
@@ -31,7 +30,7 @@ class Flavors:
         """What the site does not know yet. has_tickets: a script's own tasks wait for a turn, and Ray places those: one
         that waited for a better GPU would not get it."""
         names = sorted({node.flavor for node in nodes if node.gpus})
-        found = tuple([spec_for(name, self._specs) for name in names]) if len(names) > 1 and not has_tickets else ()
+        found = _specs_for(names, self._specs) if len(names) > 1 and not has_tickets else ()
         if found == self._told:
             return None
         self._told = found
@@ -43,6 +42,20 @@ class Flavors:
         values = [(first + phase, flavor, *times) for phase, known in found.items() for flavor, times in known.items()]
         if values:
             site.report(m.FlavorEstimates(tuple(values)))
+
+
+def _read(file: Path) -> tuple[FlavorSpec, ...]:
+    from egs_core.flavors import (
+        load_flavors,
+    )  # brings pydantic, which takes its time to import: each driver waits for it
+
+    return load_flavors(file)
+
+
+def _specs_for(names: Iterable[str], specs: tuple[FlavorSpec, ...]) -> tuple[FlavorSpec, ...]:
+    from egs_core.flavors import spec_for  # as above
+
+    return tuple([spec_for(name, specs) for name in names])
 
 
 def checked_objective(name: str) -> str:

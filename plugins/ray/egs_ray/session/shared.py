@@ -17,7 +17,7 @@ import ray
 from egs_core.notices import warn
 from egs_core.site import Learning, Offers, Site
 from egs_ray import waiting
-from egs_ray.cluster import ACCELERATOR
+from egs_ray.labels import ACCELERATOR
 from egs_ray.link import Message, Peer, Server
 from egs_ray.promises import Promises
 from egs_ray.session.leases import Leases
