@@ -27,7 +27,8 @@ class NodeAdded(Event, frozen=True, tag="node"):
     waiting between two phases, or kept for later; None: `usual_process_slots` of the node.
     bandwidth_bytes_s: of files that come from other nodes; None: they cost nothing, or nobody knows.
     flavor: the kind of hardware; device_flavors: of each device, where they are unlike (else none), told once
-    `FlavorsChanged` has; a task that may have `flavor` may have them all.
+    `FlavorsChanged` has; a task that may have `flavor` may have them all. device_memory_bytes: of each, where they have
+    unlike amounts; gpu_memory_bytes is then the most.
     topology: (level, value) of every group that the node is in, as ("rack", "r1").
     drained: numbers of devices that nothing new is to get; what holds one keeps it. closed: the same, of those that are
     used by what the engine does not know.
@@ -49,6 +50,7 @@ class NodeAdded(Event, frozen=True, tag="node"):
     closed: tuple[int, ...] = ()
     loads_apart: bool = False
     device_flavors: tuple[str, ...] = ()
+    device_memory_bytes: tuple[int, ...] = ()
 
 
 class NodeLost(Event, frozen=True, tag="node_lost"):

@@ -8,7 +8,7 @@ from egs_core.engine.rules.fit import fits_ever
 from egs_core.engine.state.nodes import UNTRACKED
 from egs_core.server import inside
 from egs_core.server.book import REFUSED, Book
-from egs_core.server.flavors import check_wish
+from egs_core.server.flavors import check_wish, may_have
 from egs_core.server.principals import SUBMITTING, Principal, queue_for
 from egs_core.server.runs import WHOLE_DEVICE, Refusal, Run
 
@@ -108,7 +108,8 @@ def check_host(book: Book, run: Run) -> None:
 
 
 def take_part(book: Book, run: Run) -> None:
-    """Memory without GPUs asks for the part of one that has so much. Raises Refusal where it is not known."""
+    """Memory without GPUs asks for the part of one that has so much: of the smallest that it may have, where they are
+    unlike. Raises Refusal where it is not known."""
     if not run.gpu_memory_bytes:
         return
     node = book.views.node_of(run.host)
@@ -116,7 +117,8 @@ def take_part(book: Book, run: Run) -> None:
     if most == UNTRACKED:
         raise Refusal(422, "gpu_memory_bytes: there is no GPU here whose memory is known")
     if not run.gpus:
-        part = -(-run.gpu_memory_bytes * WHOLE_DEVICE // most)
+        able = [one.memory_bytes for one in book.views.devices_of(run.host) if may_have(run, one)]
+        part = -(-run.gpu_memory_bytes * WHOLE_DEVICE // min([one for one in able if one], default=most))
         run.gpus = min(part, WHOLE_DEVICE) / WHOLE_DEVICE  # what is more than one has fits nowhere: that is said
 
 

@@ -6,7 +6,7 @@ from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.server.flavors import Flavors
 from egs_core.server.hosts import OWN, Hosts, JoinedHost
-from egs_core.server.runs import Offer
+from egs_core.server.runs import Offer, unlike_memory
 from egs_core.server.views import Views
 
 
@@ -23,6 +23,7 @@ def own_node(engine: Engine, views: Views, flavors: Flavors, offer: Offer, drain
         drained=drained,
         closed=tuple(sorted(views.occupied)),
         device_flavors=flavors.of_devices(OWN),
+        device_memory_bytes=unlike_memory(offer.devices),
     )
 
 
@@ -38,4 +39,5 @@ def joined_node(hosts: Hosts, flavors: Flavors, host: JoinedHost, drained: tuple
         drained=drained,
         closed=hosts.closed(host),
         device_flavors=flavors.of_devices(host.name),
+        device_memory_bytes=unlike_memory(host.devices),
     )

@@ -106,6 +106,12 @@ def specs_of(hosts: Mapping[str, Sequence[Device]], specs: Sequence[FlavorSpec])
     return tuple(found)
 
 
+def may_have(run: Run, device: Device) -> bool:
+    """Whether it wants the flavor, and the device has as much memory as it needs of one."""
+    is_meant = not run.flavors or bool(meant(run.flavors, (device.kind,)))
+    return is_meant and device.memory_bytes >= run.gpu_memory_bytes
+
+
 def check_wish(run: Run, devices: Sequence[Device]) -> None:
     """Raises Refusal for flavors that its host does not have."""
     if not run.flavors:
@@ -117,9 +123,9 @@ def check_wish(run: Run, devices: Sequence[Device]) -> None:
         if not meant((wish,), there):
             known = ", ".join(name for name in there if name) or "none that is known"
             raise Refusal(422, f"flavors: there is no GPU of flavor {wish!r} here; there are: {known}")
-    count = sum(len(meant(run.flavors, (device.kind,))) for device in devices)
+    count = sum(may_have(run, device) for device in devices)
     if run.gpus > count:
-        asked = " or ".join(run.flavors)
+        asked = " or ".join(run.flavors) + (" with so much memory" if run.gpu_memory_bytes else "")
         raise Refusal(422, f"flavors: there are {count} GPUs of flavor {asked} here, and {run.gpus:g} are needed")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from egs_core.server.runs import Device
+from egs_core.server.runs import Device, most_memory
 
 SILENT_S = 15.0  # after so long its devices are suspect
 OWN = ""  # the server's own host, as runs name it
@@ -30,8 +30,8 @@ class JoinedHost(msgspec.Struct, frozen=True):
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """What each device has at least; None where that is not known."""
-        return min((device.memory_bytes for device in self.devices), default=0) or None
+        """The most that a device has; None where it is not known of one."""
+        return most_memory(self.devices)
 
 
 class Hosts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from egs_core.calendar import Reservation
@@ -47,6 +49,18 @@ class Device(msgspec.Struct, frozen=True):
         return self.flavor or flavor_of_product("" if self.label == EMULATED else self.label)
 
 
+def most_memory(devices: Sequence[Device]) -> int | None:
+    """That one of them has; None where it is not known of one."""
+    amounts = [device.memory_bytes for device in devices]
+    return max(amounts) if amounts and all(amounts) else None
+
+
+def unlike_memory(devices: Sequence[Device]) -> tuple[int, ...]:
+    """Of each, where they have unlike amounts, all of them known."""
+    amounts = tuple([device.memory_bytes for device in devices])
+    return amounts if len(set(amounts)) > 1 and all(amounts) else ()
+
+
 class Offer(msgspec.Struct, frozen=True):
     """What the host has for leases. is_new: other devices than before: none is drained. is_watched: its devices may be
     used by others: none is given out before somebody has looked (`SiteLogic.occupied`). reserved: what of it is kept
@@ -63,8 +77,8 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """What each device has at least; None where that is not known."""
-        return min((device.memory_bytes for device in self.devices), default=0) or None
+        """The most that a device has; None where it is not known of one."""
+        return most_memory(self.devices)
 
 
 class SiteFacts(msgspec.Struct, frozen=True):

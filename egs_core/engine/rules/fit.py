@@ -31,8 +31,20 @@ def fits_ever(node: Node, shape: Shape) -> bool:
         and (node.memory_bytes == UNTRACKED or shape.memory_bytes <= node.memory_bytes)
         and wanted <= node.gpus
         and (not wanted or node.gpu_memory_bytes == UNTRACKED or shape.gpu_memory_bytes <= node.gpu_memory_bytes)
+        and (not node.device_totals or not wanted or len(_large_enough(node, shape)) >= wanted)
         and (not is_sliced(node, shape) or offers_slice(node, shape))
     )
+
+
+def _large_enough(node: Node, shape: Shape) -> list[int]:
+    """Devices with as much memory as the shape needs of each, were they empty."""
+    return [device for device in range(node.gpus) if node.memory_of(device) >= shape.gpu_memory_bytes]
+
+
+def count_of(node: Node, flavors: Collection[str], shape: Shape) -> int:
+    """How many devices of these flavors could hold the shape, of a node whose devices have flavors of their own."""
+    able = _large_enough(node, shape) if node.gpu_memory_bytes != UNTRACKED else range(node.gpus)
+    return sum(node.device_flavors[device] in flavors for device in able)
 
 
 def is_sliced(node: Node, shape: Shape) -> bool:
@@ -57,7 +69,7 @@ def fits_task(state: State, task: int, node: Node) -> bool:
     if not node.device_flavors:
         return True
     may = allowed_flavors(state, task, node)
-    return sum(flavor in may for flavor in node.device_flavors) >= max(devices_of(shape) for shape in shapes)
+    return all(count_of(node, may, shape) >= devices_of(shape) for shape in shapes)
 
 
 def lacking(node: Node, shape: Shape) -> str:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from egs_core.engine.messages import Moment
 from egs_core.engine.rules.ends import expected_end_s
-from egs_core.engine.rules.fit import allowed_flavors, devices_of, fits_task, seen_as, select_devices
+from egs_core.engine.rules.fit import allowed_flavors, count_of, devices_of, fits_task, seen_as, select_devices
 from egs_core.engine.rules.flavors import cost_of, seconds_on
 from egs_core.engine.specs import REFERENCE
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
@@ -202,21 +202,23 @@ class FlavorChoice:
         found = self._demands.get(key)
         if found is None:
             largest = max([state.shapes[number] for number in shapes], key=lambda shape: shape.gpu_milli)
-            wanted = devices_of(largest)
-            nodes = {flavor: self._suitable(task, flavor, numbers, wanted) for flavor, numbers in self._nodes.items()}
+            nodes = {flavor: self._suitable(task, flavor, numbers) for flavor, numbers in self._nodes.items()}
             offered = {flavor: numbers for flavor, numbers in nodes.items() if numbers}
-            found = self._demands[key] = Demand(largest, wanted, offered)
+            found = self._demands[key] = Demand(largest, devices_of(largest), offered)
         return found
 
-    def _suitable(self, task: int, flavor: str, numbers: Sequence[int], wanted: int) -> list[int]:
+    def _suitable(self, task: int, flavor: str, numbers: Sequence[int]) -> list[int]:
         state = self._state
         found = [n for n in numbers if fits_task(state, task, state.nodes[n])]
-        return [n for n in found if self._has_so_many(task, state.nodes[n], flavor, wanted)]
+        return [n for n in found if self._has_enough(task, state.nodes[n], flavor)]
 
-    def _has_so_many(self, task: int, node: Node, flavor: str, wanted: int) -> bool:
+    def _has_enough(self, task: int, node: Node, flavor: str) -> bool:
         """Of a node on which the task fits: whether devices of this flavor would do."""
-        kinds = node.device_flavors
-        return not kinds or (flavor in allowed_flavors(self._state, task, node) and kinds.count(flavor) >= wanted)
+        if not node.device_flavors:
+            return True
+        shapes = [self._state.shape_of(phase) for phase in self._state.phases_of(task)]
+        is_allowed = flavor in allowed_flavors(self._state, task, node)
+        return is_allowed and all(count_of(node, (flavor,), shape) >= devices_of(shape) for shape in shapes)
 
     def _devices_on(self, number: int, flavor: str) -> Sequence[int]:
         node = self._state.nodes[number]
@@ -230,7 +232,7 @@ class FlavorChoice:
         seconds = self._seconds(task, flavor)
         held = max(start + lead_s, free_at) - start - lead_s  # a task with a CPU phase first may then wait for a GPU
         end = start + self._loading_s(task, flavor) + held + seconds
-        return Offer(flavor, start, end, seconds, self._cost(task, flavor), self._idle_bytes(task, node))
+        return Offer(flavor, start, end, seconds, self._cost(task, flavor), self._idle_bytes(task, node, flavor))
 
     def _soonest(self, flavor: str, demand: Demand) -> tuple[float, int]:
         """When devices for the demand come free on a node of the flavor, and which one."""
@@ -273,11 +275,12 @@ class FlavorChoice:
         phases = state.phases_of(task)
         return sum([cost_of(spec, state.shape_of(p), seconds_on(state, p, flavor)[0]) for p in phases])
 
-    def _idle_bytes(self, task: int, number: int) -> int:
+    def _idle_bytes(self, task: int, number: int, flavor: str) -> int:
         state, node = self._state, self._state.nodes[number]
         if node.gpu_memory_bytes == UNTRACKED:
             return 0
-        return node.gpu_memory_bytes - max(state.shape_of(p).gpu_memory_bytes for p in state.phases_of(task))
+        there = min([node.memory_of(device) for device in self._devices_on(number, flavor)])
+        return there - max(state.shape_of(p).gpu_memory_bytes for p in state.phases_of(task))
 
     # --- objectives ---
 

@@ -73,6 +73,10 @@ def _check_resources(state: State) -> None:
             beyond = sum(one.gpu_milli for one in held if device in one.devices and one.decision == ELSEWHERE)
             assert offered - WHOLE_DEVICE - beyond <= free <= offered, f"{node.name}: device {device} has {free} free"
             assert used + free == offered, f"{node.name}: device {device}: {used} used, {free} free"
+            if node.gpu_memory_bytes != UNTRACKED:
+                memory = sum(lease.gpu_memory_bytes for lease in held if device in lease.devices)
+                left = node.device_memory[device]
+                assert memory + left == node.memory_of(device), f"{node.name}: device {device}: {left} bytes free"
             slices = [lease.positions for lease in held if device in lease.devices]
             assert sum(slices) == node.positions.get(device, 0), f"{node.name}: device {device}: slices {slices}"
 

@@ -65,6 +65,7 @@ class Node(msgspec.Struct):
     closed: tuple[int, ...] = ()  # the same, for another reason (`NodeAdded`)
     loads_apart: bool = False  # processes load here without the CPUs of their tasks
     device_flavors: tuple[str, ...] = ()  # of each device; none: all are of the node's flavor
+    device_totals: tuple[int, ...] = ()  # memory of each device; none: all have gpu_memory_bytes, else that is the most
 
     @property
     def shut(self) -> set[int]:
@@ -75,6 +76,12 @@ class Node(msgspec.Struct):
     def flavors(self) -> tuple[str, ...]:
         """Those of its devices, each once."""
         return tuple(dict.fromkeys(self.device_flavors)) or (self.flavor,)
+
+    def memory_of(self, device: int) -> int:
+        """All that the device has; 0 where that is not tracked."""
+        if device < len(self.device_totals):
+            return self.device_totals[device]
+        return max(self.gpu_memory_bytes, 0)
 
     def flavor_of(self, devices: Sequence[int]) -> str:
         """Of whoever holds these devices: the node's own for devices of several flavors, and for none."""
@@ -114,16 +121,17 @@ class Node(msgspec.Struct):
         self.alive = True
 
     def _take_devices(self, event: NodeAdded) -> None:
-        per_device = UNTRACKED if event.gpu_memory_bytes is None else event.gpu_memory_bytes
-        change = max(per_device, 0) - max(self.gpu_memory_bytes, 0)
-        self.device_memory = [free + change for free in self.device_memory]
-        self.gpu_memory_bytes = per_device
+        held = [self.memory_of(device) - free for device, free in enumerate(self.device_memory)]
+        self.gpu_memory_bytes = UNTRACKED if event.gpu_memory_bytes is None else event.gpu_memory_bytes
+        is_told = len(event.device_memory_bytes) == event.gpus and self.gpu_memory_bytes != UNTRACKED
+        self.device_totals = event.device_memory_bytes if is_told else ()
+        self.device_memory = [self.memory_of(device) - amount for device, amount in enumerate(held)]
         for device in self.shut:
             self.devices[device] += WHOLE_DEVICE
         self.gpus = event.gpus
         while len(self.devices) < self.gpus:
+            self.device_memory.append(self.memory_of(len(self.devices)))
             self.devices.append(WHOLE_DEVICE)
-            self.device_memory.append(max(per_device, 0))
         self._drop_withdrawn()
         self.drained = tuple(sorted({device for device in event.drained if 0 <= device < self.gpus}))
         self.closed = tuple(sorted({device for device in event.closed if 0 <= device < self.gpus}))

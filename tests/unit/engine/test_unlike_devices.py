@@ -193,3 +193,58 @@ def test_flavors_of_unlike_devices_must_be_as_many_as_devices() -> None:
     bench = host("fast", "slow")
     bench.send(m.NodeAdded("n", 8.0, 3, device_flavors=NAMES))
     assert bench.state.nodes[0].flavors == ("",)
+
+
+GIB = 1 << 30
+
+
+def with_memory(*sizes: int, kinds: Sequence[str] = NAMES) -> m.NodeAdded:
+    """The node with so many GiB on each device."""
+    amounts = tuple([size * GIB for size in sizes])
+    return m.NodeAdded(
+        "n", 8.0, len(sizes), gpu_memory_bytes=max(amounts), device_flavors=tuple(kinds), device_memory_bytes=amounts
+    )
+
+
+def needs(name: str, size: int, gpus: float = 1, flavors: Sequence[str] = ()) -> Graph:
+    shape = Shape(0, round(1000 * gpus), 0, size * GIB)
+    graph = Graph(phase_flavor_s={0: {"fast": 5.0, "slow": 5.0}})
+    graph.add_task(name, (), ((GPU, shape, 5.0),), options=TaskOptions(flavors=tuple(flavors)))
+    return graph
+
+
+def test_each_device_has_its_own_memory() -> None:
+    """What needs 40 GiB is on the one that has 80; two such devices there are not, nor one of the flavor that has 16;
+    and what needs 10 may have either."""
+    bench = host(*NAMES)
+    bench.send(with_memory(16, 80))
+    bench.submit(needs("large", 40), "large")
+    assert devices_of(bench, "large") == (1,)
+    for name, more in (("two", {"gpus": 2}), ("fast", {"flavors": ("fast",)})):
+        bench.submit(needs(name, 40, **more), name)
+        assert bench.reason(name).kind == "infeasible"
+    bench.submit(needs("small", 10), "small")
+    assert devices_of(bench, "small") == (0,)
+
+
+def test_parts_fill_the_memory_of_their_own_device() -> None:
+    """Halves of 10 GiB: one on the device of 16, two on the one of 80, however much of the first is free."""
+    bench = host(*NAMES)
+    bench.send(with_memory(16, 80))
+    for number in range(4):
+        bench.submit(needs(f"t{number}", 10, gpus=0.5), f"w{number}")
+    assert sorted(devices_of(bench, f"t{number}") for number in range(3)) == [(0,), (1,), (1,)]
+    assert bench.status("t3") == "ready"
+
+
+def test_what_is_held_stays_when_memory_is_told_anew() -> None:
+    """Amounts that are told for the first time, change, and are alike at last: what is free moves by the difference."""
+    bench = host(*NAMES, gpu_memory_bytes=16 * GIB)
+    bench.submit(needs("held", 12, flavors=("fast",)), "held")
+    bench.start("held")
+    assert devices_of(bench, "held") == (0,)
+    for sizes, free in (((16, 80), [4, 80]), ((24, 80), [12, 80]), ((24, 24), [12, 24])):
+        bench.send(with_memory(*sizes))
+        assert bench.state.nodes[0].device_memory == [size * GIB for size in free]
+    bench.end("held", 5.0)
+    assert bench.state.nodes[0].device_memory == [24 * GIB, 24 * GIB]

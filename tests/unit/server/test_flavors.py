@@ -124,6 +124,24 @@ def test_only_flavors_that_were_asked_for(site: SiteLogic) -> None:
         request(4, flavors=("",))
 
 
+def test_memory_is_that_of_each_gpu(site: SiteLogic) -> None:
+    """40 GiB fit on the A100 alone, as the part of it that has them; 8 GiB are half of a T4, wherever they are; more
+    than any has, or a T4 with 40, is refused."""
+    view = start(site, 1, 0, gpu_memory_bytes=40 << 30)
+    assert view.lease is not None
+    assert (view.lease.devices, view.gpus) == (("1",), 0.5)
+    half = start(site, 2, 0, gpu_memory_bytes=8 << 30, flavors=("t4",))
+    assert half.lease is not None
+    assert (half.lease.devices, half.gpus) == (("0",), 0.5)
+    for fields, text in (
+        ({"gpu_memory_bytes": 100 << 30}, "GPU memory"),
+        ({"gpu_memory_bytes": 40 << 30, "flavors": ("t4",)}, "0 GPUs of flavor t4 with so much memory here"),
+        ({"gpu_memory_bytes": 40 << 30, "gpus": 2}, "GPU"),
+    ):
+        with pytest.raises(Refusal, match=text):
+            site.submit(ANN, request(3, **{"gpus": 0, **fields}))  # type: ignore[arg-type]  # its fields
+
+
 def test_two_gpus_of_a_host_with_one_of_each_are_both(site: SiteLogic) -> None:
     """As on any host; such a run teaches nothing of a flavor."""
     view = start(site, 1, gpus=2)

@@ -10,9 +10,10 @@ from egs_core.server.logic import Batch
 from egs_core.server.runs import Device
 from egs_core.server.store import Kept, StoreError
 from egs_core.server.writer import Turns
-from tests.unit.server.site_world import OFFER, BudgetedStore, MemoryStore, World
+from tests.unit.server.site_world import GIB, OFFER, BudgetedStore, MemoryStore, World
 
 FLAVORS = {"0": "slow", "1": "fast", "2": "slow"}
+MEMORY = {"slow": 80 * GIB, "fast": 40 * GIB}
 
 
 class Led:
@@ -76,11 +77,11 @@ class Pair(World):
 
 
 class Unlike(World):
-    """One device is of another flavor than the rest, and three times as fast; what runs has one of two names, so that
-    it is learned how long it takes; some may have one flavor only."""
+    """One device is of another flavor than the rest, with half the memory, and three times as fast; what runs has one
+    of two names, so that it is learned how long it takes; some may have one flavor only."""
 
     offered = msgspec.structs.replace(
-        OFFER, devices=tuple([Device(one.id, "", one.memory_bytes, FLAVORS[one.id]) for one in OFFER.devices])
+        OFFER, devices=tuple([Device(name, "", MEMORY[flavor], flavor) for name, flavor in FLAVORS.items()])
     )
 
     def __init__(self, seed: int) -> None:
@@ -94,8 +95,11 @@ class Unlike(World):
             one.request = one.request.model_copy(update=more)
 
     def check(self) -> None:
-        """Besides: nothing is on a flavor that it did not want."""
+        """Besides: nothing is on a flavor that it did not want, and no memory is exceeded."""
         super().check()
+        for device, flavor in FLAVORS.items():
+            used = sum(one.request.gpu_memory_bytes for one in self.all if device in one.devices and not one.inside)
+            assert used <= MEMORY[flavor], f"{used} bytes of {device}"
         for one in self.all:
             wanted = one.request.flavors
             assert not wanted or all(FLAVORS[device] in wanted for device in one.devices), (wanted, one.devices)
