@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,10 @@ import pytest
 from sqlalchemy import create_engine, insert
 
 from egs_airflow import compat
-from egs_airflow.executors import reading, waking
+from egs_airflow.executors import bell, reading, waking
 from egs_airflow.executors.reading import End
 from egs_airflow.executors.waking import Running, Runs, sleep_until
+from egs_airflow.observe.listener import TaskListener
 
 
 def test_news_end_the_sleep() -> None:
@@ -71,6 +74,73 @@ def test_the_database_is_not_asked_at_every_look(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         running.have_ended()
     assert asked == [[1]]
+
+
+def test_a_task_that_rings_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fork of a fork, through Airflow's listener, when the task is over and not before; once for all that ring."""
+    from egs_airflow.observe import listener
+
+    monkeypatch.setattr(listener, "append", lambda _: None)
+    asked: list[Any] = []
+
+    def ended(_connection: Any, ids: list[int]) -> list[End]:
+        asked.append(ids)
+        return []
+
+    monkeypatch.setattr(reading, "ended", ended)
+    monkeypatch.setattr(compat, "connect", _Connection)
+    monkeypatch.setattr(waking, "ASK_S", 3600.0)
+    made = bell.hang()
+    try:
+        _in_fork(lambda: _in_fork(TaskListener().on_task_instance_running))
+        assert not made.has_rung()
+
+        def run() -> None:
+            told = TaskListener()
+            told.on_task_instance_running()
+            told.on_task_instance_success(SimpleNamespace())
+
+        for _ in range(2):
+            _in_fork(lambda: _in_fork(run))
+        assert made.has_rung()
+        assert not made.has_rung()
+        running = Running()
+        running.note([SimpleNamespace(ti=SimpleNamespace(id=1))])
+        running.have_ended()
+        running.have_ended()
+        assert len(asked) == 1
+        running.ask_now()
+        running.have_ended()
+        assert len(asked) == 2
+    finally:
+        bell.take_down()
+    assert bell.hung is None
+
+
+def test_a_tasks_own_file_is_not_written(tmp_path: Path) -> None:
+    """Code that closes all files and opens its own: one of these has the number that the bell had."""
+    made, path = bell.hang(), tmp_path / "own"
+
+    def run() -> None:
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), made._writer)
+        made.ring()
+
+    try:
+        _in_fork(run)
+        assert path.read_bytes() == b""
+        assert not made.has_rung()
+    finally:
+        bell.take_down()
+
+
+def _in_fork(action: Callable[[], object]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def test_a_run_that_has_come_is_news_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

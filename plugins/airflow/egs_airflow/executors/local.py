@@ -13,6 +13,7 @@ from typing import Any
 from airflow.executors.local_executor import LocalExecutor
 
 from egs_airflow import compat, config
+from egs_airflow.executors import bell
 from egs_airflow.executors.mixin import KeepsSlots
 from egs_airflow.executors.ready import ReadyQueue
 from egs_airflow.executors.waking import Running, Runs, sleep_until
@@ -32,6 +33,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         from egs_airflow.preload.modules import preload_modules
 
         preload_modules()
+        if config.settings().mode == "on":
+            bell.hang()
         self._ready, self._most_ready = None, self._may_stand_ready()
         super().start()
         self._started, self._runs = Running(), Runs()
@@ -60,6 +63,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
 
     def _has_news(self) -> bool:
         """Whether a process has ended, or a task whose process still lives; or a DAG run has come."""
+        if bell.hung is not None and bell.hung.has_rung():
+            self._started.ask_now()
         news: list[bool] = []
         if self.gate is not None:
             self.gate.guard(lambda: news.append(self._started.have_ended() or self._runs.have_come()))
@@ -71,3 +76,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         if self.gate is not None:
             self._started.note(workload_list)
             self.running.update(workload.ti.key for workload in workload_list if hasattr(workload, "ti"))
+
+    def end(self) -> None:
+        """End as ever."""
+        super().end()
+        bell.take_down()

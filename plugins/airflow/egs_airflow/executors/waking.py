@@ -23,7 +23,7 @@ from egs_airflow.executors import reading
 LOOK_S = 0.02
 """How often it is looked for news."""
 ASK_S = 0.1
-"""How often the metadata database is asked, one statement for all tasks of this executor."""
+"""How often the metadata database is asked, one statement for all tasks of this executor; at once where one rings."""
 RUNS_S = 0.25
 """How often it is asked for new DAG runs: one read of an index, of which a pass that finds nothing makes dozens."""
 
@@ -57,6 +57,10 @@ class Running:
     def note(self, workloads: Iterable[Any]) -> None:
         """These were handed to processes."""
         self.ids.update(workload.ti.id for workload in workloads if hasattr(workload, "ti"))
+
+    def ask_now(self) -> None:
+        """Somebody says that one has ended."""
+        self.asked_s = float("-inf")
 
     def have_ended(self) -> bool:
         """Whether some have ended by their own word, which is said once of each; False where it was asked just now."""
