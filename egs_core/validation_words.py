@@ -39,6 +39,10 @@ _WITH_VALUES = {
 }
 
 
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:g}"
+
+
 def problem_of(error: Mapping[str, Any]) -> str:
     """What is wrong, to stand after the place: `must be a list`."""
     kind, values = error["type"], error.get("ctx", {})
@@ -49,7 +53,7 @@ def problem_of(error: Mapping[str, Any]) -> str:
     if kind in PLAIN:
         return PLAIN[kind]
     if kind in _WITH_VALUES:
-        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in values.items()}
+        shown = {name: _figure(value) if isinstance(value, float) else value for name, value in values.items()}
         return _WITH_VALUES[kind].format(**shown)
     text = str(error["msg"]).removeprefix("Value error, ")
     return text if text.startswith("JSON") else text[:1].lower() + text[1:]

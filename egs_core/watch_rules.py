@@ -17,13 +17,14 @@ rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from egs_core.client.messages import PLAIN
 from egs_core.errors import InputError, listed
@@ -35,6 +36,7 @@ Throttle = Literal["power", "heat", "hardware"]
 FOR_S = 60.0
 MOST_RULES = 100
 MOST_S = 30 * 86400.0
+MOST_XID = 10_000
 CLEAR_S = 60.0
 SAMPLES = 20
 
@@ -45,6 +47,13 @@ ACTIONS: Mapping[Kind, tuple[Action, ...]] = {
 }
 LASTING = ("silent_for", "idle_for", "no_progress_for", "over_learned", "xid")
 """Conditions that have a time of their own, or are a moment: `for` is none unless it is stated."""
+
+
+def _xids(value: object) -> object:
+    numbers = value if isinstance(value, list | tuple) else ()
+    if value in (None, "any") or (numbers and all(type(one) is int and 1 <= one <= MOST_XID for one in numbers)):
+        return value
+    raise ValueError("must be a list of numbers, as [79, 48], or any")
 
 
 class When(FileModel):
@@ -60,9 +69,7 @@ class When(FileModel):
     """More than this share of a GPU's memory is in use."""
     ecc_errors: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """A GPU's memory has had so many uncorrected errors since its driver was loaded."""
-    xid: Annotated[tuple[Annotated[int, Field(ge=1, le=10_000)], ...], Field(min_length=1)] | Literal["any"] | None = (
-        None
-    )
+    xid: Annotated[tuple[int, ...] | Literal["any"] | None, BeforeValidator(_xids)] = None
     """The driver has told of an XID error of a GPU, one of these or any, in the last ten minutes."""
     silent_for: Span | None = None
     """Nothing has been heard of a GPU for so long: its driver does not answer, or the agent of its host is gone."""
@@ -78,10 +85,16 @@ class When(FileModel):
         return {name: value for name, value in self if value is not None}
 
 
+def _plain(name: str) -> str:
+    if not re.match(PLAIN, name):
+        raise ValueError("must be one line, without characters that steer a terminal or turn the direction of writing")
+    return name
+
+
 class WatchRule(FileModel):
     """One rule."""
 
-    name: Annotated[str, Field(min_length=1, max_length=60, pattern=PLAIN)]
+    name: Annotated[str, Field(min_length=1, max_length=60), AfterValidator(_plain)]
     """What the log, alerts and `egs watch` call it."""
     when: When
     """The condition."""
@@ -96,9 +109,14 @@ class WatchRule(FileModel):
 
 
 def _is_address(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an address that begins with https:// or http://")
+    problem = "must be an address that begins with https:// or http://"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # ValueError for what is none
+    except ValueError:
+        raise ValueError(problem) from None  # in words that show nothing of it
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise ValueError(problem)
     return url
 
 
@@ -188,7 +206,9 @@ def parse_rules(text: str, place: str = "rules") -> Rules:
     for number, rule in enumerate(file.rules):
         _check(file, number, rule, lines, place)
         if rule.name in names:
-            raise InputError(_where(("rules", number, "name"), lines, place), f"a second rule {rule.name!r}")
+            raise InputError(
+                _where(("rules", number, "name"), lines, place), f"a second rule {rule.name!r}", "give it another name"
+            )
         names.add(rule.name)
     return Rules(
         tuple([_rule(file, rule) for rule in file.rules]), file.most_an_hour, file.alerts.webhook if file.alerts else ""
@@ -215,7 +235,8 @@ def _check(file: WatchFile, number: int, rule: WatchRule, lines: dict[Path_, int
         hint = "alerts: {webhook: https://…} at the top, or leave alert out: the log and `egs watch` have all"
         raise InputError(_where((*at, "do"), lines, place), "an alert has nowhere to go", hint)
     if stated[0] == "xid" and rule.for_s:
-        raise InputError(_where((*at, "for"), lines, place), "an XID is a moment: it does not hold for a while")
+        problem = "an XID is a moment: it does not hold for a while"
+        raise InputError(_where((*at, "for"), lines, place), problem, "leave it out")
     if kind == "device" and rule.queues:
         problem = f"{stated[0]} is of GPUs, which are of no queue"
         raise InputError(_where((*at, "queues"), lines, place), problem, "leave it out")

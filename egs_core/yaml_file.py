@@ -18,6 +18,7 @@ from egs_core.validation_words import problem_of
 MAX_FILE_BYTES = 4 << 20
 MEND = "look there, and a line before, for brackets, quotes, colons and how far lines are moved in"
 MOST_DEEP = 20
+MOST_DIGITS = 4300  # Python makes no whole number of more
 MOST_VALUES = 2_000_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a PyYAML that was built without libyaml has no fast one
 Path_ = tuple[str | int, ...]
@@ -185,9 +186,10 @@ class _Reader:
         try:
             return self._scalars.construct_object(yaml.ScalarNode(tag, event.value))
         except (yaml.YAMLError, ValueError) as error:
+            problem = str(error).splitlines()[0] if len(event.value) < MOST_DIGITS else "is too long for a number"
             shown = shown_path(self._path(event))
             where = f"{self._where(event)}{': ' if shown else ''}{shown}"
-            raise InputError(where, str(error).splitlines()[0]) from None
+            raise InputError(where, problem) from None
 
     def _where(self, event: Any) -> str:
         return f"{self._place} line {event.start_mark.line + 1}"

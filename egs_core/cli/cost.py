@@ -28,6 +28,7 @@ from egs_core.cost.served import uses_of_runs
 from egs_core.cost.uses import Use, uses_of
 from egs_core.cost.work import Told, worked_of_runs
 from egs_core.errors import InputError
+from egs_core.places import replace_file
 from egs_core.queues import load_teams
 from egs_core.report.statement import Line, Statement, statement_page
 from egs_core.runlog.io import RunReader
@@ -37,7 +38,7 @@ from egs_core.runlog.steps import Interval
 SHOWN = 8
 FORMS = ("page", "csv", "json")
 STATED = ("team", "pipeline", "user")  # tables of the page; --format csv has tasks, too
-MONTH = re.compile(r"(\d{4})-(\d{2})")
+MONTH = re.compile(r"(\d{4})-(\d{2})", re.ASCII)
 COLUMNS = ("by", "name", *Amounts.__struct_fields__)
 TWICE = "note: what a run log tells of a script that ran inside of `egs run` counts twice: the server has it, too"
 NO_PRICES = (
@@ -75,8 +76,10 @@ def cost(
         why = "a server's runs have their team"
         raise InputError("--queues", f"does nothing without RUNLOG: {why}", "name a run log, or leave --queues out")
     _check_logs(runlogs or [], server)
-    known = load_prices(prices) if prices is not None else None
     stretch = _month(month) if month else None
+    read = [*(runlogs or ()), *[one for one in (prices, queues) if one is not None]]
+    page = _page_path(output, month, read) if form == "page" else None
+    known = load_prices(prices) if prices is not None else None
     ledger, rating, notes = Ledger(known, stretch), Rating(known, stretch), list[str]()
     team_of = _team_of(queues)
     known_runs: dict[tuple[str, str, float], Path] = {}
@@ -101,9 +104,9 @@ def cost(
         notes.append(NO_PRICES)
     for note in notes:
         typer.echo(note, err=True)
-    if form == "page":
+    if page is not None:
         sources = [str(path) for path in runlogs or ()] + (["the site server's runs"] if server or not runlogs else [])
-        typer.echo(_write_page(ledger, known, month, sources, notes, _page_path(output, month, runlogs or [])))
+        typer.echo(_write_page(ledger, known, month, sources, notes, page))
     elif form == "json":
         typer.echo(json.dumps({"month": month or None, **ledger.to_dict(), "per_unit": rating.to_dicts()}, indent=2))
     elif form == "csv":
@@ -208,17 +211,28 @@ def _write_page(
     written = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     plain = tuple([note.removeprefix("note: ") for note in notes])
     statement = Statement(month, currency, _line("", ledger.total), tables, tuple(sources), plain, written)
-    path.write_text(statement_page(statement), encoding="utf-8", errors="replace")
+    content = statement_page(statement).encode("utf-8", "replace")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)  # a pipe or a device: it stays what it is
+        else:
+            replace_file(path.resolve(), content)
+    except OSError as error:
+        raise InputError(
+            str(path), f"cannot be written: {error.strerror or error}", "-o FILE names another place"
+        ) from None
     return str(path)
 
 
-def _page_path(output: Path | None, month: str, runlogs: list[Path]) -> Path:
-    """Raises InputError for what is no place for it."""
+def _page_path(output: Path | None, month: str, read: list[Path]) -> Path:
+    """Where it will be. read: the files that it is made of. Raises InputError for what is no place for it."""
     path = output or Path(f"statement{f'-{month}' if month else ''}.html")
     if path.is_dir():
         raise InputError(str(path), "is a folder", "name a file to write, such as statement.html")
-    if any(path.resolve() == one.resolve() for one in runlogs):
-        raise InputError(str(path), "is one of the run logs", "choose another name for the page")
+    if not path.parent.is_dir():
+        raise InputError(str(path), "its folder is not there", "make it, or name another one")
+    if path.exists() and any(one.exists() and path.samefile(one) for one in read):
+        raise InputError(str(path), "is one of the files that the page is made of", "choose another name for it")
     return path
 
 

@@ -75,6 +75,7 @@ def profile(
     much of the time the GPU works, throughput by batch size. Then say which flavor it should have, why, what that saves
     and what may go wrong. Of a TASK: the same from its runs before."""
     is_command = _is_command(ctx.obj or (), words)
+    _check_order(ctx, ctx.obj or (), words)
     sizes = _sizes(batch, words, is_command)
     specs = load_flavors(flavors) if flavors is not None else ()
     wishes = Wishes(parse_seconds(deadline, "--deadline") if deadline else None, stretch, hour_worth)
@@ -115,6 +116,15 @@ def _is_command(line: Sequence[str], words: Sequence[str]) -> bool:
     """Whether `--` stands before them, or they are more than a name."""
     at = line.index("--") if "--" in line else -1
     return len(words) > 1 or (at >= 0 and list(line[at + 1 :]) == list(words))
+
+
+def _check_order(ctx: typer.Context, line: Sequence[str], words: Sequence[str]) -> None:
+    """Raises InputError for an option of this command behind a name: it would be run as a command with that option."""
+    own = {name for parameter in ctx.command.params for name in parameter.opts if name.startswith("--")}
+    behind = [word for word in words[1:] if word.partition("=")[0] in own]
+    if behind and "--" not in line:
+        hint = "egs profile OPTIONS TASK, or egs profile OPTIONS -- CMD"
+        raise InputError(behind[0], f"stands behind {printable(words[0])}, where words are the command's own", hint)
 
 
 def _sizes(text: str, words: Sequence[str], is_command: bool) -> list[int | None]:
@@ -224,15 +234,15 @@ def _show(name: str, measured: Sequence[Measured], failed: Sequence[Ran], advice
         print_table(table)
     for lost in failed:
         size = f" with batch {lost.batch}" if lost.batch else ""
-        typer.echo(f"on {lost.flavor}{size} it failed with exit code {lost.exit_code}")
+        typer.echo(f"on {printable(lost.flavor)}{size} it failed with exit code {lost.exit_code}")
     if any(one.is_emulated for one in measured):
         typer.echo(EMULATED)
     if advice is None:
         why = "nothing is known of any flavor of GPU" if measured else "nothing was measured"
-        typer.echo(f"{name}: {why}, so there is no advice")
+        typer.echo(f"{printable(name)}: {why}, so there is no advice")
         return
     part = f", a part of {advice.part:.2g} of it" if advice.part < 1 else ""
-    typer.echo(f"{name}: ask for {advice.flavor}{part}: {advice.reason}")
+    typer.echo(f"{printable(name)}: ask for {advice.flavor}{part}: {advice.reason}")
     risks = f": {'; '.join(advice.risks)}" if advice.risks else ""
     way_out = f"; if its memory is not enough: {advice.fallback}" if advice.fallback else ""
     typer.echo(f"risk {advice.risk}{risks}{way_out}")

@@ -193,13 +193,14 @@ def _check(file: PriceFile, lines: dict[tuple[str | int, ...], int], place: str)
     names: list[str] = []
     for number, flavor in enumerate(file.flavors):
         if flavor.name in names:
-            raise InputError(where("flavors", number, "name"), f"a second flavor {flavor.name!r}")
+            raise InputError(where("flavors", number, "name"), f"a second flavor {flavor.name!r}", "keep one of them")
         names.append(flavor.name)
         days = [price.since for price in flavor.prices]
         for at, (before, after) in enumerate(pairwise(days), 1):
             if after <= before:
                 problem = f"{after} is not after {before}, which stands before it"
-                raise InputError(where("flavors", number, "prices", at, "since"), problem)
+                hint = "write them in the order of their days, each day once"
+                raise InputError(where("flavors", number, "prices", at, "since"), problem, hint)
     if not file.nodes and len(names) > 1:
         raise InputError(f"{place}: nodes", "is missing: which nodes are of which flavor?", 'nodes: [{name: "*", …}]')
     entries = file.nodes or (PricedNodes(name="*", flavor=names[0]),)
@@ -211,7 +212,8 @@ def _check(file: PriceFile, lines: dict[tuple[str | int, ...], int], place: str)
         for at, price in enumerate(file.flavors[flavor_at].prices):
             if getattr(price, entry.bought) is None:
                 problem = f"has no {entry.bought} price, which nodes {entry.name!r} are bought at"
-                raise InputError(where("flavors", flavor_at, "prices", at), problem)
+                hint = f"add {entry.bought}: …, or say how they are bought by `bought`"
+                raise InputError(where("flavors", flavor_at, "prices", at), problem, hint)
 
 
 def _day(at: float) -> str:

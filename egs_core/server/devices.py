@@ -25,6 +25,7 @@ from egs_core.server.runs import EMULATED, Device, Offer
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = "EGS_HOST"  # what this host is called, where that is not its own name
 MOST_EMULATED = 1024
+MOST_DIGITS = 18
 EMULATED_BYTES = 80 << 30
 
 
@@ -95,9 +96,10 @@ def _emulated_flavors(text: str) -> list[str]:
     found: list[str] = []
     for part in [text] if text.isdecimal() else text.split(","):
         flavor, _, count = part.strip().rpartition("=")
-        if not count.isdecimal() or (not flavor and len(text) > len(count)) or flavor != flavor_of_product(flavor):
+        is_count = count.isascii() and count.isdecimal() and len(count) <= MOST_DIGITS
+        if not is_count or (not flavor and len(text) > len(count)) or flavor != flavor_of_product(flavor):
             hint = "say how many, as 2, or how many of which flavor, as a100=1,t4=2"
-            raise InputError("--emulated-gpus", f"{part.strip()!r} is no number of GPUs", hint)
+            raise InputError("--emulated-gpus", f"{part.strip()[:40]!r} is no number of GPUs", hint)
         if len(found) + int(count) > MOST_EMULATED:
             raise InputError("--emulated-gpus", f"must be 0 to {MOST_EMULATED}, not {len(found) + int(count)}")
         found += [flavor] * int(count)

@@ -43,6 +43,7 @@ def test_every_value_has_its_line() -> None:
         ("? [a]\n: 1", "p line 1: a key that is no text"),
         ("a: 1\na: 2", "p line 2: 'a' is there twice"),
         ("a:\n  - !!python/object:os.system x", r"p line 2: a\[0\]: could not determine a constructor"),
+        ("a: " + "9" * 5000, "p line 1: a: is too long for a number"),
         ("a: 2024-13-45", "p line 1: a: month must be in"),
         ("[" * 500_000, "p line 1: is nested too deeply"),
         ("x: &x [1]\n" + "x0: &x0 [*x, *x]\n" + "".join(f"x{n}: &x{n} [{f'*x{n - 1}, ' * 9}1]\n" for n in range(1, 9)),

@@ -69,7 +69,7 @@ class Alerts:
         """What went wrong; "" for nothing."""
         try:
             answer = session.post(self._url, json=body_of(alert, self._site), timeout=ANSWER_S, allow_redirects=False)
-        except requests.RequestException as error:
+        except (requests.RequestException, ValueError) as error:  # urllib3's own, for a host that nobody can have
             return type(error).__name__  # its text has the address, which may be a secret
         return "" if answer.ok and answer.status_code < 300 else f"status {answer.status_code}"
 

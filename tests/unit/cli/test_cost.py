@@ -230,7 +230,12 @@ def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) ->
         (["{log}", "--format", "pdf"], "--format: 'pdf' is unknown (page or csv or json)"),
         (["{log}", "--format", "csv", "--json"], "are ways to print it"),
         (["{log}", "-o", "x.html"], "--output: goes with --format page"),
-        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{log}"], "log.jsonl: is one of the run logs"),
+        (["{log}", "--month", "\uff12026-11"], "is no month (write it as 2026-11)"),
+        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{log}"], "log.jsonl: is one of the files that"),
+        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{rates}"], "rates.yaml: is one of the files that"),
+        (["{log}", "--format", "page", "--queues", "{teams}", "-o", "{linked}"], "linked.html: is one of the files"),
+        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{folder}/no/x.html"], "its folder is not there"),
+        (["{log}", "--format", "page", "--prices", "{rates}", "-o", "/dev/full"], "/dev/full: cannot be written: "),
         (["{log}", "--format", "page", "--prices", "{rates}", "-o", "{folder}"], "is a folder (name a file to write"),
         (["{bad}"], "bad.yaml:1: is not a run log"),
         (["{broken}"], "broken.jsonl:3: not a run log record"),
@@ -253,15 +258,19 @@ def test_bad_input_is_one_line(
         "broken": ("broken.jsonl", "".join(Path(log).read_text().splitlines(keepends=True)[:2]) + '{"r":"none"}\n'),
         "late": ("late.yaml", PRICES.replace("2026-10-01", "2026-11-01")),
         "rates": ("rates.yaml", PRICES),
+        "teams": ("teams.yaml", TEAMS),
     }
     for name, text in files.values():
         (tmp_path / name).write_text(text)
     paths = {key: str(tmp_path / name) for key, (name, _) in files.items()} | {"log": log}
     paths["folder"] = str(tmp_path)
+    paths["linked"] = str(tmp_path / "linked.html")
+    (tmp_path / "linked.html").hardlink_to(tmp_path / "teams.yaml")
     assert run(["cost", *[word.format(**paths) for word in arguments]]) == 2
     shown = capsys.readouterr()
     assert problem in shown.err
     assert (shown.err.count("\n"), shown.out) == (1, "")
+    assert (tmp_path / "rates.yaml").read_text() == PRICES, "what a page is made of is not written over"
 
 
 def test_of_a_real_server(monkeypatch: pytest.MonkeyPatch, log: str, prices: str, capsys: Out) -> None:

@@ -256,7 +256,9 @@ def test_the_sites_file(tmp_path: Path) -> None:
         assert problem in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["a100", "=1", "a100=x", "a100=1,", "a b=1", "1,2", "-1", "1025", "a=600,b=600"])
+@pytest.mark.parametrize(
+    "text", ["a100", "=1", "a100=x", "a100=1,", "a b=1", "1,2", "-1", "1025", "a=600,b=600", "9" * 5000, "\uff12"]
+)
 def test_emulated_gpus_that_nobody_can_have(text: str) -> None:
     with pytest.raises(InputError, match="--emulated-gpus"):
         host_offer(text, ())
