@@ -81,7 +81,7 @@ class Executor:
         (dags / "good.py").write_text(GOOD.format(helper=self.helper, log=str(self.log)))
         self.helper_file, self.standing = dags / f"{self.helper}.py", FORK.Value("i", 0)
         self.queue = FORK.SimpleQueue()
-        taken = ReadyQueue(self.queue, self.standing, 1, FORK.Lock())
+        taken = ReadyQueue(self.queue, self.standing, 1)
         self.process = FORK.Process(target=_work, args=(taken,))
         self.process.start()
 
@@ -243,8 +243,8 @@ def test_one_that_stands_ready_ends_with_its_executor(dags: Path) -> None:
 
 
 def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the file of the last task, while there is room; not after one in vain, not for a file that is unfit, not too
-    long after the last task; and one that is too old is another one."""
+    """For the file of the last task, its own or that of all, while there is room; not after one in vain, not for a file
+    that is unfit, not too long after the last task; and one that is too old is another one."""
     now = [0.0]
     made: list[ready.Process] = []
 
@@ -262,7 +262,8 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "fork_ready", fork)
     good, other, unfit = (DagFile("b", None, f"{name}.py") for name in ("good", "other", "unfit"))
     standing = FORK.Value("i", 0)
-    one, two = (ready.Ready(standing, 1, lambda: now[0]) for _ in range(2))
+    latest = FORK.Array("c", ready.MOST_BYTES)
+    one, two, three = (ready.Ready(standing, 1, latest, lambda: now[0]) for _ in range(3))
     one.stand()
     assert not made  # nobody knows for what
     assert one.take(good) is None
@@ -295,8 +296,13 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stand()
     assert len(made) == 1
     one.drop()
+    one.take(good)
+    three.stand()  # it has had no task, and knows what others had
+    assert [process.file for process in made] == [good]
+    three.drop()
     now[0] += ready.IDLE_S + ready.UNFIT_S
     one.stand()
+    three.stand()
     assert (made, standing.value) == ([], 0)
 
 

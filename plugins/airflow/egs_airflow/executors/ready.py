@@ -3,8 +3,8 @@
     without   a task is taken ─ fork ─ (running, holds its slot) ─ read DAG file ─ user's code
     with      fork ─ read DAG file ─ ... ─ a task is taken ─ (running, holds its slot) ─ user's code
 
-A process of LocalExecutor that has run a task of a DAG file forks the process of its next one while it waits for work,
-and that reads the same file. It is Airflow's own process of a task in all: with its own pipes, from which its output
+A process of LocalExecutor that waits for work forks the process of its next task, and that reads the DAG file of the
+last one, of its own or of all. It is Airflow's own process of a task in all: with its own pipes, from which its output
 goes to the task's log, and used for one task only. It is not taken where anything could be otherwise than in a process
 that begins with the task: another file, version or coordinator; a file, or a module that it imported, has changed; it
 was read more than MOST_AGE_S ago. A DAG file has no such process at all that does not lie in a folder on this machine,
@@ -15,6 +15,7 @@ Whatever goes wrong here, the task has a process as ever.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import select
@@ -47,6 +48,9 @@ CLOCK_NS = 20_000_000
 """By so much a file's time of change may be earlier than the change."""
 YIELD_S = 0.01
 """So long those that have no process ready leave a task to those that have."""
+
+MOST_BYTES = 4096
+"""The longest name of a DAG file that all processes are told of."""
 
 Stamps = dict[str, tuple[int, int]]
 """Files that were read, each with its time of change and its size."""
@@ -94,10 +98,12 @@ class Process:
 @dataclass
 class Ready:
     """What a process of the executor knows of the one that stands ready. standing: how many there are in all its
-    processes, at most `most`. file: that of the last task; is_tried: the one before was in vain; unfit: until when."""
+    processes, at most `most`; latest: when the last task of all came, and its file, as JSON. file: that of the last
+    task here; is_tried: the one before was in vain; unfit: until when."""
 
     standing: Synchronized[int]
     most: int
+    latest: Any
     clock: Callable[[], float] = time.monotonic
     process: Process | None = None
     file: DagFile | None = None
@@ -107,10 +113,11 @@ class Ready:
 
     def stand(self) -> None:
         """Have one stand ready for the file of the last task. Never raises."""
-        file, now_s = self.file, self.clock()
+        now_s = self.clock()
+        file = self._wanted(now_s)
         if self.process is not None or file is None or self.is_tried or now_s < self.unfit.get(file, 0.0):
             return
-        if now_s - self.last_s > IDLE_S or not self._has_room():
+        if not self._has_room():
             return
         try:
             self.process = fork_ready(file, now_s)
@@ -118,6 +125,20 @@ class Ready:
             self._leave()
             self.unfit[file] = now_s + UNFIT_S
             config.warn(f"no process stands ready for {file.path}: {type(error).__name__}: {error}")
+
+    def _wanted(self, now_s: float) -> DagFile | None:
+        """The file of the last task here, or where none was for long, of the last one anywhere."""
+        if self.file is not None and now_s - self.last_s <= IDLE_S:
+            return self.file
+        came_s, *file = json.loads(self.latest.value or b"[0]")
+        return DagFile(*file) if file and now_s - came_s <= IDLE_S else None
+
+    def _note(self, file: DagFile) -> None:
+        """A task of it came here."""
+        self.is_tried, self.file, self.last_s = False, file, self.clock()
+        text = json.dumps([self.last_s, *file]).encode()
+        if len(text) < MOST_BYTES:
+            self.latest.value = text
 
     def renew_in_s(self) -> float | None:
         """In how many seconds the one that stands ready is too old; None where there is none."""
@@ -133,7 +154,7 @@ class Ready:
 
     def take(self, file: DagFile) -> Process | None:
         """The process that has read this file, which nobody else gets then; None where a task is to have its own."""
-        self.is_tried, self.file, self.last_s = False, file, self.clock()
+        self._note(file)
         process, self.process = self.process, None
         if process is None:
             return None
@@ -180,12 +201,13 @@ class ReadyQueue:
     queue: Any
     standing: Synchronized[int]
     most: int
+    latest: Any = field(default_factory=lambda: multiprocessing.Array("c", MOST_BYTES))
     turn: Any = field(default_factory=multiprocessing.Lock)
     _ready: Ready | None = None
 
     def _begin(self) -> Ready:
         """In each process once."""
-        ready = Ready(self.standing, self.most)
+        ready = Ready(self.standing, self.most, self.latest)
         try:
             own_process.wrap_start(partial(_start, ready))
         except Exception as error:
@@ -212,6 +234,7 @@ class ReadyQueue:
                 if found[0] is None:
                     ready.drop()
                 return found[0]
+            is_idle = False
 
 
 def _start(ready: Ready, start: Callable[..., Any], given: Mapping[str, Any]) -> Any:
