@@ -1,0 +1,358 @@
+"""Pipelines as pods of a full cluster: on the scheduler alone and with EGS, by completion times.
+
+    EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes [--runs 24] [--rounds 2] [--sides native,egs] [--json]
+
+A real API server with its scheduler; nodes and their kubelet are made up here, so pods run for as long as they should
+and no container does. A run is one of four forms, each with CPU tasks and tasks of one
+GPU; all are there at once. What makes their pods stands in for a pipeline's own controller: a pod for each task whose
+parents have ended. It labels them with the rank and duration that a compiler would have known: the median; what a task
+takes is that times a seeded log-normal factor (sigma 0.3).
+
+    chain    prepare ─► fit ─► fit ─► fit ─► report        wide    prepare ─► 8 fits side by side ─► report
+    deep     6 fits in a row ─► report                     large   prepare ─► 20 short fits and a long one ─► merge
+
+Sides: native: no labels of EGS; egs: with them, behind its gate. The order of submission changes with the round, sides
+take turns. An inversion: a GPU pod gets its node while another one of its run has waited for longer than a second and
+has more than 1.1 times as much of the run behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from egs_core.errors import InputError
+from egs_core.kubernetes import names
+from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster, Kind
+from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.mirror import Mirror
+from egs_core.kubernetes.pods import moment
+
+SIDES = ("native", "egs")
+NODES_OF, GPUS, CPUS = 2, 4, 16
+SIGMA, SEED = 0.3, 1
+FORMS = ("chain", "wide", "deep", "large")
+WAITED_S, MORE = 1.0, 1.1
+LIMIT_S = 1800.0
+GPU = "nvidia.com/gpu"
+LABEL = "egs-bench"
+NAMESPACES = Kind("/api/v1", "namespaces", False)
+
+
+class Task(msgspec.Struct, frozen=True):
+    """parents: numbers of earlier tasks of its run; predicted_s, takes_s: as is believed, and so long; rank_s: from its
+    start to the run's end, as is believed."""
+
+    parents: tuple[int, ...]
+    gpus: int
+    predicted_s: float
+    takes_s: float
+    rank_s: float = 0.0
+
+
+Run = tuple[Task, ...]
+
+
+class Outcome(msgspec.Struct):
+    """One side in one round. done_s: of each run, from the submission of all."""
+
+    side: str
+    round: int
+    done_s: list[float] = []
+    inversions: int = 0
+    gpu_pods: int = 0
+
+    @property
+    def makespan_s(self) -> float:
+        return max(self.done_s)
+
+    @property
+    def mean_s(self) -> float:
+        return statistics.fmean(self.done_s)
+
+
+def run_of(form: str, rng: random.Random) -> Run:
+    """One run. Tasks come after their parents."""
+    tasks: list[Task] = []
+
+    def add(parents: Sequence[int], gpus: int, median_s: float) -> int:
+        predicted = median_s * rng.uniform(0.7, 1.3)
+        tasks.append(Task(tuple(parents), gpus, predicted, predicted * rng.lognormvariate(0.0, SIGMA)))
+        return len(tasks) - 1
+
+    if form == "chain":
+        last = add((), 0, 1.0)
+        for _ in range(3):
+            last = add((last,), 1, 2.0)
+        add((last,), 0, 0.5)
+    elif form == "deep":
+        last = add((), 1, 2.0)
+        for _ in range(5):
+            last = add((last,), 1, 2.0)
+        add((last,), 0, 0.5)
+    elif form == "wide":
+        first = add((), 0, 1.0)
+        add([add((first,), 1, 2.5) for _ in range(8)], 0, 0.5)
+    else:
+        first = add((), 0, 1.0)
+        short = [add((first,), 1, 1.5) for _ in range(20)]
+        add([*short, add((first,), 1, 8.0)], 0, 1.0)
+    return ranked(tasks)
+
+
+def ranked(tasks: Sequence[Task]) -> Run:
+    """With the longest path from each to the end of the run."""
+    behind = [0.0] * len(tasks)
+    ranks = [0.0] * len(tasks)
+    for number in range(len(tasks) - 1, -1, -1):
+        ranks[number] = tasks[number].predicted_s + behind[number]
+        for parent in tasks[number].parents:
+            behind[parent] = max(behind[parent], ranks[number])
+    return tuple(msgspec.structs.replace(task, rank_s=rank) for task, rank in zip(tasks, ranks, strict=True))
+
+
+def suite(runs: int, number: int) -> list[Run]:
+    """The runs of a round, in the order in which they are submitted: the same on each side."""
+    rng = random.Random(SEED + number)
+    found = [run_of(form, rng) for form in itertools.islice(itertools.cycle(FORMS), runs)]
+    rng.shuffle(found)
+    return found
+
+
+def is_inverted(tasks: Run, placed: int, waited: Sequence[int]) -> bool:
+    """Whether one of those that have waited should have been placed before. All by their numbers."""
+    return any(tasks[other].rank_s > MORE * tasks[placed].rank_s for other in waited)
+
+
+class World:
+    """A namespace with its nodes, the kubelet of these and what makes the pods of runs. One thread does all of it, but
+    for the watch."""
+
+    def __init__(self, kubeconfig: Path, side: str, runs: Sequence[Run], outcome: Outcome) -> None:
+        self.cluster = Cluster(kubeconfig)
+        self.name = f"egs-bench-{uuid.uuid4().hex[:6]}"
+        self._side, self._runs, self._outcome = side, runs, outcome
+        self._woken = threading.Event()
+        self._pods = Mirror(self.cluster, PODS, lambda raw: raw, self._woken.set, labels=f"{LABEL}={self.name}")
+        self._made: dict[tuple[int, int], float] = {}
+        self._placed: set[tuple[int, int]] = set()
+        self._over: list[set[int]] = [set() for _ in runs]
+        self._ends: list[tuple[float, tuple[int, int]]] = []
+        self._done_s: dict[int, float] = {}
+
+    def set_up(self) -> None:
+        self.cluster.create(NAMESPACES, {"metadata": {"name": self.name}})
+        offered = {"cpu": str(CPUS), "memory": "64Gi", "pods": "200", GPU: str(GPUS)}
+        for number in range(NODES_OF):
+            name = f"{self.name}-{number}"
+            self.cluster.create(NODES, {"metadata": {"name": name, "labels": {LABEL: self.name}}})
+            ready = [{"type": "Ready", "status": "True"}]
+            status = {"allocatable": offered, "capacity": offered, "conditions": ready}
+            self.cluster.patch(NODES, f"{name}/status", {"status": status})
+
+    def tear_down(self) -> None:
+        self._pods.stop()
+        for raw in self.cluster.list(PODS, self.name)[0]:
+            with suppress(ApiError):
+                self.cluster.delete(PODS, f"{raw['metadata']['name']}?gracePeriodSeconds=0", self.name)
+        gone = [(NODES, f"{self.name}-{number}") for number in range(NODES_OF)]
+        for kind, name in (*gone, (NAMESPACES, self.name)):
+            with suppress(ApiError):
+                self.cluster.delete(kind, name)
+
+    # --- the run ---
+
+    def run(self) -> None:
+        """Until all runs have ended."""
+        self._pods.start()
+        began = time.monotonic()
+        for run in range(len(self._runs)):
+            self._submit(run)
+        while len(self._done_s) < len(self._runs):
+            next_s = self._ends[0][0] - time.monotonic() if self._ends else 1.0
+            self._woken.wait(max(0.0, min(1.0, next_s)))
+            self._woken.clear()
+            self._place()
+            while self._ends and self._ends[0][0] <= time.monotonic():
+                self._end(*heapq.heappop(self._ends)[1], began)
+            if time.monotonic() - began > LIMIT_S:
+                raise SystemExit(f"{self._side}: {len(self._done_s)} of {len(self._runs)} runs have ended")
+        self._outcome.done_s = [self._done_s[run] for run in range(len(self._runs))]
+
+    def _submit(self, run: int) -> None:
+        """The pods of its tasks that may start now."""
+        for number, task in enumerate(self._runs[run]):
+            if (run, number) not in self._made and self._over[run].issuperset(task.parents):
+                self._made[run, number] = time.monotonic()
+                self.cluster.create(PODS, self._pod(run, number, task), self.name)
+
+    def _place(self) -> None:
+        """What the scheduler has placed runs from now on."""
+        for raw in self._pods.items().values():
+            run, number = map(int, raw["metadata"]["name"].split("-")[1:])
+            if not raw["spec"].get("nodeName") or (run, number) in self._placed:
+                continue
+            self._placed.add((run, number))
+            task, now = self._runs[run][number], time.monotonic()
+            if task.gpus:
+                self._outcome.gpu_pods += 1
+                self._outcome.inversions += self._is_inverted(run, number, now)
+            heapq.heappush(self._ends, (now + task.takes_s, (run, number)))
+            self._tell(run, number, "Running")
+
+    def _is_inverted(self, run: int, number: int, now: float) -> bool:
+        tasks = self._runs[run]
+        waited = [
+            other
+            for other, task in enumerate(tasks)
+            if task.gpus and (run, other) not in self._placed and self._made.get((run, other), now) < now - WAITED_S
+        ]
+        return is_inverted(tasks, number, waited)
+
+    def _end(self, run: int, number: int, began: float) -> None:
+        self._tell(run, number, "Succeeded")
+        self._over[run].add(number)
+        if len(self._over[run]) == len(self._runs[run]):
+            self._done_s[run] = time.monotonic() - began
+        else:
+            self._submit(run)
+
+    def _tell(self, run: int, number: int, phase: str) -> None:
+        status: dict[str, Any] = {"phase": phase}
+        if phase == "Running":
+            status["startTime"] = moment(time.time())
+        ready = "True" if phase == "Running" else "False"
+        status["conditions"] = [{"type": "Ready", "status": ready}]
+        self.cluster.patch(PODS, f"pod-{run}-{number}/status", {"status": status}, self.name)
+
+    def _pod(self, run: int, number: int, task: Task) -> dict[str, Any]:
+        labels = {LABEL: self.name}
+        if self._side == "egs":
+            labels |= {names.WORKLOAD: f"run-{run}", names.RUN: f"run-{run}", names.TASK: f"task-{number}"}
+            labels |= {names.RANK: f"{task.rank_s:.3f}", names.PREDICTED_S: f"{task.predicted_s:.3f}"}
+        limits = {"cpu": "1", **({GPU: str(task.gpus)} if task.gpus else {})}
+        spec: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "nodeSelector": {LABEL: self.name},
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "main", "image": "none:1", "resources": {"limits": limits}}],
+        }
+        if self._side == "egs":
+            spec["schedulingGates"] = [{"name": names.GATE}]
+        return {"metadata": {"name": f"pod-{run}-{number}", "labels": labels}, "spec": spec}
+
+
+@contextmanager
+def _ordered(kubeconfig: Path, world: World, side: str) -> Iterator[None]:
+    """With a controller of EGS, as the cluster's administrator, where the side has one."""
+    if side != "egs":
+        yield
+        return
+    settings = Settings((world.name,), lease_namespace=world.name, identity="bench")
+    found = Controller(Cluster(kubeconfig), settings, lambda line: print(f"egs: {line}", file=sys.stderr))
+    thread = threading.Thread(target=found.run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        found.stop()
+        thread.join(60)
+
+
+def measure(kubeconfig: Path, side: str, runs: Sequence[Run], number: int) -> Outcome:
+    """One side in one round."""
+    outcome = Outcome(side, number)
+    world = World(kubeconfig, side, runs, outcome)
+    try:
+        world.set_up()
+        with _ordered(kubeconfig, world, side):
+            world.run()
+    finally:
+        world.tear_down()
+    return outcome
+
+
+def summarise(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """A row a side: means of the rounds, and of the ratios within a round to the native one."""
+    native = {one.round: one for one in outcomes if one.side == "native"}
+    rows = []
+    for side in dict.fromkeys(one.side for one in outcomes):
+        mine = [one for one in outcomes if one.side == side]
+        row = {
+            "side": side,
+            "rounds": len(mine),
+            "mean_completion_s": statistics.fmean(one.mean_s for one in mine),
+            "makespan_s": statistics.fmean(one.makespan_s for one in mine),
+            "inversions": sum(one.inversions for one in mine),
+            "gpu_pods": sum(one.gpu_pods for one in mine),
+        }
+        if native:
+            row["native_over"] = statistics.fmean(native[one.round].mean_s / one.mean_s for one in mine)
+        rows.append(row)
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for head in ("side", "mean completion s", "native over it", "makespan s", "inversions", "of GPU pods"):
+        table.add_column(head, justify="left" if head == "side" else "right")
+    for row in rows:
+        ratio = f"{row['native_over']:.2f}" if "native_over" in row else ""
+        table.add_row(
+            row["side"], f"{row['mean_completion_s']:.1f}", ratio, f"{row['makespan_s']:.1f}",
+            str(row["inversions"]), str(row["gpu_pods"]),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sides = options.sides.split(",")
+    if unknown := [one for one in sides if one not in SIDES]:
+        raise InputError("--sides", f"{unknown[0]!r} is none of {', '.join(SIDES)}")
+    file = os.environ.get("EGS_TEST_KUBECONFIG", "")
+    if not file:
+        raise InputError("EGS_TEST_KUBECONFIG", "names no kubeconfig of a cluster for tests")
+    outcomes = []
+    for number in range(options.rounds):
+        runs = suite(options.runs, number)
+        turn = number % len(sides)
+        for side in (*sides[turn:], *sides[:turn]):
+            outcomes.append(measure(Path(file), side, runs, number))
+            found = outcomes[-1]
+            print(f"round {number} {side}: mean {found.mean_s:.1f} s, all {found.makespan_s:.1f} s", file=sys.stderr)
+    rows = summarise(sorted(outcomes, key=lambda one: sides.index(one.side)))
+    if options.json:
+        print(json.dumps({"runs": options.runs, "rows": rows}))
+    else:
+        show(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except InputError as error:
+        sys.exit(str(error))
