@@ -9,6 +9,7 @@ PLAIN = {
     "missing": "is missing",
     "string_type": "must be text",
     "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "has characters that it may not have",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "float_type": "must be a number",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ def profile(
         str, typer.Option(help="Sizes to try for {batch} among the command's arguments, as 8,16,32.")
     ] = "",
     runs: Annotated[int, typer.Option(min=1, max=100, help="How often on each flavor, with each size.")] = 1,
+    queue: Annotated[str, typer.Option(help="Queue of the site server that its runs are in.")] = "",
     name: Annotated[str, typer.Option(help="Under which it is kept; default: of the script or program.")] = "",
     flavors: Annotated[
         Path | None, typer.Option(help="YAML file of what GPUs of which flavor cost, as for `egs serve`.")
@@ -84,7 +85,9 @@ def profile(
     try:
         if is_command:
             called = name or name_of(words)
-            ran = _measure(words, called, gpus, flavor or [], sizes, runs, quiet=as_json)
+            ran = _measure(
+                words, {"name": called, "gpus": gpus, "queue": queue}, gpus, flavor or [], sizes, runs, as_json
+            )
             measured, failed = [one.measured for one in ran if one.measured], [one for one in ran if not one.measured]
             store.record_profile(called, [(one.ended_at, msgspec.json.encode(one).decode()) for one in measured])
         else:
@@ -144,14 +147,22 @@ def _sizes(text: str, words: Sequence[str], is_command: bool) -> list[int | None
 
 
 def _measure(
-    command: list[str], name: str, gpus: int, wanted: list[str], sizes: list[int | None], runs: int, *, quiet: bool
+    command: list[str],
+    ask: Mapping[str, object],
+    gpus: int,
+    wanted: list[str],
+    sizes: list[int | None],
+    runs: int,
+    quiet: bool,
 ) -> list[Ran]:
-    """On each flavor that is wanted. Raises InputError where there is none."""
+    """On each flavor that is wanted. ask: name, GPUs and queue of a run. Raises InputError where there is none."""
     address = site_here()
     run: Callable[[str, int | None], Ran]
     if address is not None:
-        there = site_flavors(address, gpus)
-        run = partial(run_at_site, address, command, name, gpus)
+        there = site_flavors(address, ask)
+        run = partial(run_at_site, address, command, ask, gpus)
+    elif ask["queue"]:
+        raise InputError("--queue", "there is no site server here, so there are no queues", "leave it out")
     else:
         here = local_gpus()
         there = [one for one, ids in here.items() if len(ids) >= gpus] or [NO_GPU]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
+from pydantic import ValidationError
 
 from egs_core.cli.starting import say, supervised
 from egs_core.client import messages as c
 from egs_core.client.http import Refused, SiteClient, connected, trusted_owners
 from egs_core.client.jobs import Job
+from egs_core.client.options import option_error
 from egs_core.client.places import URL, Address, find_address, has_listener
 from egs_core.client.supervise import request_of
 from egs_core.errors import EgsError
@@ -26,14 +28,16 @@ def site_here() -> Address | None:
     return None if found is None or (is_left and found.socket and not has_listener(found.socket)) else found
 
 
-def site_flavors(address: Address, gpus: int) -> list[str]:
-    """Of those of the server's GPUs that a run of this host may have so many of. Raises EgsError where it has none."""
+def site_flavors(address: Address, ask: Mapping[str, object]) -> list[str]:
+    """Of those of the server's GPUs that a run of this host may have so many of. ask: its name, GPUs and
+    queue. Raises EgsError where it has none."""
+    _request(ask, NO_GPU)  # what is wrong with it is said of it, not of its flavors
     with connected(address) as client:
         flavors = dict.fromkeys(_flavor(one) for one in client.runs().devices)
         found, refused = list[str](), "the site server has no GPUs"
         for flavor in flavors:
             try:
-                client.check(request_of(_fields("profile", gpus, flavor)))
+                client.check(_request(ask, flavor))
             except Refused as error:  # on another host, or too few
                 refused = str(error)
             else:
@@ -43,17 +47,26 @@ def site_flavors(address: Address, gpus: int) -> list[str]:
     return found
 
 
-def _fields(name: str, gpus: int, flavor: str) -> dict[str, object]:
-    return {"name": name, "gpus": gpus, **({"flavors": [flavor]} if flavor != NO_GPU else {})}
+def _request(ask: Mapping[str, object], flavor: str) -> c.RunRequest:
+    try:
+        return request_of(_fields(ask, flavor))
+    except ValidationError as error:
+        raise option_error(error) from None
+
+
+def _fields(ask: Mapping[str, object], flavor: str) -> dict[str, object]:
+    return {**ask, **({"flavors": [flavor]} if flavor != NO_GPU else {})}
 
 
 def _flavor(device: c.Device) -> str:
     return device.flavor or NO_GPU
 
 
-def run_at_site(address: Address, command: Sequence[str], name: str, gpus: int, flavor: str, batch: int | None) -> Ran:
+def run_at_site(
+    address: Address, command: Sequence[str], ask: Mapping[str, object], gpus: int, flavor: str, batch: int | None
+) -> Ran:
     """A run of the command with GPUs of this flavor, to its end."""
-    job = Job(with_batch(command, batch), os.getcwd(), _fields(name, gpus, flavor))
+    job = Job(with_batch(command, batch), os.getcwd(), _fields(ask, flavor))
     found: list[str] = []
     client = SiteClient(address, trusted_owners())
 

@@ -219,7 +219,8 @@ def _order(choices: Sequence[Choice], wishes: Wishes) -> Callable[[Choice], tupl
 def _reason(best: Choice, instead: Choice, choices: Sequence[Choice], bound: str, saving: float | None) -> str:
     if len(choices) == 1:
         return f"it was measured on {best.flavor} alone"
-    took = f"{_span(best.seconds)}, {_span(instead.seconds)} on {instead.flavor}"
+    other = "" if best.flavor == instead.flavor else f", {_span(instead.seconds)} on {instead.flavor}"
+    took = f"{_span(best.seconds)}{other}"
     if saving is None:
         return f"the fastest ({took}); no prices are known"
     if best.flavor == instead.flavor:

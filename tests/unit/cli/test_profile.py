@@ -121,6 +121,7 @@ def test_advice_from_runs_of_a_pipeline(tmp_path: Path, capfd: Out) -> None:
         (["--flavor", "h100", "--", "true"], "there is no GPU of h100 here"),
         (["--", "/no/such/program"], "cannot be started"),
         (["--deadline", "soon", "--", "true"], "--deadline"),
+        (["--queue", "lab", "--", "true"], "--queue: there is no site server here"),
         (["true", "--json"], "--json: stands behind true, where words are the command's own (egs profile OPTIONS TASK"),
         (["true", "--asked=a100"], "--asked=a100: stands behind true"),
     ],

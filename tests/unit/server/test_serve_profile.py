@@ -67,3 +67,25 @@ def test_each_flavor_is_tried_and_the_advice_is_the_same_from_runs_before(site: 
     assert (few.returncode, "there are 1 GPUs of flavor new here, and 2 are needed" in few.stderr) == (2, True), few
     wrong = site.egs("profile", "--flavor", "h100", "--", "true")
     assert (wrong.returncode, "there are: old, new" in wrong.stderr) == (2, True), wrong.stderr
+
+
+def test_its_runs_are_in_a_queue(site: RealSite, tmp_path: Path) -> None:
+    """Where a site has several, one is named, as for `egs run`; its errors name options that the command has."""
+    queues = tmp_path / "site.yaml"
+    queues.write_text("queues: [{name: lab}, {name: rest}]")
+    site.start("--queues", str(queues))
+    unnamed = site.egs("profile", "--", "true")
+    assert unnamed.returncode == 2
+    assert "there are lab, rest: choose by --queue" in unnamed.stderr
+    for option, value, problem in (
+        ("--queue", "none", "queue: there is no queue"),
+        ("--name", "a\nb", "--name: has characters"),
+        ("--name", "x" * 201, "--name: must have at most 200"),
+    ):
+        refused = site.egs("profile", "--queue", "lab", option, value, "--", "true")
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert problem in refused.stderr, refused.stderr
+    done = site.egs("profile", "--queue", "lab", "--json", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert [one["flavor"] for one in json.loads(done.stdout)["measured"]] == ["old", "new"]
+    assert [(run.queue, run.name) for run in site.client.runs(with_ended=True).runs] == [("lab", "true")] * 2
