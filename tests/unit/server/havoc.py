@@ -44,7 +44,7 @@ KINDS = (  # of runs: words for `egs run`
     ("--queue", "common", "--gpus", "2"),
     ("--queue", "common", "--gpus", "2", "--requeue"),
     ("--queue", "common", "--gpus", "1", "--requeue"),
-    ("--queue", "common", "--gpus", "1", "--priority", "5"),
+    ("--queue", "common", "--gpus", "2", "--priority", "5"),
     ("--queue", "fixed", "--gpus", "1"),
     ("--queue", "fixed", "--gpus", "0.5"),
     ("--queue", "lone", "--gpus", "0.5"),
@@ -191,7 +191,8 @@ class Havoc:
         while len(self.runs) < RUNS:
             name, code = f"job{len(self.clients)}", self.random.choice(CODES)
             kind = self.random.choice(KINDS)
-            gpus, length = kind[kind.index("--gpus") + 1], f"{self.random.uniform(0.1, 1.5):.2f}"
+            longest = 6.0 if "--requeue" in kind else 1.5  # what may be evicted should be there when others come
+            gpus, length = kind[kind.index("--gpus") + 1], f"{self.random.uniform(0.1, longest):.2f}"
             words = (sys.executable, "-I", "-S", gpu_user.__file__, "command", str(self.notes), name, gpus)
             begun = self.site.run(*kind, "--name", name, "--", *words, length, str(code))
             self.runs.append(Run(Client(name, (code,)), begun))

@@ -208,6 +208,7 @@ def kill(folder: Path, times: int, database: str = "", seed: int = 17) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # half a minute of a processor, which a busy machine does not give at once
 def test_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
     """While `egs run`, their commands and clients of the protocol are killed, too: no device is leased to two or used
     by two, no quota exceeded, nothing that somebody was told of is lost, nothing starts twice without having been
@@ -216,6 +217,7 @@ def test_a_server_that_is_killed_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_servers_of_a_postgresql_that_are_killed_again_and_again(server: Postgres, tmp_path: Path) -> None:
     """The same of one of the two, or of both at once."""
     kill(tmp_path, 4, server.new_database())

@@ -22,6 +22,7 @@ from tests.unit.server.real_site import PATIENCE_S, wait_for
 
 __all__ = ["server"]
 
+pytestmark = pytest.mark.timeout(1200)  # as of kills: a busy machine takes its time
 WORK = 12  # lines of users: what is under way is about half of it
 SMALL = 3 << 20
 
