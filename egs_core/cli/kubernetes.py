@@ -13,7 +13,7 @@ import typer
 from egs_core.cli import kubernetes_pods, kubernetes_steering
 from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
-from egs_core.errors import EgsError
+from egs_core.errors import EgsError, InputError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
 from egs_core.kubernetes.gates import RELEASE_BY_S
@@ -103,18 +103,20 @@ def controller(
     from egs_core.kubernetes.profiled import look
     from egs_core.kubernetes.webhook import Webhook
 
+    if pull_time and not preload:
+        raise InputError("--pull-time", "does nothing without --preload", "add --preload, or leave --pull-time out")
     site = profiling("").cluster_profile(profile) if profile is not None else None
     settings = Settings(
         namespaces=tuple(serve or ([site.namespace] if site else ())),
         window=window,
         ahead=ahead,
-        longest_s=parse_seconds(release_by),
+        longest_s=parse_seconds(release_by, "--release-by"),
         lease_namespace=lease_namespace or (site.controller_namespace if site else names.SYSTEM),
         identity=f"{socket.gethostname()}-{os.getpid()}",
         with_kueue=kueue,
         preempts=preempt,
         preloads=preload,
-        pull_s=parse_seconds(pull_time) if pull_time else (site and site.pull_s) or PULL_S,
+        pull_s=parse_seconds(pull_time, "--pull-time") if pull_time else (site and site.pull_s) or PULL_S,
         limits=Rules(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
             _limit(gpu_limit, "--gpu-limit") or (site.gpu_limit_s if site else None),
@@ -150,7 +152,9 @@ def open_overdue(
     from egs_core.kubernetes import overdue
     from egs_core.kubernetes.cluster import Cluster
 
-    failed = overdue.open_overdue(Cluster(kubeconfig, context), serve or (), parse_seconds(release_by), _say)
+    failed = overdue.open_overdue(
+        Cluster(kubeconfig, context), serve or (), parse_seconds(release_by, "--release-by"), _say
+    )
     return 1 if failed else 0
 
 
@@ -183,7 +187,9 @@ def manifests(
 
     served, arguments = tuple(serve or ()), tuple(argument or ())
     found = objects(
-        Installation(image, namespace, served, parse_seconds(release_by), arguments, preempt, preloads=preload)
+        Installation(
+            image, namespace, served, parse_seconds(release_by, "--release-by"), arguments, preempt, preloads=preload
+        )
     )
     typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=110), nl=False)
 

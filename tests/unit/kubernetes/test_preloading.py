@@ -244,7 +244,11 @@ def test_who_leaves_takes_preloads_along(api: EmulatedApi, capsys: pytest.Captur
 
 
 def test_a_time_to_pull_that_is_none_is_one_error(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names what was wrong."""
-    words = ["kubernetes", "controller", "--kubeconfig", str(api.kubeconfig), "--preload", "--pull-time", "soon"]
-    assert run(words) == 2
-    assert "soon" in capsys.readouterr().err
+    """It names the option and what was wrong; also where the option does nothing."""
+    words = ["kubernetes", "controller", "--kubeconfig", str(api.kubeconfig)]
+    assert run([*words, "--preload", "--pull-time", "soon"]) == 2
+    assert "--pull-time: 'soon' is not a duration" in capsys.readouterr().err
+    assert run([*words, "--pull-time", "5m"]) == 2
+    assert "--pull-time: does nothing without --preload" in capsys.readouterr().err
+    assert run([*words, "--release-by", "late"]) == 2
+    assert "--release-by: 'late' is not a duration" in capsys.readouterr().err
