@@ -135,7 +135,6 @@ INTERNAL = {
     "EGS_LEASE": "set for a command that has a lease of the site server: its processes are found by it",
     "EGS_POOLS": "the Airflow option `pools`",
     "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",
-    "EGS_READY_PROCESSES": "the Airflow option `ready_processes`",
     "EGS_REPLAY_NOTES": "set by a replay for its own processes",
     "EGS_ROLE": "set for processes that EGS starts",
     "EGS_RUNLOG_OWNER": "set for processes that a driver starts",
