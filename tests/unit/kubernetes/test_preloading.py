@@ -58,13 +58,17 @@ def test_manifests_give_the_right_only_when_it_is_asked_for(capsys: pytest.Captu
 # --- the controller ---
 
 
-def busy(api: EmulatedApi, left_s: int = 20, nodes: tuple[str, ...] = ("n1",)) -> None:
-    """Nodes of one GPU, each with a pod that will have left it in so long."""
-    for name in nodes:
-        api.add("nodes", node(name, gpus=1))
-        status = {"phase": "Running", "startTime": moment(time.time())}
-        spec = {"nodeName": name, "containers": [{"image": "old:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
-        api.add("pods", pod(f"on-{name}", gate=False, predicted=left_s, run=f"on-{name}", spec=spec, status=status))
+def occupy(api: EmulatedApi, name: str, left_s: int) -> None:
+    """A pod that has the GPU of a node, and will have left it in so long."""
+    status = {"phase": "Running", "startTime": moment(time.time())}
+    spec = {"nodeName": name, "containers": [{"image": "old:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    api.add("pods", pod(f"on-{name}", gate=False, predicted=left_s, run=f"on-{name}", spec=spec, status=status))
+
+
+def busy(api: EmulatedApi, left_s: int = 20) -> None:
+    """A node of one GPU, which is taken."""
+    occupy(api, "n1", left_s)
+    api.add("nodes", node("n1", gpus=1))
 
 
 @pytest.fixture(autouse=True)
@@ -145,9 +149,11 @@ def test_it_is_withdrawn_with_its_pod_or_when_that_will_go_elsewhere(api: Emulat
     """A second node is free much sooner: the first preload goes, one is made there; the pod goes, and so does that."""
     busy(api, 80)
     api.add("pods", waits())
-    with controlled(api, preloads=True):
+    with controlled(api, preloads=True) as controller:
         api.until(lambda: loaders(api))
-        busy(api, 10, ("n2",))
+        occupy(api, "n2", 10)
+        api.until(lambda: any(one.node == "n2" for one in controller._pods.items().values()))
+        api.add("nodes", node("n2", gpus=1))  # a node that is free for a moment would be taken
         api.until(lambda: [one.node for one in map(preload_of, loaders(api).values()) if one] == ["n2"])
         api.remove("pods", "waits")
         api.until(lambda: not loaders(api))
