@@ -80,7 +80,7 @@ def run_here(command: Sequence[str], gpus: Mapping[str, Sequence[str]], flavor: 
         sampled, seconds = sampler.stop(), time.monotonic() - began
         told = work.told()  # its folder is gone then
     if code:
-        return Ran(flavor, batch, code)
+        return Ran(flavor, batch, code if code > 0 else 128 - code)  # of a signal, as a shell and `egs run` say it
     seen = msgspec.structs.asdict(sampled)
     measured = Measured(flavor, seconds, float(len(devices) or 1), batch=batch, work=told, ended_at=time.time(), **seen)
     return Ran(flavor, batch, 0, measured)

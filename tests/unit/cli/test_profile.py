@@ -140,6 +140,8 @@ def test_a_command_that_fails_is_no_measurement(capfd: Out) -> None:
     assert "on emulated it failed with exit code 1" in shown
     assert "nothing was measured, so there is no advice" in shown
     assert egs(["profile", "false"]) == 2
+    assert egs(["profile", "--", "sh", "-c", "kill -9 $$"]) == 1
+    assert "on emulated it failed with exit code 137" in capfd.readouterr().out
 
 
 def test_what_a_server_left_is_no_server(capfd: Out, monkeypatch: pytest.MonkeyPatch) -> None:
