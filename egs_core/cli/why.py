@@ -20,6 +20,7 @@ from egs_core.cli.site import show_why
 from egs_core.client.places import find_address
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
+from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
 from egs_core.errors import InputError, labelled, listed
 from egs_core.graph.columns import KIND_NAMES
@@ -234,6 +235,7 @@ def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) 
     said = "; ".join(x.reason for x in holds if x.reason)
     first = f"{len(between)} phases started before it on {started.node}, first {', '.join(between[:SHOWN])}"
     text = "; ".join(part for part in (said, first if between else "", _granted(grants)) if part)
+    text = text or "nothing in the log says why: no engine decided, and nothing started before it"
     kind = holds[-1].kind if holds else "capacity"
     waiting_for = list(holds[-1].waiting_for) if holds and holds[-1].waiting_for else between[:SHOWN]
     return {"status": "ready", "kind": kind, "text": text, "waiting_for": waiting_for}
@@ -253,7 +255,11 @@ def _expected(own: list[r.Record], started: r.Started) -> str:
 
 
 def _granted(grants: list[r.Granted]) -> str:
-    return f"it started ahead of the next by {grants[-1].reason}" if grants and grants[-1].reason else ""
+    if not grants or not grants[-1].reason:
+        return ""
+    if grants[-1].reason == ONLY_CANDIDATE:
+        return "nothing else could have started then"
+    return f"it started ahead of the next by {grants[-1].reason}"
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

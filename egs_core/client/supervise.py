@@ -72,9 +72,9 @@ class Supervisor:
         self._signals = SignalQueue(taken)
         try:
             view = self._submit(request)
-            known(view)
             if view.notice and not self._job.index:  # an array says it once
                 self._say(view.notice)
+            known(view)
             link = Link(self._new_client(), view, self._say)
             link.told_s = self._work.told_s
             link.start()

@@ -9,7 +9,16 @@ from egs_core.engine.order.place_words import why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import window_of
-from egs_core.engine.rules.fit import devices_of, fits_ever, fits_task, is_allowed, lacking, possible_nodes, seen_by
+from egs_core.engine.rules.fit import (
+    devices_of,
+    fits_ever,
+    fits_task,
+    is_allowed,
+    lacking,
+    own_devices,
+    possible_nodes,
+    seen_by,
+)
 from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.gangs import index_of, missing_members
 from egs_core.engine.rules.processes import has_slot_for
@@ -197,7 +206,7 @@ def _ready(
         return Reason(name, "ready", "flavor", refused[phase].text(moment))
     seen = {i: seen_by(state, task, state.nodes[i]) for i in fitting}
     room = [i for i in fitting if not lacking(seen[i], shape)]
-    missing = "; ".join(_missing(seen[i], shape) for i in fitting[:SHOWN])
+    missing = "; ".join(_missing(seen[i], shape, own_devices(state, task, state.nodes[i])) for i in fitting[:SHOWN])
     names = tuple(state.task_ids[state.task_of[p]] for p in ahead[:SHOWN])
     in_line = f"; {len(ahead)} ahead of it, first {', '.join(names)}" if ahead else "; it is first in the queue"
     in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
@@ -294,18 +303,19 @@ def describe_shape(shape: Shape) -> str:
 
 def _missing_for_all(nodes: Sequence[Node], total: Shape) -> str:
     """What keeps a gang, one of which has room, from starting: no node may lack anything when they are taken apart."""
-    texts = [_missing(node, total) for node in nodes if lacking(node, total)]
+    texts = [_missing(node, total, node.gpus) for node in nodes if lacking(node, total)]
     return "; ".join(texts) or "there is room for each of them, but not for all"
 
 
-def _missing(node: Node, shape: Shape) -> str:
+def _missing(node: Node, shape: Shape, gpus: int) -> str:
+    """gpus: how many of its own may be had."""
     if 0 < shape.gpu_milli < WHOLE_DEVICE and lacking(node, shape) == "gpus":
         return f"{node.name} has {_most_free(node, shape)}"
     free = {
         "": "room",
         "cpus": f"{node.free_cpu / 1000:g} of {node.cpu_milli / 1000:g} CPUs free",
         "memory": f"{node.free_memory / GIB:g} of {node.memory_bytes / GIB:g} GiB free",
-        "gpus": f"{sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])} of {node.gpus} GPUs wholly free",
+        "gpus": f"{sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])} of {gpus} GPUs wholly free",
     }
     drained = f" ({len(node.drained)} drained)" if node.drained and lacking(node, shape) == "gpus" else ""
     return f"{node.name} has {free[lacking(node, shape)]}{drained}"

@@ -96,6 +96,8 @@ def _cards(total: Line, currency: str) -> list[Markup]:
 def _section(kind: str, lines: Sequence[Line], total: Line) -> Markup:
     has_money = total.cost is not None
     heads = ["Held h", "Used h", "Wasted h", *(["Cost", "Cost wasted"] if has_money else []), "Share"]
+    if has_money:
+        lines = sorted(lines, key=lambda line: -(line.cost or 0.0))
     shown = list(lines[:MOST_ROWS])
     if rest := lines[MOST_ROWS:]:
         shown.append(_sum(f"({len(rest)} more)", rest))

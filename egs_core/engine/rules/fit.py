@@ -226,6 +226,14 @@ def allowed_flavors(state: State, task: int, node: Node) -> Collection[str]:
     return flavors if flavors and node.flavor not in flavors else node.flavors
 
 
+def own_devices(state: State, task: int, node: Node) -> int:
+    """How many of the node's devices the task may have."""
+    if not node.device_flavors:
+        return node.gpus
+    may = allowed_flavors(state, task, node)
+    return sum(one in may for one in node.device_flavors)
+
+
 def seen_by(state: State, task: int, node: Node, flavor: str | None = None) -> Node:
     """The node as it is to a task that may have some of its devices only, or those of `flavor` alone: the others are
     taken. Nothing may be taken there."""

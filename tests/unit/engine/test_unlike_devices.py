@@ -69,13 +69,13 @@ def test_it_waits_for_the_faster_one_where_that_ends_sooner() -> None:
 
 
 def test_only_on_the_devices_that_the_user_allows() -> None:
-    """The fast one is free and not allowed: it waits for the slow one, and the reason names the flavor."""
+    """The fast one is free and not allowed: it waits for the slow one; the reason names the flavor, counts its GPUs."""
     bench = host("fast", "slow")
     holding(bench, "slow", 40.0)
     bench.submit(job("a", 5.0, 20.0, flavors=("slow",)), "a")
     reason = bench.reason("a")
     assert (bench.status("a"), reason.kind) == ("ready", "capacity")
-    assert reason.text.startswith("needs 1 GPUs of flavor slow: n has 0 of 2 GPUs wholly free")
+    assert reason.text.startswith("needs 1 GPUs of flavor slow: n has 0 of 1 GPUs wholly free")
     bench.end("holder of slow", 40.0)
     assert devices_of(bench, "a") == (1,)
 

@@ -35,6 +35,16 @@ def test_it_has_the_sums_and_each_name_with_its_share() -> None:
     assert "2026-11: 0.00" in empty
 
 
+def test_what_cost_most_stands_first() -> None:
+    """Rows go by what the bar shows: by cost, and by hours where nothing has a price."""
+    cheap, dear = Line("cheap", 9.0, 9.0, 0.0, 9.0, 0.0), Line("dear", 2.0, 2.0, 0.0, 40.0, 0.0)
+    page = statement_page(Statement("2026-11", "EUR", Line("", 11.0, 11.0, 0.0, 49.0, 0.0), (("team", (cheap, dear)),)))
+    assert page.index("dear") < page.index("cheap")
+    cheap, dear = (msgspec.structs.replace(one, cost=None, cost_wasted=None) for one in (cheap, dear))
+    page = statement_page(Statement("2026-11", "", Line("", 11.0, 11.0, 0.0), (("team", (cheap, dear)),)))
+    assert page.index("cheap") < page.index("dear")
+
+
 def test_nothing_in_a_name_breaks_out() -> None:
     """Names of teams, files and notes are text, and no script may run anyway."""
     page = statement_page(statement())
