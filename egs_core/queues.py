@@ -359,8 +359,9 @@ def _read(path: Path) -> Queues:
 
 
 def _check_budgets(file: Queues, lines: dict[Path_, int], place: str) -> None:
-    for kind, owners in (("queues", file.queues), ("teams", file.teams)):
-        for number, owner in enumerate(owners):
+    owners: dict[str, tuple[Queue | TeamUsers, ...]] = {"queues": file.queues, "teams": file.teams}
+    for kind, found in owners.items():
+        for number, owner in enumerate(found):
             budget, at = owner.budget, (kind, number, "budget")
             if budget is None:
                 continue

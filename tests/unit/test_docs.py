@@ -15,8 +15,9 @@ from pydantic import BaseModel
 from egs_airflow.options import OPTIONS
 from egs_core import hints
 from egs_core.cli.app import COMMANDS
-from egs_core.cluster_file import Flavor, Nodes
+from egs_core.cluster_file import Nodes
 from egs_core.cost.prices import Price, PricedFlavor, PricedNodes, PriceFile
+from egs_core.flavors import Flavor
 from egs_core.model.instance import Device, Devices
 from egs_core.queues import Queue, Quota, TaskLimits
 from egs_core.yaml_file import FileModel

@@ -188,13 +188,13 @@ def test_a_tasks_process_asks_nobody_for_pools_that_are_known(monkeypatch: pytes
     """What the process that it was forked from knew holds; where that knew nothing it asks, as others do."""
     monkeypatch.setenv("EGS_POOLS", "gpu=8")
     made = note_pools(monkeypatch)
-    monkeypatch.setattr(pools.compat, "reads_for_a_task", lambda: True)
+    monkeypatch.setattr(compat, "reads_for_a_task", lambda: True)
     assert pools.gpu_pool() is None
     made[0] = "gpu=8"
     assert pools.gpu_pool() == pools.GpuPool("gpu", 8)
     made[0] = "gpu=4"
     assert pools.gpu_pool() == pools.GpuPool("gpu", 8)
-    monkeypatch.setattr(pools.compat, "reads_for_a_task", lambda: False)
+    monkeypatch.setattr(compat, "reads_for_a_task", lambda: False)
     assert pools.gpu_pool() == pools.GpuPool("gpu", 4)
 
 

@@ -17,7 +17,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import Address, find_address, parse_url, read_token, token_file, write_token
 from egs_core.client.processes import descendants, is_alive, living, process
-from egs_core.client.supervise import why_words
+from egs_core.client.waiting_words import why_words
 from egs_core.errors import EgsError, InputError
 
 
