@@ -45,6 +45,7 @@ class RealSite:
             "XDG_DATA_HOME": str(folder / "home"),
             "PYTHONWARNINGS": "ignore",
         }
+        self.environment.pop("COLUMNS", None)  # which pytest's own processes have: rows would be folded
 
     def start(self, *more: str) -> None:
         port = self.ready.get("url", ":0").rpartition(":")[2]

@@ -47,6 +47,7 @@ def test_commands_run_in_a_request_to_its_end(site: RealSite, tmp_path: Path) ->
     assert (late.returncode, late.stderr) == (2, f"error: request {made['id']} has ended\n")
 
 
+@pytest.mark.slow
 @pytest.mark.proves("egs run", "gang")
 def test_a_gang_starts_whole_or_not_at_all(site: RealSite, tmp_path: Path) -> None:
     """Two started apart need two GPUs, of which one is in use: neither starts, both say why, also over `kill -9` of the

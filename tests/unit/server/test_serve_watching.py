@@ -117,6 +117,7 @@ def drained(site: RealSite) -> set[str]:
     return {one.id for one in site.client.runs().devices if one.drained}
 
 
+@pytest.mark.slow
 def test_faults_are_found_told_and_acted_on(tmp_path: Path, webhook: Webhook) -> None:
     """An XID error: the GPU is drained and its run starts again on another one. A GPU too hot is drained. A run whose
     GPU does nothing, and one that tells of no more work, are stopped. A driver that hangs drains the host. Each is in
