@@ -46,7 +46,7 @@ ray.init(log_to_driver=False)
 FEW = (
     COUNTED
     + """
-from egs_ray.gate import room
+from egs_ray.session import room
 room.TOGETHER_S = 10.0                         # these are short, also on a machine where they take long
 
 for number in range(40):                       # one at a time
