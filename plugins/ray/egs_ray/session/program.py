@@ -134,8 +134,10 @@ class Program:
         self._pace.wake(may_rest=self._is_full or self._is_ahead)
 
     def unfinished(self) -> set[str]:
-        """Ids of the script's own tasks that are known to the site and have not ended; asks Ray."""
-        return waiting.unfinished(list(self._refs.values()))
+        """Ids of the script's own tasks that are in the order and have not ended; asks Ray. What has arrived while the
+        line was full is not taken in before something ends."""
+        arrived = [refs[arrival.task_id] for arrival, refs, _ in list(self._arrivals) if arrival.task_id in refs]
+        return waiting.unfinished([*list(self._refs.values()), *arrived])
 
     def learned(self) -> None:
         """More is known of durations now."""
