@@ -135,7 +135,10 @@ def _against(name: str, rival: Pick, tuned: Sequence[Job], jobs: Sequence[Job], 
     worth = worth_for(tuned, profile, mean(tuned, rival, seconds))
     value = with_worth(worth)
     own = advised(profile, lambda _: Wishes(hour_worth=worth))
-    statics = {flavor: mean(jobs, lambda _, flavor=flavor: flavor, value) for flavor in NAMES}  # type: ignore[misc]
+    statics = {
+        flavor: mean(jobs, lambda _, flavor=flavor: flavor, value)  # type: ignore[misc]  # its default
+        for flavor in NAMES
+    }
     static = min(statics, key=lambda flavor: statics[flavor])
     paid, theirs = mean(jobs, own, cost), mean(jobs, rival, cost)
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from html import escape
+from importlib import resources
 from typing import Any
 
 VOID = frozenset({"br", "hr", "input", "meta", "link"})
@@ -48,3 +49,22 @@ def json_script(element_id: str, data: Any) -> Markup:
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(f'<script type="application/json" id="{escape(element_id)}">{text}</script>')
+
+
+def asset(name: str) -> str:
+    """The text of a file of this package."""
+    return (resources.files(__package__ or "egs_core.report") / name).read_text(encoding="utf-8")
+
+
+def page_head(title: str, policy: str, more_css: str = "") -> Markup:
+    """The head of a page that fetches nothing. policy: its Content-Security-Policy."""
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", title),
+        Markup(f"<style>{asset('page.css')}{more_css}</style>"),
+    )

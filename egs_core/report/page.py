@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from importlib import resources
 
 from egs_core.report import units
 from egs_core.report.chart_data import pipelines_of, run_chart
 from egs_core.report.compare import Card, Comparison, Row, Shown, cards, compared, headline, shown_runs, table_rows
-from egs_core.report.html import Markup, join, json_script, tag
+from egs_core.report.html import Markup, asset, join, json_script, page_head, tag
 from egs_core.runlog.io import Run
 
 COLOURS = 8
 EMULATED = "emulated GPUs"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def render_page(runs: list[Run], *, compare: bool = True) -> str:
@@ -31,27 +31,9 @@ def render_page(runs: list[Run], *, compare: bool = True) -> str:
         _definitions(),
     )
     data = json_script("egs-data", {"runs": [run_chart(s.line, s.title) for s in shown]})
-    script = Markup(f"<script>{_asset('page.js')}</script>")
-    html = tag("html", _head(title), tag("body", body, data, script), lang="en")
+    script = Markup(f"<script>{asset('page.js')}</script>")
+    html = tag("html", page_head(f"EGS report: {title}", POLICY), tag("body", body, data, script), lang="en")
     return f"<!doctype html>\n{html}\n"
-
-
-def _asset(name: str) -> str:
-    return (resources.files(__package__ or "egs_core.report") / name).read_text(encoding="utf-8")
-
-
-def _head(title: str) -> Markup:
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", "EGS report: ", title),
-        Markup(f"<style>{_asset('page.css')}</style>"),
-    )
 
 
 # --- top --------------------------------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import resources
 
 import msgspec
 
 from egs_core.budgets import money
 from egs_core.report import units
-from egs_core.report.html import Markup, tag
+from egs_core.report.html import Markup, page_head, tag
 
 MOST_ROWS = 200
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -66,17 +65,7 @@ def statement_page(statement: Statement) -> str:
         _notes(statement.notes),
         tag("section", tag("details", tag("summary", "What the words mean"), tag("dl", *_words(total)))),
     )
-    css = (resources.files(__package__ or "egs_core.report") / "page.css").read_text(encoding="utf-8")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", "EGS statement: ", title),
-        Markup(f"<style>{css}{BAR}{HEADS}</style>"),
-    )
+    head = page_head(f"EGS statement: {title}", POLICY, BAR + HEADS)
     return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
 
 

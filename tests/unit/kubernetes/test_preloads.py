@@ -329,7 +329,7 @@ def test_the_pod_goes_where_its_task_may_go() -> None:
     spec = found["spec"]
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     here = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
-    assert terms[0] == {"matchExpressions": where["terms"][0]["matchExpressions"], "matchFields": [here]}  # type: ignore[index]
+    assert terms[0] == {"matchExpressions": where["terms"][0]["matchExpressions"], "matchFields": [here]}  # type: ignore[index]  # JSON
     assert terms[1]["matchFields"][1] == here
     assert (spec["nodeSelector"], spec["tolerations"]) == (where["select"], where["tolerate"])
     assert spec["imagePullSecrets"] == [{"name": "hub"}]
