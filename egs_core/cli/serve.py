@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -21,10 +21,14 @@ from egs_core.errors import EgsError, InputError, listed
 from egs_core.flavors import load_flavors
 from egs_core.json_log import VARIABLE as EGS_LOG
 from egs_core.notices import warn
+from egs_core.oidc import load_oidc
 from egs_core.places import data_folder
 from egs_core.queues import Teams, load_budgets, load_queues, load_reservations, load_teams
 from egs_core.units import parse_seconds
 from egs_core.watch_rules import Rules, load_rules
+
+if TYPE_CHECKING:
+    from egs_core.server.oidc import Provider
 
 DEFAULT_PORT = 8470
 
@@ -86,6 +90,10 @@ def serve(
     rules: Annotated[
         Path | None,
         typer.Option(help="YAML file with rules by which it watches devices and runs (`egs watch check` reads it)."),
+    ] = None,
+    oidc: Annotated[
+        Path | None,
+        typer.Option(help="YAML file that names an OpenID Connect provider, and what its tokens give whom."),
     ] = None,
     join: Annotated[
         str,
@@ -150,6 +158,7 @@ def serve(
         offer = msgspec.structs.replace(offer, reserved=reservations_for(queues, len(offer.devices)))
     budgets = load_budgets(queues) if queues is not None else ()
     known = load_prices(prices).for_all(time.time()) if prices is not None else None
+    provider = provider_of(oidc) if oidc is not None else None
     begin(
         data or default_data(),
         Door(host, port, tls_cert, tls_key, behind_proxy),
@@ -163,7 +172,20 @@ def serve(
         parse_seconds(gather, "--gather"),
         rules_for(rules, [spec.name for spec in specs]) if rules is not None else None,
         known,
+        provider,
     )
+
+
+def provider_of(file: Path) -> Provider:
+    """Of the tokens that count besides the server's own; it has its keys, or asks for them again and again."""
+    found = load_oidc(file)
+    try:
+        from egs_core.server.oidc import Provider
+    except ImportError as error:
+        raise EgsError(f"egs serve --oidc: needs {error.name}: pip install 'egs-core[server,oidc]'") from error
+    provider = Provider(found)
+    provider.start()
+    return provider
 
 
 def with_currency(budgets: Sequence[Budget], prices: Prices | None, queues: Path | None) -> tuple[Budget, ...]:

@@ -26,7 +26,7 @@ from egs_core.client import requests as q
 from egs_core.client import tokens as t
 from egs_core.client.options import with_options
 from egs_core.client.overview import Overview
-from egs_core.client.places import TOKEN, Address, read_token, trusted_certificates
+from egs_core.client.places import TOKEN, TOKEN_FILE, Address, read_token, trusted_certificates
 from egs_core.client.slo import Slos
 from egs_core.client.watching import Watching
 from egs_core.errors import EgsError
@@ -35,7 +35,6 @@ M = TypeVar("M", bound=BaseModel)
 CONNECT_S, ANSWER_S = 5.0, 30.0
 OTHERS_S = 10.0  # instead of ANSWER_S where there are other servers to ask
 DRIVER_S = 5.0  # that a framework's driver waits for an answer: it goes on without the server then
-UNKNOWN = 401  # status of an answer of a server that does not know who asks
 NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ConnectionRefusedError, FileNotFoundError)
 SITE_FILE = Path("/etc/egs/server-uid")
 """A file of root's with the user id, a number, that the host's server runs as."""
@@ -185,7 +184,7 @@ class SiteClient:
             try:
                 return self._ways[0].send(method, path, body, patience_s, more)
             except (Unreachable, Refused) as error:
-                if isinstance(error, Refused) and error.status != UNKNOWN:
+                if isinstance(error, Refused) and error.status != c.UNKNOWN:
                     raise
                 problems.append(error)
                 self._ways.rotate(-1)
@@ -193,7 +192,7 @@ class SiteClient:
                     break
         told = "; ".join(map(str, problems))
         if all(isinstance(one, Refused) for one in problems):
-            raise Refused(UNKNOWN, told) from problems[-1]
+            raise Refused(c.UNKNOWN, told) from problems[-1]
         raise Unreachable(told) from problems[-1]
 
 
@@ -224,7 +223,7 @@ class _Way:
             answer = self._session.request(
                 method, self._base + path, data=body, headers=headers, timeout=(self._connect_s, patience_s)
             )
-            if answer.status_code == UNKNOWN and self._take_new_token():
+            if answer.status_code == c.UNKNOWN and self._take_new_token():
                 return self.send(method, path, body, patience_s, more)
             is_busy = answer.status_code == 408 or (answer.status_code == 429 and "Retry-After" in answer.headers)
             if is_busy or answer.status_code >= 500:
@@ -240,7 +239,7 @@ class _Way:
             raise kind(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
 
     def _take_new_token(self) -> bool:
-        """A server that has been started after this client has written another token."""
+        """A server that has been started after this client has written another token, or a short one was renewed."""
         if self.address.socket is not None or os.environ.get(TOKEN):
             return False
         wanted = f"Bearer {read_token(self.address.url)}"
@@ -250,9 +249,13 @@ class _Way:
         return is_new
 
     def _refusal(self, answer: requests.Response) -> str:
-        if answer.status_code == UNKNOWN and os.environ.get(TOKEN):
-            return f"{self.address.url}: the token in {TOKEN} is not known there, or no longer good: ask for another"
-        if answer.status_code == UNKNOWN:
+        stated = next((one for one in (TOKEN, TOKEN_FILE) if os.environ.get(one)), "")
+        if answer.status_code == c.UNKNOWN and stated:
+            why = _detail(answer)
+            said = "" if c.NOBODY in why else f" ({why})"
+            problem = f"the token in {stated} is not known there, or no longer good{said}"
+            return f"{self.address.url}: {problem}: ask for another"
+        if answer.status_code == c.UNKNOWN:
             return f"{self.address.url}: the server does not know who asks: set {TOKEN} (`egs token create` makes one)"
         return with_options(_detail(answer))
 

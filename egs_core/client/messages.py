@@ -29,6 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 PROTOCOL = 1
 STANDBY_HEADER = "EGS-Standby"  # of an answer: another server of the site is to be asked
 PROTOCOL_HEADER = "EGS-Protocol"
+UNKNOWN, NOBODY = 401, "nobody is known by this request"  # status and words of a server that does not know who asks
 MOST_WAIT_S = 30.0
 MOST_PROCESSES = 1000
 

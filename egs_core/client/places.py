@@ -13,6 +13,7 @@ from egs_core.errors import EgsError, InputError
 from egs_core.places import data_folder
 
 URL, TOKEN, RUNTIME, CA = "EGS_URL", "EGS_TOKEN", "EGS_RUNTIME_DIR", "EGS_CA"
+TOKEN_FILE = "EGS_TOKEN_FILE"
 SOCKET_NAME = "egs.sock"
 SHARED_FOLDER = Path("/run/egs")
 DATA_FOLDERS = ("server", "agent")  # of this user's server and agent, where no other place had room for a socket
@@ -104,7 +105,15 @@ def token_file(url: str) -> Path:
 
 
 def read_token(url: str) -> str:
-    """ "" where there is none. Raises EgsError for a file that others may read: its token is no secret."""
+    """Of the file that `EGS_TOKEN_FILE` names, which somebody else writes anew before its token ends; else of the one
+    that this user's server writes, "" where there is none. Raises EgsError, for one's own also where others may read
+    it: its token is no secret."""
+    if named := os.environ.get(TOKEN_FILE, "").strip():
+        try:
+            return Path(named).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise EgsError(f"{TOKEN_FILE}: {named}: {reason}") from None
     path = token_file(url)
     try:
         with path.open() as file:

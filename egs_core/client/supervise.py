@@ -29,7 +29,7 @@ from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
 from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
 from egs_core.client.phases import REQUEST
-from egs_core.client.places import TOKEN
+from egs_core.client.places import TOKEN, TOKEN_FILE
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
 from egs_core.client.signals import SignalQueue
 from egs_core.client.terminal import Terminal
@@ -210,7 +210,7 @@ class Supervisor:
             self._end_on_signal(self._signal(AGAIN_S), view)
 
     def _start(self, lease: c.Lease, gang: c.GangView | None) -> int:
-        environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, REQUEST)}
+        environment = {name: value for name, value in os.environ.items() if name not in (TOKEN, TOKEN_FILE, REQUEST)}
         self._starts += 1
         environment |= self._job.variables(self._starts, gang, environment)
         if not self._job.is_split:  # else its GPUs are another run's, and so are hours by which work could be divided

@@ -16,7 +16,7 @@ from egs_core.client.http import SiteClient
 from egs_core.client.overview import BY_TOKEN_HEADER, Me, Overview
 from egs_core.client.places import Address
 
-TOKEN = re.compile(r"[\x21-\x7e]{1,200}")
+TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")  # a provider's is long
 RUN = re.compile(r"[A-Za-z0-9]{1,32}")
 VERBS = ("abort", "pause", "resume")
 ANSWER_S = 10.0

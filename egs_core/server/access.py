@@ -18,13 +18,14 @@ import re
 import secrets
 import socket
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from egs_core.client import tokens as t
 from egs_core.client.http import peer_uid
+from egs_core.oidc import Person
 from egs_core.queues import Teams
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal
@@ -38,6 +39,8 @@ HEAD_S, BODY_S = 15.0, 60.0  # in which a request's headers, and then its body, 
 MOST_STRANGERS = 256  # connections over TCP of those that nobody knows yet
 MOST_OF_A_USER = 32_768  # over the socket: each `egs run` has two, and 10,000 may be open
 STRANGERS = "strangers"
+DOTS_OF_JWT = 2  # the server's own tokens have none
+NO_UID = -1
 IS_KNOWN = "is_known"  # in a request's state: what to call when it is known who asks
 USER_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+\-\\]{0,63}\$?")
 _numbers = itertools.count()
@@ -136,12 +139,24 @@ class PeerProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class Provider(Protocol):
+    """Of tokens that this server has not made: see `oidc`."""
+
+    @property
+    def issuer(self) -> str: ...
+
+    def person(self, token: str, now: float) -> Person | str: ...
+
+    def close(self) -> None: ...
+
+
 class Access:
     """Names who asks, and keeps the tokens; from any thread. teams: of the host's users. The user of the server, and
-    root, are admins; other users of the host are submitters of their teams, or of all where the site names none."""
+    root, are admins; other users of the host are submitters of their teams, or of all where the site names none.
+    provider: whose tokens count besides the server's own."""
 
-    def __init__(self, store: SqlStore, teams: Teams | None = None) -> None:
-        self._store = store
+    def __init__(self, store: SqlStore, teams: Teams | None = None, provider: Provider | None = None) -> None:
+        self._store, self._provider = store, provider
         self._teams = teams or Teams()
         self._lock = threading.Lock()
         self._tokens: dict[str, KeptToken] = {}
@@ -156,19 +171,34 @@ class Access:
         self, scope: Any, authorization: str | None, now: float, *, by_token: bool = False
     ) -> Principal | None:
         """None for nobody that is known. scope: of ASGI; now: second since 1970; by_token: whose process asks over the
-        socket counts for nothing, the token alone does."""
+        socket counts for nothing, the token alone does. Raises Refusal (401) for a provider's token that does not
+        hold."""
         host, port = scope.get("client") or ("", 0)
         if str(host).startswith(PEER) and not by_token:
             return self._of_user(int(str(host).removeprefix(PEER)))
         kind, _, token = (authorization or "").partition(" ")
-        found = self._tokens.get(_digest(token.strip())) if kind.lower() == "bearer" and token else None
+        token = token.strip() if kind.lower() == "bearer" else ""
+        where = f"{host} port {port}" if port else f"socket, {str(host).replace(':', ' ')}"
+        if self._provider is not None and token.count(".") == DOTS_OF_JWT:
+            person = self._of_provider(self._provider, token, where, now)
+            scope.get("state", {}).get(IS_KNOWN, _nobody)()
+            return person
+        found = self._tokens.get(_digest(token)) if token else None
         if found is None or not found.is_good(now):
             return None
         scope.get("state", {}).get(IS_KNOWN, _nobody)()
-        where = f"{host} port {port}" if port else f"socket, {str(host).replace(':', ' ')}"
         origin = f"{where}, token {found.id}"
         host = found.name if found.role == "agent" else ""
         return Principal(found.name, found.role, (found.team,) if found.team else None, origin, host)
+
+    def _of_provider(self, provider: Provider, token: str, where: str, now: float) -> Principal:
+        found = provider.person(token, now)
+        if isinstance(found, str):
+            raise Refusal(401, found)
+        teams = found.teams
+        if teams is None and found.role != "admin":
+            teams = self._teams.of_user(found.name, NO_UID)
+        return Principal(found.name, found.role, teams, f"{where}, by {provider.issuer}")
 
     def at_host(self, agent: Principal, peer: str) -> Principal:
         """A user for whom the agent of their host asks: never more than a submitter, and bound to that host. peer: user
@@ -274,11 +304,11 @@ def user_name(uid: int) -> str:
 
 
 def _uid_of(name: str) -> int:
-    """Of the host's user of that name; -1 for none."""
+    """Of the host's user of that name; `NO_UID` for none."""
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        return -1
+        return NO_UID
 
 
 def _view(kept: KeptToken) -> t.TokenView:

@@ -235,7 +235,9 @@ def make_app(site: Site) -> FastAPI:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
     async def refused(_request: Request, error: Refusal) -> JSONResponse:
-        headers = {"Retry-After": f"{math.ceil(error.wait_s)}"} if error.wait_s else None
+        headers = {"Retry-After": f"{math.ceil(error.wait_s)}"} if error.wait_s else {}
+        if error.status == c.UNKNOWN:
+            headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse({"detail": str(error)}, status_code=error.status, headers=headers)
 
     @app.exception_handler(RequestValidationError)

@@ -25,7 +25,11 @@ LOG = logging.getLogger("uvicorn.error")
 PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # before it is started again, by how often it has ended early
 LASTING_S = 60.0  # who has lived so long has not ended early
 END_S = 5.0
-SECRET = ("EGS_TOKEN", "EGS_DATABASE")  # of the server's environment: what the dashboard has no use for
+SECRET = (
+    "EGS_TOKEN",
+    "EGS_TOKEN_FILE",
+    "EGS_DATABASE",
+)  # of the server's environment: what the dashboard has no use for
 
 
 class Away(Exception):

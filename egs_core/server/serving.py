@@ -27,7 +27,7 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.errors import EgsError, InputError
 from egs_core.json_log import uvicorn_options
 from egs_core.queues import Teams
-from egs_core.server.access import HEAD_S, Access, PeerProtocol
+from egs_core.server.access import HEAD_S, Access, PeerProtocol, Provider
 from egs_core.server.app import Site, make_app
 from egs_core.server.bounds import RATE, Rates
 from egs_core.server.dashboard import Dashboard
@@ -73,10 +73,12 @@ def serve(
     gather_s: float | None = None,
     rules: Rules | None = None,
     prices: PriceRates | None = None,
+    provider: Provider | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
     may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`;
-    rules: by which it watches, None for none; prices: of GPUs, for budgets of money. Raises EgsError."""
+    rules: by which it watches, None for none; prices: of GPUs, for budgets of money; provider: of
+    tokens that count besides the server's own, closed with it. Raises EgsError."""
     door.check()
     tls = door.tls()
     lock = None
@@ -104,7 +106,7 @@ def serve(
         path, local = local_socket(folder, f"egs-{port}.sock" if database is not None else "")
         place = path.stat()
         listening.append(local)
-        access = Access(store, teams)
+        access = Access(store, teams, provider)
 
         def begin() -> Offer:
             access.reload()
@@ -141,6 +143,8 @@ def serve(
     except StoreError as error:
         raise EgsError(str(error)) from None
     finally:
+        if provider is not None:
+            provider.close()
         if dashboard is not None:
             dashboard.close()
         if leader:

@@ -50,8 +50,8 @@ def asking(
 
 
 def nobody() -> HTTPException:
-    problem = "nobody is known by this request: send a good token: Authorization: Bearer …"
-    return HTTPException(401, problem, headers={"WWW-Authenticate": "Bearer"})
+    problem = f"{c.NOBODY}: send a good token: Authorization: Bearer …"
+    return HTTPException(c.UNKNOWN, problem, headers={"WWW-Authenticate": "Bearer"})
 
 
 def check_passed_on(method: str, path: str) -> None:

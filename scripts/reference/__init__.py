@@ -14,6 +14,7 @@ from scripts.reference.environment import environment_page
 from scripts.reference.files import (
     cluster_file_page,
     devices_file_page,
+    oidc_file_page,
     prices_file_page,
     profile_page,
     queues_file_page,
@@ -30,6 +31,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/devices-file.md": devices_file_page,
     "reference/prices-file.md": prices_file_page,
     "reference/rules-file.md": rules_file_page,
+    "reference/oidc-file.md": oidc_file_page,
     "reference/kubeflow-profile.md": profile_page,
     "reference/ray-options.md": ray_options_page,
     "reference/airflow-options.md": airflow_options_page,

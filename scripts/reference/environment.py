@@ -51,6 +51,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "",
         "The token for it over TCP; left out: the one that `egs serve` has written for this user. No command gets it.",
     ),
+    "EGS_TOKEN_FILE": (
+        "clients of the site server",
+        "",
+        "A file with that token, which is read again when the server refuses it: for tokens that somebody renews, as a "
+        "pod's or a login's. `EGS_TOKEN` goes before it. No command gets it.",
+    ),
     "EGS_CA": (
         "clients of the site server",
         "the usual certificates",

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 import egs_core.cluster_file
 import egs_core.cost.prices
 import egs_core.model.instance
+import egs_core.oidc
 import egs_core.queues
 import egs_core.watch_rules
 import egs_kubeflow.rewrite.profile
@@ -56,6 +57,15 @@ def rules_file_page() -> str:
     intro = "Rules by which a site server watches GPUs and runs. An error names the file, the line and the key."
     used, rules = "Used by `egs serve --rules FILE` and `egs watch check FILE`.", egs_core.watch_rules
     return _page("The file of rules", f"{intro} {used}", rules, rules.WatchFile)
+
+
+def oidc_file_page() -> str:
+    """Whose tokens count."""
+    intro = (
+        "Whose tokens a site server knows people by, and what they may. An error names the file, the line and the key."
+    )
+    used, oidc = "Used by `egs serve --oidc FILE`.", egs_core.oidc
+    return _page("The file of a provider of tokens", f"{intro} {used}", oidc, oidc.OidcFile)
 
 
 def profile_page() -> str:

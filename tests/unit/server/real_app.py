@@ -23,7 +23,7 @@ import msgspec
 from egs_core.client.processes import process
 from egs_core.queues import load_teams, parse_queues
 from egs_core.server import serving
-from egs_core.server.access import Access
+from egs_core.server.access import Access, Provider
 from egs_core.server.app import Site
 from egs_core.server.dashboard import Dashboard
 from egs_core.server.doors import Door
@@ -73,14 +73,14 @@ class Answer(msgspec.Struct):
 class RealApp:
     """One site. file: its YAML of queues and teams, "" for none."""
 
-    def __init__(self, file: str = "", offer: Offer = OFFER, **limits: Any) -> None:
+    def __init__(self, file: str = "", offer: Offer = OFFER, provider: Provider | None = None, **limits: Any) -> None:
         folder = self.folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
         folder.chmod(0o755)
         (folder / "site.yaml").write_text(file)
         teams = load_teams(folder / "site.yaml") if file else None
         queues = parse_queues(file) if file else ()
         self.store = SqlStore(folder, time.time())
-        self.access = Access(self.store, teams)
+        self.access = Access(self.store, teams, provider)
         turns = Turns(self.store, offer, queues, team_of_queue=teams.of_queue if teams else None)
         turns.tally.slos.objectives = teams.slos if teams else {}
         self.site = Site(lambda changed: Writer(turns, changed), self.access, **limits)
