@@ -3,10 +3,36 @@
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["call", "checkpoint", "files", "gpu", "loaded", "modules", "on_gpu", "phases", "restored", "task", "work"]
+__all__ = [
+    "call",
+    "checkpoint",
+    "files",
+    "gpu",
+    "loaded",
+    "modules",
+    "on_gpu",
+    "phases",
+    "progress",
+    "restored",
+    "task",
+    "work",
+]
 
 if TYPE_CHECKING:
-    from egs_core.hints import call, checkpoint, files, gpu, loaded, modules, on_gpu, phases, restored, task, work
+    from egs_core.hints import (
+        call,
+        checkpoint,
+        files,
+        gpu,
+        loaded,
+        modules,
+        on_gpu,
+        phases,
+        progress,
+        restored,
+        task,
+        work,
+    )
 
 
 def __getattr__(name: str) -> object:

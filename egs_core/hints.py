@@ -41,6 +41,7 @@ from egs_core.hint_checks import (
 )
 from egs_core.notices import warn_once
 from egs_core.preload import Call, Files, Modules, PreloadItem, call, files, is_warm, loaded, modules, warm, warm_key
+from egs_core.progressed import progress
 from egs_core.units import parse_bytes, parse_seconds
 from egs_core.worked import work
 
@@ -72,6 +73,7 @@ __all__ = [
     "phase_kinds",
     "phase_steps",
     "phases",
+    "progress",
     "restored",
     "save_checkpoint",
     "set_gpu_provider",

@@ -45,8 +45,19 @@ ACTIONS: Mapping[Kind, tuple[Action, ...]] = {
     "device": ("alert", "drain", "drain_host", "requeue", "stop"),
     "run": ("alert", "requeue", "stop"),
 }
-LASTING = ("silent_for", "idle_for", "no_progress_for", "over_learned", "xid")
+LASTING = (
+    "silent_for",
+    "idle_for",
+    "no_progress_for",
+    "over_learned",
+    "xid",
+    "loss_not_falling_for",
+    "loss_not_falling_steps",
+)
 """Conditions that have a time of their own, or are a moment: `for` is none unless it is stated."""
+
+
+OF_RUNS = ("idle_for", "no_progress_for", "over_learned", "loss", "loss_not_falling_for", "loss_not_falling_steps")
 
 
 def _xids(value: object) -> object:
@@ -76,7 +87,13 @@ class When(FileModel):
     idle_for: Span | None = None
     """None of the GPUs that a run or a request holds has computed for so long, by what NVML measures."""
     no_progress_for: Span | None = None
-    """A run that tells of its work (`egs.work`) has told nothing new for so long."""
+    """A run that tells of its work (`egs.work`, `egs.progress`) has told nothing new for so long."""
+    loss: Literal["nan"] | None = None
+    """The latest loss that a run has told (`egs.progress`) is NaN or infinite."""
+    loss_not_falling_for: Span | None = None
+    """The loss that a run tells has not fallen in so long: not in the later half more than its spread explains."""
+    loss_not_falling_steps: Annotated[int, Field(ge=2, le=10**12)] | None = None
+    """The same in so many steps."""
     over_learned: Annotated[float, Field(ge=1, le=1000)] | None = None
     """A run takes longer than so many times the P99 of its like: of its user, name and GPUs; 20 at least."""
 
@@ -183,6 +200,11 @@ class Rules(msgspec.Struct, frozen=True):
         """Whether a rule has this condition."""
         return any(rule.when.name == name for rule in self.rules)
 
+    def most(self, name: str) -> float:
+        """The highest bound of a condition whose bound is a number; 0 where no rule has it."""
+        bounds = [rule.when.bound for rule in self.rules if rule.when.name == name]
+        return max((bound for bound in bounds if not isinstance(bound, tuple)), default=0.0)
+
 
 FIELDS = (*WatchFile.model_fields, *When.model_fields, "for", *(set(WatchRule.model_fields) - {"for_s"}), "webhook")
 
@@ -247,12 +269,20 @@ def _where(path: Path_, lines: dict[Path_, int], place: str) -> str:
 
 
 def _kind(name: str) -> Kind:
-    return "run" if name in ("idle_for", "no_progress_for", "over_learned") else "device"
+    return "run" if name in OF_RUNS else "device"
 
 
 def _rule(file: WatchFile, rule: WatchRule) -> Rule:
     ((name, value),) = rule.when.stated.items()
-    bound = value if isinstance(value, tuple) else () if value == "any" else float(str(value))
+    bound = (
+        value
+        if isinstance(value, tuple)
+        else (value,)
+        if value == "nan"
+        else ()
+        if value == "any"
+        else float(str(value))
+    )
     for_s = rule.for_s if rule.for_s is not None else 0.0 if name in LASTING else FOR_S
     is_dry = file.dry_run if rule.dry_run is None else rule.dry_run
     return Rule(rule.name, Condition(name, bound, _kind(name)), for_s, rule.do, is_dry, rule.queues)

@@ -118,6 +118,9 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
     text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
     on = f", on {view.host}" if view.host else ""
     typer.echo(f"run {view.id} ({view.name}, {view.user}{on}): {view.state}: {text}{when}")
+    if view.progress is not None and view.progress.words:
+        ago_s = max(0.0, time.time() - view.progress.told_at)
+        typer.echo(f"progress: {view.progress.words}, told {ago_s:,.0f} s ago")
     if view.lost:
         left = f"; end these processes: {', '.join(map(str, view.processes))}" if view.processes else ""
         typer.echo(f"nothing is heard of its supervisor, so its devices are given to nobody{left}")
@@ -164,7 +167,7 @@ def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
     rows = []
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
-        state = f"{view.state}, lost" if view.lost else view.state
+        state = f"{view.state}, lost" if view.lost else view.doing
         state += f", gang {view.gang.name}" if view.gang else ""
         state += ", a request" if view.is_request else f", in {view.inside}" if view.inside else ""
         devices = ", ".join(view.lease.devices) if view.lease else ""

@@ -129,7 +129,7 @@ def _queue(name: str, team: str, quota: float | None, used: float | None, waitin
 
 def _running(run: c.RunView, now: float) -> tuple[str, ...]:
     since = run.started_at if run.started_at is not None else run.submitted_at
-    state = f"{run.state}, lost" if run.lost else f"{run.state}: {run.stop}" if run.stop else run.state
+    state = f"{run.state}, lost" if run.lost else f"{run.state}: {run.stop}" if run.stop else run.doing
     return _named(run), run.user, run.queue, f"{run.gpus:g}", time_words(now - since), state
 
 

@@ -162,7 +162,8 @@ class SiteClient:
 
     def _ask(self, method: str, path: str, ask: c.Ask | None, kind: type[M], patience_s: float = ANSWER_S) -> M:
         """Raises Unreachable, and Refused for what the server does not do."""
-        body = None if ask is None else ask.model_dump_json().encode()
+        # what is not said is left out: an older server refuses fields that it does not know
+        body = None if ask is None else ask.model_dump_json(exclude_none=True).encode()
         try:
             return kind.model_validate_json(self.send(method, path, body, patience_s))
         except ValidationError as error:

@@ -35,7 +35,8 @@ class Link:
         self.processes: tuple[c.Process, ...] = ()
         self.token = 0
         self.told_s: Callable[[float], float | None] = lambda _now: None
-        self._wants_told = False
+        self.progress: Callable[[float], c.Progress | None] = lambda _now: None
+        self._wants_told = self._wants_progress = False
         self._client, self._say = client, say
         self._run, self._seen = view.id, view.version
         self._is_over = threading.Event()
@@ -52,8 +53,15 @@ class Link:
     def _beat(self) -> None:
         while not self._is_over.is_set():
             told = self.processes
-            wait_s, told_s = WAIT_S if not told else 2.0, self.told_s(time.time()) if self._wants_told else None
-            beat = c.Beat(seen=self._seen, wait_s=wait_s, token=self.token, processes=told, told_s=told_s)
+            now, wait_s = time.time(), WAIT_S if not told else 2.0
+            beat = c.Beat(
+                seen=self._seen,
+                wait_s=wait_s,
+                token=self.token,
+                processes=told,
+                told_s=self.told_s(now) if self._wants_told else None,
+                progress=self.progress(now) if self._wants_progress else None,
+            )
             try:
                 view = self._client.beat(self._run, beat)
             except Unreachable as error:
@@ -63,7 +71,8 @@ class Link:
             except EgsError as error:
                 self._put(Ended(1, str(error)))
                 return
-            self._has_told, self._wants_told = False, view.wants_told
+            self._has_told = False
+            self._wants_told, self._wants_progress = view.wants_told, view.wants_progress
             if view.version != self._seen:
                 self._seen = view.version
                 self._put(view)

@@ -134,16 +134,32 @@ class Change(Ask):
     deadline_s: Seconds | None = None
 
 
+class Progress(Ask):
+    """What a command has told of by `egs.progress` since its start: its furthest step and latest loss, None where it
+    told none. is_nan: the latest loss of one of its processes is not finite. losses, total, squares: of all finite
+    ones: how many, their sum, and the sum of their squares. ago_s: how long ago that was told last."""
+
+    step: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    is_nan: bool = False
+    losses: Annotated[int, Field(ge=0, le=2**62)] = 0
+    total: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    squares: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    ago_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
+
+
 class Beat(Ask):
     """seen: the version that the client knows; wait_s: how long the answer may take if nothing changes. token: of its
     lease; processes: those that it has started, as far as it knows them. told_s: so long ago they have told of their
-    work (`egs.work`) last; None: never, or the server does not want to know (`RunView.wants_told`)."""
+    work (`egs.work`) last; None: never, or the server does not want to know (`RunView.wants_told`). progress: how far
+    they are; None: they do not tell, or the server knows of no such thing (`RunView.wants_progress`)."""
 
     seen: int = -1
     wait_s: Annotated[float, Field(ge=0, le=MOST_WAIT_S, allow_inf_nan=False)] = 0.0
     token: int = 0
     processes: Annotated[tuple[Process, ...], Field(max_length=MOST_PROCESSES)] = ()
     told_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    progress: Progress | None = None
 
 
 class Claim(Ask):
@@ -251,6 +267,22 @@ class GangView(Told):
     hosts: tuple[str, ...] = ()
 
 
+class ProgressView(Told):
+    """As `Progress`. told_at: seconds since 1970."""
+
+    told_at: float
+    step: float | None = None
+    loss: float | None = None
+    is_nan: bool = False
+
+    @property
+    def words(self) -> str:
+        """For people: "step 1200, loss 0.31"; "" for none of both."""
+        loss = "loss is NaN" if self.is_nan else "" if self.loss is None else f"loss {self.loss:.4g}"
+        step = "" if self.step is None else f"step {self.step:.15g}"
+        return ", ".join(filter(None, (step, loss)))
+
+
 class RunView(Told):
     """A run as the server sees it. site: the server's own id; runs of two servers may have one number.
 
@@ -261,8 +293,9 @@ class RunView(Told):
     tasks; gpus: held now. requeue: what has to stop is evicted for another, and waits again then; evictions: how often
     it was. is_request: it is a GPU request; inside: the request in which it is; ends_at: when that ends, once that is
     near. gang: with which it starts together. notice: what who has just submitted it is to be told. work: what it has
-    told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last. flavors: of GPUs that it
-    may have, none named: all; flavor: of those that it has, or had, where they are of one.
+    told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last; wants_progress: and where
+    it is. flavors: of GPUs that it may have, none named: all; flavor: of those that it has, or had, where they are of
+    one. progress: where it is, while it runs and tells that.
     """
 
     id: str
@@ -308,6 +341,14 @@ class RunView(Told):
     wants_told: bool = False
     flavors: tuple[str, ...] = ()
     flavor: str = ""
+    wants_progress: bool = False
+    progress: ProgressView | None = None
+
+    @property
+    def doing(self) -> str:
+        """Its state, and where it is."""
+        where = self.progress.words if self.progress is not None else ""
+        return f"{self.state}: {where}" if where else self.state
 
 
 class Device(Told):

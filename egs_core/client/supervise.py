@@ -76,7 +76,7 @@ class Supervisor:
                 self._say(view.notice)
             known(view)
             link = Link(self._new_client(), view, self._say)
-            link.told_s = self._work.told_s
+            link.told_s, link.progress = self._work.told_s, self._work.progress
             link.start()
             try:
                 return self._follow(view, link)

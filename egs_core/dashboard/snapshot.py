@@ -204,7 +204,7 @@ def _waiting(run: c.RunView, now: float) -> Row:
 
 
 def _running(run: c.RunView, several: bool) -> Row:
-    state = f"{run.state}, lost" if run.lost else f"{run.state}: {run.stop}" if run.stop else run.state
+    state = f"{run.state}, lost" if run.lost else f"{run.state}: {run.stop}" if run.stop else run.doing
     state += ", a request" if run.is_request else f", in {run.inside}" if run.inside else ""
     where = run.host if several else ""
     return _named(run), run.user, state, _whole(run.started_at), _gpus(run), where, run.queue, _verbs(run)

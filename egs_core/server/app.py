@@ -327,11 +327,10 @@ def _add_routes(app: FastAPI, site: Site) -> None:
 
 def _beat(logic: SiteLogic, who: Principal, run: str, ask: c.Beat, watcher: Watcher | None) -> c.RunView:
     view = logic.beat(who, run, ask)
-    if watcher is None or not watcher.reads_progress:
-        return view
-    if ask.told_s is not None and view.lease is not None and view.lease.token == ask.token:
-        watcher.told(logic, run, ask.told_s)
-    return view.model_copy(update={"wants_told": True})
+    wants_told = watcher is not None and watcher.reads_progress
+    if watcher is not None and view.lease is not None and view.lease.token == ask.token:
+        watcher.told(logic, run, ask)
+    return view.model_copy(update={"wants_told": wants_told, "wants_progress": True})
 
 
 def _end(logic: SiteLogic, who: Principal, run: str, ask: c.End, there: Snapshot | None) -> c.RunView:

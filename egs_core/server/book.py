@@ -311,7 +311,7 @@ class Book:
         run.stop, run.grace_s, run.is_evicted, run.is_lost = "", 0.0, False, False
         self.touch(run).evictions += 1
         self.gone.pop(run.id, None)
-        self.views.living.pop(run.id, None)
+        self.views.forget(run)
         self.handle(m.PhaseEnded(lease.phase, lease.attempt, "preempted"))
 
     def _end_task(self, run: Run, event: m.Event, what: str) -> None:
@@ -343,7 +343,7 @@ class Book:
         self.gone.pop(run.id, None)
         self.boxed.pop(run.id, None)
         self.kept.pop(run.id, None)
-        self.views.living.pop(run.id, None)
+        self.views.forget(run)
         if run.inside:
             self.commands[run.inside].pop(run.id, None)
             self.active[run.inside] = self.now

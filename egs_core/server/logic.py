@@ -225,9 +225,11 @@ class SiteLogic:
             if run.is_lost:
                 self.book.touch(run).is_lost = False
             named = tuple([Known(one.pid, one.started) for one in ask.processes])
-            if run.is_claimed and run.lease is not None and run.lease.token == ask.token and named != run.named:
+            if run.uses(ask.token) and named != run.named:
                 run.named = named
                 self.book.dirty[run.id] = run  # its client knows: no new version
+            if run.uses(ask.token) and ask.progress is not None:
+                self.book.views.note_progress(run, ask.progress)
         return self.book.view(who, run, with_reason=ask.seen < 0)
 
     def claim(self, who: Principal, run_id: str, ask: c.Claim) -> c.RunView:

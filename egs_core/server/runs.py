@@ -208,6 +208,10 @@ class Run(msgspec.Struct, omit_defaults=True):
     def is_claimed(self) -> bool:
         return self.lease is not None and self.lease.claimed_at is not None
 
+    def uses(self, token: int) -> bool:
+        """Whether it has started with this lease, and still has it."""
+        return self.lease is not None and self.lease.token == token and self.is_claimed
+
     @property
     def state(self) -> str:
         """As `RunView.state`."""

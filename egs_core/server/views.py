@@ -37,10 +37,10 @@ class Views:
     """What is told is for whoever `sees` some of the runs: of others not even a name is in it.
 
     runs: the site's own, by id; by_task: those that the engine knows; open: those that have not ended, which the site
-    keeps up; living: processes of lost ones; clock: the site's, which goes on while the engine hears of nothing;
-    used_elsewhere: who holds something in a queue in other pools; spending: of budgets; devices, occupied: of the
-    server's own host; hosts: the others; gangs: of runs that start together; kept: runs for which what they want is
-    kept for others."""
+    keeps up; living: processes of lost ones; progress: of those that tell it; clock: the site's, which goes on while
+    the engine hears of nothing; used_elsewhere: who holds something in a queue in other pools; spending: of budgets;
+    devices, occupied: of the server's own host; hosts: the others; gangs: of runs that start together; kept: runs for
+    which what they want is kept for others."""
 
     def __init__(
         self,
@@ -60,11 +60,21 @@ class Views:
         self.used_elsewhere: Callable[[str, Sees], str] = lambda _queue, _sees: ""
         self.spending = Spending()
         self.living: dict[str, tuple[int, ...]] = {}
+        self.progress: dict[str, c.ProgressView] = {}
         self.clock: Callable[[], float] = lambda: engine.state.now
         self.hosts = hosts
 
     def open_runs(self) -> list[Run]:
         return list(self.open.values())
+
+    def note_progress(self, run: Run, told: c.Progress) -> None:
+        at = self._facts.epoch + self.clock() - told.ago_s
+        self.progress[run.id] = c.ProgressView(told_at=at, step=told.step, loss=told.loss, is_nan=told.is_nan)
+
+    def forget(self, run: Run) -> None:
+        """What was known of its processes: they are gone."""
+        self.living.pop(run.id, None)
+        self.progress.pop(run.id, None)
 
     def devices_of(self, host: str) -> tuple[Device, ...]:
         """Of a host as runs name it, in the order in which leases name them."""
@@ -173,6 +183,7 @@ class Views:
             work=run.work,
             flavors=run.flavors,
             flavor=run.flavor,
+            progress=self.progress.get(run.id),
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:

@@ -137,7 +137,7 @@ INTERNAL = {
     "EGS_TRY": "set for a command of `egs run --retries N`: which try it is, from 1",
     "EGS_GPU_REQUEST": "set for a command of `egs run --split`: what `with egs.gpu():` asks the site server for",
     "EGS_ACTIVITY": "set for a command of `egs run --idle-timeout`: a file; to touch it tells that somebody is at work",
-    "EGS_WORK": "set for commands of `egs run` and tasks of Kubeflow's local runner: folder of what `egs.work` told",
+    "EGS_WORK": "set for commands of `egs run` and tasks of Kubeflow's local runner: folder of what they told",
     "EGS_LEASE": "set for a command that has a lease of the site server: its processes are found by it",
     "EGS_POOLS": "the Airflow option `pools`",
     "EGS_PRELOAD_MODULES": "the Airflow option `preload_modules`",

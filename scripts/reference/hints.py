@@ -51,6 +51,8 @@ FUNCTIONS = (
     "loaded",
     "checkpoint",
     "restored",
+    "work",
+    "progress",
 )
 """Functions for pipeline authors beside `task`, in the order of the page."""
 

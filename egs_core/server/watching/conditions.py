@@ -13,6 +13,7 @@ from egs_core.server.flavors import key_of
 from egs_core.server.hosts import OWN
 from egs_core.server.runs import NOBODY, Run
 from egs_core.server.watching.health import Health, Place
+from egs_core.server.watching.trends import Trend
 from egs_core.watch_rules import SAMPLES, Rule, span
 
 LearnedKey = tuple[str, str, float, str]  # user, name, GPUs, and their flavor
@@ -176,10 +177,12 @@ def _of_run(rule: Rule, book: Book, health: Health, learned: Learned, run: Run) 
         return _idle(rule, book, health, run)
     if run.supervisor == NOBODY or run.started_at is None:
         return None  # a request does no work itself
+    if rule.when.name.startswith("loss"):
+        return _loss(rule, health.trend(run.id), book.now)
     if rule.when.name == "no_progress_for":
         told_at = health.told_at(run.id)
         if told_at is None:
-            return None, "has told of no work yet (egs.work)"
+            return None, "has told of no work yet (egs.work, egs.progress)"
         silent_s = book.now - max(told_at, run.started_at)
         text = f"has told of no more work for {silent_s:.0f} s, at least {span(_number(rule))}"
         return silent_s >= _number(rule), text
@@ -190,6 +193,20 @@ def _of_run(rule: Rule, book: Book, health: Health, learned: Learned, run: Run) 
     is_over = took_s > _number(rule) * p99_s
     text = f"has taken {took_s:.0f} s, {_side(is_over, 'more than')} {_number(rule):g} times its P99 of {p99_s:.0f} s"
     return is_over, text
+
+
+def _loss(rule: Rule, trend: Trend | None, now: float) -> Told:
+    if trend is None:
+        return None, "has told of no loss yet (egs.progress)"
+    if rule.when.name == "loss":
+        return trend.is_nan, f"tells a loss that is {_side(trend.is_nan, 'NaN')}"
+    by_steps = rule.when.name == "loss_not_falling_steps"
+    window = f"{_number(rule):g} steps" if by_steps else span(_number(rule))
+    found = trend.halves_steps(_number(rule)) if by_steps else trend.halves_s(_number(rule), now)
+    if found is None:
+        return None, f"has not told enough losses in {window}"
+    means = f"{found.later:.4g} on average in the later half, {found.earlier:.4g} in the earlier one"
+    return not found.falls, f"has a loss that {'falls' if found.falls else 'has not fallen'} in {window}: {means}"
 
 
 def _idle(rule: Rule, book: Book, health: Health, run: Run) -> Told | None:

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from egs_core.client.messages import Progress
 from egs_core.client.watching import DeviceHealth
 from egs_core.server.hosts import OWN
+from egs_core.server.watching.trends import Trend
 
 Place = tuple[str, str]
 STALE_S = 15.0  # what is older is no measurement of now
@@ -31,10 +33,12 @@ class Known(msgspec.Struct):
 
 class Health:
     """See the module. began: from then on it is listened to without a break: what was not heard of or seen at work
-    before may have been so while nobody looked."""
+    before may have been so while nobody looked. keep_s, keep_steps: for how long it is kept what losses did."""
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, keep_s: float = 0.0, keep_steps: float = 0.0) -> None:
         self.began = began
+        self._keep = keep_s, keep_steps
+        self._trends: dict[str, Trend] = {}
         self._known: dict[Place, Known] = {}
         self._hosts: dict[str, float] = {}
         self._told: dict[str, float] = {}
@@ -60,10 +64,15 @@ class Health:
         """A run has told of its work then, at the latest."""
         self._told[run] = at
 
+    def progressed(self, run: str, told: Progress, now: float) -> None:
+        """A run says where it is."""
+        self._trends.setdefault(run, Trend(*self._keep)).note(told, now)
+
     def forget_runs(self, but: Iterable[str]) -> None:
         """What ended tells nothing more."""
         kept = set(but)
         self._told = {run: at for run, at in self._told.items() if run in kept}
+        self._trends = {run: one for run, one in self._trends.items() if run in kept}
 
     # --- what is known ---
 
@@ -93,6 +102,10 @@ class Health:
         """The errors of the last ten minutes, oldest first."""
         known = self._known.get(place)
         return tuple([number for at, number in known.xids if now - at <= XID_S]) if known else ()
+
+    def trend(self, run: str) -> Trend | None:
+        """Of the loss of a run that tells it."""
+        return self._trends.get(run)
 
     def told_at(self, run: str) -> float | None:
         """None of one that has never told of its work."""

@@ -93,7 +93,9 @@ class SiteRules:
     def health(self, now: float) -> Health:
         """What it goes by."""
         if self._health is None:
-            self._health = Health(now)
+            self._health = Health(
+                now, self.rules.most("loss_not_falling_for"), self.rules.most("loss_not_falling_steps")
+            )
         return self._health
 
     def look(self, book: Book, own: Iterable[w.DeviceHealth]) -> list[Alert]:

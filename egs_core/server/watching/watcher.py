@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from egs_core.client.messages import Beat
 from egs_core.client.watching import DeviceHealth
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import SiteLogic
@@ -69,6 +70,10 @@ class Watcher:
         """What the agent of a joined host has read there."""
         self.site_rules.health(logic.now).note(host, found, logic.now)
 
-    def told(self, logic: SiteLogic, run: str, ago_s: float) -> None:
-        """A run has told of its work so long ago."""
-        self.site_rules.health(logic.now).told(run, logic.now - ago_s)
+    def told(self, logic: SiteLogic, run: str, beat: Beat) -> None:
+        """What the heartbeat of a run's supervisor says of its work, and of where it is."""
+        health = self.site_rules.health(logic.now)
+        if beat.told_s is not None:
+            health.told(run, logic.now - beat.told_s)
+        if beat.progress is not None:
+            health.progressed(run, beat.progress, logic.now)

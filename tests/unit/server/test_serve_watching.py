@@ -174,6 +174,43 @@ def test_faults_are_found_told_and_acted_on(tmp_path: Path, webhook: Webhook) ->
         site.close()
 
 
+DIVERGES = """
+import sys, time, egs_core as egs
+for step in range(1, 6):
+    egs.progress(step=step, loss=1 / step)
+open('told', 'w').close()
+while not __import__('os').path.exists('go'): time.sleep(0.05)
+egs.progress(step=6, loss=float('nan'))
+time.sleep(600)
+"""
+
+
+def test_a_loss_that_is_none_stops_a_run(tmp_path: Path) -> None:
+    """What a command says by `egs.progress` is in `egs why` and `egs ps` while it runs; once it tells NaN the rule
+    stops it. A server without rules hears of it, too."""
+    (tmp_path / "watch.yaml").write_text(
+        "dry_run: false\nrules:\n  - {name: none, when: {loss: nan}, for: 0, do: [stop]}\n"
+    )
+    site = RealSite(tmp_path / "site")
+    try:
+        site.start()
+        run = site.run("--gpus", "1", "--name", "fit", "--", sys.executable, "-c", DIVERGES, folder=tmp_path)
+        told = wait_for(lambda: "fit" in site.open() and site.client.view("1").progress, "it is heard")
+        assert (told.step, told.loss, told.is_nan) == (5.0, 0.2, False)
+        site.kill()
+        site.start("--rules", str(tmp_path / "watch.yaml"))
+        wait_for(lambda: site.client.view("1").progress, "it is heard again")
+        shown = site.egs("why", "1").stdout
+        assert "\nprogress: step 5, loss 0.2, told " in shown
+        assert " running: step 5, loss 0.2 " in site.egs("ps").stdout
+        (tmp_path / "go").touch()
+        assert run.wait(240) == 143
+        assert run.stderr is not None
+        assert "aborted by rule none: run 1 (fit) tells a loss that is NaN" in run.stderr.read()
+    finally:
+        site.close()
+
+
 @pytest.mark.slow
 def test_a_dry_run_changes_nothing(tmp_path: Path, webhook: Webhook) -> None:
     """The same faults: all is said, the run goes on where it is, nothing is drained, posted or in the log. A server

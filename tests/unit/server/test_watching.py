@@ -223,6 +223,57 @@ def test_a_run_that_told_of_its_work_and_no_longer_does() -> None:
     assert site.logic.view(ANN, silent.id).state == "running"
 
 
+def test_a_run_whose_loss_is_none_or_does_not_fall() -> None:
+    """By what its heartbeats say, of the lease that it has; while it has told nothing, or too little, nothing is known.
+    Where it is stands in its view until it ends."""
+    site = Site(
+        "[{name: none, when: {loss: nan}, for: 0, do: [stop]}, "
+        "{name: flat, when: {loss_not_falling_for: 60s}, do: [alert]}, "
+        "{name: steps, when: {loss_not_falling_steps: 100}, do: [alert]}]"
+    )
+    watcher = Watcher(site.rules.rules, WATCHED)
+    watcher.site_rules = site.rules
+    run, silent = start(site.logic, 1), start(site.logic, 2)
+
+    def tells(step: int, loss: float, *, is_nan: bool = False, token: int | None = None) -> None:
+        view = site.logic.view(ANN, run.id)
+        assert view.lease is not None
+        told = c.Progress(
+            step=step, loss=loss, is_nan=is_nan, losses=step, total=loss * step, squares=loss * loss * step
+        )
+        beat = c.Beat(token=view.lease.token if token is None else token, progress=told)
+        if site.logic.beat(ANN, run.id, beat).lease is not None and token is None:
+            watcher.told(site.logic, run.id, beat)
+
+    def alerts() -> list[str]:
+        return [one.rule for one in site.see(6)]
+
+    site.see()
+    for n in range(1, 25):
+        tells(n, 2.0)
+        assert alerts() == (["flat"] if n == 10 else [])
+    found = site.logic.view(ANN, run.id).progress
+    assert found is not None
+    assert found.words == "step 24, loss 2"
+    assert found.told_at == pytest.approx(1000.0 + site.logic.now - 6)
+    tells(99, 0.5, token=-5)  # of another lease
+    assert site.logic.view(ANN, run.id).progress == found
+    tells(130, 2.0)
+    assert alerts() == []
+    tells(200, 2.0)
+    assert alerts() == ["steps"]
+    tells(201, 2.0, is_nan=True)
+    site.see(1)
+    told = site.logic.view(ANN, run.id)
+    assert told.stop == "aborted by rule none: run 1 (job1) tells a loss that is NaN"
+    assert told.progress is not None
+    assert told.progress.words == "step 201, loss is NaN"
+    end(site.logic, told)
+    assert site.logic.view(ANN, run.id).progress is None
+    unknown = [rule.unknown for rule in site.rules.view(site.logic.book, ROOT).rules]
+    assert (site.logic.view(ANN, silent.id).state, unknown) == ("running", [1, 1, 1])
+
+
 def test_a_run_that_takes_longer_than_it_ever_did() -> None:
     """Of the same user, name and GPUs, also by their flavor, at least 20 have succeeded; the 99th percentile is that of
     their lengths. On a slower GPU nothing is known of it yet."""

@@ -1,0 +1,150 @@
+"""How far a command has come, and how well it does: told by its code, looked at by the rules of a site server.
+
+    for step, batch in enumerate(batches):
+        loss = fit(batch)
+        egs.progress(step=step, loss=loss)
+
+Unlike `egs.work` nothing adds up to be paid: only the latest counts. Each process of a command keeps a file of it in
+the folder that the variable of `worked` names, by one write in place; where there is none a call does nothing. Besides
+the latest loss the file has the number, sum and sum of squares of all finite ones, so that whoever reads it now and
+then knows the mean and the spread between two looks, whatever was told meanwhile.
+
+This module runs inside workers: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from egs_core.notices import warn_once
+from egs_core.worked import FOLDER
+
+SUFFIX = ".progress"
+MOST_FILES = 1000  # that are read: a command may start processes without end
+
+
+class Progressed(NamedTuple):
+    """The latest step and loss; None: none was told. is_nan: the latest loss is not finite. losses, total, squares:
+    of all finite losses: how many, their sum, that of their squares. at: when, in seconds since 1970."""
+
+    step: float | None = None
+    loss: float | None = None
+    is_nan: bool = False
+    losses: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    at: float = 0.0
+
+
+class _Latest:
+    """Of this process. file: where it is kept; length: of what stands there."""
+
+    def __init__(self) -> None:
+        self.told = Progressed()
+        self.lock = threading.Lock()
+        self.file: int | None = None
+        self.length = 0
+
+    def tell(self, folder: str, step: float | None, loss: float | None) -> None:
+        with self.lock:
+            self.told = _next(self.told, step, loss)
+            if self.file is None:
+                path = Path(folder) / f"{os.getpid()}-{time.monotonic_ns()}{SUFFIX}"
+                self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            text = json.dumps(self.told[:-1]).encode().ljust(self.length)  # it may be shorter than what stands there
+            os.pwrite(self.file, text, 0)
+            self.length = len(text)
+
+
+def _next(told: Progressed, step: float | None, loss: float | None) -> Progressed:
+    step = told.step if step is None else step
+    if loss is None:
+        return told._replace(step=step)
+    if not math.isfinite(loss) or not math.isfinite(squares := told.squares + loss * loss):
+        return told._replace(step=step, is_nan=True)  # of a finite one whose square is none: it has diverged as well
+    return Progressed(step, loss, False, told.losses + 1, told.total + loss, squares)
+
+
+_latest = _Latest()
+
+
+def _begin_anew() -> None:
+    """In a child: what its parent has told is the parent's, and another thread may have held the lock."""
+    global _latest
+    _latest = _Latest()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def progress(*, step: float | None = None, loss: float | None = None) -> None:
+    """Tell how far this command has come: `egs.progress(step=1200, loss=0.31)`. step: any number that only grows;
+    loss: what is to become less; NaN and infinite are told as well. Only commands of `egs run` are heard; elsewhere it
+    does nothing. Never raises: what is no number is one warning, and not counted. A loss on a GPU is waited for, as by
+    `float`: tell it as often as you print it."""
+    try:
+        if folder := os.environ.get(FOLDER):
+            _latest.tell(folder, _step(step), None if loss is None else float(loss))
+    except OSError as error:  # a full disk is not the command's business
+        warn_once(f"egs.progress: what this process has told is not kept: {error.strerror}")
+    except Exception as error:  # a value of any type may raise anything
+        warn_once(f"egs.progress: is not counted: {error}")
+
+
+def _step(value: float | None) -> float | None:
+    if value is None:
+        return None
+    step = float(value)
+    if not math.isfinite(step) or step < 0:
+        raise ValueError(f"step={value!r} is none")
+    return step
+
+
+def progress_in(folder: str | os.PathLike[str], since: float = 0.0) -> Progressed | None:
+    """What the processes of a command have told, as one; None: nothing. since: what was told before is of an earlier
+    start of the command, and left out; seconds since 1970.
+
+    The step is the furthest, the loss the latest; it is NaN when that of any process is."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in list(Path(folder).glob(f"*{SUFFIX}"))[:MOST_FILES]:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                at = path.stat().st_mtime
+                if at >= since:
+                    found.append(_checked(json.loads(path.read_bytes()), at))
+    if not found:
+        return None
+    found.sort(key=lambda one: one.at)
+    return Progressed(
+        max((one.step for one in found if one.step is not None), default=None),
+        next((one.loss for one in reversed(found) if one.loss is not None), None),
+        any(one.is_nan for one in found),
+        sum(one.losses for one in found),
+        sum(one.total for one in found),
+        sum(one.squares for one in found),
+        found[-1].at,
+    )
+
+
+def _checked(fields: list[float | None], at: float) -> Progressed:
+    """Raises ValueError or TypeError for what is no such file, as one that is half written."""
+    step, loss, is_nan, losses, total, squares = fields
+    told = Progressed(
+        _step(step),
+        None if loss is None else float(loss),
+        bool(is_nan),
+        int(losses or 0),
+        float(total or 0),
+        float(squares or 0),
+        at,
+    )
+    if not all(map(math.isfinite, (told.loss or 0.0, told.total, told.squares))) or told.losses < 0:
+        raise ValueError(fields)
+    return told
