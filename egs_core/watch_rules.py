@@ -28,9 +28,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from egs_core.client.messages import PLAIN
 from egs_core.errors import InputError, listed
+from egs_core.units import parse_seconds
 from egs_core.yaml_file import FileModel, Path_, Seconds, input_error, line_of, read_text, read_yaml, shown_path
 
-Action = Literal["alert", "drain", "drain_host", "requeue", "stop"]
+Action = Literal["alert", "drain", "drain_host", "checkpoint", "requeue", "stop", "hook"]
 Kind = Literal["device", "run"]
 Throttle = Literal["power", "heat", "hardware"]
 FOR_S = 60.0
@@ -42,8 +43,8 @@ SAMPLES = 20
 
 Span = Annotated[Seconds, Field(gt=0, le=MOST_S)]
 ACTIONS: Mapping[Kind, tuple[Action, ...]] = {
-    "device": ("alert", "drain", "drain_host", "requeue", "stop"),
-    "run": ("alert", "requeue", "stop"),
+    "device": ("alert", "drain", "drain_host", "checkpoint", "requeue", "stop", "hook"),
+    "run": ("alert", "checkpoint", "requeue", "stop", "hook"),
 }
 LASTING = (
     "silent_for",
@@ -53,11 +54,30 @@ LASTING = (
     "xid",
     "loss_not_falling_for",
     "loss_not_falling_steps",
+    "unsaved_for",
 )
 """Conditions that have a time of their own, or are a moment: `for` is none unless it is stated."""
+OF_RUNS = (
+    "idle_for",
+    "no_progress_for",
+    "over_learned",
+    "loss",
+    "loss_not_falling_for",
+    "loss_not_falling_steps",
+    "unsaved_for",
+)
 
 
-OF_RUNS = ("idle_for", "no_progress_for", "over_learned", "loss", "loss_not_falling_for", "loss_not_falling_steps")
+def _unsaved(value: object) -> object:
+    if value in (None, "auto"):
+        return value
+    try:
+        seconds = parse_seconds(value)
+    except InputError as error:
+        raise ValueError(f"{error.problem}; {error.hint}, or auto") from None
+    if not CLEAR_S <= seconds <= MOST_S:
+        raise ValueError(f"must be from 1m to {MOST_S / 86400:g} days, or auto")
+    return seconds
 
 
 def _xids(value: object) -> object:
@@ -96,6 +116,10 @@ class When(FileModel):
     """The same in so many steps."""
     over_learned: Annotated[float, Field(ge=1, le=1000)] | None = None
     """A run takes longer than so many times the P99 of its like: of its user, name and GPUs; 20 at least."""
+
+    unsaved_for: Annotated[float | Literal["auto"] | None, BeforeValidator(_unsaved)] = None
+    """A run that says how it saves its work (`egs run --checkpoint-signal`) was not asked to for so long; auto: for as
+    long as is worth it, by how long that takes and how often runs fail."""
 
     @property
     def stated(self) -> dict[str, object]:
@@ -251,6 +275,12 @@ def _check(file: WatchFile, number: int, rule: WatchRule, lines: dict[Path_, int
     if kind == "device" and "requeue" in rule.do and not {"drain", "drain_host"} & set(rule.do):
         problem = "what is requeued could get the same GPU again"
         raise InputError(_where((*at, "do"), lines, place), problem, "do: [drain, requeue]")
+    if "checkpoint" in rule.do and {"requeue", "stop"} & set(rule.do):
+        problem = "what is stopped or requeued has its grace to save its work anyway"
+        raise InputError(_where((*at, "do"), lines, place), problem, "leave checkpoint out")
+    if stated[0] == "unsaved_for" and "checkpoint" not in rule.do:
+        problem = "unsaved_for without a checkpoint fires once, and never again"
+        raise InputError(_where((*at, "do"), lines, place), problem, "do: [checkpoint]")
     if {"requeue", "stop"} <= set(rule.do):
         raise InputError(_where((*at, "do"), lines, place), "requeue and stop exclude each other", "keep one of them")
     if "alert" in rule.do and file.alerts is None:
@@ -274,15 +304,8 @@ def _kind(name: str) -> Kind:
 
 def _rule(file: WatchFile, rule: WatchRule) -> Rule:
     ((name, value),) = rule.when.stated.items()
-    bound = (
-        value
-        if isinstance(value, tuple)
-        else (value,)
-        if value == "nan"
-        else ()
-        if value == "any"
-        else float(str(value))
-    )
+    words: dict[object, tuple[str, ...]] = {"any": (), "nan": ("nan",), "auto": ("auto",)}
+    bound = value if isinstance(value, tuple) else words[value] if value in words else float(str(value))
     for_s = rule.for_s if rule.for_s is not None else 0.0 if name in LASTING else FOR_S
     is_dry = file.dry_run if rule.dry_run is None else rule.dry_run
     return Rule(rule.name, Condition(name, bound, _kind(name)), for_s, rule.do, is_dry, rule.queues)

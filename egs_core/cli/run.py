@@ -74,6 +74,13 @@ def run(
         bool,
         typer.Option("--requeue", help="It may be ended for another that goes first, and starts again in its turn."),
     ] = False,
+    checkpoint_signal: Annotated[
+        str,
+        typer.Option(
+            metavar="USR1|USR2|HUP", help="Signal that asks its processes to save their work, for rules that watch."
+        ),
+    ] = "",
+    checkpoint_takes: Annotated[str, typer.Option(help="How long saving its work keeps it from that.")] = "30s",
     array: Annotated[
         int | None, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which it is, from 0.")
     ] = None,
@@ -130,6 +137,7 @@ def run(
         "requeue": requeue,
         **_gang(gang, array or 0, gang_wait),
         **({"flavors": flavor} if flavor else {}),
+        **_saving(checkpoint_signal, checkpoint_takes),
     }
     try:
         request = request_of(fields)
@@ -180,6 +188,12 @@ def _gang(text: str, array: int, wait: str) -> dict[str, object]:
     if array > int(size):
         raise InputError("--gang", f"the {array} runs of --array are more than a gang of {size}", "make it larger")
     return {"gang": {"name": name, "size": int(size), "wait_s": parse_seconds(wait, "--gang-wait")}}
+
+
+def _saving(signal: str, takes: str) -> dict[str, object]:
+    """The field of the request, {} for none."""
+    name = signal.upper().removeprefix("SIG")
+    return {"saving": {"signal": name, "takes_s": parse_seconds(takes, "--checkpoint-takes")}} if signal else {}
 
 
 def _after(text: str) -> dict[str, str]:

@@ -12,12 +12,13 @@ import typer
 
 from egs_core.cli.rows import print_rows
 from egs_core.cli.site import the_site
+from egs_core.cli.starting import say
+from egs_core.client.following import NO_RULES, follow_rules
 from egs_core.client.http import connected
 from egs_core.client.watching import RuleView, Watching
 from egs_core.errors import InputError
 from egs_core.watch_rules import Rules, load_rules, span
 
-NONE = "the server has no rules: `egs serve --rules FILE`"
 SHOWN = 30
 OUTCOMES = {"would": "would have", "done": "done", "left": "left", "failed": "failed", "waits": "waits"}
 
@@ -41,7 +42,7 @@ def show(
     if as_json:
         typer.echo(found.model_dump_json())
     elif not found.is_on:
-        typer.echo(NONE)
+        typer.echo(NO_RULES)
     else:
         _print(found)
 
@@ -64,6 +65,17 @@ def check(
         dry = " (dry run)" if rule.is_dry else ""
         typer.echo(f"{rule.name}: when {rule.when.words}{for_}{queues}: {', '.join(rule.do)}{dry}")
     typer.echo(_summary(found))
+
+
+@watch.command("follow")
+def follow(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The command and its arguments.")],
+    rule: Annotated[list[str] | None, typer.Option(help="Only of this rule. Repeatable.")] = None,
+) -> None:
+    """Start a command, here and as this user, whenever a rule of the site server fires that has `hook` among what it
+    does. EGS_WATCH_RULE, EGS_WATCH_SUBJECT (a GPU, or a run's number) and EGS_WATCH_TEXT tell it of what. Goes on until
+    it is ended."""
+    follow_rules(the_site(), command, frozenset(rule or ()), say)
 
 
 def _summary(found: Rules) -> str:

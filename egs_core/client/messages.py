@@ -90,6 +90,14 @@ class Gang(Ask):
     wait_s: Seconds = 600.0
 
 
+class Saving(Ask):
+    """How a run is asked to save its work: a signal, which those of its processes are sent that handle it. takes_s: how
+    long that keeps it from its work."""
+
+    signal: Literal["USR1", "USR2", "HUP"]
+    takes_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 30.0
+
+
 class RunRequest(Ask):
     """One command that wants to run. key: chosen by the client, so that a repeated request is known; supervisor: the
     client itself, which is there as long as the request is meant. gpus: whole ones, or a part of one; gpu_memory_bytes:
@@ -117,6 +125,7 @@ class RunRequest(Ask):
     requeue: bool = False
     gang: Gang | None = None
     flavors: Annotated[tuple[FlavorName, ...], Field(max_length=100)] = ()
+    saving: Saving | None = None
 
 
 class Change(Ask):
@@ -295,7 +304,8 @@ class RunView(Told):
     near. gang: with which it starts together. notice: what who has just submitted it is to be told. work: what it has
     told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last; wants_progress: and where
     it is. flavors: of GPUs that it may have, none named: all; flavor: of those that it has, or had, where they are of
-    one. progress: where it is, while it runs and tells that.
+    one. progress: where it is, while it runs and tells that. checkpoints: how often it was asked for one, by the signal
+    `checkpoint_signal`, "" for a run that states none.
     """
 
     id: str
@@ -343,6 +353,8 @@ class RunView(Told):
     flavor: str = ""
     wants_progress: bool = False
     progress: ProgressView | None = None
+    checkpoint_signal: str = ""
+    checkpoints: int = 0
 
     @property
     def doing(self) -> str:

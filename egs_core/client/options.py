@@ -29,6 +29,7 @@ OPTIONS = {
     "reason": "--reason",
     "requeue": "--requeue",
     "role": "--role",
+    "saving": "--checkpoint-signal",
     "team": "--team",
 }
 """Field of a request -> option. Not in it: queue, of which the server says how it is chosen."""
@@ -42,7 +43,11 @@ def option_error(error: ValidationError) -> InputError:
     """The first wrong field of a request, by its option."""
     first = error.errors()[0]
     path = first["loc"]
-    field = "gang_wait" if path == ("gang", "wait_s") else str(path[0])
+    inner: dict[tuple[int | str, ...], str] = {
+        ("gang", "wait_s"): "gang_wait",
+        ("saving", "takes_s"): "checkpoint_takes",
+    }
+    field = inner.get(path, str(path[0]))
     return InputError(option_of(field), problem_of(first))
 
 

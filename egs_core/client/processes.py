@@ -37,6 +37,16 @@ def is_alive(one: Process) -> bool:
     return process(one.pid) == one
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for this signal, which else might end it."""
+    try:
+        lines = _read(pid, "status").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith(b"SigCgt:")), b"0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def descendants(pid: int) -> list[Process]:
     """All processes below this one, parents first."""
     return _below({pid}, _table())[:MOST_PROCESSES]

@@ -30,7 +30,7 @@ from egs_core.client.jobs import Job
 from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
 from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN, TOKEN_FILE
-from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, process
+from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, handles, process
 from egs_core.client.signals import SignalQueue
 from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
@@ -59,6 +59,7 @@ class Supervisor:
         self._is_to_end = False  # its user, or the server, wants its end: it is not started again
         self._is_evicted = False  # the server wants its end for another: it is started again with another lease
         self._starts, self._tries = 0, 1
+        self._checkpoints = 0  # that it was asked for
         self._version = 0  # news of earlier ones is old
 
     def run(self, known: Callable[[c.RunView], None] = lambda _: None) -> int:
@@ -157,7 +158,7 @@ class Supervisor:
     def _supervise(self, view: c.RunView, link: Link) -> int:
         lease = view.lease
         assert lease is not None
-        self._run = view.id
+        self._run, self._checkpoints = view.id, view.checkpoints
         if self._job.idle_s is not None:
             handle, name = tempfile.mkstemp(prefix="egs-activity-")
             os.close(handle)
@@ -283,6 +284,8 @@ class Supervisor:
                 news = link.news.get_nowait()
                 if isinstance(news, c.RunView) and news.ends_at is not None and not news.stop:
                     self._say(ends_line(news, news.ends_at))
+                if isinstance(news, c.RunView) and news.checkpoints > self._checkpoints and not news.stop:
+                    self._ask_for_checkpoint(news)
                 if isinstance(news, c.RunView) and news.stop and kill_at is None:
                     self._is_evicted = news.requeue and not self._is_to_end
                     self._is_to_end = True
@@ -325,6 +328,15 @@ class Supervisor:
         for one in [pid] if pid is not None else [one.pid for one in descendants(os.getpid())]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(one, wanted)
+
+    def _ask_for_checkpoint(self, view: c.RunView) -> None:
+        """Of those processes that would not die of the signal."""
+        self._checkpoints, wanted = view.checkpoints, signal.Signals[f"SIG{view.checkpoint_signal}"]
+        able = [one.pid for one in descendants(os.getpid()) if handles(one.pid, wanted)]
+        for pid in able:
+            self._send(wanted, pid)
+        if not able:
+            self._say(f"run {view.id} is asked for a checkpoint, but no process of it handles {wanted.name}")
 
     def _left(self) -> str:
         return ", ".join(str(one.pid) for one in descendants(os.getpid())[:5])

@@ -115,6 +115,13 @@ class GangPlace(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
 
 
+class Saving(msgspec.Struct, frozen=True):
+    """See `messages.Saving`."""
+
+    signal: str
+    takes_s: float
+
+
 class Run(msgspec.Struct, omit_defaults=True):
     """One run. Times are the site's (see `SiteLogic`). version: higher with each change that its client is told.
 
@@ -131,7 +138,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
     gang: with which others it starts. work: what it has told of its work, by unit. waited_s: how long it waited for
     its latest lease, from the moment on at which it was its turn to wait. flavors: that it may have, none named: all;
-    flavor: of the devices of its latest lease, where these are of one.
+    flavor: of the devices of its latest lease, where these are of one. saving: how it is asked for a checkpoint, None:
+    it has not said; checkpoints: how often it was; checkpoint_at: when last.
     """
 
     id: str
@@ -179,6 +187,9 @@ class Run(msgspec.Struct, omit_defaults=True):
     waited_s: float | None = None
     flavors: tuple[str, ...] = ()
     flavor: str = ""
+    saving: Saving | None = None
+    checkpoints: int = 0
+    checkpoint_at: float | None = None
 
     @property
     def workload(self) -> str:
@@ -245,4 +256,5 @@ class Run(msgspec.Struct, omit_defaults=True):
             is_paused=request.hold,
             requeue=request.requeue,
             flavors=request.flavors,
+            saving=None if request.saving is None else Saving(request.saving.signal, request.saving.takes_s),
         )

@@ -184,6 +184,8 @@ class Views:
             flavors=run.flavors,
             flavor=run.flavor,
             progress=self.progress.get(run.id),
+            checkpoint_signal=run.saving.signal if run.saving else "",
+            checkpoints=run.checkpoints,
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:

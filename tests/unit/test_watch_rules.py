@@ -40,6 +40,9 @@ def test_a_file_says_what_each_rule_looks_at_and_does() -> None:
     assert parse_rules(FILE.replace(", for: 90s", "").replace("    for: 90s\n", "")).rules[0].for_s == 60.0
     assert all(not rule.is_dry for rule in parse_rules("dry_run: false" + FILE).rules)
     assert parse_rules(FILE.replace("[79, 48]", "any")).rules[1].when.words == "xid any"
+    for word in ("loss: nan", "unsaved_for: auto", "unsaved_for: 30m", "loss_not_falling_steps: 2000"):
+        rule = parse_rules(FILE.replace("idle_for: 30m", word).replace("[stop]", "[checkpoint]")).rules[2]
+        assert (rule.when.words, rule.for_s) == (word.replace(":", ""), 60.0 if word == "loss: nan" else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,12 @@ def test_a_file_says_what_each_rule_looks_at_and_does() -> None:
         ('alerts: {webhook: "https://chat.example.org/hooks/secret"}', "", "rules[0].do: an alert has nowhere to go"),
         ("https://chat", "ftp://chat", "line 2: alerts.webhook: must be an address that begins with https://"),
         ("rules:", "rulez:", "rules: is missing"),
+        ("idle_for: 30m", "unsaved_for: 30m", "line 15: rules[2].do: unsaved_for without a checkpoint fires once"),
+        ("idle_for: 30m", "unsaved_for: 5s", "line 13: rules[2].when.unsaved_for: must be from 1m to 30 days, or auto"),
+        ("idle_for: 30m", "unsaved_for: never", "line 13: rules[2].when.unsaved_for: 'never' is not a duration"),
+        ("idle_for: 30m", "loss: high", "line 13: rules[2].when.loss: must be"),
+        ("idle_for: 30m", "loss_not_falling_steps: 1", "line 13: rules[2].when.loss_not_falling_steps: must be"),
+        ("[stop]", "[checkpoint, stop]", "line 15: rules[2].do: what is stopped or requeued has its grace to save"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(before: str, after: str, told: str) -> None:

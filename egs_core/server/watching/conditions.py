@@ -13,6 +13,7 @@ from egs_core.server.flavors import key_of
 from egs_core.server.hosts import OWN
 from egs_core.server.runs import NOBODY, Run
 from egs_core.server.watching.health import Health, Place
+from egs_core.server.watching.saving import Failures, interval_s
 from egs_core.server.watching.trends import Trend
 from egs_core.watch_rules import SAMPLES, Rule, span
 
@@ -62,7 +63,14 @@ def _key(run: Run) -> LearnedKey:
     return *key_of(run), run.flavor
 
 
-def findings(rule: Rule, book: Book, health: Health, learned: Learned) -> Iterator[Finding]:
+class Past(NamedTuple):
+    """What runs before say."""
+
+    learned: Learned
+    failures: Failures
+
+
+def findings(rule: Rule, book: Book, health: Health, past: Past) -> Iterator[Finding]:
     """One for each device or run that it looks at."""
     if rule.when.kind == "device":
         for place, number in devices(book):
@@ -72,7 +80,7 @@ def findings(rule: Rule, book: Book, health: Health, learned: Learned) -> Iterat
         return
     for run in book.open_runs():
         if run.is_claimed and not run.stop and (not rule.queues or run.queue in rule.queues):
-            found = _of_run(rule, book, health, learned, run)
+            found = _of_run(rule, book, health, past, run)
             if found is not None:
                 yield Finding(run.id, found[0], f"run {run.id} ({run.name}) {found[1]}", run=run.id)
 
@@ -171,7 +179,7 @@ MEASURED: dict[str, Callable[[Rule, DeviceHealth], Told]] = {
 # --- runs ---
 
 
-def _of_run(rule: Rule, book: Book, health: Health, learned: Learned, run: Run) -> Told | None:
+def _of_run(rule: Rule, book: Book, health: Health, past: Past, run: Run) -> Told | None:
     """None for one that it does not look at."""
     if rule.when.name == "idle_for":
         return _idle(rule, book, health, run)
@@ -186,13 +194,31 @@ def _of_run(rule: Rule, book: Book, health: Health, learned: Learned, run: Run) 
         silent_s = book.now - max(told_at, run.started_at)
         text = f"has told of no more work for {silent_s:.0f} s, at least {span(_number(rule))}"
         return silent_s >= _number(rule), text
-    p99_s = learned.p99_s(book, run)
+    if rule.when.name == "unsaved_for":
+        return _unsaved(rule, book, past.failures, run)
+    p99_s = past.learned.p99_s(book, run)
     if p99_s is None:
         return None, f"has no {SAMPLES} runs before it that succeeded"
     took_s = book.now - run.started_at
     is_over = took_s > _number(rule) * p99_s
     text = f"has taken {took_s:.0f} s, {_side(is_over, 'more than')} {_number(rule):g} times its P99 of {p99_s:.0f} s"
     return is_over, text
+
+
+def _unsaved(rule: Rule, book: Book, failures: Failures, run: Run) -> Told | None:
+    if run.saving is None or run.started_at is None:
+        return None
+    unsaved_s = book.now - max(run.started_at, run.checkpoint_at or 0.0)
+    text = f"was not asked for a checkpoint for {unsaved_s:.0f} s"
+    if isinstance(rule.when.bound, tuple):
+        between_s = failures.between_s(book.ended, book.now)
+        most_s = interval_s(run.saving.takes_s, between_s, run.gang.size if run.gang else 1)
+        often = f"a run fails every {between_s / 3600:.3g} h"
+        return (
+            unsaved_s >= most_s,
+            f"{text}; one takes {span(run.saving.takes_s)}, {often}: worth it each {most_s:.0f} s",
+        )
+    return unsaved_s >= rule.when.bound, f"{text}, at least {span(rule.when.bound)}"
 
 
 def _loss(rule: Rule, trend: Trend | None, now: float) -> Told:

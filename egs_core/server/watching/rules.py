@@ -16,10 +16,11 @@ from egs_core.client import watching as w
 from egs_core.server.book import Book, LogLine
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import Principal
-from egs_core.server.watching.conditions import Finding, Learned, findings
+from egs_core.server.watching.conditions import Finding, Learned, Past, findings
 from egs_core.server.watching.health import STALE_S, Health
 from egs_core.server.watching.hysteresis import Holding, Hysteresis
-from egs_core.server.watching.steps import issue_step, select_steps, who_is
+from egs_core.server.watching.saving import Failures
+from egs_core.server.watching.steps import UNBOUND, issue_step, select_steps, who_is
 from egs_core.watch_rules import Rule, Rules, span
 
 HOUR_S = 3600.0
@@ -74,7 +75,7 @@ class SiteRules:
         for rule in rules.rules:  # at zero from the start, so that a rate begins
             self.steps.update({(rule.name, action, _first(rule)): 0 for action in rule.do})
         self._health: Health | None = None
-        self._learned = Learned()
+        self._past = Past(Learned(), Failures())
         self._looked = {rule.name: (0, 0) for rule in self.rules.rules}
         # apart, so that what is only tried out uses up nothing of what acts
         self._changes = {is_dry: Bound(self.rules.most_an_hour) for is_dry in (False, True)}
@@ -116,7 +117,7 @@ class SiteRules:
         health.forget_runs(book.views.open)
         alerts: list[Alert] = []
         for rule in self.rules.rules:
-            found = list(findings(rule, book, health, self._learned))
+            found = list(findings(rule, book, health, self._past))
             self._looked[rule.name] = len(found), sum(one.holds is None for one in found)
             for due in self._states[rule.name].advance(found, now):
                 alerts += self._fire(rule, book, due)
@@ -130,7 +131,7 @@ class SiteRules:
             due.has_fired = True
             return alerts
         steps = select_steps(rule, book, due.finding)
-        is_change = any(not step.left for step in steps)
+        is_change = any(not step.left and step.action not in UNBOUND for step in steps)
         if is_change and self._changes[rule.is_dry].is_reached(now):
             if not due.is_waiting:
                 text = f"{why}; {self.rules.most_an_hour} firings in the last hour already (most_an_hour)"

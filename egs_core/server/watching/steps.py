@@ -2,6 +2,8 @@
 
 drain, drain_host   as `egs drain`           requeue   the run stops with its grace and waits again for other GPUs,
 stop                as `egs abort`                     where it has said that it may (`egs run --requeue`)
+checkpoint          the run is asked to save its work, as it has said how (`egs run --checkpoint-signal`)
+hook                whoever follows (`egs watch follow`) starts a command; here it is only said
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from typing import NamedTuple
 
 from egs_core.client import messages as c
 from egs_core.server import controls
-from egs_core.server.book import CONFIG, Book
+from egs_core.server.book import CONFIG, Book, LogLine
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, Run
 from egs_core.server.watching.conditions import Finding, called_device, holders
 from egs_core.watch_rules import Action, Rule
+
+ORDER: tuple[Action, ...] = ("drain", "drain_host", "checkpoint", "requeue", "stop", "hook")
+UNBOUND = ("checkpoint",)
+"""What takes nothing from anybody: it does not count for the bound of an hour."""
 
 
 class Step(NamedTuple):
@@ -33,11 +39,14 @@ def who_is(rule: Rule) -> Principal:
 
 def select_steps(rule: Rule, book: Book, found: Finding) -> list[Step]:
     """All but the alert, in the order of their doing: a device is drained before what runs on it asks for another."""
-    return [step for action in ("drain", "drain_host", "requeue", "stop") for step in _steps(rule, book, found, action)]
+    return [step for action in ORDER for step in _steps(rule, book, found, action)]
 
 
 def _steps(rule: Rule, book: Book, found: Finding, action: Action) -> Iterator[Step]:
     if action not in rule.do:
+        return
+    if action == "hook":
+        yield Step(action, found.subject)
         return
     if found.place is not None and action in ("drain", "drain_host"):
         host, drained = found.place[0], book.drained_of(found.place[0])
@@ -60,6 +69,8 @@ def _left(book: Book, run: Run, action: Action) -> str:
         return "is about to end already"
     if action == "stop":
         return ""
+    if action == "checkpoint":
+        return "" if run.saving else "has not said how it saves its work (egs run --checkpoint-signal)"
     if run.is_request or run.inside:
         return "is, or is in, a GPU request: it has its GPUs to their end"
     if not run.requeue:
@@ -77,11 +88,23 @@ def issue_step(rule: Rule, book: Book, step: Step, why: str) -> str:
             controls.drain(book, who, c.Drain(target=step.subject))
         elif step.action == "stop":
             controls.control(book, who, step.subject, "abort", c.Control(reason=reason, grace_s=CONFIG.grace_s))
+        elif step.action == "checkpoint":
+            ask_for_checkpoint(book, who, book.runs[step.subject], reason)
+        elif step.action == "hook":
+            run = book.runs.get(step.subject)
+            book.lines.append(LogLine(book.now, who, "hook", step.subject, run.team if run else "", reason))
         elif step.action == "requeue":
             evict(book, who, book.runs[step.subject], reason)
     except Refusal as refusal:
         return str(refusal)
     return ""
+
+
+def ask_for_checkpoint(book: Book, who: Principal, run: Run, why: str) -> None:
+    """Its supervisor hears of it by its new version."""
+    book.log(who, "checkpoint", run, why)
+    book.touch(run).checkpoints += 1
+    run.checkpoint_at = book.now
 
 
 def evict(book: Book, who: Principal, run: Run, why: str) -> None:

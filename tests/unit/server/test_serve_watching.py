@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.server.real_site import RealSite, wait_for
+from tests.unit.server.real_site import EGS, RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
 from tests.unit.server.test_joined import FarHost
 
@@ -207,6 +207,59 @@ def test_a_loss_that_is_none_stops_a_run(tmp_path: Path) -> None:
         assert run.wait(240) == 143
         assert run.stderr is not None
         assert "aborted by rule none: run 1 (fit) tells a loss that is NaN" in run.stderr.read()
+    finally:
+        site.close()
+
+
+SAVES = """
+import os, signal, sys, time, egs_core as egs
+def save(*_):
+    open('saved', 'a').write('x')
+signal.signal(signal.SIGUSR1, save)
+if os.fork() == 0:  # a process that would die of the signal
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    open('child', 'w').write(str(os.getpid()))
+    time.sleep(600)
+    os._exit(0)
+egs.progress(step=1, loss=float('nan'))
+while not os.path.exists('go'): time.sleep(0.05)
+egs.progress(step=2, loss=1.0)
+while not os.path.exists('end'): time.sleep(0.05)
+os.kill(int(open('child').read()), signal.SIGTERM)
+"""
+
+
+def test_a_run_is_asked_for_a_checkpoint_and_a_user_has_a_hook(tmp_path: Path) -> None:
+    """`checkpoint`: those processes of the run that handle its signal get it, once, and none dies of it. `hook`: `egs
+    watch follow` starts a command of its user's, once, with what fired; the server starts nothing."""
+    (tmp_path / "watch.yaml").write_text(
+        "dry_run: false\nrules:\n  - {name: none, when: {loss: nan}, for: 0, do: [checkpoint, hook]}\n"
+    )
+    site = RealSite(tmp_path / "site")
+    try:
+        site.start("--rules", str(tmp_path / "watch.yaml"))
+        wrong = site.egs("watch", "follow", "--rule", "some", "--", "true")
+        assert (wrong.returncode, "has no rule 'some'" in wrong.stderr) == (2, True)
+        hook = "echo $EGS_WATCH_RULE $EGS_WATCH_SUBJECT $EGS_WATCH_TEXT >> hooked; exit 3"
+        follower = site._begin([*EGS, "watch", "follow", "--", "sh", "-c", hook], folder=tmp_path)
+        run = site.run(
+            *("--gpus", "1", "--name", "fit", "--checkpoint-signal", "USR1", "--", sys.executable, "-c", SAVES),
+            folder=tmp_path,
+        )
+        wait_for(lambda: content(tmp_path / "saved"), "it has saved its work")
+        wait_for(lambda: content(tmp_path / "hooked"), "the hook was called")
+        (tmp_path / "go").touch()
+        wait_for(lambda: (told := site.client.view("1").progress) and told.step == 2, "it goes on")
+        (tmp_path / "end").touch()
+        assert run.wait(240) == 0
+        assert (content(tmp_path / "saved"), site.client.view("1").checkpoints) == ("x", 1)
+        assert content(tmp_path / "hooked") == "none 1 run 1 (fit) tells a loss that is NaN\n"
+        assert follower.poll() is None
+        follower.terminate()
+        assert follower.stderr is not None
+        assert "egs: sh has ended with exit code 3\n" in follower.stderr.read()
+        verbs = [(one["who"], one["verb"]) for one in site.told("server", "log")["entries"]]
+        assert [one for one in verbs if one[0] == "rule none"] == [("rule none", "checkpoint"), ("rule none", "hook")]
     finally:
         site.close()
 

@@ -274,6 +274,43 @@ def test_a_run_whose_loss_is_none_or_does_not_fall() -> None:
     assert (site.logic.view(ANN, silent.id).state, unknown) == ("running", [1, 1, 1])
 
 
+def test_a_run_is_asked_for_checkpoints() -> None:
+    """Again and again, each time after so long, or as long as is worth it; in its view and in the log. It takes nothing
+    from the bound of an hour. Who has not said how is left alone, and so is a run that is about to end."""
+    head = "dry_run: false\nmost_an_hour: 1\n"
+    site = Site("[{name: save, when: {unsaved_for: 5m}, do: [checkpoint]}]", head)
+    mute, run = start(site.logic, 1), start(site.logic, 2, saving=c.Saving(signal="USR1"))
+    for asked in range(4):
+        told = site.logic.view(ANN, run.id)
+        assert (told.checkpoints, told.checkpoint_signal) == (asked, "USR1")
+        site.see(300)
+    assert site.did() == [("checkpoint", run.id, "done")] * 4
+    why = "rule save", "checkpoint", run.id
+    assert [one for one in site.logged() if one[0] == "rule save"] == [why] * 4
+    assert site.rules.view(site.logic.book, ROOT).done[-1].text.endswith("for 300 s, at least 5m")
+    assert site.logic.view(ANN, mute.id).checkpoints == 0
+    auto = Site("[{name: save, when: {unsaved_for: auto}, do: [checkpoint]}]")
+    run = start(auto.logic, 1, saving=c.Saving(signal="HUP", takes_s=50))
+    auto.see(2930)  # √(2 · 50 s · a day) is 2,939 s
+    assert auto.did() == []
+    auto.see(15)
+    assert auto.did() == [("checkpoint", run.id, "done")]
+    assert (
+        "; one takes 50s, a run fails every 24 h: worth it each 2939 s"
+        in auto.rules.view(auto.logic.book, ROOT).done[-1].text
+    )
+    hot = Site("[{name: hot, when: {temperature_above: 60}, for: 0, do: [drain, checkpoint, hook]}]")
+    runs = [start(hot.logic, 1, 0.5), start(hot.logic, 2, 0.5, saving=c.Saving(signal="USR2"))]
+    hot.see(temperature_c=70)
+    assert hot.did() == [
+        ("drain", "host/0", "done"),
+        ("checkpoint", runs[0].id, "left"),
+        ("checkpoint", runs[1].id, "done"),
+        ("hook", "host/0", "done"),
+    ]
+    assert ("rule hot", "hook", "host/0") in hot.logged()
+
+
 def test_a_run_that_takes_longer_than_it_ever_did() -> None:
     """Of the same user, name and GPUs, also by their flavor, at least 20 have succeeded; the 99th percentile is that of
     their lengths. On a slower GPU nothing is known of it yet."""
@@ -432,6 +469,7 @@ ALL = """[
   {name: f, when: {over_learned: 1}, do: [stop]},
   {name: g, when: {silent_for: 6s}, do: [drain]},
   {name: h, when: {memory_above: 0.5}, for: 1s, do: [drain, stop]},
+  {name: i, when: {temperature_above: 60}, for: 0, do: [checkpoint, hook]},
 ]"""
 HEALTH = st.builds(
     ok,
@@ -442,6 +480,7 @@ HEALTH = st.builds(
     memory_used=st.sampled_from([None, 0.2, 0.9]),
     xids=st.sampled_from([(), (), (79,)]),
 )
+SAVING = c.Saving(signal="USR1")
 STEPS = st.lists(
     st.tuples(
         st.floats(0.5, 5.0),
@@ -479,12 +518,12 @@ def test_in_a_dry_run_nothing_ever_changes() -> None:
         assert not [one for one in site.did() if one[2] in ("done", "failed")]
 
     same()
-    assert would.keys() == {"alert", "drain", "drain_host", "requeue", "stop"}
+    assert would.keys() == {"alert", "drain", "drain_host", "checkpoint", "requeue", "stop", "hook"}
 
 
 def _happens(logic: SiteLogic, number: int, what: str) -> None:
     if what == "run":
-        view = logic.submit(BOB, request(number, 1, name="fit", requeue=number % 2 == 0))
+        view = logic.submit(BOB, request(number, 1, name="fit", requeue=number % 2 == 0, saving=SAVING))
         if view.lease is not None:
             logic.claim(BOB, view.id, c.Claim(token=view.lease.token))
     elif what == "end" and (held := [run for run in logic.open_runs() if run.is_claimed]) and held[0].lease:
