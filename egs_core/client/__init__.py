@@ -4,6 +4,7 @@ messages    what client and server tell each other: protocol v1
 places      where the server of this user is, and the token for it
 http        one connection that is kept, over TCP or a Unix socket
 processes   which processes belong to a lease, as the kernel tells it
+groups      control groups of leases, where there are any
 jobs        what was asked for, kept for `egs redo`
 detach      the same without a terminal, with a log
 arguments   what is written into a command's own arguments: its devices

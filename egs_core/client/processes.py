@@ -1,17 +1,19 @@
 """Which processes belong to a lease, as Linux's `/proc` tells it.
 
-A process belongs to a lease when the lease's client has named it, when its environment carries the lease's mark, or
-when its parent belongs to it. The first and the last hold for every user's processes; environments can be read by the
-same user and by root only.
+A process belongs to a lease when the lease's client has named it, when its environment or its control group carries the
+lease's mark, or when its parent belongs to it. Environments can be read by the same user and by root only; all else
+holds for every user's processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from egs_core.client.groups import mark_in
 from egs_core.client.messages import MOST_PROCESSES, Process
 
 LEASE_VARIABLE = "EGS_LEASE"
@@ -53,7 +55,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 class Snapshot:
-    """All processes of the host at one moment, with the marks of those whose environment can be read."""
+    """All processes of the host at one moment, with the marks that they carry."""
 
     def __init__(self) -> None:
         self._table = _table()
@@ -110,13 +112,15 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _mark(pid: int) -> str:
-    """Of its environment; "" where there is none, or it cannot be read."""
-    try:
+    """Of its environment, else of its control group; "" where there is none, or neither can be read."""
+    with contextlib.suppress(OSError):
         environment = _read(pid, "environ")
-    except OSError:
-        return ""
-    begin = (b"\0" + environment).find(_VARIABLE)
-    return environment[begin + len(_VARIABLE) - 1 :].partition(b"\0")[0].decode(errors="replace") if begin >= 0 else ""
+        begin = (b"\0" + environment).find(_VARIABLE)
+        if begin >= 0:
+            return environment[begin + len(_VARIABLE) - 1 :].partition(b"\0")[0].decode(errors="replace")
+    with contextlib.suppress(OSError):
+        return mark_in(_read(pid, "cgroup").decode(errors="replace"))
+    return ""
 
 
 def _below(roots: set[int], table: dict[int, tuple[int, int]]) -> list[Process]:

@@ -24,6 +24,7 @@ import msgspec
 
 from egs_core.client import messages as c
 from egs_core.client.arguments import written
+from egs_core.client.groups import LeaseGroup, make_group
 from egs_core.client.http import Refused, SiteClient, Unreachable
 from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
@@ -60,6 +61,7 @@ class Supervisor:
         self._is_evicted = False  # the server wants its end for another: it is started again with another lease
         self._starts, self._tries = 0, 1
         self._checkpoints = 0  # that it was asked for
+        self._group: LeaseGroup | None = None  # of the lease's processes
         self._version = 0  # news of earlier ones is old
 
     def run(self, known: Callable[[c.RunView], None] = lambda _: None) -> int:
@@ -164,6 +166,7 @@ class Supervisor:
             os.close(handle)
             self._activity = Path(name)
         link.token = lease.token
+        self._group = make_group(lease.mark)
         try:
             while True:
                 child = self._start(lease, view.gang)
@@ -182,6 +185,9 @@ class Supervisor:
             self._tell_end(view, "failed", NOT_FOUND)
             self._say(f"{self._command[0]}: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        finally:
+            if self._group is not None:
+                self._group.close()
         self._forget_activity()
         if self._is_evicted:
             return code
@@ -224,9 +230,10 @@ class Supervisor:
         defaults = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores these two, and a command would inherit that
         command = written(self._command, lease.devices)
         spawn = partial(os.posix_spawnp, command[0], command, environment, setsigdef=defaults)
-        if self._job.has_terminal:
-            return self._start_with_terminal(spawn)
-        return spawn(setsigmask=self._mask) if self._has_terminal else spawn(setsigmask=self._mask, setpgroup=0)
+        with self._group.entered() if self._group is not None else contextlib.nullcontext():
+            if self._job.has_terminal:
+                return self._start_with_terminal(spawn)
+            return spawn(setsigmask=self._mask) if self._has_terminal else spawn(setsigmask=self._mask, setpgroup=0)
 
     def _forget_activity(self) -> None:
         if self._job.idle_s is not None:
@@ -325,6 +332,8 @@ class Supervisor:
 
     def _send(self, wanted: signal.Signals, pid: int | None) -> None:
         """To one process, or (None) to all of the command."""
+        if pid is None and wanted is signal.SIGKILL and self._group is not None:
+            self._group.kill()
         for one in [pid] if pid is not None else [one.pid for one in descendants(os.getpid())]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(one, wanted)
