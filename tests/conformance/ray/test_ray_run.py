@@ -17,7 +17,7 @@ import egs_ray
 from egs_core.errors import InputError
 from egs_core.runlog.io import read_run
 from egs_core.runlog.metrics import summarise
-from egs_core.runlog.records import Ended, Started, TaskAdded
+from egs_core.runlog.records import Ended, Granted, Started, TaskAdded
 from egs_core.runlog.same_tasks import task_names
 from egs_core.runlog.timeline import build_timeline
 from egs_ray import Session
@@ -250,6 +250,10 @@ def test_run_log_is_whole_and_history_is_learned(tmp_path: Path) -> None:
     assert metrics.workloads_unfinished == 0
     with t.session(tmp_path) as again:
         learned = again.learning.believe("learned", convert(node).graph)
+        egs_ray.run(node, name="learned", session=again).get(t.LIMIT_S)
+    granted = [x for x in read_run(again.learning.path).records if isinstance(x, Granted)]
+    spreads = {x.task: (x.estimate_p50_s or 0.0, x.estimate_p95_s or 0.0) for x in granted}
+    assert {task: p95 > p50 > 0 for task, (p50, p95) in spreads.items()} == dict.fromkeys(started, True), spreads
     for graph in (believed, learned):
         of_stamp = [graph.phase_duration_s[graph.phase_offsets[i]] for i, n in enumerate(graph.names) if n == "stamp"]
         assert 0.4 <= min(of_stamp) <= max(of_stamp) <= longest_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from egs_airflow.agent.picture import Picture, Pool, Run
 from egs_airflow.agent.session import Session
 from egs_airflow.order.published import Order
 from egs_airflow.order.weights import guess_s, remaining_path_s, weights
+from egs_core.engine import messages as m
 from egs_core.site.embedded import EmbeddedSite
 from egs_core.testing.wire_site import WireSite
 
@@ -49,6 +51,29 @@ def decided(*runs: Run, pools: Sequence[Pool] = (Pool("p", 1),), reserve_after_s
         return session.order(Picture(pools, runs, 1.0, reserve_after_s), NOW_S)
     finally:
         session.close()
+
+
+def test_the_spread_of_what_was_learned_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tasks that were learned their 95th percentile, when the run is told of and when it changes; of others, and
+    where nothing has changed, nothing."""
+    told: list[m.Event] = []
+    session = Session()
+    report = session.site.report
+
+    def noted(event: m.Event) -> None:
+        told.append(event)
+        report(event)
+
+    monkeypatch.setattr(session.site, "report", noted)
+    try:
+        for known, p95 in (({"a": 2.0, "c": 3.0}, {"a": 5.0}), ({"a": 2.0}, {"a": 5.0}), ({"a": 2.0}, {"a": 7.0})):
+            seen = replace(run([instance("a"), instance("c", state="")], known_s=known), p95_s=p95)
+            session.order(Picture((Pool("p", 1),), [seen], 1.0, 30.0), NOW_S)
+    finally:
+        session.close()
+    found = [event.values for event in told if isinstance(event, m.Estimates)]
+    of_first = [one[1:] for values in found for one in values if one[0] == 1]  # 0 stands for the run itself
+    assert of_first == [(2.0, 5.0), (2.0, 7.0)]
 
 
 def ids(order: Order) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from egs_airflow.history.learn import learn, run_learn
-from egs_airflow.order.durations import load_durations, of_rest
+from egs_airflow.order.durations import Known, load_durations, of_rest
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
@@ -38,6 +38,10 @@ def test_learns_what_ran(airflow: RecordedAirflow, capsys: pytest.CaptureFixture
     assert learn(airflow.url) == (0, 1, 6)
     (fit,) = [row for row in airflow.data["instances"] if row["task_id"] == "fit"]
     assert of_rest(rest).current()["train"]["fit"] == pytest.approx(fit["duration"], abs=1e-3)
+    told = of_rest(rest).current()
+    assert isinstance(told, Known)
+    assert told.p95["train"].keys() == told["train"].keys()
+    assert told.p95["train"]["fit"] > told["train"]["fit"], "one run says little of the next"
     said = airflow.variables["egs_durations"]["description"]
     assert re.fullmatch(r"EGS: how long 6 tasks of 1 DAGs take, learned on .* UTC \[[0-9a-f]{8}\]", said)
     run_learn(Namespace(url=airflow.url, user="", days=30.0, history_only=False))

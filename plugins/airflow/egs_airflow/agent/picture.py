@@ -18,7 +18,7 @@ from egs_airflow.agent.declare import ordering, stated_files
 from egs_airflow.agent.instances import OPEN, Instance, read_instances, time_of
 from egs_airflow.agent.tags import Modes
 from egs_airflow.history.seen import workload_of
-from egs_airflow.order.durations import Durations, load_durations, of_rest, stated_file
+from egs_airflow.order.durations import Durations, Known, load_durations, of_rest, stated_file
 from egs_airflow.order.pools import configured_pools, is_gpu_pool
 from egs_airflow.order.weights import USUAL_PRIORITY, usual_s
 from egs_airflow.rest import Rest, quoted
@@ -52,7 +52,7 @@ class Pool:
 @dataclass(frozen=True)
 class Run:
     """A DAG run: its open task instances, and who comes after whom. known_s: durations, learned or else hinted;
-    is_ordered: whether its tasks wait in the order of EGS."""
+    p95_s: their 95th percentiles, of those that are learned; is_ordered: whether its tasks wait in the order of EGS."""
 
     dag_id: str
     run_id: str
@@ -61,6 +61,7 @@ class Run:
     instances: Sequence[Instance]
     known_s: Mapping[str, float] = field(default_factory=dict)
     is_ordered: bool = True
+    p95_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def workload(self) -> str:
@@ -114,7 +115,8 @@ class Camera:
             edges, is_ordered = self._edges(dag, max(one.version for one in instances))
             if is_ordered or (edges and any(stated_files(one.config) for one in instances)):
                 known = {**_expected(instances), **durations.get(dag, {})}
-                runs.append(Run(dag, run, started[dag, run], edges, instances, known, is_ordered))
+                p95 = durations.p95.get(dag, {}) if isinstance(durations, Known) else {}
+                runs.append(Run(dag, run, started[dag, run], edges, instances, known, is_ordered, p95))
         return Picture(
             [self._with_taken(*pool, runs) for pool in pools],
             runs,

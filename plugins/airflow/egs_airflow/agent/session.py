@@ -265,15 +265,16 @@ class Session:
 
     def _estimate(self, picture: Picture, told: Told, run: Run) -> None:
         """Say what is believed now, where that has changed."""
-        if run.known_s == told.run.known_s:
+        if (run.known_s, run.p95_s) == (told.run.known_s, told.run.p95_s):
             return
         usual = guess_s(run.downstream, run.known_s, picture.usual_s)
         values = []
         for key, place in told.places.items():
             seconds = run.known_s.get(key[0], usual)
-            if seconds != told.seconds[key]:
+            p95 = max(seconds, run.p95_s.get(key[0], 0.0))
+            if seconds != told.seconds[key] or p95 != max(seconds, told.run.p95_s.get(key[0], 0.0)):
                 told.seconds[key] = seconds
-                values.append((told.first.phase + place, seconds, seconds))
+                values.append((told.first.phase + place, seconds, p95))
         if values:
             self.site.report(m.Estimates(tuple(values)))
 
@@ -289,6 +290,13 @@ class Session:
         self.site.submit(m.WorkloadSubmitted(workload, run.dag_id, submission=name))
         grown = self.site.grow(workload, 0, block.graph)
         self._count += block.graph.n_tasks
+        values = [
+            (grown.phase + place, block.seconds[key], p95)
+            for key, place in block.places.items()
+            if (p95 := run.p95_s.get(key[0], 0.0)) > block.seconds[key]
+        ]
+        if values:  # the graph has medians alone
+            self.site.report(m.Estimates(tuple(values)))
         return Told(run, grown, block.graph.n_tasks, block.places, block.seconds, block.needs)
 
 

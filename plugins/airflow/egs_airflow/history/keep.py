@@ -15,6 +15,7 @@ import msgspec
 from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import past_of
 from egs_airflow.observe.lines import Line
+from egs_airflow.order.durations import Known
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
 from egs_core.history import History, HistoryRow, history_from_runlog
@@ -71,14 +72,17 @@ def _dags(rest: Rest) -> Iterator[str]:
     return (row["dag_id"] for row in rest.rows("dags", "dags", exclude_stale="false"))
 
 
-def learned(history: History) -> dict[str, dict[str, float]]:
+def learned(history: History) -> Known:
     """The expected seconds of each task, by DAG and task id, as the ordering takes them."""
     found: dict[str, dict[str, float]] = {}
+    p95: dict[str, dict[str, float]] = {}
     for dag_id in history.pipelines():
         predictor = Predictor.from_history(history, [dag_id])
         for signature in history.signatures(dag_id):  # of a task whose needs have changed the newest counts
-            found.setdefault(dag_id, {})[signature.task] = predictor.estimate(signature).p50_s
-    return found
+            estimate = predictor.estimate(signature)
+            found.setdefault(dag_id, {})[signature.task] = estimate.p50_s
+            p95.setdefault(dag_id, {})[signature.task] = estimate.p95_s
+    return Known(found, p95)
 
 
 def _read_state(path: Path) -> Kept:

@@ -1,6 +1,7 @@
 """Learned durations: written by whoever learns, read where Airflow makes task instances.
 
-    {"format": "egs-airflow-durations", "version": 1, "dags": {"<dag id>": {"<task id>": seconds, …}, …}}
+    {"format": "egs-airflow-durations", "version": 1, "dags": {"<dag id>": {"<task id>": seconds, …}, …},
+     "p95": {"<dag id>": {"<task id>": seconds, …}, …}}
 
 They stand in one place for all components, the Variable `egs_durations` (see `shared`), packed: REST hides values
 under names such as `token_count`, and people need not read 10,000 of them. Where option `durations` names a file, they
@@ -33,6 +34,15 @@ MOST_BYTES = 2**28
 
 Durations = Mapping[str, Mapping[str, float]]
 """Seconds that a task of a DAG is expected to take: by DAG id, by task id. A mapped task has one entry."""
+
+
+class Known(dict[str, Mapping[str, float]]):
+    """Durations, medians, with their 95th percentiles, as far as those are known. p95: by DAG id, by task id."""
+
+    def __init__(self, medians: Durations, p95: Durations) -> None:
+        super().__init__(medians)
+        self.p95 = p95
+
 
 NOTHING: Durations = {}
 """What is known where nobody has learned yet."""
@@ -145,8 +155,9 @@ def unpacked(text: str) -> Durations:
 
 
 def _text(durations: Durations) -> str:
-    kept = {dag: {task: s for task, s in tasks.items() if _is_duration(s)} for dag, tasks in durations.items()}
-    return json.dumps({"format": FORMAT, "version": VERSION, "dags": kept}, sort_keys=True)
+    p95 = durations.p95 if isinstance(durations, Known) else {}
+    found = {"format": FORMAT, "version": VERSION, "dags": _sound(durations), **({"p95": _sound(p95)} if p95 else {})}
+    return json.dumps(found, sort_keys=True)
 
 
 def _parse(read: Callable[[], bytes], where: str) -> Durations:
@@ -154,13 +165,18 @@ def _parse(read: Callable[[], bytes], where: str) -> Durations:
         stored: Any = json.loads(read())
         if (stored["format"], stored["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {stored['format']!r}, version {stored['version']!r}")
-        return {
-            str(dag): {str(task): float(s) for task, s in tasks.items() if _is_duration(s)}
-            for dag, tasks in stored["dags"].items()
-        }
+        return Known(_sound(stored["dags"]), _sound(stored.get("p95", {})))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         config.warn(f"{where}: no durations can be read from it: {error}")
         return UNREADABLE
+
+
+def _sound(durations: Mapping[Any, Mapping[Any, Any]]) -> Durations:
+    """Without what is no duration."""
+    return {
+        str(dag): {str(task): float(s) for task, s in tasks.items() if _is_duration(s)}
+        for dag, tasks in durations.items()
+    }
 
 
 def _is_duration(value: object) -> bool:

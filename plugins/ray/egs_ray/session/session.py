@@ -246,6 +246,9 @@ class Session(s.HolderSession):
         for number, job in enumerate(books.jobs, grown.task):
             job.number, job.first_phase = number, grown.phase + books.block.phase_offsets[job.index]
             self._shared.jobs[number] = job
+        spreads = self.learning.spreads(name, books.converted.graph)
+        if spreads:  # the graph has medians alone
+            self.site.report(m.Estimates(tuple([(grown.phase + phase, *times) for phase, times in spreads.items()])))
         self._flavors.tell_estimates(self.site, self.learning, books.converted, grown.phase)
         self.site.do(lambda: self._prepare_for(books))
 
