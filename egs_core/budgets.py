@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from egs_core.units import two_places
+
 Per = Literal["month", "week", "day"]
 Then = Literal["stop", "warn"]
 State = Literal["ok", "warned", "used up"]
@@ -159,10 +161,10 @@ def used_words(budget: Budget, spent: Spent) -> str:
 
 def money(amount: float, currency: str) -> str:
     """
-    >>> money(1234.5, "EUR"), money(0.5, "")
-    ('1,234.50 EUR', '0.50')
+    >>> money(1234.5, "EUR"), money(0.5, ""), money(0.001, "EUR")
+    ('1,234.50 EUR', '0.50', '<0.01 EUR')
     """
-    return f"{amount:,.2f} {currency}".rstrip()
+    return f"{two_places(amount)} {currency}".rstrip()
 
 
 def hours(spent: Spent) -> str:

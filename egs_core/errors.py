@@ -15,6 +15,16 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more if names else "none"
 
 
+def counted(number: float, noun: str) -> str:
+    """So many of something, as text.
+
+    >>> counted(1.0, "GPU"), counted(0.5, "GPU"), counted(1200000, "task")
+    ('1 GPU', '0.5 GPUs', '1,200,000 tasks')
+    """
+    written = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{written} {noun}" + ("" if number == 1 else "s")
+
+
 def labelled(name: str, framework_id: str) -> str:
     """What a message calls a task whose id is only a number of its framework.
 

@@ -77,7 +77,7 @@ from egs_core.calendar import DAY_MINUTES, DAYS, MOST_LEAD_S, Reservation, day_o
 from egs_core.engine.rules.quota import left_of_quota
 from egs_core.engine.specs import NO_LIMIT, UNLIMITED, Amounts, Limits, QueueSpec
 from egs_core.engine.state.records import QueueState
-from egs_core.errors import InputError, listed
+from egs_core.errors import InputError, counted, listed
 from egs_core.hints import HINTS
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.slo import Objectives, Slo
@@ -389,7 +389,8 @@ def _check_reservations(file: Queues, lines: dict[Path_, int], place: str) -> No
             raise InputError(f"{place} line {line}", "a reservation ends when it begins", hint)
         if one.gpus * 1000 > (most := _most_gpus(file.queues, known.index(one.queue))):
             line = line_of(("reservations", number, "gpus"), lines)
-            problem = f"{one.gpus} GPUs are kept for queue {one.queue!r}, which may have {most / 1000:g} at most"
+            kept = f"{counted(one.gpus, 'GPU')} {'is' if one.gpus == 1 else 'are'} kept for queue {one.queue!r}"
+            problem = f"{kept}, which may have {most / 1000:g} at most"
             raise InputError(f"{place} line {line}", problem, "keep fewer, or raise its nominal or borrowing_limit")
 
 

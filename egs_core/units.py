@@ -67,6 +67,17 @@ def parse_bytes(value: object, place: str = "size") -> int:
     return _checked_bytes(value, value, place)
 
 
+def two_places(amount: float) -> str:
+    """Money or hours with two places; what is less than half of the last one is not shown as nothing.
+
+    >>> two_places(1234.5), two_places(0.004), two_places(0), two_places(-0.001)
+    ('1,234.50', '<0.01', '0.00', '>-0.01')
+    """
+    if amount and abs(amount) < 0.005:
+        return "<0.01" if amount > 0 else ">-0.01"
+    return f"{amount:,.2f}"
+
+
 def parse_quantity(text: str, place: str = "quantity") -> float:
     """A quantity as Kubernetes writes them, in whole units (CPUs, bytes, GPUs); InputError names `place`.
 

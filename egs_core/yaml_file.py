@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from egs_core.errors import InputError
 from egs_core.graph.places import hint_of
@@ -47,6 +56,25 @@ class FileModel(BaseModel):
     """What a file may hold: nothing but the fields that are named."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth(cls, value: object, info: ValidationInfo) -> object:
+        """pydantic takes true for 1."""
+        if isinstance(value, bool) and info.field_name is not None:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            if bool not in kinds and kinds & {int, float}:
+                raise ValueError("must be a number")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a value may be of, without those inside of lists."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for one in get_args(annotation) for kind in _kinds(one)}
+    return {annotation}
 
 
 def read_text(path: Path, what: str, most_bytes: int = MAX_FILE_BYTES) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 from egs_core.audit.items import FIGURES, Figures, Item, figures_of_items
 from egs_core.audit.rebuild import Reading, Rebuilt, rebuild
+from egs_core.errors import counted
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.metrics import RunMetrics, summarise
 from egs_core.runlog.records import Capacity
@@ -89,7 +90,9 @@ def forecast(
     if not chosen:
         return None
     if len(chosen) < len(items):
-        notes.append(f"simulated {len(chosen)} of {len(items)} tasks: a stretch of whole jobs with the most waiting")
+        notes.append(
+            f"simulated {len(chosen)} of {counted(len(items), 'task')}: a stretch of whole jobs with the most waiting"
+        )
     observed = figures_of_items(chosen)
     natively = {reading: _simulated(chosen, nodes, reading, edges_known, native=True) for reading in Reading}
     misses = {r: _missed(natively[r].makespan_s, observed.makespan_s) for r in Reading}

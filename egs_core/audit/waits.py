@@ -14,6 +14,7 @@ from itertools import pairwise
 import msgspec
 
 from egs_core.audit.accounts import EXECUTOR, name_of
+from egs_core.errors import counted
 from egs_core.runlog.flow import Feasibility
 from egs_core.runlog.intervals import Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
@@ -158,7 +159,7 @@ def _told(wait: Wait) -> str:
 
 def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str) -> str:
     if wait.nobody_has:
-        return f"no node offers {wait.gpus:g} GPUs and {wait.cpus:g} {cpu}s"
+        return f"no node offers {counted(wait.gpus, 'GPU')} and {counted(wait.cpus, cpu)}"
     if told:
         return UNSTARTED if told == EXECUTOR else f"held back: {told}"
     if not known:

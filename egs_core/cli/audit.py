@@ -22,12 +22,13 @@ from egs_core.audit.build import audit as build_audit
 from egs_core.audit.compare import Compared, compare, read_forecast, write_forecast
 from egs_core.audit.forecast import MOST_TASKS, SEEDS, Forecast
 from egs_core.audit.observed import AuditRequest, Observed, header_of, observed_in, observed_of, only_job
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.graph.places import did_you_mean
 from egs_core.report.build import write_report
 from egs_core.runlog.io import Run, read_run, write_run
 from egs_core.runlog.records import TaskAdded, WorkloadSubmitted
 from egs_core.runlog.same_tasks import task_names
+from egs_core.units import two_places
 
 SHOWN = 8
 FIGURE_NAMES = {"makespan_s": "makespan s", "wait_s": "mean wait s", "gpu_held_s": "GPU·s held"}
@@ -226,7 +227,7 @@ def _print(audited: Audit) -> None:
 def _summary(audited: Audit) -> str:
     total, lines = audited.total, []
     jobs = f"{audited.jobs} job{'s' if audited.jobs != 1 else ''}"
-    lines.append(f"{audited.source}: {jobs}, {audited.tasks:,} tasks in {audited.window_s:,.1f} s")
+    lines.append(f"{audited.source}: {jobs}, {counted(audited.tasks, 'task')} in {audited.window_s:,.1f} s")
     if audited.unfinished:
         lines.append(f"{audited.unfinished} tasks had not ended")
     if audited.offered_s:
@@ -242,7 +243,9 @@ def _summary(audited: Audit) -> str:
         unit = audited.unit if audited.wastage_kind == "cpu" else "GPU"
         lines.append(f"wastage ratio of {unit}s: {shares}")
     if audited.cost_held is not None:
-        lines.append(f"cost: {audited.cost_held:,.2f} held, {audited.cost_wasted:,.2f} of it wasted")
+        lines.append(
+            f"cost: {two_places(audited.cost_held)} held, {two_places(audited.cost_wasted or 0.0)} of it wasted"
+        )
     return "\n".join(lines)
 
 
@@ -277,7 +280,7 @@ def _forecast(forecast: Forecast) -> Table:
         saved, between = f"{band.saved:.0%}", f"{band.low:,.1f} to {band.high:,.1f}"
         table.add_row(shown, f"{band.observed:,.1f}", f"{band.expected:,.1f}", saved, between, hinted)
     checked = f"the simulated native run misses the observed makespan by {forecast.native_error:.1%}"
-    table.caption = f"{forecast.tasks:,} of {forecast.all_tasks:,} tasks simulated; {checked}"
+    table.caption = f"{forecast.tasks:,} of {counted(forecast.all_tasks, 'task')} simulated; {checked}"
     return table
 
 

@@ -22,7 +22,7 @@ from egs_core.adapter import (
 from egs_core.cli.rows import print_rows
 from egs_core.cli.site import control_run, show_runs
 from egs_core.client import places
-from egs_core.errors import EgsError
+from egs_core.errors import EgsError, counted
 from egs_core.units import parse_seconds
 
 On = Annotated[str, typer.Option("--on", help="Framework on which it runs, by its adapter's name.")]
@@ -128,7 +128,7 @@ def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:
 def _told(request: ControlRequest, outcome: ControlOutcome) -> str:
     what = f"{request.workload}" + (f", stage {request.stage}" if request.stage else "")
     tasks = ", ".join(outcome.tasks[:SHOWN]) + (" …" if len(outcome.tasks) > SHOWN else "")
-    about = f" ({len(outcome.tasks)} tasks: {tasks})" if tasks else ""
+    about = f" ({counted(len(outcome.tasks), 'task')}: {tasks})" if tasks else ""
     if not outcome.hangs:
         return f"{what}: {DONE[request.verb]}{about}"
     did = f"what ran of it was ended{about}" if request.verb == "abort" else "nothing was done"

@@ -17,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from egs_core.budgets import money
 from egs_core.cli.printable import printable
 from egs_core.cli.site import the_site
 from egs_core.client.http import connected
@@ -34,6 +35,7 @@ from egs_core.report.statement import Line, Statement, statement_page
 from egs_core.runlog.io import RunReader
 from egs_core.runlog.records import Header
 from egs_core.runlog.steps import Interval
+from egs_core.units import two_places
 
 SHOWN = 8
 FORMS = ("page", "csv", "json")
@@ -57,7 +59,7 @@ def cost(
         Path | None,
         typer.Option(help="YAML file of queues, for the teams of run logs; without it a queue counts as a team."),
     ] = None,
-    month: Annotated[str, typer.Option(help="Only what was held in this month (UTC), as 2026-11.")] = "",
+    month: Annotated[str | None, typer.Option(help="Only what was held in this month (UTC), as 2026-11.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print a table with commas.")] = False,
     form: Annotated[
@@ -76,9 +78,9 @@ def cost(
         why = "a server's runs have their team"
         raise InputError("--queues", f"does nothing without RUNLOG: {why}", "name a run log, or leave --queues out")
     _check_logs(runlogs or [], server)
-    stretch = _month(month) if month else None
+    stretch = None if month is None else _month(month)
     read = [*(runlogs or ()), *[one for one in (prices, queues) if one is not None]]
-    page = _page_path(output, month, read) if form == "page" else None
+    page = _page_path(output, month or "", read) if form == "page" else None
     known = load_prices(prices) if prices is not None else None
     ledger, rating, notes = Ledger(known, stretch), Rating(known, stretch), list[str]()
     team_of = _team_of(queues)
@@ -106,9 +108,9 @@ def cost(
         typer.echo(note, err=True)
     if page is not None:
         sources = [str(path) for path in runlogs or ()] + (["the site server's runs"] if server or not runlogs else [])
-        typer.echo(_write_page(ledger, known, month, sources, notes, page))
+        typer.echo(_write_page(ledger, known, month or "", sources, notes, page))
     elif form == "json":
-        typer.echo(json.dumps({"month": month or None, **ledger.to_dict(), "per_unit": rating.to_dicts()}, indent=2))
+        typer.echo(json.dumps({"month": month, **ledger.to_dict(), "per_unit": rating.to_dicts()}, indent=2))
     elif form == "csv":
         _write_csv(ledger)
     else:
@@ -255,9 +257,10 @@ def _plain(name: str) -> str:
 def _print(ledger: Ledger, currency: str) -> None:
     console = Console(markup=False)  # names are the users'
     total = ledger.total
-    text = f"GPU hours: {total.gpu_h_held:,.2f} held, {total.gpu_h_used:,.2f} used, {total.gpu_h_wasted:,.2f} wasted"
+    held, used, wasted = map(two_places, (total.gpu_h_held, total.gpu_h_used, total.gpu_h_wasted))
+    text = f"GPU hours: {held} held, {used} used, {wasted} wasted"
     if total.cost is not None:
-        text += f"; cost: {total.cost:,.2f}{f' {currency}' if currency else ''}, {total.cost_wasted:,.2f} of it wasted"
+        text += f"; cost: {money(total.cost, currency)}, {two_places(total.cost_wasted or 0.0)} of it wasted"
     console.print(text, highlight=False, soft_wrap=True)
     for kind in BY:
         rows = ledger.rows(kind)
@@ -271,8 +274,8 @@ def _table(kind: str, rows: list[tuple[str, Amounts]]) -> Table:
     for column in ("held h", "used h", "wasted h", "cost"):
         table.add_column(column, justify="right")
     for name, row in rows[:SHOWN]:
-        hours = (f"{value:,.2f}" for value in (row.gpu_h_held, row.gpu_h_used, row.gpu_h_wasted))
-        table.add_row(printable(name), *hours, "-" if row.cost is None else f"{row.cost:,.2f}")
+        hours = map(two_places, (row.gpu_h_held, row.gpu_h_used, row.gpu_h_wasted))
+        table.add_row(printable(name), *hours, "-" if row.cost is None else two_places(row.cost))
     if len(rows) > SHOWN:
         table.caption = f"and {len(rows) - SHOWN} more: --json and --csv have them all"
     return table

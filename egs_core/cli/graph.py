@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from egs_core.cli.reading import Histories, read_believed
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.graph.analysis import critical_path, depth_and_width, edges_bytes, topological_order, work_s
 from egs_core.graph.bounds import lower_bound
 from egs_core.graph.columns import GPU
@@ -53,7 +53,7 @@ def graph(
     if as_json:
         typer.echo(json.dumps(summarise(loaded, slots)))
     elif output is not None:
-        typer.echo(f"{output}: {loaded.graph.n_tasks} tasks written as {to or 'egs'}")
+        typer.echo(f"{output}: {counted(loaded.graph.n_tasks, 'task')} written as {to or 'egs'}")
     elif to is not None:
         typer.echo(encode_workload(loaded, to, str(file)).decode(), nl=False)
     else:

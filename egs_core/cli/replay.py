@@ -33,7 +33,7 @@ from egs_core.adapter import (
 from egs_core.cli.reading import Histories, read_believed
 from egs_core.cli.running import shown_progress
 from egs_core.cli.simulated import lower_bound_s
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.graph.columns import GPU, Graph
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog.figures import figures_from
@@ -176,7 +176,7 @@ def _table(facts: dict[str, Any], runlog: Path | None) -> Table:
     waste = facts["wastage_effective"]
     rows = {
         "tasks": f"{facts['tasks']:,} in {facts['workloads']:,} workloads, times x {facts['time_scale']:g}",
-        "ran on": f"{facts['cpus']} CPUs, {facts['gpus']} GPUs",
+        "ran on": f"{counted(facts['cpus'], 'CPU')}, {counted(facts['gpus'], 'GPU')}",
         "makespan": f"{facts['makespan_s']:,.2f} s; no schedule is under {facts['lower_bound_s']:,.2f} s",
         "wasted": "nothing to waste" if waste is None else f"{waste:.1%} of the {'GPUs' if facts['gpus'] else 'CPUs'}",
         "GPU time": f"{facts['gpu_held_s']:,.2f} s held, {facts['gpu_used_s']:,.2f} s of it used",

@@ -17,7 +17,7 @@ from egs_core.budgets import Budget
 from egs_core.calendar import Reservation, is_over
 from egs_core.client.places import TOKEN, URL, parse_url
 from egs_core.cost.prices import Prices, load_prices
-from egs_core.errors import EgsError, InputError, listed
+from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.flavors import load_flavors
 from egs_core.json_log import VARIABLE as EGS_LOG
 from egs_core.notices import warn
@@ -217,7 +217,8 @@ def reservations_for(queues: Path, gpus: int) -> tuple[Reservation, ...]:
     """Raises InputError, also for more than there are."""
     found = load_reservations(queues)
     if too_many := next((one for one in found if one.gpus > gpus), None):
-        problem = f"a reservation of {too_many.gpus} GPUs for queue {too_many.queue!r}, and the host offers {gpus}"
+        kept = counted(too_many.gpus, "GPU")
+        problem = f"a reservation of {kept} for queue {too_many.queue!r}, and the host offers {gpus}"
         raise InputError(str(queues), problem, "keep fewer, or offer more by --devices")
     if over := [f"{one.date} ({one.queue})" for one in found if is_over(one, time.time())]:
         warn(f"{queues}: these reservations are over: {listed(over)}; take them out")

@@ -14,7 +14,7 @@ from egs_core.cli.serve import default_data, needs_server
 from egs_core.cli.site import the_site
 from egs_core.client import tokens as t
 from egs_core.client.http import connected
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 
 if TYPE_CHECKING:
     from egs_core.server.upkeep import Found
@@ -114,5 +114,5 @@ def _show(found: Found, place: str, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(found).decode())
         return
-    runs = f"{found.runs} runs, {found.open} of them open, {found.held} with a lease"
+    runs = f"{counted(found.runs, 'run')}, {found.open} of them open, {found.held} with a lease"
     typer.echo(f"{place}: sound: {runs}; {found.entries} entries; {found.size_bytes} bytes")

@@ -19,7 +19,7 @@ from egs_core.client.http import connected
 from egs_core.client.options import option_error
 from egs_core.client.places import URL, Address, find_address, has_listener
 from egs_core.client.waiting_words import starts_words
-from egs_core.errors import EgsError, InputError
+from egs_core.errors import EgsError, InputError, counted
 from egs_core.units import parse_seconds
 
 DONE = {"abort": "ended", "pause": "paused", "resume": "resumed"}
@@ -82,7 +82,7 @@ def show_queue(address: Address, as_json: bool) -> None:
         starts = starts_words(view).removeprefix("it should start ").replace("when it starts is not known", "not known")
         gpus = f"{view.gpus:g}"
         if view.tasks is not None:
-            gpus, starts = f"{view.tasks.waiting} tasks", view.framework
+            gpus, starts = counted(view.tasks.waiting, "task"), view.framework
         where = (view.host,) if several else ()
         rows.append((view.id, view.name, view.user, *where, view.queue, gpus, starts, view.reason))
     print_rows(("run", "name", "user", *(["host"] if several else []), "queue", "GPUs", "starts", "why"), rows)

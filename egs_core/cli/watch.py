@@ -16,7 +16,7 @@ from egs_core.cli.starting import say
 from egs_core.client.following import NO_RULES, follow_rules
 from egs_core.client.http import connected
 from egs_core.client.watching import RuleView, Watching
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted, listed
 from egs_core.watch_rules import Rules, load_rules, span
 
 SHOWN = 30
@@ -65,6 +65,8 @@ def check(
         dry = " (dry run)" if rule.is_dry else ""
         typer.echo(f"{rule.name}: when {rule.when.words}{for_}{queues}: {', '.join(rule.do)}{dry}")
     typer.echo(_summary(found))
+    if of_runs := [rule.name for rule in found.rules if rule.when.kind == "run"]:
+        typer.echo(f"note: {listed(of_runs)}: of commands of `egs run` alone, not of tasks of a framework", err=True)
 
 
 @watch.command("follow")
@@ -81,8 +83,8 @@ def follow(
 def _summary(found: Rules) -> str:
     dry = sum(rule.is_dry for rule in found.rules)
     act = len(found.rules) - dry
-    bound = f"; at most {found.most_an_hour} firings an hour change something" if act else ""
-    return f"{len(found.rules)} rules: {act} act, {dry} only say what they would have done{bound}"
+    bound = f"; at most {counted(found.most_an_hour, 'firing')} an hour change something" if act else ""
+    return f"{counted(len(found.rules), 'rule')}: {act} act, {dry} only say what they would have done{bound}"
 
 
 def _print(found: Watching) -> None:

@@ -28,7 +28,7 @@ from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, REA
 from egs_core.engine.state.metering import described, task_reaches
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.state import State
-from egs_core.errors import listed
+from egs_core.errors import counted, listed
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
 
 SHOWN = 5
@@ -158,7 +158,7 @@ def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
 
 
 def _amount(kind: str, amount: int) -> str:
-    return f"{amount / GIB:g} GiB" if kind == "memory" else f"{amount / 1000:g} {kind.upper().replace('S', 's')}"
+    return f"{amount / GIB:g} GiB" if kind == "memory" else counted(amount / 1000, kind[:-1].upper())
 
 
 def _of(flavors: Sequence[str]) -> str:
@@ -271,13 +271,17 @@ def describe_lack(nodes: Sequence[Node], shape: Shape) -> str:
     """What a phase needs that no node offers even when it is empty, and the most that any of them has of it."""
     alive = [node for node in nodes if node.alive]
     offers: list[tuple[float, list[float], int, str]] = [
-        (shape.cpu_milli, [node.cpu_milli for node in alive], 1000, "CPUs"),
-        (devices_of(shape), [node.gpus for node in alive], 1, "GPUs"),
+        (shape.cpu_milli, [node.cpu_milli for node in alive], 1000, "CPU"),
+        (devices_of(shape), [node.gpus for node in alive], 1, "GPU"),
         (shape.memory_bytes, [_tracked(node.memory_bytes) for node in alive], GIB, "GiB"),
         (shape.gpu_memory_bytes, [_tracked(node.gpu_memory_bytes) for node in alive], GIB, "GiB of GPU memory"),
     ]
     tops = [(needs, max([0.0, *has]), unit, name) for needs, has, unit, name in offers]
-    short = [f"{top / unit:g} {name}" for needs, top, unit, name in tops if needs > top]
+    short = [
+        f"{top / unit:g} {name}" if unit == GIB else counted(top / unit, name)
+        for needs, top, unit, name in tops
+        if needs > top
+    ]
     most = f"no node has more than {' and '.join(short)}" if short else "no one node offers that together"
     return f"needs {describe_shape(shape)}; {most}: it fits nowhere"
 
@@ -291,9 +295,9 @@ def describe_shape(shape: Shape) -> str:
     """An amount of resources in words."""
     parts = []
     if shape.cpu_milli:
-        parts.append(f"{shape.cpu_milli / 1000:g} CPUs")
+        parts.append(counted(shape.cpu_milli / 1000, "CPU"))
     if shape.gpu_milli:
-        parts.append(f"{shape.gpu_milli / 1000:g} GPUs")
+        parts.append(counted(shape.gpu_milli / 1000, "GPU"))
     if shape.memory_bytes:
         parts.append(f"{shape.memory_bytes / GIB:g} GiB")
     if shape.gpu_memory_bytes:
@@ -311,11 +315,12 @@ def _missing(node: Node, shape: Shape, gpus: int) -> str:
     """gpus: how many of its own may be had."""
     if 0 < shape.gpu_milli < WHOLE_DEVICE and lacking(node, shape) == "gpus":
         return f"{node.name} has {_most_free(node, shape)}"
+    whole = sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])
     free = {
         "": "room",
-        "cpus": f"{node.free_cpu / 1000:g} of {node.cpu_milli / 1000:g} CPUs free",
+        "cpus": f"{node.free_cpu / 1000:g} of {counted(node.cpu_milli / 1000, 'CPU')} free",
         "memory": f"{node.free_memory / GIB:g} of {node.memory_bytes / GIB:g} GiB free",
-        "gpus": f"{sum(free == WHOLE_DEVICE for free in node.devices[: node.gpus])} of {gpus} GPUs wholly free",
+        "gpus": f"{whole} of {counted(gpus, 'GPU')} wholly free",
     }
     drained = f" ({len(node.drained)} drained)" if node.drained and lacking(node, shape) == "gpus" else ""
     return f"{node.name} has {free[lacking(node, shape)]}{drained}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from egs_core.adapter import ClusterProfile, ProfiledPool
-from egs_core.errors import listed
+from egs_core.errors import counted, listed
 from egs_core.kubernetes.cluster import LOCAL_QUEUES, NODES, ApiError, Cluster
 from egs_core.kubernetes.places import tolerates
 from egs_core.kubernetes.pods import Node, node_of
@@ -46,7 +46,7 @@ def _of_pool(pool: ProfiledPool, nodes: Iterable[Node]) -> Iterable[str]:
         return
     wanted = pool.gpus_per_node or int(pool.has_gpus)
     if poor := [f"{node.name} {node.gpus}" for node in its if node.gpus < wanted]:
-        yield f"pool {pool.name}: its nodes should offer {wanted} GPUs or more: {listed(poor, SHOWN)}"
+        yield f"pool {pool.name}: its nodes should offer {counted(wanted, 'GPU')} or more: {listed(poor, SHOWN)}"
     if kept := [told for node in its if (told := _kept_off(pool, node))]:
         yield f"pool {pool.name}: its tolerations leave taints that keep its pods off: {listed(kept, SHOWN)}"
 

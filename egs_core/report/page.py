@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from egs_core.errors import counted
 from egs_core.report import units
 from egs_core.report.chart_data import pipelines_of, run_chart
 from egs_core.report.compare import Card, Comparison, Row, Shown, cards, compared, headline, shown_runs, table_rows
@@ -145,7 +146,7 @@ def _pipeline_names(shown: list[Shown]) -> list[str]:
 def _timeline(number: int, shown: Shown) -> Markup:
     metrics = shown.metrics
     label = (
-        f"{shown.title}: {metrics.phases} phases on {len(metrics.devices)} GPUs "
+        f"{shown.title}: {counted(metrics.phases, 'phase')} on {counted(len(metrics.devices), 'GPU')} "
         f"in {units.seconds(metrics.makespan_s)}. The arrow keys go from phase to phase."
     )
     canvas = tag("canvas", tabindex=0, role="application", aria_label=label, data_timeline=number)

@@ -9,6 +9,7 @@ import msgspec
 from egs_core.budgets import money
 from egs_core.report import units
 from egs_core.report.html import Markup, page_head, tag
+from egs_core.units import two_places
 
 MOST_ROWS = 200
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -138,8 +139,8 @@ def _words(total: Line) -> list[Markup]:
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:,.2f}"
+    return two_places(hours)
 
 
 def _money(amount: float | None) -> str:
-    return "-" if amount is None else f"{amount:,.2f}"
+    return "-" if amount is None else two_places(amount)

@@ -19,6 +19,7 @@ from statistics import median
 from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
+from egs_core.errors import counted
 from egs_core.flavors import meant, spec_for
 from egs_core.predict.estimate import sample_estimate
 from egs_core.server.hosts import OWN, Hosts
@@ -126,7 +127,8 @@ def check_wish(run: Run, devices: Sequence[Device]) -> None:
     count = sum(may_have(run, device) for device in devices)
     if run.gpus > count:
         asked = " or ".join(run.flavors) + (" with so much memory" if run.gpu_memory_bytes else "")
-        raise Refusal(422, f"flavors: there are {count} GPUs of flavor {asked} here, and {run.gpus:g} are needed")
+        here = f"there {'is' if count == 1 else 'are'} {counted(count, 'GPU')}"
+        raise Refusal(422, f"flavors: {here} of flavor {asked} here, and {run.gpus:g} are needed")
 
 
 class Flavors:

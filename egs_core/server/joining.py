@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from egs_core.client import hosts as h
 from egs_core.engine import messages as m
+from egs_core.errors import counted
 from egs_core.server.book import Book, LogLine
 from egs_core.server.hosts import OWN, JoinedHost
 from egs_core.server.principals import OPERATING, Principal
@@ -39,7 +40,7 @@ def join(book: Book, who: Principal, ask: h.HostOffer) -> JoinedHost:
     host = JoinedHost(ask.host, devices, ask.cpus, ask.memory_bytes, ask.watched, session)
     is_same = known is not None and _ids(known) == ids
     drained = book.drained_of(host.name) if is_same else ()
-    book.lines.append(LogLine(book.now, who, "join", host.name, "", f"{len(devices)} devices"))
+    book.lines.append(LogLine(book.now, who, "join", host.name, "", f"{counted(len(devices), 'device')}"))
     _tell_apart(book)
     book.hosts.put(host)
     book.add_host(host, drained)

@@ -86,6 +86,9 @@ def test_a_file_says_what_each_rule_looks_at_and_does() -> None:
         ("idle_for: 30m", "unsaved_for: 30m", "line 15: rules[2].do: unsaved_for without a checkpoint fires once"),
         ("idle_for: 30m", "unsaved_for: 5s", "line 13: rules[2].when.unsaved_for: must be from 1m to 30 days, or auto"),
         ("idle_for: 30m", "unsaved_for: never", "line 13: rules[2].when.unsaved_for: 'never' is not a duration"),
+        ("temperature_above: 88", "ecc_errors: true", "line 5: rules[0].when.ecc_errors: must be a number"),
+        ("temperature_above: 88", "silent_for: on", "line 5: rules[0].when.silent_for: must be a number"),
+        ("rules:", "most_an_hour: yes\nrules:", "line 3: most_an_hour: must be a number"),
         ("idle_for: 30m", "loss: high", "line 13: rules[2].when.loss: must be"),
         ("idle_for: 30m", "loss_not_falling_steps: 1", "line 13: rules[2].when.loss_not_falling_steps: must be"),
         ("[stop]", "[checkpoint, stop]", "line 15: rules[2].do: what is stopped or requeued has its grace to save"),
@@ -107,7 +110,9 @@ def test_a_file_is_checked_without_a_server(tmp_path: Path, capsys: pytest.Captu
     file = tmp_path / "watch.yaml"
     file.write_text(FILE)
     assert run(["watch", "check", str(file)]) == 0
-    told = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    told = out.splitlines()
+    assert err == "note: idle: of commands of `egs run` alone, not of tasks of a framework\n"
     assert told[0] == "hot: when temperature_above 88, for 90s: alert, drain (dry run)"
     assert told[2] == "idle: when idle_for 30m in queue research: stop (dry run)"
     assert told[3].startswith("3 rules: 1 act, 2 only say what they would have done; at most 10 firings an hour")
@@ -115,6 +120,12 @@ def test_a_file_is_checked_without_a_server(tmp_path: Path, capsys: pytest.Captu
     as_json = capsys.readouterr().out
     assert "secret" not in as_json
     assert [rule["name"] for rule in json.loads(as_json)["rules"]] == ["hot", "fallen off", "idle"]
+    file.write_text("rules: [{name: a, when: {xid: any}, do: [drain]}]")
+    assert run(["watch", "check", str(file)]) == 0
+    assert tuple(capsys.readouterr()) == (
+        "a: when xid any: drain (dry run)\n1 rule: 0 act, 1 only say what they would have done\n",
+        "",
+    )
     for content in (FILE.replace("88", "hot"), "rules: [", "rules", ""):
         file.write_text(content)
         assert run(["watch", "check", str(file)]) == 2

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from egs_core.engine.state.nodes import Node
 from egs_core.engine.state.state import State
+from egs_core.errors import counted
 
 NODE = "node"
 Group = tuple[str, ...]  # one value for each level
@@ -48,4 +49,4 @@ def describe_levels(state: State, levels: Sequence[str]) -> str:
         (sum(n.gpus for n in nodes.values()), sum(n.cpu_milli for n in nodes.values()) / 1000, " of ".join(group))
         for group, nodes in groups
     )
-    return f"all in one {wanted} (the largest, {name}, has {gpus} GPUs and {cpus:g} CPUs)"
+    return f"all in one {wanted} (the largest, {name}, has {counted(gpus, 'GPU')} and {counted(cpus, 'CPU')})"

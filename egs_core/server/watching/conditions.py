@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from egs_core.client.watching import DeviceHealth
+from egs_core.errors import counted
 from egs_core.server.book import Book
 from egs_core.server.flavors import key_of
 from egs_core.server.hosts import OWN
@@ -130,17 +131,19 @@ def _is_watched(book: Book, host: str) -> bool:
 
 
 def _temperature(rule: Rule, found: DeviceHealth) -> Told:
-    if found.temperature_c is None:
-        return None, "tells no temperature"
-    is_above = found.temperature_c > _number(rule)
-    return is_above, f"has {found.temperature_c:g} °C, {_side(is_above, 'above')} {_number(rule):g}"
+    return _beyond(rule, found.temperature_c, "has {:g} °C", "above", "tells no temperature")
 
 
 def _power_limit(rule: Rule, found: DeviceHealth) -> Told:
-    if found.power_limit_w is None:
-        return None, "tells no power limit"
-    is_below = found.power_limit_w < _number(rule)
-    return is_below, f"may take {found.power_limit_w:g} W, {_side(is_below, 'below')} {_number(rule):g}"
+    return _beyond(rule, found.power_limit_w, "may take {:g} W", "below", "tells no power limit")
+
+
+def _beyond(rule: Rule, value: float | None, words: str, side: str, unknown: str, form: str = "g") -> Told:
+    """Whether a value is above or below the rule's bound. words: where the value is written."""
+    if value is None:
+        return None, unknown
+    holds = value > _number(rule) if side == "above" else value < _number(rule)
+    return holds, f"{words.format(value)}, {_side(holds, side)} {_number(rule):{form}}"
 
 
 def _throttled(rule: Rule, found: DeviceHealth) -> Told:
@@ -152,10 +155,8 @@ def _throttled(rule: Rule, found: DeviceHealth) -> Told:
 
 
 def _memory(rule: Rule, found: DeviceHealth) -> Told:
-    if found.memory_used is None:
-        return None, "does not tell how much memory is in use"
-    is_above = found.memory_used > _number(rule)
-    return is_above, f"has {found.memory_used:.1%} of its memory in use, {_side(is_above, 'above')} {_number(rule):.1%}"
+    unknown = "does not tell how much memory is in use"
+    return _beyond(rule, found.memory_used, "has {:.1%} of its memory in use", "above", unknown, ".1%")
 
 
 def _ecc(rule: Rule, found: DeviceHealth) -> Told:
@@ -244,7 +245,7 @@ def _idle(rule: Rule, book: Book, health: Health, run: Run) -> Told | None:
     if len(known) < len(since):
         return None, "holds GPUs of which it is not known whether they compute"
     idle_s = book.now - max(*known, run.lease.claimed_at or run.lease.granted_at)
-    text = f"holds {run.gpus:g} GPUs, of which none has computed for {idle_s:.0f} s"
+    text = f"holds {counted(run.gpus, 'GPU')}, of which none has computed for {idle_s:.0f} s"
     return idle_s >= _number(rule), f"{text}, at least {span(_number(rule))}"
 
 

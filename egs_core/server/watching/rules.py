@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from egs_core.client import watching as w
+from egs_core.errors import counted
 from egs_core.server.book import Book, LogLine
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import Principal
@@ -134,7 +135,7 @@ class SiteRules:
         is_change = any(not step.left and step.action not in UNBOUND for step in steps)
         if is_change and self._changes[rule.is_dry].is_reached(now):
             if not due.is_waiting:
-                text = f"{why}; {self.rules.most_an_hour} firings in the last hour already (most_an_hour)"
+                text = f"{why}; {counted(self.rules.most_an_hour, 'firing')} in the last hour already (most_an_hour)"
                 self._note(book, rule, rule.do[-1], due.finding, "waits", text)
             due.is_waiting = True
             return alerts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from egs_core.errors import counted
 from egs_core.testing.conformance.bench import Bench, give_signal, marks_of, wait_for_mark, wait_until
 from egs_core.testing.conformance.pipeline import HOLDS, Phase, Pipeline, Task, cpu_task, gpu_task
 
@@ -15,7 +16,7 @@ def split(bench: Bench) -> None:
     running = bench.start(pipeline, "on")
     for number, phase in enumerate(steps):
         mark = wait_for_mark(running, "mixed", "begin", number)
-        wait_until(partial(_holds, bench, phase.gpus), f"{phase.gpus:g} GPUs held in phase {number}")
+        wait_until(partial(_holds, bench, phase.gpus), f"{counted(phase.gpus, 'GPU')} held in phase {number}")
         shown = phase.gpus if bench.shows_devices else 0.0
         assert len(mark.devices) == shown, f"devices seen in phase {number}: {mark.devices}"
         give_signal(running, f"go{number}")
@@ -51,7 +52,7 @@ def preload(bench: Bench) -> None:
     pipeline = Pipeline("preloaded", (head, tail, cpu_task("last", "tail")))
     running = bench.start(pipeline, "on")
     loaded = wait_for_mark(running, "tail", "load")
-    assert bench.held_gpus() == 0, f"{bench.held_gpus():g} GPUs held for a preload"
+    assert bench.held_gpus() == 0, f"{counted(bench.held_gpus(), 'GPU')} held for a preload"
     assert not loaded.devices, f"the load function sees devices {loaded.devices}"
     assert not [m for m in marks_of(running) if (m.task, m.what) == ("head", "end")], "head has ended"
     give_signal(running, "loaded")

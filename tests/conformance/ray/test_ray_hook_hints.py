@@ -321,7 +321,7 @@ def test_limits_and_what_is_not_kept(run_script: Script, tmp_path: Path) -> None
     said = [line for line in done.stderr.splitlines() if line.startswith("egs:")]
     for hint in ("gang", "idle_timeout", "priority"):
         assert len([line for line in said if hint in line]) == 1, said
-    assert len([line for line in said if "large: no node has 1 GPUs, 0.25 CPUs and 1.024e+06 GiB" in line]) == 1, said
+    assert len([line for line in said if "large: no node has 1 GPU, 0.25 CPUs and 1.024e+06 GiB" in line]) == 1, said
     assert [line for line in said if "over its limit of 1 s of GPU time" in line and "holds" in line], said
     records = read_run(tmp_path / "log.jsonl").records
     ended = [record for record in records if isinstance(record, Ended)]

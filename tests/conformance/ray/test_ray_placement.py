@@ -208,7 +208,7 @@ def test_a_task_that_fits_no_node_is_said_to_wait_in_ray(session: egs_ray.Sessio
     """It is Ray's, whose autoscaler may bring such a node; until then it is not running, and holds nothing."""
     run = egs_ray.run(too_large.bind(), session=session)
     t.until(lambda: run.why("too_large-0").status == "pending")
-    lack = "needs 5 GPUs and 1 CPUs on one node; the largest has 2 and 4"
+    lack = "needs 5 GPUs and 1 CPU on one node; the largest has 2 and 4"
     assert run.why("too_large-0").text == f"waits in Ray: {lack}"
     shown = session._operations.snapshot()
     assert shown is not None

@@ -99,7 +99,7 @@ def test_gpus_on_two_nodes_do_not_make_two_on_one() -> None:
     records = _waiting(Capacity(0, "n", 4, 1), Capacity(0, "m", 4, 1), demand=(1.0, 2.0))
     (wait,) = longest_waits(build_timeline(records))
     assert wait.nobody_has
-    assert wait.reason == "no node offers 2 GPUs and 1 CPUs"
+    assert wait.reason == "no node offers 2 GPUs and 1 CPU"
 
 
 def test_busy_cpus_beside_a_free_gpu() -> None:

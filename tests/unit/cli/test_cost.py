@@ -87,6 +87,14 @@ def test_tables_show_names_as_they_are(log: str, prices: str, capsys: Out) -> No
     assert "\x1b" not in shown
 
 
+def test_what_is_less_than_a_cent_is_not_nothing(log: str, tmp_path: Path, capsys: Out) -> None:
+    """Not shown as 0.00."""
+    cheap = tmp_path / "cheap.yaml"
+    cheap.write_text("flavors: [{name: a, prices: [{since: 2026-01-01, on_demand: 0.001}]}]")
+    assert run(["cost", log, "--prices", str(cheap)]) == 0
+    assert "; cost: <0.01, <0.01 of it wasted\n" in capsys.readouterr().out
+
+
 def test_csv_is_safe_to_open(log: str, capsys: Out) -> None:
     """One line a name and a total; no name is a formula."""
     assert run(["cost", log, "--csv"]) == 0
@@ -224,6 +232,7 @@ def test_an_empty_log_costs_nothing(tmp_path: Path, prices: str, capsys: Out) ->
         (["{log}", "--month", "2026-13"], "--month: '2026-13' is no month (write it as 2026-11)"),
         (["{log}", "--month", "9999-12"], "--month: '9999-12' is not between 1970-01 and 9998-12"),
         (["{log}", "--prices", "{none}"], "none.yaml line 2: flavors[0].prices[0].since: day "),
+        (["{log}", "--month", ""], "--month: '' is no month"),
         (["{log}", "--month", "november"], "--month: 'november' is no month"),
         (["{log}", "--json", "--csv"], "are ways to print it"),
         (["{log}", "--prices", "{bad}"], "bad.yaml line 2: flavors[0].prices[0].since: must be a date"),

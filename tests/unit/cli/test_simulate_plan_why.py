@@ -164,7 +164,7 @@ def test_why_by_simulation(file: str, capsys: pytest.CaptureFixture[str]) -> Non
     )
     assert (gpu_phase["ready_s"], gpu_phase["started_s"], gpu_phase["waited_s"]) == (2.0, 4.0, 2.0)
     assert gpu_phase["reason"]["kind"] == "capacity"
-    assert "0 of 1 GPUs wholly free" in gpu_phase["reason"]["text"]
+    assert "0 of 1 GPU wholly free" in gpu_phase["reason"]["text"]
 
 
 def test_why_at_a_moment(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_a_small_terminal_says_what_it_leaves_out() -> None:
 @pytest.mark.parametrize("width", [80, 200])
 def test_each_list_has_its_share_of_a_small_terminal(drivers: int, width: int) -> None:
     """At 24 lines all headings are there, and of each list at least one row, of what waits with why."""
-    why = "needs 1 GPUs: host has 0 of 8 GPUs wholly free; it is first in the queue; GPUs are held by 1 (job1, ann)"
+    why = "needs 1 GPU: host has 0 of 8 GPUs wholly free; it is first in the queue; GPUs are held by 1 (job1, ann)"
     seen = made_site(
         devices=[{"id": str(n), "state": "held", "free": 0, "run": str(n), "runs": (str(n),)} for n in range(8)],
         queues=[{"name": f"queue{n}"} for n in range(5)],
@@ -100,7 +100,7 @@ def test_each_list_has_its_share_of_a_small_terminal(drivers: int, width: int) -
     heads = ["GPU", "queue", "running", "waiting", *["driver"] * bool(drivers)]
     assert [line.split()[0] for line in lines if line and line.split()[0] in heads] == heads
     row = next(line for line in lines if line.startswith("10 job10"))
-    assert "needs 1 GPUs" in row
+    assert "needs 1 GPU" in row
     assert [line for line in lines if line.startswith("0 job0")]
 
 

@@ -38,7 +38,7 @@ def site(**more: object) -> Overview:
     """Two GPUs, of which a run holds one, and another team the other one; one run waits."""
     held = run(1, "running", started_at=1010.0, lease=c.Lease(token=1, devices=("0",)))
     both = {"state": "held", "free": 0, "host": "a"}
-    waits = run(2, "waiting", reason="needs 1 GPUs", starts_in_s=59.9)
+    waits = run(2, "waiting", reason="needs 1 GPU", starts_in_s=59.9)
     both = {"state": "held", "free": 0, "host": "a"}
     fields: dict[str, object] = {
         "now": 1100.0,
@@ -87,7 +87,7 @@ def test_what_is_shown() -> None:
     assert mine == ("0", "held", "1 (job1, ann)", 1010.0, 0.37, "4.0 of 8 GiB", "emulated")
     assert theirs == ("1", "held", "another team's", None, None, "", "")
     assert found.rows["queues"]["images"] == ("images", "vision", "1", "1", "1", 1160.0)
-    assert found.rows["waiting"]["2"][2:5] == ("needs 1 GPUs", 1160.0, 1000.0)
+    assert found.rows["waiting"]["2"][2:5] == ("needs 1 GPU", 1160.0, 1000.0)
     assert found.rows["running"]["1"][-1] == "abort"
     assert found.rows["waiting"]["2"][-1] == "pause abort"
     assert found.totals == "0 of 2 emulated GPUs free; 1 running, 1 waiting"

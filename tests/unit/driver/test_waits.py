@@ -141,5 +141,5 @@ def test_what_is_written_for_all_that_wait_alike_is_true_of_each() -> None:
     site = Site()
     site.send(m.TasksAdded("w", gpu_tasks(4)), 0.0)
     reasons = [x.reason for x in site.records if isinstance(x, Held)]
-    assert reasons == ["needs 1 CPUs, 1 GPUs: n has 0 of 1 GPUs wholly free"] * 3
+    assert reasons == ["needs 1 CPU, 1 GPU: n has 0 of 1 GPU wholly free"] * 3
     assert "2 ahead of it" in site.engine.explain(3).text

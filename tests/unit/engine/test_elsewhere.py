@@ -26,7 +26,7 @@ def test_what_is_used_elsewhere_counts_against_the_quota_and_is_said() -> None:
     tell(bench, used("a", 1), used("no such queue", 5))
     submit(bench, "a", "a0 a1", (gpu(),))
     assert bench.granted() == ["a0"]
-    text = "its nominal quota is 2 GPUs and it uses 2 GPUs, 1 GPUs of it in other pools"
+    text = "its nominal quota is 2 GPUs and it uses 2 GPUs, 1 GPU of it in other pools"
     assert (bench.reason("a1").kind, text in bench.reason("a1").text) == ("quota", True)
     tell(bench)
     assert bench.granted() == ["a0", "a1"]

@@ -40,7 +40,7 @@ def test_later_phases_stay_where_the_task_started() -> None:
     bench.end("c")
     assert bench.grant_of("c").node == bench.grant_of("a").node
     assert bench.reason("c").kind == "capacity"
-    assert "0 of 1 GPUs wholly free" in bench.reason("c").text
+    assert "0 of 1 GPU wholly free" in bench.reason("c").text
     bench.end("b")
     bench.end("b")
     assert bench.status("c") == "ready"  # the other node's GPU is idle; this task's process is not there
@@ -102,7 +102,7 @@ def test_what_no_node_offers_says_so() -> None:
     bench = cluster(m.NodeAdded("a", 4.0), m.NodeAdded("b", 2.0, 1))
     bench.submit(graph_of({"two": (), "mixed": ()}, {"two": (gpu(1.0, gpus=2),), "mixed": (cpu(1.0, cpus=4.0), gpu())}))
     assert bench.reason("two").kind == "infeasible"
-    assert "2 GPUs; no node has more than 1 GPUs: it fits nowhere" in bench.reason("two").text
+    assert "2 GPUs; no node has more than 1 GPU: it fits nowhere" in bench.reason("two").text
     assert bench.reason("mixed").text == "no one node offers what all its phases need"
     bench.send(m.NodeAdded("c", 8.0, 4))
     assert (bench.status("two"), bench.status("mixed")) == ("granted", "granted")

@@ -100,7 +100,7 @@ def test_what_no_waiting_brings_is_said() -> None:
     bench = bench_of(8, QueueSpec("a", "lab", gpus(1)), QueueSpec("b", "lab", gpus(2), lending_limit=gpus(1)))
     submit(bench, "a", "big", (gpu(1.0, gpus=4.0),))
     assert bench.reason("big").kind == "infeasible"
-    assert "needs 4 GPUs: queue 'a' has no quota for that, its nominal quota is 1 GPUs" in bench.reason("big").text
+    assert "needs 4 GPUs: queue 'a' has no quota for that, its nominal quota is 1 GPU" in bench.reason("big").text
 
 
 def test_within_quota_goes_before_borrowing() -> None:

@@ -75,7 +75,7 @@ def test_only_on_the_devices_that_the_user_allows() -> None:
     bench.submit(job("a", 5.0, 20.0, flavors=("slow",)), "a")
     reason = bench.reason("a")
     assert (bench.status("a"), reason.kind) == ("ready", "capacity")
-    assert reason.text.startswith("needs 1 GPUs of flavor slow: n has 0 of 1 GPUs wholly free")
+    assert reason.text.startswith("needs 1 GPU of flavor slow: n has 0 of 1 GPU wholly free")
     bench.end("holder of slow", 40.0)
     assert devices_of(bench, "a") == (1,)
 

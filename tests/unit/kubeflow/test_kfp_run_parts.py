@@ -248,8 +248,8 @@ def test_a_gang_is_of_one_dag() -> None:
     ("parents", "slots", "problem"),
     [
         ((), (1.0, 2), ""),
-        ((), (0.9, 2), "it needs 1 CPUs and 2 GPUs at once, and there are 0.9 and 2"),
-        ((), (4.0, 1), "it needs 1 CPUs and 2 GPUs at once, and there are 4 and 1"),
+        ((), (0.9, 2), "it needs 1 CPU and 2 GPUs at once, and there are 0.9 and 2"),
+        ((), (4.0, 1), "it needs 1 CPU and 2 GPUs at once, and there are 4 and 1"),
         ((7,), (4.0, 2), "its tasks wait for each other"),
     ],
 )

@@ -52,7 +52,7 @@ def test_what_is_as_the_profile_says_is_not_told() -> None:
 def test_each_difference_is_a_line() -> None:
     """A pool without nodes, nodes without its GPUs, and taints that its pods do not tolerate."""
     assert told(pool(), node("n1")) == ["pool a100: no node has its labels pool=a100: its pods wait until one has"]
-    assert told(pool(has_gpus=True), of_gpus("n1", 0)) == ["pool a100: its nodes should offer 1 GPUs or more: n1 0"]
+    assert told(pool(has_gpus=True), of_gpus("n1", 0)) == ["pool a100: its nodes should offer 1 GPU or more: n1 0"]
     nodes = of_gpus("n1", 4), of_gpus("n2", 8)
     assert told(pool(gpus_per_node=8), *nodes) == ["pool a100: its nodes should offer 8 GPUs or more: n1 4"]
     (line,) = told(pool(tolerations=({**EXISTS, "key": "other"},)), of_gpus("n1", 8, TAINT))

@@ -112,11 +112,11 @@ def test_only_flavors_that_were_asked_for(site: SiteLogic) -> None:
     start(site, 1, flavors=("T4",))
     view = site.submit(ANN, request(2, flavors=("t4",)))
     assert (view.lease, view.kind) == (None, "capacity")
-    assert "needs 1 GPUs of flavor T4" in view.reason
+    assert "needs 1 GPU of flavor T4" in view.reason
     for fields, text in (
         ({"flavors": ("h100",)}, "no GPU of flavor 'h100' here; there are: T4, A100-SXM4-80GB"),
         ({"flavors": ("t4",), "gpus": 0}, "does nothing without GPUs"),
-        ({"flavors": ("t4",), "gpus": 2}, "there are 1 GPUs of flavor t4 here, and 2 are needed"),
+        ({"flavors": ("t4",), "gpus": 2}, "there is 1 GPU of flavor t4 here, and 2 are needed"),
     ):
         with pytest.raises(Refusal, match=text):
             site.submit(ANN, request(3, **{"gpus": 1, **fields}))  # type: ignore[arg-type]  # its fields

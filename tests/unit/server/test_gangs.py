@@ -77,7 +77,7 @@ def test_they_wait_together_and_each_says_for_what(site: SiteLogic) -> None:
     for view in [site.view(ANN, one.id) for one in views]:
         assert (view.kind, view.starts_in_s) == ("capacity", 60.0)
         assert view.reason.startswith(
-            "needs 1 GPUs, and its gang train 3 GPUs at once: host has 2 of 3 GPUs wholly free"
+            "needs 1 GPU, and its gang train 3 GPUs at once: host has 2 of 3 GPUs wholly free"
         )
         assert f"GPUs are held by {busy.id} (job9, ann)" in view.reason
     assert [view.id for view in site.queue(ANN).runs] == [view.id for view in views]

@@ -289,7 +289,7 @@ def test_clusters_are_apart_under_one_quota(pools: Pools) -> None:
     two.poll()
     assert (len(one.held), len(two.held)) == (1, 0)
     reason = pools.view(ROOT, two.id).reason
-    assert "it uses 1 GPUs, 1 GPUs of it in other pools; in other pools it is used by r1 (one, ann)" in reason
+    assert "it uses 1 GPU, 1 GPU of it in other pools; in other pools it is used by r1 (one, ann)" in reason
     one.end_one()
     pools.take_news()
     two.poll()

@@ -74,7 +74,7 @@ def test_what_nobody_has_is_refused_with_one_line(site: RealSite, tmp_path: Path
     for arguments, text in (
         (("--gpus", "1", "--flavor", "h100"), "--flavor: there is no GPU of flavor 'h100' here; there are: slow, fast"),
         (("--flavor", "fast"), "--flavor: does nothing without --gpus or --gpu-memory or --in"),
-        (("--gpus", "2", "--flavor", "fast"), "there are 1 GPUs of flavor fast here, and 2 are needed"),
+        (("--gpus", "2", "--flavor", "fast"), "there is 1 GPU of flavor fast here, and 2 are needed"),
     ):
         done = site.egs("run", *arguments, "--", "true")
         assert (done.returncode != 0, text in done.stderr) == (True, True), done.stderr

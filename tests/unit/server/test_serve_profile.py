@@ -64,7 +64,7 @@ def test_each_flavor_is_tried_and_the_advice_is_the_same_from_runs_before(site: 
     gone = json.loads(site.egs(*line, "task.sh", EGS_HISTORY=f"sqlite:///{tmp_path}/none.db").stdout)
     assert [one["flavor"] for one in gone["measured"]] == ["old", "new"]
     few = site.egs("profile", "--gpus", "2", "--", "true")
-    assert (few.returncode, "there are 1 GPUs of flavor new here, and 2 are needed" in few.stderr) == (2, True), few
+    assert (few.returncode, "there is 1 GPU of flavor new here, and 2 are needed" in few.stderr) == (2, True), few
     wrong = site.egs("profile", "--flavor", "h100", "--", "true")
     assert (wrong.returncode, "there are: old, new" in wrong.stderr) == (2, True), wrong.stderr
 

@@ -71,7 +71,7 @@ def test_a_gang_starts_whole_or_not_at_all(site: RealSite, tmp_path: Path) -> No
         assert (told["gang"]["name"], told["gang"]["size"], len(told["gang"]["runs"])) == ("pair", 2, 2)
     assert "gang pair" in site.egs("ps").stdout
     check = site.egs("run", "--check", "--gpus", "1", "--gang", "more:2", "--", "true")
-    assert check.stdout.startswith("it waits: needs 1 GPUs"), check.stderr
+    assert check.stdout.startswith("it waits: needs 1 GPU"), check.stderr
     assert len(site.open()) == 3, "nothing was asked for"
     assert not any(file.exists() for file in files)
     go.touch()

@@ -48,7 +48,7 @@ def test_what_never_fits_is_refused_with_the_numbers(site: SiteLogic) -> None:
     assert refused.value.status == 422
     spec = QueueSpec("small", nominal=(UNLIMITED, 1000, UNLIMITED))
     site.offer(OFFER, (spec,))
-    with pytest.raises(Refusal, match="its nominal quota is 1 GPUs"):
+    with pytest.raises(Refusal, match="its nominal quota is 1 GPU"):
         site.submit(ANN, request(2, gpus=2, queue="small"))
     with pytest.raises(Refusal, match="there is no queue 'smal'; there are small"):
         site.submit(ANN, request(3, queue="smal"))

@@ -89,7 +89,7 @@ def test_a_driver_waits_for_a_run_and_a_run_for_a_driver() -> None:
     driver.poll()
     assert (len(driver.held), server.view(second.id).state) == (1, "waiting")
     assert server.view(second.id).kind == "quota"
-    assert "1 GPUs of it in other pools; in other pools it is used by r1 (train.py, ben)" in server.view("2").reason
+    assert "1 GPU of it in other pools; in other pools it is used by r1 (train.py, ben)" in server.view("2").reason
     assert server.woken == 0
     driver.end_one()
     assert server.woken == 1

@@ -33,7 +33,7 @@ MUTANTS: dict[str, dict[str, str]] = {
     "gpu-is-lent-meanwhile": {"no split": "'end' of phase 0 of task other"},
     "preload": {
         "no preload": "'load' of phase 0 of task tail",
-        "holds for preload": "1 GPUs held for a preload",
+        "holds for preload": "1 GPU held for a preload",
         "another process": "another process than the one that was warm",
     },
     "gang-starts-whole": {"gang in parts": "the pipeline does not end"},

@@ -15,7 +15,7 @@ from egs_airflow.observe.listener import folder
 from egs_airflow.order.durations import keep_durations, place
 from egs_airflow.order.pools import configured_pools
 from egs_airflow.rest import connect
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.history.sql import SqlHistory
 from egs_core.places import data_folder
 
@@ -77,4 +77,4 @@ def run_learn(args: Any) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     where = "this host's history" if args.history_only else place()
-    print(f"{told.durations} new durations; {told.tasks} tasks of {told.dags} DAGs are known, in {where}")
+    print(f"{told.durations} new durations; {told.tasks} tasks of {counted(told.dags, 'DAG')} are known, in {where}")

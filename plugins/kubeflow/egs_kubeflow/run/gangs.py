@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from egs_core.errors import counted
 from egs_core.graph.analysis import find_gang_cycle
 from egs_core.graph.columns import Graph
 
@@ -30,7 +31,7 @@ def keep_possible(graph: Graph, first: int, cpus: float, gpus: int, note: Callab
     problems = dict.fromkeys(find_gang_cycle(graph, first), "its tasks wait for each other")
     for name, (cpu_milli, gpu_milli) in _needs(graph).items():
         if cpu_milli > cpus * 1000 or gpu_milli > gpus * 1000:
-            asked = f"{cpu_milli / 1000:g} CPUs and {gpu_milli / 1000:g} GPUs at once"
+            asked = f"{counted(cpu_milli / 1000, 'CPU')} and {counted(gpu_milli / 1000, 'GPU')} at once"
             problems[name] = f"it needs {asked}, and there are {cpus:g} and {gpus}"
     for name, problem in problems.items():
         note(f"gang {name.rpartition('/')[2]!r}: {problem}; its tasks start each as it can")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.graph.columns import CPU, DEFAULT_OPTIONS, Graph, Limits, Shape, TaskOptions
 from egs_core.graph.places import did_you_mean
 from egs_kubeflow import compat
@@ -204,13 +204,13 @@ def _lacking(graph: Graph, runs: list[bool], slots: Slots) -> tuple[str, ...]:
     cpus = [shape.cpu_milli / 1000 for shape in asked if shape.cpu_milli > 1000 * slots.cpus]
     notes = []
     if gpus and slots.devices:
-        notes.append(
-            f"{_ask(gpus)} for up to {max(gpus):g} GPUs, there are {len(slots.devices)}: one such task gets all"
-        )
+        most = counted(max(gpus), "GPU")
+        notes.append(f"{_ask(gpus)} for up to {most}, there are {len(slots.devices)}: one such task gets all")
     elif gpus:
         notes.append(f"{_ask(gpus)} for a GPU, there is none here: --gpus 1 --emulate-gpus makes slots")
     if cpus:
-        notes.append(f"{_ask(cpus)} for up to {max(cpus):g} CPUs, there are {slots.cpus:g}: one such task gets all")
+        most = counted(max(cpus), "CPU")
+        notes.append(f"{_ask(cpus)} for up to {most}, there are {slots.cpus:g}: one such task gets all")
     return tuple(notes)
 
 

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from egs_core.errors import counted
 from egs_core.graph.columns import GIB, GPU, Shape, TaskOptions
 from egs_core.hints import HINTS, TaskHints
 from egs_core.notices import warn_once
@@ -45,8 +46,8 @@ class Described(msgspec.Struct, frozen=True):
         """Once, where no node has what it needs: it goes to Ray as written, and what only its hints say is not kept."""
         if not gate.room.fits(needs.cpus, needs.gpus, needs.memory_bytes):
             warn_once(
-                f"{needs.name}: no node has {needs.gpus:g} GPUs, {needs.cpus:g} CPUs and {needs.memory_bytes / GIB:g} "
-                "GiB of memory, so Ray alone decides about it and its hints are not kept"
+                f"{needs.name}: no node has {counted(needs.gpus, 'GPU')}, {counted(needs.cpus, 'CPU')} and "
+                f"{needs.memory_bytes / GIB:g} GiB of memory, so Ray alone decides about it and its hints are not kept"
             )
 
     @property

@@ -18,6 +18,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from egs_core.engine import messages as m
+from egs_core.errors import counted
 from egs_core.graph.columns import Graph, Shape
 from egs_core.site import Grant
 from egs_ray.session.shared import Shared, first_line
@@ -217,6 +218,7 @@ def describe_lack(graph: Graph, gang: str, members: list[int], nodes: Iterable[m
     cpus = sum(max(shape.cpu_milli for shape in task) for task in shapes) / 1000
     level = next((s for index in members if (s := graph.options[index].gang_same)), "")
     there = list(nodes)
-    needs = f"{gpus:g} GPUs and {cpus:g} CPUs at once" + (f" in one {level}" if level else "")
-    has = f"{sum(node.gpus for node in there)} GPUs and {sum(node.cpus for node in there):g} CPUs on {len(there)} nodes"
-    return f"gang {gang!r} of {len(members)} tasks needs {needs}; there are {has}"
+    needs = f"{counted(gpus, 'GPU')} and {counted(cpus, 'CPU')} at once" + (f" in one {level}" if level else "")
+    all_gpus, all_cpus = sum(node.gpus for node in there), sum(node.cpus for node in there)
+    has = f"{counted(all_gpus, 'GPU')} and {counted(all_cpus, 'CPU')} on {counted(len(there), 'node')}"
+    return f"gang {gang!r} of {counted(len(members), 'task')} needs {needs}; there are {has}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine import messages as m
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.graph.columns import Graph, Shape
 from egs_core.site import Node, could_start_together, fits
 from egs_ray.payload import Payload
@@ -84,7 +84,8 @@ def lack_of(graph: Graph, index: int, nodes: Sequence[Node]) -> str:
     gpus = max(shape.gpu_milli for shape in shapes) / 1000
     cpus = max(shape.cpu_milli for shape in shapes) / 1000
     most = max(((node.gpus, node.cpu_milli / 1000) for node in alive), default=(0, 0.0))
-    return f"needs {gpus:g} GPUs and {cpus:g} CPUs on one node; the largest has {most[0]} and {most[1]:g}"
+    needs = f"{counted(gpus, 'GPU')} and {counted(cpus, 'CPU')}"
+    return f"needs {needs} on one node; the largest has {most[0]} and {most[1]:g}"
 
 
 def for_site(graph: Graph, ways: Sequence[Way], nodes: Sequence[Node]) -> Graph:
