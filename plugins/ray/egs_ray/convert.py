@@ -159,7 +159,7 @@ class _Conversion:
             parents,
             phases_of(payload, hints),
             name=hints.name or payload.task_id.rpartition("-")[0],
-            options=task_options(hints),
+            options=task_options(hints, has_prices=True),  # whoever applies it knows the prices
         )
 
     def _place(self, task_id: str) -> str:
@@ -220,11 +220,12 @@ def phases_of(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, flo
     return tuple(out)
 
 
-def task_options(hints: TaskHints) -> TaskOptions:
-    """What the engine is told."""
+def task_options(hints: TaskHints, *, has_prices: bool = False) -> TaskOptions:
+    """What the engine is told. has_prices: see `options_of_hints`."""
     key = warm_key(hints)
     return options_of_hints(
         hints,
+        has_prices=has_prices,
         warm_key=key,
         warmup_s=PRIOR_WARMUP_S if key else 0.0,
         warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead

@@ -37,11 +37,12 @@ _BY_RUN_HINTS = hint_answers(
         **dict.fromkeys(("gpus", "cpus", "memory"), "where Ray was not told"),
         "gpu_cpus": "",
         "flavors": "",
+        "max_cost": "where Options(flavors=FILE) has the price of the GPU",
         "gang_same": "",
         **dict.fromkeys(("priority", "max_wait", "deadline", "expect", "max_runtime", "max_gpu_time"), ""),
         **dict.fromkeys(("grace", "checkpoint", "stage", "name"), ""),
     },
-    _NEVER,
+    {name: why for name, why in _NEVER.items() if name != "max_cost"},
 )
 
 _WHOLE = "no: tasks without hints are ordered only"

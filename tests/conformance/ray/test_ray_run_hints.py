@@ -18,6 +18,7 @@ from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Ended, Started, TaskAdded
 from egs_ray import Session
 from tests.conformance.ray import run_tasks as t
+from tests.conformance.ray.test_ray_nodes import outcome_of
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 
@@ -104,3 +105,42 @@ def test_a_limit_of_gpu_time_ends_a_task(session: Session, tmp_path: Path) -> No
     t.until(t.is_idle)
     ended = [record for record in read_run(tmp_path / "run.jsonl").records if isinstance(record, Ended)]
     assert ended[-1].reason == "over its limit of 1 s of GPU time"
+
+
+COSTS = """
+import json, os, sys
+import ray
+import egs_core as egs, egs_ray
+
+folder = sys.argv[1]
+prices = os.path.join(folder, "flavors.yaml")
+open(prices, "w").write("flavors: [{name: a100, gpu_hour: 3600}]")
+ray.init(num_cpus=2, num_gpus=1, resources={"accelerator_type:A100": 1}, include_dashboard=False, log_to_driver=False)
+
+@ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+@egs.task(max_cost=1.0)
+def dear():
+    import time
+    time.sleep(3600)
+
+@ray.remote(num_gpus=1, num_cpus=0.1)
+@egs.task(max_cost=1000)
+def cheap():
+    return 7
+
+with egs_ray.Session(egs_ray.Options(flavors=prices)) as session:
+    try:
+        found = egs_ray.run(dear.bind(), session=session).get(240)
+    except ray.exceptions.RayError as error:
+        found = str(error)
+    print(json.dumps({"dear": found, "cheap": egs_ray.run(cheap.bind(), session=session).get(240)}))
+"""
+
+
+@pytest.mark.proves("ray run", "max_cost")
+def test_a_limit_of_cost_ends_a_task_where_gpus_have_prices(tmp_path: Path) -> None:
+    """At a price of 1 a second a task that may cost 1 ends, and says why; one that may cost more ends by itself."""
+    found, errors = outcome_of(COSTS, tmp_path)
+    assert "over its limit of 1 in cost" in str(found["dear"]), errors
+    assert found["cheap"] == 7
+    assert "max_cost is not applied" not in errors

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ray.dag import DAGNode, InputNode, MultiOutputNode
 
 import egs_core as egs
-from egs_core import notices
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GIB, GPU, Shape
 from egs_ray.convert import Converted, convert
@@ -134,14 +133,14 @@ def test_hints_give_phases_and_options() -> None:
 
 
 def test_limits_that_ray_can_keep_are_passed_on() -> None:
-    """GPU time and deadline; not a cost, for there are no prices, and a limit that never acts would be a lie."""
+    """GPU time and deadline; also a cost: whether there are prices a session knows, see `test_ray_flavors_told`."""
 
     @egs.task(max_gpu_time="1h", deadline="2h", max_cost=5)
     def train() -> None:
         """Nothing."""
 
     options = convert(ray.remote(train).bind()).graph.options_of(0)
-    assert (options.max_gpu_s, options.deadline_s, options.max_cost) == (3600.0, 7200.0, None)
+    assert (options.max_gpu_s, options.deadline_s, options.max_cost) == (3600.0, 7200.0, 5.0)
 
 
 def test_members_of_a_gang_must_not_wait_for_each_other() -> None:
@@ -240,19 +239,3 @@ def test_missing_private_api_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("EGS_RAY_WITHOUT", "dag")
     with pytest.raises(InputError, match="do not show their functions"):
         convert(load.bind())
-
-
-def test_a_cost_limit_is_said_not_to_be_applied(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray's nodes have no prices: one line for the process, however many tasks say it."""
-    monkeypatch.setattr(notices, "_said", set())
-
-    @ray.remote
-    @egs.task(max_cost=5)
-    def dear(*_: object) -> int:
-        return 1
-
-    converted = convert(dear.bind(dear.bind()), "pipe")
-    assert [converted.graph.options_of(index).max_cost for index in range(2)] == [None, None]
-    assert capsys.readouterr().err == f"egs: {notices.MAX_COST_UNUSED}\n"

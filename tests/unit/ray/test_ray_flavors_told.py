@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from egs_core import notices
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
-from egs_core.graph.columns import CPU, GPU, Graph, Shape
+from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_core.history.opened import open_history
 from egs_core.history.rows import HistoryRow
 from egs_core.runlog.records import Header
@@ -21,16 +23,40 @@ A100, L4, NONE = (m.NodeAdded(name, 2.0, gpus, flavor=name) for name, gpus in ((
 
 def test_only_where_gpus_are_of_several_and_only_once(tmp_path: Path) -> None:
     """With the prices of the site's file; nodes without GPUs do not count, and none are told while a script's own tasks
-    wait for tickets."""
+    wait for tickets. One alone is told where there is a file, for its price."""
     file = tmp_path / "flavors.yaml"
     file.write_text("flavors: [{name: a100, gpu_hour: 4.0, speed: 2.0}]")
     flavors = Flavors(str(file))
-    assert flavors.changed([A100, NONE], has_tickets=False) is None
+    assert Flavors(None).changed([A100, NONE], has_tickets=False) is None
+    assert flavors.changed([NONE, replace(NONE, gpus=1)], has_tickets=True) is None
+    assert flavors.changed([A100, NONE], has_tickets=True) == m.FlavorsChanged((FlavorSpec("A100", 4.0, speed=2.0),))
     told = flavors.changed([A100, L4, NONE], has_tickets=False)
     assert told == m.FlavorsChanged((FlavorSpec("A100", 4.0, speed=2.0), FlavorSpec("L4")))
     assert flavors.names == ["A100", "L4"]
     assert flavors.changed([L4, A100], has_tickets=False) is None
     assert flavors.changed([L4, A100], has_tickets=True) == m.FlavorsChanged(())
+
+
+def test_a_cost_is_a_limit_where_there_are_prices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere it is left out, with one line for the process, however many tasks say it."""
+    monkeypatch.setattr(notices, "_said", set())
+    file = tmp_path / "flavors.yaml"
+    file.write_text("flavors: [{name: a100, gpu_hour: 4.0}]")
+    graph = Graph()
+    for name in ("one", "two"):
+        graph.add_task(name, (), ((GPU, Shape(100, 1000), None),), name, options=TaskOptions(max_cost=5.0))
+    with_prices, without = Flavors(str(file)), Flavors(str(file))
+    with_prices.changed([A100], has_tickets=False)
+    without.changed([L4], has_tickets=False)
+    assert with_prices.applied(graph) is graph
+    assert capsys.readouterr().err == ""
+    for flavors in (without, Flavors(None)):
+        found = flavors.applied(graph)
+        assert [found.options_of(task).max_cost for task in range(2)] == [None, None]
+    assert graph.options_of(0).max_cost == 5.0
+    assert capsys.readouterr().err == f"egs: {notices.MAX_COST_UNUSED}\n"
 
 
 def test_what_is_wrong_is_one_error(tmp_path: Path) -> None:

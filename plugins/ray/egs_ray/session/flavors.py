@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
+from egs_core.graph.columns import Graph
+from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.site import Learning, Site
 from egs_ray.convert import Converted
 
@@ -30,11 +34,22 @@ class Flavors:
         """What the site does not know yet. has_tickets: a script's own tasks wait for a turn, and Ray places those: one
         that waited for a better GPU would not get it."""
         names = sorted({node.flavor for node in nodes if node.gpus})
-        found = _specs_for(names, self._specs) if len(names) > 1 and not has_tickets else ()
+        is_choice, is_priced = len(names) > 1, len(names) == 1 and names[0] and self._specs
+        found = _specs_for(names, self._specs) if is_priced or (is_choice and not has_tickets) else ()
         if found == self._told:
             return None
         self._told = found
         return m.FlavorsChanged(found)
+
+    def applied(self, graph: Graph) -> Graph:
+        """Without `max_cost` where the GPUs have no prices, with one warning: no cost would ever be reached."""
+        if any(spec.gpu_hour or spec.cpu_hour for spec in self._told):
+            return graph
+        stated = {index: one for index, one in graph.options.items() if one.max_cost is not None}
+        if stated:
+            warn_once(MAX_COST_UNUSED)
+        without = {index: msgspec.structs.replace(one, max_cost=None) for index, one in stated.items()}
+        return msgspec.structs.replace(graph, options={**graph.options, **without}) if without else graph
 
     def tell_estimates(self, site: Site, learning: Learning, converted: Converted, first: int) -> None:
         """From the history, of a graph whose first phase the site knows by this number."""

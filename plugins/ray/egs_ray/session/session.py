@@ -227,7 +227,8 @@ class Session(s.HolderSession):
             self._failopen.finish_natively(books)
             return
         name = books.converted.name
-        graph = self.learning.believe(name, books.converted.graph, flavors=self._flavors.names)
+        graph = self._flavors.applied(books.converted.graph)
+        graph = self.learning.believe(name, graph, flavors=self._flavors.names)
         nodes = self._shared.offers.nodes
         plan = plan_ways(books.converted.nodes, graph, nodes, self._grows)
         if self._is_refused(books, plan):
