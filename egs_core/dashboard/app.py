@@ -7,7 +7,7 @@ GET  /dashboard/login            the login page
 POST /dashboard/login            token ─► a session
 POST /dashboard/logout
 GET  /dashboard/events           what changes, as server-sent events
-POST /dashboard/runs/ID/VERB     abort, pause, resume: asked of the server with the viewer's token
+POST /dashboard/runs/ID/VERB     abort, pause, resume, priority: asked of the server with the viewer's token
 GET  /dashboard/assets/NAME
 """
 
@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 from egs_core.client import messages as c
 from egs_core.client.http import Refused, Unreachable
-from egs_core.dashboard.asking import RUN, TOKEN, VERBS, Asking
+from egs_core.dashboard.asking import PRIORITY, RUN, TOKEN, VERBS, Asking
 from egs_core.dashboard.feed import AWAY, Feeds, Measure, Viewer, event
 from egs_core.dashboard.pages import ASSETS, PATH, entered_page, login_page, main_page
 from egs_core.dashboard.sessions import LASTS_S, Session, Sessions
@@ -42,6 +42,8 @@ from egs_core.dashboard.sessions import LASTS_S, Session, Sessions
 SILENCE_S = 10.0  # after so long a stream says that it lives, and its token is looked at again
 MOST_LOGINS = 4  # at once
 NOBODY = "nobody is known by that token here: it is wrong, has expired, or was revoked"
+NO_REASON = "the reason may have 200 characters, and none that control a terminal"
+NO_PRIORITY = "the priority is a whole number of at most a million, below zero too"
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -128,14 +130,18 @@ class App:
         if not self._is_own(request) or not session.allows(request.headers.get("x-egs-csrf", "")):
             return _refusal(403, "this is not of this session's page: load it again")
         run, verb = request.path_params["run"], request.path_params["verb"]
-        if verb not in VERBS or not RUN.fullmatch(run):
+        if verb not in (*VERBS, PRIORITY) or not RUN.fullmatch(run):
             return _refusal(404, "there is no such run, or no such change")
         try:
-            ask = c.Control(reason=str(json.loads(await request.body())["reason"]))
+            told = json.loads(await request.body())
+            ask = c.Change(priority=told["priority"]) if verb == PRIORITY else c.Control(reason=str(told["reason"]))
         except (ValueError, TypeError, KeyError, RecursionError):
-            return _refusal(422, "the reason may have 200 characters, and none that control a terminal")
+            return _refusal(422, NO_PRIORITY if verb == PRIORITY else NO_REASON)
         try:
-            view = await self._asking.control(session.token, run, verb, ask)
+            if isinstance(ask, c.Change):
+                view = await self._asking.change(session.token, run, ask)
+            else:
+                view = await self._asking.control(session.token, run, verb, ask)
         except Refused as error:
             return _refusal(error.status, str(error))
         except (Unreachable, ValidationError):

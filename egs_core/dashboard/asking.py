@@ -19,6 +19,7 @@ from egs_core.client.places import Address
 TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")  # a provider's is long
 RUN = re.compile(r"[A-Za-z0-9]{1,32}")
 VERBS = ("abort", "pause", "resume")
+PRIORITY = "priority"
 ANSWER_S = 10.0
 
 
@@ -40,6 +41,10 @@ class Asking:
     async def control(self, token: str, run: str, verb: str, ask: c.Control) -> c.RunView:
         body = ask.model_dump_json().encode()
         return c.RunView.model_validate_json(await self._ask("POST", f"/v1/runs/{run}/{verb}", token, body))
+
+    async def change(self, token: str, run: str, ask: c.Change) -> c.RunView:
+        body = ask.model_dump_json(exclude_none=True).encode()
+        return c.RunView.model_validate_json(await self._ask("POST", f"/v1/runs/{run}/update", token, body))
 
     async def _ask(self, method: str, path: str, token: str, body: bytes | None = None) -> bytes:
         if not TOKEN.fullmatch(token):

@@ -17,7 +17,7 @@
   const $ = (id) => document.getElementById(id);
   const dialog = document.querySelector("dialog");
   const tables = new Map(); // section -> { body, kinds, empty, scroll, link, rows: Map(key -> { tr, row }) }
-  const LABEL = { abort: "Abort", pause: "Pause", resume: "Resume" };
+  const LABEL = { abort: "Abort", pause: "Pause", resume: "Resume", priority: "Priority" };
   const RETRY_MS = [1000, 2000, 5000, 10000];
   let ahead = 0, tries = 0, asked = null;
 
@@ -103,12 +103,14 @@
     for (const [key, { tr }] of table.rows) {
       if (!wanted.has(key)) { tr.remove(); table.rows.delete(key); }
     }
-    let at = table.body.firstChild; // only what stands elsewhere is moved: a moved button would lose the focus
+    const focused = document.activeElement;
+    let at = table.body.firstChild; // only what stands elsewhere is moved: a moved button loses the focus
     for (const key of order) {
       const { tr } = table.rows.get(key);
       if (tr === at) at = at.nextSibling;
       else table.body.insertBefore(tr, at);
     }
+    if (focused !== document.activeElement && table.body.contains(focused)) focused.focus();
     table.empty.hidden = order.length > 0;
     table.scroll.hidden = order.length === 0;
     table.link.textContent = `${table.title} (${order.length})`;
@@ -170,6 +172,11 @@
 
   // --- changes -----------------------------------------------------------------------------------------------------
 
+  function priorityOf(key) {
+    const { kinds, rows } = tables.get("waiting");
+    return rows.get(key)?.row[kinds.length - 2] ?? "0"; // beside the buttons
+  }
+
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-verb]");
     if (!button) return;
@@ -177,6 +184,10 @@
     asked = { key, verb: button.dataset.verb };
     $("ask").textContent = `${button.getAttribute("aria-label")}?`;
     $("reason").value = "";
+    const wantsNumber = asked.verb === "priority";
+    $("with-reason").hidden = wantsNumber;
+    $("with-number").hidden = $("number").disabled = !wantsNumber;
+    if (wantsNumber) $("number").value = priorityOf(key);
     $("refused").hidden = true;
     dialog.showModal();
   });
@@ -191,7 +202,7 @@
       const answer = await fetch(`/dashboard/runs/${encodeURIComponent(asked.key)}/${asked.verb}`, {
         method: "POST",
         headers: { "Content-Type": "application/json", "X-EGS-CSRF": csrf },
-        body: JSON.stringify({ reason: $("reason").value }),
+        body: JSON.stringify(asked.verb === "priority" ? { priority: Number($("number").value) } : { reason: $("reason").value }),
       });
       if (!answer.ok) words = await answer.text();
     } catch (error) {

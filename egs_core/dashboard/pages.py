@@ -114,8 +114,19 @@ def _dialog() -> Markup:
         tag(
             "form",
             tag("h2", "", id="ask"),
-            tag("label", "Reason, for the log (may be empty)", for_="reason"),
-            tag("input", id="reason", name="reason", maxlength=200, autocomplete="off"),
+            tag(
+                "div",
+                tag("label", "Reason, for the log (may be empty)", for_="reason"),
+                tag("input", id="reason", name="reason", maxlength=200, autocomplete="off"),
+                id="with-reason",
+            ),
+            tag(
+                "div",
+                tag("label", "Priority: of two in a queue the higher one goes first", for_="number"),
+                tag("input", id="number", type="number", step=1, min=-1_000_000, max=1_000_000, required=True),
+                id="with-number",
+                hidden=True,
+            ),
             tag("p", "", id="refused", role="alert", class_="problem", hidden=True),
             tag("button", "Yes", type="submit", id="yes"),
             tag("button", "No", type="button", id="no"),

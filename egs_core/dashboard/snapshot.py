@@ -75,6 +75,7 @@ SECTIONS = {
             Column("Waits", "since"),
             Column("GPUs"),
             Column("Queue"),
+            Column("Priority"),
             ACTIONS,
         ),
     ),
@@ -200,7 +201,13 @@ def _waiting(run: c.RunView, now: float) -> Row:
     why = "is paused; " * (run.state == "paused" and run.kind != "paused") + run.reason
     starts = _starts(run.starts_in_s, now)
     why = why or f"`egs why {run.id}` says it"
-    return _named(run), run.user, why, starts, _whole(run.submitted_at), _gpus(run), run.queue, _verbs(run)
+    return _named(run), run.user, why, starts, _whole(run.submitted_at), _gpus(run), run.queue, *_place(run)
+
+
+def _place(run: c.RunView) -> tuple[str, str]:
+    """Its priority, and its verbs; what runs inside of a request has that one's place."""
+    verbs = _verbs(run)
+    return str(run.priority), verbs.replace("abort", "priority abort") if not run.inside else verbs
 
 
 def _running(run: c.RunView, several: bool) -> Row:

@@ -46,6 +46,10 @@ class Visitor:
         sent = {"X_EGS_CSRF": self.csrf if csrf is None else csrf, "Cookie": self.cookie or None, **headers}
         return self._asker.ask("POST", f"/dashboard/runs/{run}/{verb}", {"reason": "by hand"}, None, **sent)
 
+    def change_priority(self, run: str, body: object, csrf: str | None = None, **headers: str | None) -> Answer:
+        sent = {"X_EGS_CSRF": self.csrf if csrf is None else csrf, "Cookie": self.cookie or None, **headers}
+        return self._asker.ask("POST", f"/dashboard/runs/{run}/priority", body, None, **sent)
+
     def stream(self) -> Stream:
         return Stream(self.port, self.cookie, self.csrf)
 

@@ -190,6 +190,29 @@ def test_a_change_is_the_viewers_own(site: Teams) -> None:
     assert all("token" in one["origin"] for one in found)
 
 
+def test_a_priority_is_changed_by_who_may(site: Teams) -> None:
+    """By the viewer's own token, with its session's secret, of what waits; the run then goes first. What is no whole
+    number changes nothing, and neither does who has but the cookie, a viewer's role, or another team."""
+    waits = [site.vision.submit(name, gpus=3).told["id"] for name in ("first-key", "second-key")]
+    operator = site.visitor(site.app.token("operator", "vision", "olga"))
+    wrong: list[object] = [{}, [], {"reason": "x"}, *({"priority": n} for n in ("x", 1.5, 10**7, None))]
+    for body in wrong:
+        assert operator.change_priority(waits[1], body).status == 422, body
+    good = {"priority": 7}
+    assert operator.change_priority(waits[1], good, "x").status == 403
+    assert operator.change_priority(waits[1], good, Origin="https://evil.example").status == 403
+    assert site.visitor(site.app.token("viewer", "vision")).change_priority(waits[1], good).status == 403
+    assert site.visitor(site.app.token("operator", "speech")).change_priority(waits[1], good).status == 404
+    assert operator.change_priority(site.run, good).status == 409  # it runs
+    shown = {one["id"]: one["priority"] for one in site.app.admin.get("/v1/runs").told["runs"]}
+    assert [shown[run] for run in waits] == [0, 0]
+    assert operator.change_priority(waits[1], good).status == 200
+    queue = [one["id"] for one in site.app.admin.get("/v1/queue").told["runs"] if one["id"] in waits]
+    assert queue == [waits[1], waits[0]]
+    for run in waits:
+        assert operator.control(run, "abort").status == 200
+
+
 def test_a_change_needs_the_sessions_own_page(site: Teams) -> None:
     """The cookie alone does not do, nor another session's secret, nor a form of another site."""
     operator = site.visitor(site.app.token("operator", "vision"))

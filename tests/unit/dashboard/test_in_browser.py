@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from egs_core.client.messages import Control
+from tests.unit.report.axe import grave
 from tests.unit.report.chromium import Page, find_chromium
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 
@@ -101,6 +102,19 @@ def test_it_fits_and_is_quiet(seen: Seen, width: int, dark: bool) -> None:
     assert (page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)") == dark
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_grave(seen: Seen, dark: bool) -> None:
+    """Of the login page, of the dashboard, and of the question before a change."""
+    seen.page.open(f"{seen.url}/login", 1280, dark=dark)
+    assert grave(seen.page) == []
+    seen.open(1280, dark)
+    assert grave(seen.page) == []
+    seen.page.evaluate("document.querySelector('#running button[data-verb=abort]').click()")
+    assert seen.page.evaluate("document.querySelector('dialog').open")
+    assert grave(seen.page) == []
+    seen.page.press("Escape")
+
+
 def test_hostile_names_are_text(seen: Seen) -> None:
     """The name is there to be read, and nothing in it was run or loaded."""
     seen.open(1280)
@@ -139,6 +153,26 @@ def test_by_keys_alone(seen: Seen) -> None:
     assert not seen.page.evaluate("document.querySelector('dialog').open")
     seen.site.client.control(seen.site.queued()["third"], "abort", Control(grace_s=0))
     third.wait(PATIENCE_S)
+
+
+def test_a_priority_by_keys_alone(seen: Seen) -> None:
+    """The question has the priority of now, takes a number, and the row then has it; axe finds nothing grave. The row
+    has moved up then, and its button still has the focus."""
+    urgent = seen.site.run("--gpus", "1", "--name", "more-urgent", "--", "sleep", "600")
+    seen.open(1280)
+    row = "[...document.querySelectorAll('#waiting tbody tr')].find(tr => tr.textContent.includes('more-urgent'))"
+    seen.until(row + "?.textContent", "it is shown")
+    seen.page.evaluate(f"{row}.querySelector('button[data-verb=priority]').focus()")
+    seen.page.press("Enter")
+    assert seen.page.evaluate("[document.activeElement.id, document.activeElement.value]") == ["number", "0"]
+    assert grave(seen.page) == []
+    seen.page.evaluate("document.activeElement.value = '12'")
+    seen.page.press("Enter")
+    seen.until(f"[...{row}.cells].some(cell => cell.textContent === '12')", "the row has it")
+    assert seen.page.evaluate("document.activeElement.dataset.verb") == "priority"
+    assert next(one.priority for one in seen.site.client.runs().runs if one.name == "more-urgent") == 12
+    seen.site.client.control(seen.site.queued()["more-urgent"], "abort", Control(grace_s=0))
+    urgent.wait(PATIENCE_S)
 
 
 def test_the_secret_is_in_this_origins_storage_alone(seen: Seen) -> None:

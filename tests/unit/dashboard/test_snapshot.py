@@ -89,7 +89,7 @@ def test_what_is_shown() -> None:
     assert found.rows["queues"]["images"] == ("images", "vision", "1", "1", "1", 1160.0)
     assert found.rows["waiting"]["2"][2:5] == ("needs 1 GPU", 1160.0, 1000.0)
     assert found.rows["running"]["1"][-1] == "abort"
-    assert found.rows["waiting"]["2"][-1] == "pause abort"
+    assert found.rows["waiting"]["2"][-2:] == ("0", "pause priority abort")
     assert found.totals == "0 of 2 emulated GPUs free; 1 running, 1 waiting"
 
 

@@ -10,6 +10,7 @@ import pytest
 from egs_core.report.build import write_report
 from egs_core.runlog.io import Run
 from egs_core.runlog.records import Capacity, Ended, Header, Record, Started, Used, WorkloadSubmitted
+from tests.unit.report.axe import grave
 from tests.unit.report.chromium import Page, find_chromium
 from tests.unit.report.made_runs import made_run
 from tests.unit.report.test_page import evil_run
@@ -52,6 +53,23 @@ def test_page_fits_and_is_quiet(page: Page, report: str, width: int, dark: bool)
     assert page.evaluate(OVERFLOW) <= 0
     assert page.evaluate(TEXT_CUT) == []
     assert page.evaluate(INK) > 10
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_grave(page: Page, report: str, tmp_path: Path, dark: bool) -> None:
+    """Of a page that compares, and of one that does not, which is what `egs audit -o` writes."""
+    alone = write_report([made_run("native"), evil_run()], tmp_path / "audit.html", compare=False).as_uri()
+    for url in (report, alone):
+        page.open(url, 1280, dark=dark)
+        assert grave(page) == []
+
+
+def test_axe_finds_what_is_grave(page: Page, tmp_path: Path) -> None:
+    """A field without a name, and text that is hardly there."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><html lang=en><title>x</title><main><h1>x</h1><input><p style='color:#ddd'>pale")
+    page.open(bad.as_uri(), 1280)
+    assert {line.partition(":")[0] for line in grave(page)} == {"label", "color-contrast"}
 
 
 def test_dark_mode_is_dark(page: Page, report: str) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from egs_core.report.statement import MOST_ROWS, POLICY, Line, Statement, statement_page
+from tests.unit.report.axe import grave
 from tests.unit.report.chromium import Page, find_chromium
 from tests.unit.report.test_in_browser import OVERFLOW, TEXT_CUT
 from tests.unit.report.test_page import EVIL, Elements
@@ -67,7 +68,8 @@ def test_of_very_many_names_the_rest_is_one_line() -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine to look at the page with")
 def test_in_a_browser(tmp_path: Path) -> None:
-    """On a phone and a desktop, light and dark: no message, no request but the page, nothing cut, nothing beside it."""
+    """On a phone and a desktop, light and dark: no message, no request but the page, nothing cut, nothing beside it,
+    and nothing grave that axe would find."""
     path = tmp_path / "statement.html"
     path.write_text(statement_page(statement()))
     program = find_chromium()
@@ -78,3 +80,4 @@ def test_in_a_browser(tmp_path: Path) -> None:
             assert (page.problems, page.requests) == ([], [path.as_uri()])
             assert page.evaluate(OVERFLOW) <= 0
             assert page.evaluate(TEXT_CUT) == []
+            assert grave(page) == []
