@@ -7,6 +7,7 @@
     cold      what splitting, preloading and ordering bring on workflows with synthetic GPU phases, simulated
     preload   how soon a GPU task's first line runs after its predecessor's end: cold, and with EGS; and what loading
               costs the tasks that run meanwhile
+    learned   queues that learn their order, beside the best fixed one in hindsight (EGS_DATA)
     gpu_jobs  a week of GPU jobs of many teams, in every policy (the trace needs EGS_DATA)
     costs     what single calls cost that every task pays: a forecast, an estimate, Airflow's listener; a log's figures
     submit    what a submission costs on Ray: natively, observed, with the hook on, and through the gates
@@ -66,6 +67,7 @@ SUITES = (
     "packing",
     "throughput",
     "streams",
+    "learned",
     "flavors",
     "tiers",
     "limits",
@@ -101,6 +103,8 @@ def commands_of(suite: str, options: Options) -> list[list[str]]:
     if suite == "streams":
         less = ["--seeds", "2", "--length", "40"] if quick else []
         return [["-m", "benchmarks.streams", "--json", "-", *less, *_plot("streams")]]
+    if suite == "learned":
+        return [["-m", "benchmarks.learned", *(("--suites", "streams", "--seeds", "1") if quick else ())]]
     if suite == "cold":
         small = ("--workloads", "15", "--loads", "1.2") if quick else ()
         return [["-m", "benchmarks.cold_starts", "--json", "-", *small, *_plot("cold_starts")]]

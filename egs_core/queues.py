@@ -10,7 +10,7 @@ queues:
     half_life: 1h                # how fast past usage is forgotten in the fair share
     max_wait: 30m                # of tasks that state none: then they go to the front
     deadline: 12h                # of workloads that state none, from their submission
-    order: arrival               # between its workloads: remaining_work (the default), dependents or arrival
+    order: arrival               # between its workloads: remaining_work (the default), dependents, arrival, or learned
     limits: {max_runtime: 24h, max_gpu_time: 96h, max_cost: 200}    # of each task, if it states no smaller ones
   - name: interactive
     cohort: lab
@@ -171,9 +171,9 @@ class Queue(FileModel):
     """Limits of each task; a task's own hints may only lower them."""
     deadline: Seconds | None = None
     """Deadline of workloads that state none, from their submission."""
-    order: Literal["remaining_work", "dependents", "arrival"] = "remaining_work"
+    order: Literal["remaining_work", "dependents", "arrival", "learned"] = "remaining_work"
     """Between its workloads: the one with the least work left first; the longest remaining path first, in whatever
-    workload; or the workload that came first."""
+    workload; or the workload that came first. Or `learned`: whichever of these, by what roll-outs of the queue say."""
     budget: GpuBudget | None = None
     """GPU hours, or money, that it may use in a month, for the site server alone."""
     slo: Objectives = Objectives()

@@ -146,6 +146,7 @@ def _figures(
         "failed": result.failed,
         "over_limit": result.over_limit,
         "late_s": result.late_s,
+        "orders": result.orders,
     }
 
 
@@ -187,7 +188,8 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     table.title = f"{counts}, durations {first['durations']}"
     stopped = sorted({f"{name} {why}" for run in runs for name, why in run["over_limit"].items()})
     late = [f"{name} {late_s:.1f} s under {run['policy']}" for run in runs for name, late_s in run["late_s"].items()]
-    found = {"failed": failed, "stopped": stopped, "late": late}
+    learned = [f"{queue} {order} under {run['policy']}" for run in runs for queue, order in run["orders"].items()]
+    found = {"failed": failed, "stopped": stopped, "late": late, "order learned, at the end": learned}
     notes = [f"{what}: {', '.join(names[:10])}" for what, names in found.items() if names]
     table.caption = "\n".join(notes) or None
     return table

@@ -106,6 +106,7 @@ class Engine:
             m.QueuesChanged: capacity.queues_changed,
             m.GrantsHeld: self._on_held,
             m.UsedElsewhere: capacity.elsewhere_changed,
+            m.OrderChosen: capacity.order_chosen,
             m.FlavorsChanged: capacity.flavors_changed,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,

@@ -86,6 +86,15 @@ class UsedElsewhere(Event, frozen=True, tag="elsewhere"):
     queues: tuple[Elsewhere, ...]
 
 
+class OrderChosen(Event, frozen=True, tag="order_chosen"):
+    """From now on a queue whose order is learned orders its workloads so: one of `ORDERS`. why: for who asks. Another
+    queue stays as it is."""
+
+    queue: str
+    order: str
+    why: str = ""
+
+
 class FlavorsChanged(Event, frozen=True, tag="flavors"):
     """The flavors as now known, all of them. One that is not listed is as fast as the reference and costs nothing. The
     simulator sends this; no adapter does yet."""
@@ -286,6 +295,7 @@ AnyEvent = (
     | QueuesChanged
     | GrantsHeld
     | UsedElsewhere
+    | OrderChosen
     | FlavorsChanged
     | WorkloadSubmitted
     | TasksAdded

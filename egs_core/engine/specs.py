@@ -82,6 +82,7 @@ NO_LIMIT: Amounts = (UNLIMITED, UNLIMITED, UNLIMITED)
 
 
 ORDERS = ("remaining_work", "dependents", "arrival")
+LEARNED = "learned"  # one of them, as whoever drives the engine tells it; the first until then
 
 
 class QueueSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,7 +91,7 @@ class QueueSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     borrowing_limit: how much beyond nominal; lending_limit: how much of nominal others may use. cohort "": alone.
     weight: of its fair share; half_life_s: how fast past usage is forgotten in it. max_wait_s: of its tasks that state
     none of their own. limits: of each of its tasks; of the task's own and these the smaller ones hold.
-    deadline_s: of its workloads that state none. order: between its workloads, one of ORDERS.
+    deadline_s: of its workloads that state none. order: between its workloads, one of ORDERS, or LEARNED.
     """
 
     name: str

@@ -17,11 +17,14 @@ import msgspec
 from egs_core.driver.run_records import RunRecords
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
+from egs_core.engine.specs import LEARNED
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
+from egs_core.sim.advisor import Advisors, learned_queues
 from egs_core.sim.config import Durations, SimConfig, SimNode
 from egs_core.sim.outcome import late_s, over_limit
+from egs_core.sim.rollout import roll_out
 from egs_core.sim.trace import Trace, prepared
 
 __all__ = ["Estimator", "SimResult", "Simulation", "simulate"]
@@ -37,7 +40,8 @@ workload's phases: number, median, 95th percentile. Told of every phase that suc
 class SimResult(msgspec.Struct):
     """makespan_s: first submission to last end. jct_s: by workload, in the order given. wall_s: real seconds that the
     engine and the loop took from the first event to the last. phases: phases that ended. over_limit: tasks and
-    workloads that have reached a limit, and which; late_s: by how much they missed their deadlines."""
+    workloads that have reached a limit, and which; late_s: by how much they missed their deadlines. orders: that queues
+    have learned, at the end."""
 
     makespan_s: float
     jct_s: list[float]
@@ -47,6 +51,7 @@ class SimResult(msgspec.Struct):
     failed: list[str]
     over_limit: dict[str, str] = {}
     late_s: dict[str, float] = {}
+    orders: dict[str, str] = {}
 
     @property
     def phases_per_s(self) -> float:
@@ -129,6 +134,8 @@ class Simulation:
             m.Tick: self._tick,
         }
         self._begin()
+        learned = learned_queues(self.state)
+        self.advisors = Advisors(learned, config.seed) if learned else None
 
     # --- the loop ---
 
@@ -142,7 +149,8 @@ class Simulation:
         makespan = max(self.last_end - first, 0.0)
         late = late_s(self.state, lambda w: self._ended_at.get(self._submitted[w], self.now), self.ended_at)
         stopped = over_limit(self.state)
-        return SimResult(makespan, jct, self.phases, self.wall_s, self.records, failed, stopped, late)
+        orders = {q.spec.name: q.order for q in self.state.queues if q.spec.order == LEARNED}
+        return SimResult(makespan, jct, self.phases, self.wall_s, self.records, failed, stopped, late, orders)
 
     def advance(self, until: float) -> bool:
         """Handle every event up to this time; whether any are left."""
@@ -286,6 +294,8 @@ class Simulation:
             self._log.after(event, now)
         if not state.workloads[workload].open_tasks:
             self._ended_at[self._submitted[workload]] = now
+            if self.advisors is not None:
+                decisions = [*decisions, *self._advised(self.advisors, now)]
             if self._log:
                 self._log.workload_ended(workload, now)
         self._perform(decisions, now)
@@ -297,6 +307,15 @@ class Simulation:
         numbers = self._phases_of[index]
         believed = [(numbers[p], p50_s, p95_s) for p, p50_s, p95_s in self._learner(index, number, seconds)]
         return self._handle(m.Estimates(tuple(believed)), now) if believed else []
+
+    def _advised(self, advisors: Advisors, now: float) -> list[m.Decision]:
+        """A workload has ended: the orders of queues that have theirs learned may change."""
+        decisions: list[m.Decision] = []
+        for advisor in advisors.look(self.state):
+            futures = roll_out(self.engine.snapshot(), self.engine.config, advisor.question())
+            chosen = advisor.review(futures, now)
+            decisions += self._handle(chosen, now) if chosen is not None else []
+        return decisions
 
     def _work_s(self, phase: int) -> float:
         """What is left of the phase's own work."""

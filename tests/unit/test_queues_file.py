@@ -86,6 +86,10 @@ def test_all_fields() -> None:
     assert rest == QueueSpec("rest", nominal=NO_LIMIT)
 
 
+def test_an_order_may_be_learned() -> None:
+    assert parse_queues("queues: [{name: a, order: learned}]") == (QueueSpec("a", order="learned"),)
+
+
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from egs_core.engine.messages import Moment
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.order.submission_order import remaining_work
+from egs_core.engine.specs import LEARNED, NO_QUEUE
 from egs_core.engine.state.state import State
 
 HOUR_S, MINUTE_S = 3600.0, 60.0
@@ -28,6 +30,16 @@ def why_another_goes_first(state: State, queue: ReadyQueue, phase: int, first: i
             f"; {theirs} has waited for others longer than the {order.wait_limit(other.submission):.0f} s that it may"
         )
     return f"; {theirs} came first, and has about as much work left"
+
+
+def chosen_order(state: State, number: int, moment: Moment) -> str:
+    """How the queue of that number orders its workloads, and why, where that is learned; else ""."""
+    if number == NO_QUEUE or state.queues[number].spec.order != LEARNED:
+        return ""
+    queue = state.queues[number]
+    since = f" since {moment(queue.chosen_at)}" if queue.chosen else ""
+    why = f": {queue.chosen_why}" if queue.chosen_why else ""
+    return f"; queue {queue.spec.name!r} learns its order, which is {queue.order}{since}{why}"
 
 
 def _work(state: State, number: int) -> str:

@@ -89,7 +89,7 @@ class SubmissionOrder:
         if not self._state.queues:
             return ""
         queue = self._state.queue_numbers.get(submission.queue, NO_QUEUE)
-        return "" if queue == NO_QUEUE else self._state.queues[queue].spec.order
+        return "" if queue == NO_QUEUE else self._state.queues[queue].order
 
     # --- what events change ---
 
@@ -181,8 +181,8 @@ class SubmissionOrder:
         queue = self._state.queue_numbers.get(submission.queue, NO_QUEUE) if self._state.queues else NO_QUEUE
         if queue == NO_QUEUE:
             return True
-        spec = self._state.queues[queue].spec
-        return spec.max_wait_s is None and spec.order == ORDERS[0]
+        found = self._state.queues[queue]
+        return found.spec.max_wait_s is None and found.order == ORDERS[0]
 
     def left(self, number: int, phase: int) -> bool:
         """A phase does not wait any more; whether its submission has another place therefore."""

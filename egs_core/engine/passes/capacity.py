@@ -9,6 +9,7 @@ from egs_core.engine.passes.limits import Limiter
 from egs_core.engine.passes.readiness import Readiness
 from egs_core.engine.passes.restarts import Restarts
 from egs_core.engine.passes.warm_pool import Processes
+from egs_core.engine.specs import LEARNED, NO_QUEUE, ORDERS
 
 
 class Capacity:
@@ -61,13 +62,30 @@ class Capacity:
         self._transitions.absorb_elsewhere(event)
         self._queue.mark_changed()
 
+    def order_chosen(self, event: m.OrderChosen, _now: float) -> None:
+        """A queue that has its order learned gets another one, or another reason for the one that it has. Raises
+        ValueError for an order that there is not."""
+        if event.order not in ORDERS:
+            raise ValueError(f"unknown order {event.order!r}; one of {', '.join(ORDERS)}")
+        number = self._state.queue_numbers.get(event.queue, NO_QUEUE)
+        if number == NO_QUEUE or self._state.queues[number].spec.order != LEARNED:
+            return
+        before = self._state.queues[number].order
+        self._transitions.choose_order(event)
+        if event.order != before:
+            self._requeue()
+            self._readiness.freed()
+
     def flavors_changed(self, event: m.FlavorsChanged, _now: float) -> None:
         self._transitions.absorb_flavors(event)
         self._reconfigured()
 
     def _reconfigured(self) -> None:
         """Classes, quotas, limits and prices may be others."""
-        for phase in self._queue.take_all():
-            self._queue.add(phase)
+        self._requeue()
         self._readiness.freed()
         self._limits.rebuild()
+
+    def _requeue(self) -> None:
+        for phase in self._queue.take_all():
+            self._queue.add(phase)

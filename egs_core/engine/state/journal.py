@@ -19,6 +19,7 @@ TRANSITIONS = frozenset(
         "absorb_node",
         "absorb_queues",
         "absorb_elsewhere",
+        "choose_order",
         "absorb_flavors",
         "absorb_flavor_estimates",
         "review",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from egs_core.engine.specs import NO_LIMIT, NO_LIMITS, NOTHING, Amounts, Limits, QueueSpec
+from egs_core.engine.specs import LEARNED, NO_LIMIT, NO_LIMITS, NOTHING, ORDERS, Amounts, Limits, QueueSpec
 from egs_core.graph.columns import Shape
 
 TIME, GPU_TIME, COST, IDLE = range(4)
@@ -86,7 +86,8 @@ class Over(msgspec.Struct, frozen=True):
 
 class QueueState(msgspec.Struct):
     """A queue's usage. used: of this engine's leases; elsewhere, most: see `Elsewhere`. smoothed: all usage averaged
-    over the past with the half-life, as it was at `smoothed_at`."""
+    over the past with the half-life, as it was at `smoothed_at`. chosen, chosen_at, chosen_why: its order, since when
+    and why, where that is learned; "" until somebody has chosen."""
 
     spec: QueueSpec
     cohort: tuple[int, ...] = ()  # numbers of the queues it shares quota with, itself included
@@ -95,6 +96,14 @@ class QueueState(msgspec.Struct):
     smoothed_at: float = 0.0
     elsewhere: Amounts = NOTHING
     most: Amounts = NO_LIMIT
+    chosen: str = ""
+    chosen_at: float = 0.0
+    chosen_why: str = ""
+
+    @property
+    def order(self) -> str:
+        """Between its workloads, as it is now: one of ORDERS."""
+        return self.spec.order if self.spec.order != LEARNED else self.chosen or ORDERS[0]
 
     def total(self, kind: int) -> int:
         """All that is used of this kind, here and elsewhere."""
@@ -138,6 +147,8 @@ def make_queues(specs: Sequence[QueueSpec], known: Sequence[QueueState] = ()) ->
             before = used[queue.spec.name]
             queue.used, queue.smoothed, queue.smoothed_at = list(before.used), list(before.smoothed), before.smoothed_at
             queue.elsewhere, queue.most = before.elsewhere, before.most
+            if queue.spec.order == LEARNED:
+                queue.chosen, queue.chosen_at, queue.chosen_why = before.chosen, before.chosen_at, before.chosen_why
     for number, queue in enumerate(out):
         cohort = queue.spec.cohort
         queue.cohort = tuple([i for i, q in enumerate(out) if cohort and q.spec.cohort == cohort]) or (number,)

@@ -10,6 +10,7 @@ from egs_core.engine.messages import (
     FlavorEstimates,
     FlavorsChanged,
     NodeAdded,
+    OrderChosen,
     QueuesChanged,
     TasksAdded,
     UsedElsewhere,
@@ -48,6 +49,13 @@ class StructureState(UsageState):
             self._count_use(phase, 1)
         self._meter_queues()
         self.has_deadlines = self.has_deadlines or any(queue.spec.deadline_s is not None for queue in self.queues)
+
+    def choose_order(self, event: OrderChosen) -> None:
+        """The order of a queue that has it learned."""
+        queue = self.queues[self.queue_numbers[event.queue]]
+        if event.order != queue.order or not queue.chosen:
+            queue.chosen_at = self.now
+        queue.chosen, queue.chosen_why = event.order, event.why
 
     def absorb_elsewhere(self, event: UsedElsewhere) -> None:
         """What other pools use of the queues' quotas."""

@@ -305,3 +305,20 @@ def test_simulate_shows_limits_and_missed_deadlines(tmp_path: Path, capsys: pyte
     assert "late: dear 5.0 s under egs" in text
     assert run([*args, "--cpu-price", "-1"]) == 2
     assert "--cpu-price" in capsys.readouterr().err
+
+
+def test_simulate_with_an_order_that_is_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Jobs of 31 s and of 59 s by turns: their work is of one class, in which the one that came first goes first, while
+    `dependents` starts the shorter ones first. The queue finds that out, and workloads take less time."""
+    files = []
+    for number in range(60):
+        task = {"id": "t", "phases": [{"kind": "cpu", "duration_s": 31.0 if number % 2 else 59.0}]}
+        files.append(write(tmp_path / f"{number}.json", [task], queue="q", arrival_s=float(number)))
+    mean_s = {}
+    for order in ("remaining_work", "learned"):
+        queues = tmp_path / f"{order}.yaml"
+        queues.write_text(f"queues: [{{name: q, order: {order}}}]\n")
+        found = printed(capsys, "simulate", *files, "--slots", "1", "--queues", str(queues))
+        mean_s[order] = found["mean_jct_s"]
+    assert found["orders"] == {"q": "dependents"}
+    assert mean_s["learned"] < 0.97 * mean_s["remaining_work"]
