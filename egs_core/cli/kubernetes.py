@@ -13,6 +13,7 @@ import typer
 from egs_core.cli import kubernetes_pods, kubernetes_steering
 from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
+from egs_core.client.places import URL, parse_url
 from egs_core.errors import EgsError, InputError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
@@ -20,6 +21,7 @@ from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.images import PULL_S
 from egs_core.units import parse_seconds
 
+QUEUE = "EGS_QUEUE"
 kubernetes = typer.Typer(help="Order the pods of a Kubernetes cluster.", no_args_is_help=True)
 kubernetes.command("lint")(lint)
 
@@ -77,6 +79,9 @@ def controller(
             help="With --preload: how long a pull takes, until one was seen; default: the profile's, or 120s."
         ),
     ] = "",
+    cluster_name: Annotated[
+        str, typer.Option(help="With EGS_URL: what people at the site server see; default: the API server's address.")
+    ] = "",
 ) -> None:
     """Open the gates of pods, and raise Workloads of Kueue that wait, in the engine's order. Ends on SIGINT or SIGTERM.
 
@@ -95,6 +100,10 @@ def controller(
     --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, its preload.takes
     where --pull-time is, and one line at the start tells of each pool and queue that the cluster has not as the profile
     says. That changes nothing; of quotas and priority classes a controller makes no use.
+
+    With EGS_URL in its environment, and EGS_TOKEN over TCP, the pods are ordered by that site server with all else that
+    shares its queues: those of a namespace in the queue of its name, others in that of EGS_QUEUE. Nothing is preempted
+    there. While it is away gates wait for a minute, then the controller orders its cluster alone until it is back.
     """
     from egs_core.kubernetes import admission
     from egs_core.kubernetes.cluster import Cluster
@@ -103,6 +112,12 @@ def controller(
     from egs_core.kubernetes.profiled import look
     from egs_core.kubernetes.webhook import Webhook
 
+    if url := os.environ.get(URL, "").strip():
+        parse_url(url)  # a mistyped one is an error at once
+        if preempt:
+            _say("--preempt: while the pods are ordered by the site server, nothing is preempted")
+    elif cluster_name:
+        raise InputError("--cluster-name", "does nothing without a site server", "set EGS_URL, or leave it out")
     if pull_time and not preload:
         raise InputError("--pull-time", "does nothing without --preload", "add --preload, or leave --pull-time out")
     site = profiling("").cluster_profile(profile) if profile is not None else None
@@ -121,6 +136,9 @@ def controller(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
             _limit(gpu_limit, "--gpu-limit") or (site.gpu_limit_s if site else None),
         ),
+        url=url,
+        cluster_name=cluster_name,
+        queue=os.environ.get(QUEUE, "").strip(),
     )
     cluster = Cluster(kubeconfig, context)
     if site is not None:
@@ -174,6 +192,13 @@ def manifests(
         bool,
         typer.Option("--preload", help="With the rights to make and delete preload pods, and the argument for it."),
     ] = False,
+    egs_url: Annotated[str, typer.Option(help="The site server that the controller joins: its EGS_URL.")] = "",
+    token_secret: Annotated[
+        str, typer.Option(help="With --egs-url: Secret in that namespace whose `token` is the controller's EGS_TOKEN.")
+    ] = "",
+    egs_queue: Annotated[
+        str, typer.Option(help="With --egs-url: the queue of namespaces that have none of their name there.")
+    ] = "",
 ) -> None:
     """Print what the controller needs in a cluster, as YAML for `kubectl apply --server-side -f -`.
 
@@ -185,10 +210,23 @@ def manifests(
 
     from egs_core.kubernetes.manifests import Installation, objects
 
-    served, arguments = tuple(serve or ()), tuple(argument or ())
+    if egs_url:
+        parse_url(egs_url)
+    elif token_secret or egs_queue:
+        option = "--token-secret" if token_secret else "--egs-queue"
+        raise InputError(option, "does nothing without --egs-url", "name the site server, or leave it out")
     found = objects(
         Installation(
-            image, namespace, served, parse_seconds(release_by, "--release-by"), arguments, preempt, preloads=preload
+            image,
+            namespace,
+            tuple(serve or ()),
+            parse_seconds(release_by, "--release-by"),
+            tuple(argument or ()),
+            preempt,
+            preload,
+            egs_url,
+            token_secret,
+            egs_queue,
         )
     )
     typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=110), nl=False)

@@ -14,6 +14,7 @@ preloads     which pods load images ahead, made or removed
 admission    what the webhook writes into a pod that is about to be made
                                                             (all of these are pure: time is an argument)
 session      a site (`egs_core.site`) that is told of the pods of a cluster
+joining      the same at the site server that `EGS_URL` names, and what becomes of it without
 cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches
 leader       one of several controllers leads, by a Lease
 controller   the loop; opening: what it writes

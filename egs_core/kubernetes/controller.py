@@ -31,6 +31,7 @@ from egs_core.kubernetes.cluster import (
 )
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
+from egs_core.kubernetes.joining import Door
 from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.limits import Limiting, Rules
 from egs_core.kubernetes.mirror import Mirror
@@ -56,7 +57,8 @@ class Settings(msgspec.Struct, frozen=True):
     """namespaces: whose pods are served; none named: all. window: so many opened pods may wait for a node at once;
     ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time;
     limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again;
-    preloads: images are loaded ahead, which takes pull_s where it is not known."""
+    preloads: images are loaded ahead, which takes pull_s where it is not known. url: of the site server at which the
+    pods are ordered, "": at none; cluster_name: what people see there; queue: of namespaces that have none there."""
 
     namespaces: tuple[str, ...] = ()
     window: int = 50
@@ -69,6 +71,9 @@ class Settings(msgspec.Struct, frozen=True):
     preempts: bool = False
     preloads: bool = False
     pull_s: float = PULL_S
+    url: str = ""
+    cluster_name: str = ""
+    queue: str = ""
 
 
 class Controller:
@@ -112,6 +117,12 @@ class Controller:
         )
         self._gated: ClusterSession | None = None
         self._queued: ClusterSession | None = None
+        name = settings.cluster_name or cluster.host.partition("//")[2]
+        self._door = (
+            Door(settings.url, name, settings.queue, self._may_restart, self._woken.set, self._note)
+            if settings.url
+            else None
+        )
 
     # --- its life ---
 
@@ -132,7 +143,7 @@ class Controller:
                 self._woken.wait(STEP_S)
                 self._woken.clear()
                 if not self.leader.leads:
-                    self._drop_sessions()
+                    self._rest()
                     self._note("lease", self.leader.problem)
                 elif unlisted := [mirror for mirror in mirrors if not mirror.is_listed]:
                     self._note("list", next((mirror.problem for mirror in unlisted if mirror.problem), ""))
@@ -141,7 +152,7 @@ class Controller:
         finally:
             for mirror in mirrors:
                 mirror.stop()
-            self._drop_sessions()
+            self._rest()
             self.leader.stop()
 
     def stop(self) -> None:
@@ -153,8 +164,9 @@ class Controller:
             self.step(time.time())
             self._stepped_at = time.monotonic()
         except Exception as error:  # whatever it is: gates must open
-            self._note("step", f"{type(error).__name__}: {error}")
-            self._drop_sessions()
+            if not self._is_servers(error):
+                self._note("step", f"{type(error).__name__}: {error}")
+                self._drop_sessions()
             self._ended.wait(STEP_S)
 
     def _drop_sessions(self) -> None:
@@ -163,6 +175,12 @@ class Controller:
             if session is not None:
                 session.close()
         self._gated = self._queued = None
+
+    def _rest(self) -> None:
+        """It does not lead."""
+        self._drop_sessions()
+        if self._door is not None:
+            self._door.rest()
 
     # --- one step ---
 
@@ -179,9 +197,10 @@ class Controller:
             self._order_gates({**others, **pods}, nodes, now)
             self._note("engine", "")
         except Exception as error:  # without an engine, pods start as they would without us
-            self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
-            self._drop_sessions()
-            self._open(gates.all_gates(self._served().values(), gates.ALONE))
+            if not self._is_servers(error):
+                self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
+                self._drop_sessions()
+                self._open(gates.all_gates(self._served().values(), gates.ALONE))
         self._tell_why(pods, now)
         self._preload({**others, **pods}, nodes, now)
         if self._settings.with_kueue:
@@ -203,15 +222,13 @@ class Controller:
     def _order_gates(self, pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
         """Pods that Kueue does not hold back; those that it does take room like any other's."""
         mine = {uid: pod if not pod.queue else msgspec.structs.replace(pod, run="") for uid, pod in pods.items()}
-        if self._gated is None:
-            self._gated = self._new_session()
-        session = self._gated
         placeless = self._placeless(mine.values(), nodes)
         self._open(gates.stranded(mine.values(), placeless))
-        session.tell({uid: pod for uid, pod in mine.items() if uid not in placeless}, nodes)
+        told = {uid: pod for uid, pod in mine.items() if uid not in placeless}
+        session = self._told_session(told, nodes)
+        if session is None:
+            return  # gates wait for the site server, each until its release-by time
         session.prune(mine)
-        if not session.is_alive:
-            raise RuntimeError("the engine is dead")
         order = session.order() if self._settings.ahead else []
         settings = self._settings
         found = gates.releases(session.granted(), order, mine, now, window=settings.window, ahead=settings.ahead)
@@ -220,14 +237,46 @@ class Controller:
         if self._preempting is not None and not self._preempting.carry_out(session.stops(), pods, now):
             self._drop_sessions()
 
+    def _told_session(self, pods: dict[str, Pod], nodes: list[Node]) -> ClusterSession | None:
+        """The session that orders, and has been told of these pods; None while the site server is waited for."""
+        if self._door is not None and (self._gated is None or not self._gated.is_shared):
+            if (found := self._door.session()) is not None:
+                self._drop_sessions()
+                self._gated = found
+            elif self._gated is None and not self._door.is_given_up:
+                return None
+        session = self._gated = self._gated or self._new_session()
+        if self._door is not None and session.is_shared and session.has_told:
+            session = self._gated = self._door.kept(session, pods, nodes)
+        session.tell(pods, nodes)
+        if session.is_shared:
+            session.order()  # an answer, behind all that was told
+        if not session.is_alive:
+            raise RuntimeError("the engine is dead")
+        if self._door is not None and session.is_shared:
+            self._door.works()
+        return session
+
+    def _is_servers(self, error: Exception) -> bool:
+        """Whether it happened with a session at the site server: that is lost then, and no reason to open gates."""
+        if self._door is None or self._gated is None or not self._gated.is_shared:
+            return False
+        self._door.lost(self._gated, f"{type(error).__name__}: {error}")
+        self._gated = None
+        return True
+
     def _new_session(self) -> ClusterSession:
         if self._preempting is None:
             return ClusterSession(woken=self._woken.set)
-        return ClusterSession(preempting_site, self._woken.set, self._preempting.may_restart)
+        return ClusterSession(preempting_site, self._woken.set, self._may_restart)
+
+    def _may_restart(self, pod: Pod) -> bool:
+        return pod.may_restart if self._preempting is None else self._preempting.may_restart(pod)
 
     def _tell_why(self, pods: dict[str, Pod], now: float) -> None:
         """Write into some of the pods that wait why they do."""
-        due, session = self._teller.due(pods.values(), now), self._gated
+        session = self._gated
+        due = self._teller.due(pods.values(), now) if session is not None else []
         if not due or session is None:
             return
         members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)

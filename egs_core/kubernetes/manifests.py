@@ -41,7 +41,8 @@ PRELOAD_PRIORITY = -100
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
-    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images."""
+    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images. url: of
+    the site server that it joins; token_secret: the Secret with its token, under `token`; queue: its `EGS_QUEUE`."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -50,6 +51,9 @@ class Installation(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...] = ()
     preempts: bool = False
     preloads: bool = False
+    url: str = ""
+    token_secret: str = ""
+    queue: str = ""
 
 
 def objects(of: Installation) -> list[Object]:
@@ -143,10 +147,23 @@ def _deployment(of: Installation) -> Object:
     more = [*(one for one, is_chosen in chosen.items() if is_chosen), *of.arguments]
     pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
+    if of.url:
+        pod["containers"][0]["env"] = _environment(of)
     pod["containers"][0] |= {"ports": [{"containerPort": PORT}], "readinessProbe": probe}
     template = {"metadata": {"labels": APP}, "spec": pod}
     spec = {"replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": APP}, "template": template}
     return _made("apps/v1", "Deployment", names.CONTROLLER, of.namespace, spec=spec)
+
+
+def _environment(of: Installation) -> list[Object]:
+    """By which it joins a site server. The kubelet reads the Secret, so no right to read one is needed."""
+    found: list[Object] = [{"name": "EGS_URL", "value": of.url}]
+    if of.queue:
+        found.append({"name": "EGS_QUEUE", "value": of.queue})
+    if of.token_secret:
+        token = {"secretKeyRef": {"name": of.token_secret, "key": "token"}}
+        found.append({"name": "EGS_TOKEN", "valueFrom": token})
+    return found
 
 
 def _cron_job(of: Installation) -> Object:

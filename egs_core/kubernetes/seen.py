@@ -108,7 +108,7 @@ def block_of(
         options = TaskOptions(
             priority=pod.rank, gang=gang, flavors=flavors.get(pod.where, ()), may_restart=pod.may_restart
         )
-        graph.add_task(pod.uid, (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
+        graph.add_task(called(pod), (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
     return graph, _add_rests(graph, pods, range(at, at + len(pods)), at, REST)
 
 
@@ -117,6 +117,11 @@ def rests_of(pods: Sequence[Pod], places: Sequence[int], at: int) -> tuple[Graph
     run; at: as above."""
     graph = Graph()
     return graph, _add_rests(graph, pods, places, at, f"{REST}.{at}")
+
+
+def called(pod: Pod) -> str:
+    """A pod's name for people, unlike that of a later pod of the same name."""
+    return f"{pod.name}.{pod.uid[:8]}"
 
 
 def has_moved(before_s: float, now_s: float) -> bool:
@@ -142,7 +147,7 @@ def _add_rests(graph: Graph, pods: Sequence[Pod], places: Sequence[int], at: int
         next_s = max((pod.rest_gpu_s for pod, way in zip(pods, ways, strict=True) if way <= shorter), default=0.0)
         shape = Shape(0, _gpu_milli((gpu_s - next_s) / seconds))
         phase = GPU if shape.gpu_milli else CPU, shape, seconds
-        tasks[stop] = graph.add_task(f"{pods[before[0]].uid}.{name}", parents, (phase,), name=REST)
+        tasks[stop] = graph.add_task(f"{called(pods[before[0]])}.{name}", parents, (phase,), name=REST)
     return [tuple(task for stop, task in tasks.items() if stop <= way) for way in ways]
 
 

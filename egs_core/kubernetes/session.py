@@ -55,15 +55,20 @@ def preempting_site(holder: Holder) -> Site:
 
 class ClusterSession:
     """See the module. `tell` and the questions belong to one thread. may_restart: asked once of each pod, as it is when
-    it is told."""
+    it is told. asked: hears what an operator of the site wants; queues: a run is in the queue of its namespace's name,
+    where the site has one."""
 
     def __init__(
         self,
         connect: Connect = own_site,
         woken: Callable[[], None] = lambda: None,
         may_restart: Callable[[Pod], bool] = lambda pod: pod.may_restart,
+        asked: Callable[[Asked], None] = lambda _: None,
+        *,
+        queues: bool = False,
     ) -> None:
         self._connect, self._woken, self._may_restart = connect, woken, may_restart
+        self._asked, self._queues = asked, queues
         self._lock = threading.Lock()
         self._is_lost = False
         self._begin()
@@ -86,8 +91,23 @@ class ClusterSession:
     def is_alive(self) -> bool:
         return self.site.is_alive and not self._is_lost
 
+    @property
+    def is_shared(self) -> bool:
+        """Its site is at a server."""
+        return self.site.is_shared
+
+    @property
+    def has_told(self) -> bool:
+        """Its site knows of something."""
+        return bool(self._nodes or self._known)
+
     def close(self) -> None:
         self.site.close()
+
+    def outgrown(self, pods: Mapping[str, Pod]) -> frozenset[str] | None:
+        """Where a new site is needed for these pods, the node labels that it is to tell kinds of nodes by."""
+        keys = places.keys_of({pod.where for pod in pods.values() if pod.is_ours})
+        return None if keys <= self._keys and len(self._uids) <= MOST_TASKS else keys | self._keys
 
     def renew(self) -> None:
         """A site that knows nothing."""
@@ -99,8 +119,7 @@ class ClusterSession:
     def tell(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> Changes:
         """Tell what has changed since the last time; returns it. pods: by uid, all of them, also those of others."""
         found = list(nodes)
-        keys = places.keys_of({pod.where for pod in pods.values() if pod.is_ours})
-        if not keys <= self._keys or len(self._uids) > MOST_TASKS:
+        if (keys := self.outgrown(pods)) is not None:
             self.renew_with(keys)
         self._tell_nodes(found, pods.values())
         news = changes(pods, self._known)
@@ -118,7 +137,7 @@ class ClusterSession:
     def renew_with(self, keys: frozenset[str]) -> None:
         """Nodes are told apart by more labels: each kind has another name then."""
         keys |= self._keys
-        if self._nodes or self._known:
+        if self.has_told:
             self.renew()
         self._keys = keys
 
@@ -137,7 +156,9 @@ class ClusterSession:
     def _grow(self, run: str, new: tuple[Pod, ...], nodes: list[Node]) -> None:
         if run not in self._sizes:
             self._sizes[run] = 0
-            self.site.submit(m.WorkloadSubmitted(run, name=run.split("/")[1], tenant=run.split("/")[0]))
+            namespace, name = run.split("/")[:2]
+            queue = namespace if self._queues else ""
+            self.site.submit(m.WorkloadSubmitted(run, name=name, tenant=namespace, queue=queue))
         flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new}}
         new = tuple(msgspec.structs.replace(pod, may_restart=self._may_restart(pod)) for pod in new)
         graph, rests = block_of(new, flavors, self._sizes[run])
@@ -319,7 +340,8 @@ class ClusterSession:
         """See `Holder`: nothing is logged yet."""
 
     def asked(self, request: Asked) -> None:
-        """See `Holder`: no operator asks yet."""
+        """See `Holder`."""
+        self._asked(request)
 
     def site_lost(self, error: BaseException) -> None:  # noqa: ARG002  # the protocol's name
         """See `Holder`."""

@@ -23,6 +23,7 @@ _WORDS = {
     "capacity": "no node has room for it now",
     "fragment": "its room is free, but not on one node",
     "reservation": "room is there, but kept for one before it",
+    "quota": "the quota of its queue at the site server is used up",
     "process_slots": "no node has a slot for it now",
     "infeasible": "no node could ever take it",
     "gang": "its gang cannot start together yet",

@@ -164,10 +164,10 @@ class Pools(SharedPools):
         paused = any(f"workload:{workload}" in state.pauses for workload in driver.seat.workloads)
         moment = wall_clock(self._started_at)
         reason = driver.seat.why(state.task_of[waiting[0]], moment) if waiting else None
-        where = self._spanning.holders(pool.member, driver.queue, who.sees) if reason and reason.kind == "quota" else ""
+        first = state.workloads[state.task_workload[state.task_of[waiting[0]]]].queue if waiting else ""
+        where = self._spanning.holders(pool.member, first, who.sees) if reason and reason.kind == "quota" else ""
         tell = _whole if all(who.sees(one) for one in pool.drivers.values()) else _without_names
         held = sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000
-        first = state.workloads[state.task_workload[state.task_of[waiting[0]]]].queue if waiting else ""
         stopped = self._spending.why(first)
         return c.RunView(
             id=driver.id,

@@ -38,6 +38,7 @@ ENDS_NO_TASK = frozenset(
         m.Checkpointed,
     }
 )
+MOST_HELD_S = 120.0  # that a holder which is alone may have nothing granted while it tells
 CONTROLS = (m.AbortRequested, m.PauseRequested, m.ResumeRequested)
 
 
@@ -258,6 +259,8 @@ class Seat:
             return m.TasksAdded(self.prefix + event.workload, self._with_own_keys(event.graph), event.begun)
         if isinstance(event, CONTROLS) and event.scope != "task":
             return msgspec.structs.replace(event, target=self.prefix + event.target)
+        if isinstance(event, m.GrantsHeld):
+            event = m.GrantsHeld(min(event.seconds, MOST_HELD_S))
         return event if self._is_own(event) else None
 
     def note(self, note: s.Note) -> None:
@@ -357,7 +360,9 @@ class Seat:
             return not known or (self.owns([-1 - subject]) if subject < 0 else self._owns_phases([subject]))
         if isinstance(event, CONTROLS):
             return event.target.isdecimal() and self.owns([int(event.target)])
-        if isinstance(event, m.QueuesChanged | m.UsedElsewhere | m.FlavorsChanged | m.GrantsHeld | m.Tick):
+        if isinstance(event, m.GrantsHeld):
+            return len(self._shared.seats) == 1  # else others' work would be held, too
+        if isinstance(event, m.QueuesChanged | m.UsedElsewhere | m.FlavorsChanged | m.Tick):
             return False  # the site's own affairs
         return self.owns([event.task])  # type: ignore[attr-defined]  # all others name one
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.session import ClusterSession
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 from tests.unit.kubernetes.made_pods import kueue_workload, node, pod
 
@@ -27,24 +27,6 @@ def api(tmp_path: Path) -> Iterator[EmulatedApi]:
     found = EmulatedApi(tmp_path)
     yield found
     found.close()
-
-
-@contextmanager
-def controlled(
-    api: EmulatedApi, name: str = "one", says: str = "", said: list[str] | None = None, **settings: object
-) -> Iterator[Controller]:
-    """A controller in a thread, which says nothing, or this; said: what it says is put in."""
-    said = [] if said is None else said
-    found = Controller(Cluster(api.kubeconfig), Settings(identity=name, **settings), said.append, watch_s=5)  # type: ignore[arg-type]  # of one test each
-    thread = threading.Thread(target=found.run, daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        found.stop()
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
-        assert [line for line in said if not says or says not in line] == []
 
 
 def test_pods_start_in_the_order_of_their_rest_of_the_run(api: EmulatedApi) -> None:

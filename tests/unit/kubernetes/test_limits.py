@@ -16,9 +16,10 @@ from egs_core.cli.app import run
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.limits import KEPT_S, Deadline, Limiting, Rules
 from egs_core.kubernetes.pods import Pod, moment, pod_of
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import LIMIT_S, EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
-from tests.unit.kubernetes.test_controller import OLD, controlled
+from tests.unit.kubernetes.test_controller import OLD
 
 NOW = 1_800_000_000.0
 

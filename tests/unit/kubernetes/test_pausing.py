@@ -12,10 +12,11 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 from egs_core.kubernetes.cluster import ApiError, Cluster
 from egs_core.kubernetes.pods import Pod, pod_of, with_pauses
 from egs_core.kubernetes.session import ClusterSession
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.made_workflows import executor, task, workflow
-from tests.unit.kubernetes.test_controller import OLD, controlled
+from tests.unit.kubernetes.test_controller import OLD
 from tests.unit.kubernetes.test_steering import api, asked, note
 
 __all__ = ["api"]  # the fixture

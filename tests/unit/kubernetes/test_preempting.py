@@ -13,11 +13,11 @@ from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.pods import pod_of
 from egs_core.kubernetes.retries import may_be_covered, why_not_argo, why_not_job
 from egs_core.kubernetes.workflows import workflow_of
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.made_workflows import EXECUTOR, IMPL, executor, task, workflow
 from tests.unit.kubernetes.made_workflows import node as begun
-from tests.unit.kubernetes.test_controller import controlled
 from tests.unit.kubernetes.test_pausing import notes
 from tests.unit.kubernetes.test_steering import api
 

@@ -20,10 +20,10 @@ from egs_core.kubernetes.images import full_name, images_of
 from egs_core.kubernetes.manifests import Installation, objects
 from egs_core.kubernetes.pods import moment
 from egs_core.kubernetes.preloads import preload_of
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.made_workflows import executor, task, workflow
-from tests.unit.kubernetes.test_controller import controlled
 from tests.unit.kubernetes.test_preloads import BIG, ENDED, NOW, container, raw_preload
 from tests.unit.kubernetes.test_steering import api
 

@@ -105,7 +105,7 @@ def test_what_comes_after_counts_once() -> None:
     pods = [made("a", rank=15, predicted=4), made("b", rank=9, predicted=4), made("c", rank=3, predicted=0)]
     graph, rests = seen.block_of(pods, {})
     behind = {graph.ids[task]: graph.work_s(task) for task in range(3, graph.n_tasks)}
-    assert behind == {"a.rest": 6.0, "b.rest": 2.0, "c.rest": 3.0}
+    assert behind == {"a.a.rest": 6.0, "b.b.rest": 2.0, "c.c.rest": 3.0}
     assert [sum(graph.work_s(task) for task in of) for of in rests] == [11.0, 5.0, 3.0]
 
 

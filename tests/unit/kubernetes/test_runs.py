@@ -18,11 +18,11 @@ from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.pods import Pod, node_of, pod_of
 from egs_core.kubernetes.session import ClusterSession
 from egs_core.kubernetes.workflows import workflow_of
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.made_workflows import executor, group, noted, packed, task, workflow
 from tests.unit.kubernetes.made_workflows import node as begun
-from tests.unit.kubernetes.test_controller import controlled
 
 
 @pytest.fixture

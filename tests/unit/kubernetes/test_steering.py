@@ -18,10 +18,11 @@ from egs_core.engine.messages import Reason
 from egs_core.kubernetes.cluster import ApiError, Cluster, Kind
 from egs_core.kubernetes.pods import Pod, pod_of
 from egs_core.kubernetes.telling import AFTER_S, AGAIN_S, EVERY_S, MOST, Teller, texts
+from tests.unit.kubernetes.controlled import controlled
 from tests.unit.kubernetes.emulated_api import EmulatedApi
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.made_workflows import executor, task, workflow
-from tests.unit.kubernetes.test_controller import OLD, controlled
+from tests.unit.kubernetes.test_controller import OLD
 
 WAITS = "egs.io/waits"
 
