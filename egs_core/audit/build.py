@@ -88,7 +88,9 @@ def audit(
         total=total,
         by_job=gpu_time_by_job(line, kind),
         by_task=gpu_time_by_task(line, kind),
-        waits=longest_waits(line, cpu_name=observed.cpu_name, pinned=observed.pinned),
+        waits=longest_waits(
+            line, cpu_name=observed.cpu_name, pinned=observed.pinned, by_egs=observed.header.mode == "on"
+        ),
         wait_gpu_mean_s=metrics.wait_gpu.mean_s,
         cost_held=_cost(total.taken_s, gpu_hour) if kind == "gpu" else None,
         cost_wasted=_cost(total.wasted_s, gpu_hour) if kind == "gpu" else None,

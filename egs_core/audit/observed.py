@@ -13,7 +13,7 @@ from egs_core.runlog.io import Run
 from egs_core.runlog.past import Past
 from egs_core.runlog.records import Header, Record
 
-IN_HEADER = ("edges_known", "cpu_name", "pinned", "may_split")
+IN_HEADER = ("edges_known", "cpu_name", "pinned", "may_split", "tasks_lost", "notes")
 
 
 class AuditRequest(msgspec.Struct, frozen=True):
@@ -49,8 +49,9 @@ class Observed(msgspec.Struct, frozen=True):
 
 def observed_of(past: Past) -> Observed:
     """A framework's own history as an audit takes it."""
-    said = {name: getattr(past, name) for name in ("tasks_lost", *IN_HEADER)} | {"edges_known": bool(past.edges_known)}
-    return Observed(past.header(past.label, past.label), tuple(past.records()), notes=tuple(past.notes), **said)
+    said = {name: getattr(past, name) for name in IN_HEADER}
+    said |= {"edges_known": bool(past.edges_known), "notes": tuple(past.notes)}
+    return Observed(past.header(past.label, past.label), tuple(past.records()), **said)
 
 
 def only_job(observed: Observed, job: str) -> Observed:
@@ -72,5 +73,6 @@ def observed_in(run: Run) -> Observed:
     if header.edges_known is None:
         most_parents = max((len(getattr(record, "parents", ())) for record in run.records), default=0)
         said["edges_known"] = header.mode != "off" or most_parents > 1
-    notes = (f"{run.path} was cut off: its last line is left out",) if run.truncated else ()
-    return Observed(header, tuple(run.records), notes=notes, **said)
+    if run.truncated:
+        said["notes"] = (*header.notes, f"{run.path} was cut off: its last line is left out")
+    return Observed(header, tuple(run.records), **said)

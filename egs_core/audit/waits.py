@@ -21,6 +21,7 @@ from egs_core.runlog.steps import Interval, clip, subtract
 
 SLACK = 1e-6  # amounts of resources are sums of floats
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
+FIRST = "held back by EGS, which let others go first"
 UNSTARTED = "admitted, but no worker or process of the executor had taken it yet"
 
 
@@ -45,13 +46,16 @@ class ExplainedWait(msgspec.Struct, frozen=True):
     blockers: tuple[tuple[str, float, float], ...] = ()
 
 
-def longest_waits(line: Timeline, most: int = 10, cpu_name: str = "CPU", pinned: bool = False) -> list[ExplainedWait]:
-    """The longest waits, of phases with a GPU where there are any, the longest first; options as in `Observed`."""
+def longest_waits(
+    line: Timeline, most: int = 10, cpu_name: str = "CPU", pinned: bool = False, by_egs: bool = False
+) -> list[ExplainedWait]:
+    """The longest waits, of phases with a GPU where there are any, the longest first; options as in `Observed`. by_egs:
+    EGS has decided what starts when: what is held back, it holds back."""
     for_gpu = [wait for wait in line.waits if wait.demand.gpus > 0]
     waits = sorted(for_gpu or line.waits, key=lambda wait: (-wait.wait_s, wait.workload, wait.task))
     shown = [wait for wait in waits[:most] if wait.wait_s > 0]
     feasible = Feasibility(line.capacities)
-    return [_explained(_there(line, wait) if pinned else line, wait, feasible, cpu_name) for wait in shown]
+    return [_explained(_there(line, wait) if pinned else line, wait, feasible, cpu_name, by_egs) for wait in shown]
 
 
 def _admitted(line: Timeline, wait: Wait) -> Iterator[Hold]:
@@ -77,7 +81,7 @@ def _there(line: Timeline, wait: Wait) -> Timeline:
     )
 
 
-def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str) -> ExplainedWait:
+def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str, by_egs: bool) -> ExplainedWait:
     begin, end = wait.pieces[0][0], wait.pieces[-1][1]
     taken = [*line.holds, *_admitted(line, wait)]
     held = [h for h in taken if h.start_s < end and h.end_s > begin]
@@ -101,7 +105,10 @@ def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str)
         reason="",
         blockers=blockers,
     )
-    return msgspec.structs.replace(explained, reason=_reason(explained, bool(line.capacities), _told(wait), cpu_name))
+    why = _reason(explained, bool(line.capacities), _told(wait), cpu_name, by_egs)
+    if by_egs and why == FREE and any(kind for _, _, kind in wait.pieces):
+        why = FIRST
+    return msgspec.structs.replace(explained, reason=why)
 
 
 def _short_s(line: Timeline, held: list[Hold], demand: Demand, begin: float, end: float) -> tuple[float, float]:
@@ -157,11 +164,11 @@ def _told(wait: Wait) -> str:
     return "" if kind == "capacity" else kind
 
 
-def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str) -> str:
+def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str, by_egs: bool) -> str:
     if wait.nobody_has:
         return f"no node offers {counted(wait.gpus, 'GPU')} and {counted(wait.cpus, cpu)}"
     if told:
-        return UNSTARTED if told == EXECUTOR else f"held back: {told}"
+        return UNSTARTED if told == EXECUTOR else f"held back{' by EGS' if by_egs else ''}: {told}"
     if not known:
         return "unknown: the history does not say what the nodes offer"
     causes = {

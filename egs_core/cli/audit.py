@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -22,6 +22,7 @@ from egs_core.audit.build import audit as build_audit
 from egs_core.audit.compare import Compared, compare, read_forecast, write_forecast
 from egs_core.audit.forecast import MOST_TASKS, SEEDS, Forecast
 from egs_core.audit.observed import AuditRequest, Observed, header_of, observed_in, observed_of, only_job
+from egs_core.cli.audit_overview import show_overview
 from egs_core.errors import InputError, counted
 from egs_core.graph.places import did_you_mean
 from egs_core.report.build import write_report
@@ -67,23 +68,44 @@ def _audit(
         Path | None, typer.Option("-o", "--output", help="Also write the history as an HTML page.")
     ] = None,
     runlog: Annotated[Path | None, typer.Option(help="Also write the history as a run log.")] = None,
+    overview: Annotated[
+        bool,
+        typer.Option(
+            "--overview", help="All sources in one report: by framework, team, user and week, and what would save most."
+        ),
+    ] = False,
+    prices: Annotated[Path | None, typer.Option(help="With --overview: YAML file with the prices of GPUs.")] = None,
+    queues: Annotated[
+        Path | None, typer.Option(help="With --overview: YAML file of queues, for teams; else a queue counts as one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **frameworks: str,
 ) -> None:
     """Report what a cluster wasted, why tasks waited, and what EGS would have saved. Read-only.
 
-    Give one source: the option of an installed adapter, --events, or run logs. With --compare: one run log of
-    EGS_MODE=on.
+    Give one source: the option of an installed adapter, --events, or run logs; with --overview as many as you like.
+    With --compare: one run log of EGS_MODE=on.
     """
     logs = runlogs or []
     given = {name: value for name, value in frameworks.items() if value}
     if compare_with is not None:
         _compare(compare_with, logs, bool(given) or events is not None, as_json)
         return
+    pools = tuple(gpu_pool or ())
+    if overview:
+        useless = {"--job": job, "--forecast-out": forecast_out, "--output": output, "--runlog": runlog}
+        _check_overview(logs, given, events, useless)
+        _check_options(gpu_price, seeds, most_tasks, days)
+        chosen = list(given) or ([_chosen([], given, events)] if events is not None else [])
+        requests = [(name, AuditRequest(*_place_of(name, given, events), days, user, pools)) for name in chosen]
+        show_overview(logs, (_of_framework(*one) for one in requests), prices, queues, gpu_price, as_json)
+        return
+    if prices is not None or queues is not None:
+        raise InputError("--prices, --queues", "do nothing without --overview", "add it, or name --gpu-price")
     framework = _chosen(logs, given, events)
     _check_options(gpu_price, seeds, most_tasks, days)
     address, path = _place_of(framework, given, events)
-    request = AuditRequest(address, path, days, user, tuple(gpu_pool or ()))
+    request = AuditRequest(address, path, days, user, pools)
     histories = [observed_in(read_run(log)) for log in logs] or [_of_framework(framework, request)]
     if job:
         histories = [_only(history, job) for history in histories]
@@ -118,6 +140,17 @@ def _with_sources(command: Callable[..., None]) -> Callable[..., None]:
     with_sources.__dict__["__signature__"] = Signature(parameters)
     with_sources.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_sources
+
+
+def _check_overview(
+    logs: list[Path], given: dict[str, str], events: Path | None, useless: Mapping[str, object]
+) -> None:
+    """Raises InputError for no source, and for what does nothing there."""
+    if not logs and not given and events is None:
+        raise InputError("egs audit --overview", "needs a source", "name run logs, or an option of an adapter")
+    for option, value in useless.items():
+        if value:
+            raise InputError(option, "does nothing with --overview", f"leave {option} or --overview out")
 
 
 def _chosen(logs: list[Path], given: dict[str, str], events: Path | None) -> str:

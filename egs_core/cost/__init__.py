@@ -4,4 +4,6 @@ run logs ──┬─► uses ────┐
            │            ├─► ledger (month, prices) ─┐
 a site's ──┼─► served ──┘                           ├─► `egs cost`
 runs       └─► work ──────► rating (month, prices) ─┘
+
+run logs, histories ──► uses ──► overview ──► `egs audit --overview`
 """

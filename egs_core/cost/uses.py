@@ -37,7 +37,9 @@ MOST_TEXTS = 50_000  # that are kept once each: tasks without a name have as man
 
 class Use(msgspec.Struct, frozen=True):
     """GPUs that were held together. held, used: stretches in seconds since 1970, or in a log without a date (a
-    simulation) since its start: then is_dated is False."""
+    simulation) since its start: then is_dated is False. cold: stretches of process start and loading. outcome: of its
+    attempt, "" while it had not ended. tells: its task says when it uses its GPUs; else all but cold starts counts as
+    used."""
 
     team: str
     pipeline: str
@@ -48,6 +50,9 @@ class Use(msgspec.Struct, frozen=True):
     held: Interval
     used: tuple[Interval, ...]
     is_dated: bool = True
+    cold: tuple[Interval, ...] = ()
+    outcome: str = "succeeded"
+    tells: bool = True
 
 
 def uses_of(header: Header, records: Iterable[Record], team_of: TeamOf) -> Iterator[Use]:
@@ -96,7 +101,7 @@ class _Log:
 
     def finish(self) -> Iterator[Use]:
         for started in self._open.values():
-            yield from self._use(started, self._last_s)
+            yield from self._use(started, self._last_s, "")
 
     def _once(self, text: str) -> str:
         if len(self._names) >= MOST_TEXTS:
@@ -106,7 +111,7 @@ class _Log:
     def _ended(self, record: Ended) -> Iterator[Use]:
         started = self._open.pop((record.workload, record.task, record.phase, record.attempt), None)
         if started is not None:
-            yield from self._use(started, record.t)
+            yield from self._use(started, record.t, record.outcome)
         attempt = record.workload, record.task, record.attempt
         for stretches in (self._used, self._cold):
             if attempt in stretches:
@@ -118,7 +123,7 @@ class _Log:
         if known and started and record.outcome == "succeeded" and record.phase + 1 >= len(known[1]):
             del tasks[record.task]
 
-    def _use(self, started: Started, end_s: float) -> Iterator[Use]:
+    def _use(self, started: Started, end_s: float, outcome: str) -> Iterator[Use]:
         known = self._tasks.get(started.workload, {}).get(started.task)
         kind, gpus = _held(started, known[1] if known else ())
         start_s = started.t
@@ -126,14 +131,22 @@ class _Log:
             return
         attempt = started.workload, started.task, started.attempt
         used = union(clip(self._used.get(attempt, ()), start_s, end_s))
-        if not used and kind != "cpu":
+        tells = bool(used) or kind == "cpu"
+        if not tells:
             used = [(start_s, end_s)]
-        used = subtract(used, union(clip(self._cold.get(attempt, ()), start_s, end_s)))
+        cold = union(clip(self._cold.get(attempt, ()), start_s, end_s))
+        used = subtract(used, cold)
         team, pipeline, user = self._workloads.get(started.workload, ("", started.workload, ""))
         zero = self._zero
-        stretches = tuple([(zero + start, zero + end) for start, end in used])
+        stretches, starts = _moved(used, zero), _moved(cold, zero)
         held, name = (zero + start_s, zero + end_s), known[0] if known else started.task
-        yield Use(team, pipeline, name, user, started.node, gpus, held, stretches, self._is_dated)
+        yield Use(
+            team, pipeline, name, user, started.node, gpus, held, stretches, self._is_dated, starts, outcome, tells
+        )
+
+
+def _moved(times: list[Interval], by: float) -> tuple[Interval, ...]:
+    return tuple([(by + start, by + end) for start, end in times])
 
 
 def _held(started: Started, phases: tuple[PhaseNeeds, ...]) -> tuple[str, float]:

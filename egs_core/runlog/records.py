@@ -28,7 +28,8 @@ class Header(Record, frozen=True, tag="header", omit_defaults=False):
     What an audit must know of a framework to read its history: edges_known: whether the tasks' parents are all there
     (None: not said); else the framework does not tell what a task waited for. cpu_name: what a CPU of the records is
     there. pinned: a task can run only on the node where it ran, as in a pool; else anywhere. may_split: EGS can
-    load ahead and split there, so what hints would save is forecast too.
+    load ahead and split there, so what hints would save is forecast too. tasks_lost: how many tasks the framework no
+    longer knew; notes: what else a reader of it must know.
     """
 
     format: str = FORMAT
@@ -45,6 +46,8 @@ class Header(Record, frozen=True, tag="header", omit_defaults=False):
     pinned: bool = False
     may_split: bool = True
     in_order: bool = True
+    tasks_lost: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class Capacity(Record, frozen=True, tag="capacity"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.audit.accounts import gpu_time, gpu_time_by_job, gpu_time_by_task
-from egs_core.audit.waits import longest_waits
+from egs_core.audit.waits import FIRST, FREE, longest_waits
 from egs_core.runlog.metrics import metrics_of
 from egs_core.runlog.records import (
     Capacity,
@@ -115,3 +115,13 @@ def test_what_the_log_says_goes_first() -> None:
     records = [*_waiting(Capacity(0, "n", 4, 1)), Held(2, "w", "waiter", 0, "quota")]
     (wait,) = longest_waits(build_timeline(records))
     assert wait.reason == "held back: quota"
+
+
+def test_what_egs_holds_back_is_no_process_start() -> None:
+    """In a log of EGS in mode on: named as EGS's own, also where resources were free and others went first."""
+    for kind, wanted in (("quota", "held back by EGS: quota"), ("capacity", FIRST)):
+        records = [*_waiting(Capacity(0, "n", 4, 4)), Held(2, "w", "waiter", 0, kind)]
+        (wait,) = longest_waits(build_timeline(records), by_egs=True)
+        assert wait.reason == wanted
+    (wait,) = longest_waits(build_timeline(_waiting(Capacity(0, "n", 4, 4))), by_egs=True)
+    assert wait.reason == FREE
