@@ -22,7 +22,7 @@ KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,
 RUN = PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONDONTWRITEBYTECODE= RAY_USAGE_STATS_ENABLED=0
 
 help:
-	@echo 'make demo          run six pipelines on a local Ray, natively and with EGS; write build/demo/report.html'
+	@echo 'make demo          run six pipelines on a local Ray, natively and with EGS; write build/demo/report.html, and show it'
 	@echo 'make test          run the quick tests, and a tour of what EGS does on each real framework'
 	@echo 'make coverage      run both, counting lines and branches: build/coverage/index.html'
 	@echo 'make test-slow     run all other tests on a real framework'

@@ -33,6 +33,7 @@ COMMANDS: dict[str, str] = {
     "trace": "Write what ran as OpenTelemetry traces, into a file or a collector.",
     "history": "Show what is known of tasks: runs, durations warm and cold, and how they changed.",
     "collect": "Receive the events that a framework pushes and keep them after the cluster has ended.",
+    "dashboard": "Show run logs in a browser: graphs, what runs and waits, wastage, cost.",
     "report": "Write run logs as one self-contained HTML page.",
     "serve": "Share the GPUs of this host among users, or join a server that does.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from egs_core.adapter import (
     load_able,
 )
 from egs_core.cli.running import shown_progress
+from egs_core.dashboard.log_serving import Logs, serve
 from egs_core.errors import InputError
 from egs_core.report.build import write_report
 from egs_core.runlog.claims import LEAST_NOISE, claim_of, noise_between
@@ -55,6 +57,12 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the run logs and the page.")] = DEFAULT_OUT,
     variant: Annotated[str, typer.Option(help="Run this variant alone, and print its figures.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    show: Annotated[
+        bool | None,
+        typer.Option(
+            "--serve/--no-serve", help="Then show the runs in a browser until Ctrl-C (default: on a terminal)."
+        ),
+    ] = None,
 ) -> int:
     """Run the demo's pipelines natively and with EGS on a real local framework, and compare them.
 
@@ -79,7 +87,19 @@ def demo(
         typer.echo(json.dumps(figures(outcomes[0], runs)))
     else:
         _show(outcomes[0], runs, page)
+        _lead_to_dashboard(runs, sys.stdin.isatty() and sys.stdout.isatty() if show is None else show)
     return 0
+
+
+def _lead_to_dashboard(runs: dict[str, RunOutcome], is_served: bool) -> None:
+    """The run with EGS first. What nobody looks at is not served: then there is the command that does it."""
+    paths = [run.runlog_path for name, run in sorted(runs.items(), key=lambda item: item[0] != EGS)]
+    if is_served:
+        serve(Logs(paths), 0, lambda address: typer.echo(f"see it: {address}   (Ctrl-C ends it)"))
+    else:
+        program = Path(sys.executable).with_name("egs")
+        program = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+        typer.echo(f"see it: {shlex.join([str(program), 'dashboard', *map(str, paths)])}")
 
 
 def _make_folder(out: Path) -> None:

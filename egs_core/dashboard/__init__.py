@@ -14,4 +14,7 @@ feed       one snapshot a second for all viewers who see the same
 measured   what the GPUs of this host do
 pages      the login page, and the page whose rows page.js fills in
 app        the routes
+
+And run logs in a browser, for one person, without a site (decision 111): log_pages makes the pages, log_serving is the
+server of `egs dashboard`.
 """

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -186,3 +192,35 @@ def test_one_variant_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         "digest": "same",
     }
     assert [str(path) for path in tmp_path.iterdir()] == [found["runlog"]]
+
+
+def test_it_ends_with_the_command_that_shows_the_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Where no terminal is: nothing is left behind, and the last line can be run as it stands. EGS's run is first."""
+    assert run_demo(monkeypatch, "FOUR", "--on", "framework", "--out", tmp_path) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    program, *words = shlex.split(last.removeprefix("see it: "))
+    assert Path(program).resolve().samefile(Path(sys.executable).with_name("egs"))
+    names = ("egs", "native", "tuned", "egs-no-hints")
+    assert words == ["dashboard", *[str(tmp_path / f"{name}.jsonl") for name in names]]
+
+
+def test_it_serves_the_runs_until_ctrl_c(tmp_path: Path) -> None:
+    """As on a terminal: the last line is an address that shows the run with EGS; Ctrl-C ends it, as a success."""
+    script = f"""import sys
+from importlib.metadata import EntryPoint
+from egs_core import adapter as adapters
+from egs_core.cli import app
+entry = EntryPoint("framework", "{__name__}:WORKS", adapters.GROUP)
+adapters.entry_points = lambda group: [entry] if group == adapters.GROUP else []
+sys.exit(app.run(["demo", "--on", "framework", "--out", {str(tmp_path)!r}, "--serve"]))"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        address = next(found[0] for line in lines if (found := re.search(r"http://127\S+", line)))
+        with urllib.request.urlopen(address, timeout=60) as page:
+            assert "<h1>EGS: egs</h1>" in page.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
