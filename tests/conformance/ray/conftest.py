@@ -61,6 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _rays_folder() -> None:
+    """Ray's `Cluster` writes its address into Ray's usual folder, also where it keeps all else in another one; it fails
+    where no Ray has made that folder yet."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    os.makedirs(get_default_ray_temp_dir(), exist_ok=True)
+
+
 @pytest.fixture(scope="module")
 def ray_address() -> str:
     """The address of the one Ray of this folder's tests, to which this process is connected."""
