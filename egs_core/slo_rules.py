@@ -51,7 +51,7 @@ def _ratios(queue: str, slo: Slo, labels: dict[str, str]) -> list[Rule]:
     five = f"slo:sli_error:ratio_rate5m{_selector(labels)}[{DAYS}d]"
     whole = f"sum_over_time({five})\n/ ignoring (sloth_window)\ncount_over_time({five})\n"
     record = f"slo:sli_error:ratio_rate{DAYS}d"
-    return [*rules, {"record": record, "expr": whole, "labels": {"sloth_window": f"{DAYS}d"}}]
+    return [*rules, {"record": record, "expr": whole, "labels": {**labels, "sloth_window": f"{DAYS}d"}}]
 
 
 def _meta(slo: Slo, labels: dict[str, str]) -> list[Rule]:
