@@ -338,3 +338,42 @@ def test_script_without_ray_init(run_script: Script) -> None:
     done = run_script(IMPLICIT, EGS_MODE="on")
     assert done.stdout == "3\n", done.stderr
     assert egs_lines(done)[0].startswith("egs: ordered 2 GPU tasks")
+
+
+LETS_GO = """
+import time
+import ray
+
+@ray.remote(num_cpus=0)
+def part():
+    return b"x" * 1_000_000
+
+@ray.remote(num_gpus=1)
+def parts(*before):
+    return [part.remote()]
+
+@ray.remote(num_gpus=1)
+class Model:
+    def predict(self):
+        return 1
+
+ray.init(log_to_driver=False)
+refs = [parts.remote()]
+refs.append(parts.remote(refs[0]))
+ids = [ref.hex() for ref in refs]
+model = Model.remote()
+print(len(ray.get(refs)), ray.get(model.predict.remote()))
+del refs, model
+known = ray._private.worker.global_worker.core_worker.get_all_reference_counts
+deadline = time.monotonic() + 30
+while (kept := [one for one in ids if one.encode() in known()]) and time.monotonic() < deadline:
+    time.sleep(0.05)
+print("kept", len(kept))
+"""
+
+
+def test_values_go_with_the_script(run_script: Script) -> None:
+    """A GPU task's value goes when the script lets go of it: nothing of EGS's keeps it in Ray's memory, or the process
+    that owns a part of it alive."""
+    done = run_script(LETS_GO, EGS_MODE="on")
+    assert done.stdout == "2 1\nkept 0\n", done.stderr

@@ -333,6 +333,8 @@ class Program:
         else:
             self._finish(job, with_others=job.way is not Way.ACTOR)
         self._went(waiting_too, but=job)
+        if job.is_over:
+            job.ref = None  # else its value would stay, and a process of a task that owns a part of it
         self.books.numbers.pop(task_id, None)
         self._ready.pop(task_id, None)
 
