@@ -173,15 +173,19 @@ class SiteLogic:
         for run in self.book.by_task.values():
             assert run.is_open != (state.status[state.cursor[run.task]] in ENDED), f"run {run.id} is {run.state}"
 
+    def know(self, offer: Offer) -> None:
+        """What the host's devices are, before anything happens: what is admitted is told where it may start."""
+        self.views.devices = offer.devices
+        self.book.flavors.take(offer.flavors, self.book.ended)
+
     def offer(
         self, offer: Offer, queues: tuple[QueueSpec, ...] = (), team_of_queue: Mapping[str, str] | None = None
     ) -> None:
         """What the host has, the queues and whose they are, at the start of a server: before anything else is asked."""
-        self.views.devices = offer.devices
+        self.know(offer)
         self.book.team_of_queue = team_of_queue or {}
         self.book.queues = tuple([queue.name for queue in queues])
         self.book.offer = offer
-        self.book.flavors.take(offer.flavors, self.book.ended)
         self.book.gangs.not_before = self.book.now + AGAIN_S
         self.book.reserve.set(offer.reserved)
         self.book.heard = dict.fromkeys(

@@ -131,6 +131,7 @@ class Turns:
             logic.views.spending = self._spending
             self.logic = self._before = logic
             self._zero = min(logic.facts.epoch, self._clock() - logic.now)  # clocks may have been set back
+            logic.know(self.offer)
             logic.at(self._clock() - self._zero)
             logic.offer(self.offer, self._queues, self._team_of_queue)
             batch = self._taken(logic)
