@@ -27,21 +27,45 @@ from egs_core.model import (
     split,
 )
 from egs_core.model.loss import busy_s, used_bytes
+from egs_core.model_files import ENDINGS, Drawn, Rates, read_model
+from egs_core.model_files.drawn import FLOP_S, MEMORY_BYTES_S
 from egs_core.yaml_file import read_text
 
 MOST_FILE_BYTES = 1 << 30
 INFEASIBLE = 1
-MODELS = (".onnx", ".pt", ".pt2", ".pth", ".safetensors")
-"""Endings of files that have a model's weights, and no times."""
+WEIGHTS = (".pt", ".pth", ".safetensors")
+"""Endings of files that have a model's weights, and no graph."""
 
 
 def split_model(
-    file: Annotated[Path, typer.Argument(help="The model's graph: JSON with nodes and edges.")],
+    file: Annotated[
+        Path, typer.Argument(help="The model: ONNX, a program of torch.export (.pt2), or JSON with nodes and edges.")
+    ],
     devices: Annotated[Path, typer.Option(help="The devices and the link between them, a YAML file.")],
     objective: Annotated[
         str, typer.Option(help="What shall be short: request (one request, from start to end) or stream (the pace).")
     ] = "request",
     seed: Annotated[int, typer.Option(help="Of the search; the same seed gives the same assignment.")] = 0,
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE", help="Size of a dimension that an ONNX model leaves open, else 1. Repeatable."
+        ),
+    ] = None,
+    flop_s: Annotated[
+        float | None,
+        typer.Option(help=f"Operations a second of a device of speed 1, for a model's times. Default: {FLOP_S:g}."),
+    ] = None,
+    memory_bytes_s: Annotated[
+        float | None,
+        typer.Option(help=f"Bytes a second of its memory, for a model's times. Default: {MEMORY_BYTES_S:g}."),
+    ] = None,
+    measure: Annotated[
+        int, typer.Option(min=0, max=1000, help="Run a .pt2 so often on this CPU, and take its times instead.")
+    ] = 0,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write the graph of a model there, as JSON that FILE may be.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Split a model's operators over devices: little latency, little idle memory, and no device's memory exceeded.
@@ -49,11 +73,19 @@ def split_model(
     Exit code 1 when they do not fit.
     """
     chosen = _objective(objective)
-    instance = Instance(_read_operators(file), _read_devices(devices))
+    given = {"--dim": dim, "--flop-s": flop_s, "--memory-bytes-s": memory_bytes_s, "--measure": measure}
+    links, rates = _read_devices(devices), _rates(flop_s, memory_bytes_s)  # wrong ones are told before a model is run
+    drawn = _read_drawn(file, given | {"--profile": profile})
+    instance = Instance(_read_operators(file) if drawn is None else drawn.to_operators(str(file), rates), links)
+    if drawn is not None and profile is not None:
+        _write(profile, json.dumps(drawn.profile(rates)) + "\n")
     found = split(instance, chosen, seed)
+    told = None if drawn is None else drawn.summary()
     if as_json:
-        typer.echo(json.dumps(summary(instance, found, chosen, seed)))
+        typer.echo(json.dumps({**summary(instance, found, chosen, seed), "model": told}))
     else:
+        if told is not None:
+            _show_model(told)
         _show(instance, found, chosen)
     return 0 if found.assignment is not None else INFEASIBLE
 
@@ -128,11 +160,58 @@ def _objective(name: str) -> Objective:
 
 
 def _read_operators(path: Path) -> Operators:
-    if path.suffix.lower() in MODELS:
-        hint = 'write its graph as JSON: {"nodes": [{"id", "bytes", "seconds"}], "edges": [{"from", "to", "bytes"}]}'
-        raise InputError(str(path), "models themselves are not read", hint)
+    if path.suffix.lower() in WEIGHTS:
+        raise InputError(str(path), "has weights, and no graph", "export the model: ONNX, or .pt2 by torch.export.save")
     return read_operators(read_bytes(path, MOST_FILE_BYTES), str(path))
 
 
 def _read_devices(path: Path) -> Devices:
     return read_devices(read_text(path, "devices"), str(path))
+
+
+def _read_drawn(path: Path, given: dict[str, Any]) -> Drawn | None:
+    """The graph of a model's file; None for JSON, for which the options of models are refused."""
+    if path.suffix.lower() in ENDINGS:
+        return read_model(path, _sizes(given["--dim"] or []), given["--measure"])
+    if wrong := [name for name, value in given.items() if value]:
+        raise InputError(wrong[0], f"{path} is no ONNX or .pt2 file", "a JSON profile says bytes and seconds itself")
+    return None
+
+
+def _sizes(words: list[str]) -> dict[str, int]:
+    found = {}
+    for word in words:
+        name, _, size = word.rpartition("=")
+        if not name or not size.isdecimal() or not 0 < int(size) <= 1 << 40:
+            raise InputError("--dim", f"{word!r} is no dimension with its size", "write NAME=SIZE, as batch=8")
+        found[name] = int(size)
+    return found
+
+
+def _rates(flop_s: float | None, memory_bytes_s: float | None) -> Rates:
+    for name, value in (("--flop-s", flop_s), ("--memory-bytes-s", memory_bytes_s)):
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(name, f"must be more than 0, not {value:g}")
+    return Rates(FLOP_S if flop_s is None else flop_s, MEMORY_BYTES_S if memory_bytes_s is None else memory_bytes_s)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InputError("--profile", f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _show_model(told: dict[str, Any]) -> None:
+    how = "measured on this CPU" if told["seconds"] == "measured" else "estimated from operations and bytes"
+    open_ones = ", ".join(f"{name}={size}" for name, size in told["dimensions"].items())
+    parts = [
+        f"{told['kind']}: {told['operators']:,} operators, {format_bytes(told['weight_bytes'])} of weights, "
+        f"{told['flops'] / 1e9:,.3g} GFLOP a request; times are {how}",
+        *([f"open dimensions taken as {open_ones} (--dim)"] if open_ones else []),
+        *(
+            [f"{told['unknown_sizes']:,} operators with outputs of unknown size, counted as 0"]
+            * bool(told["unknown_sizes"])
+        ),
+    ]
+    Console(soft_wrap=True).print(Text("; ".join(parts)))

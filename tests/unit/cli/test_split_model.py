@@ -158,9 +158,17 @@ def test_folders_and_missing_options_are_refused(capsys: pytest.CaptureFixture[s
     assert "--devices" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["net.onnx", "NET.ONNX", "net.pt2"])
+@pytest.mark.parametrize("name", ["net.pt", "NET.PTH", "net.safetensors"])
 @pytest.mark.usefixtures("folder")
-def test_a_model_itself_is_refused_with_what_to_write(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_without_a_graph_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """By its ending, before it is read."""
     assert run(["split-model", name, "--devices", "devices.yaml"]) == 2
-    assert f"{name}: models themselves are not read (write its graph as JSON" in capsys.readouterr().err
+    assert f"{name}: has weights, and no graph (export the model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--dim", "a=1"], ["--measure", "2"], ["--profile", "out"], ["--flop-s", "1e12"]])
+@pytest.mark.usefixtures("folder")
+def test_options_of_models_are_refused_for_a_profile(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It has its own bytes and seconds, so that they would do nothing."""
+    assert run(["split-model", "model.json", "--devices", "devices.yaml", *options]) == 2
+    assert f"{options[0]}: model.json is no ONNX or .pt2 file" in capsys.readouterr().err

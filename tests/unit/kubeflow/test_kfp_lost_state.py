@@ -25,7 +25,7 @@ def stateful(n: int) -> float:
     from os import chdir, environ
 
     import numpy as np
-    import torch  # type: ignore[import-not-found]  # nothing of this runs
+    import torch  # nothing of this runs
 
     random.seed(n)  # here: random.seed
     np.random.seed(n)  # here: numpy.random.seed
