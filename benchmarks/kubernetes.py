@@ -1,9 +1,10 @@
-"""Pipelines as pods of a full cluster: on the scheduler alone and with EGS, by completion times.
+"""Pipelines as pods of a full cluster: on the scheduler alone, with Kueue, with EGS, with both, by completion times.
 
-    EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes [--runs 24] [--rounds 2] [--sides native,egs] [--json]
+    EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes [--runs 24] [--rounds 2] [--gpus 4] [--times 1]
+        [--sides native,kueue,egs,egs-kueue] [--json]
 
-A real API server with its scheduler; nodes and their kubelet are made up here, so pods run for as long as they should
-and no container does. A run is one of four forms, each with CPU tasks and tasks of one
+A real API server with its scheduler, and Kueue where it is installed; nodes and their kubelet are made up here, so pods
+run for as long as they should and no container does. A run is one of four forms, each with CPU tasks and tasks of one
 GPU; all are there at once. What makes their pods stands in for a pipeline's own controller: a pod for each task whose
 parents have ended. It labels them with the rank and duration that a compiler would have known: the median; what a task
 takes is that times a seeded log-normal factor (sigma 0.3).
@@ -11,9 +12,11 @@ takes is that times a seeded log-normal factor (sigma 0.3).
     chain    prepare ─► fit ─► fit ─► fit ─► report        wide    prepare ─► 8 fits side by side ─► report
     deep     6 fits in a row ─► report                     large   prepare ─► 20 short fits and a long one ─► merge
 
-Sides: native: no labels of EGS; egs: with them, behind its gate. The order of submission changes with the round, sides
-take turns. An inversion: a GPU pod gets its node while another one of its run has waited for longer than a second and
-has more than 1.1 times as much of the run behind it.
+Sides: native, kueue: no labels of EGS; egs: behind its gate; egs-kueue: in the queue, whose Workloads EGS raises. The
+order of submission changes with the round, sides take turns. An inversion: a GPU pod gets its node while another one of
+its run has waited for longer than a second and has more than 1.1 times as much of the run behind it. Idle: the share of
+the GPUs' time until the last run's end that no pod had. Kueue admits a few pods a second where it has little processor:
+more seconds a task (--times) and fewer GPUs a node (--gpus) measure the order, and not that.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import heapq
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -29,8 +33,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +46,24 @@ from rich.table import Table
 
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster, Kind
+from egs_core.kubernetes.cluster import CLUSTER_QUEUES, LOCAL_QUEUES, NODES, PODS, ApiError, Cluster, Kind
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.pods import moment
 
-SIDES = ("native", "egs")
-NODES_OF, GPUS, CPUS = 2, 4, 16
+SIDES = ("native", "kueue", "egs", "egs-kueue")
+NODES_OF, CPUS = 2, 16
 SIGMA, SEED = 0.3, 1
+WRITERS = 4
 FORMS = ("chain", "wide", "deep", "large")
 WAITED_S, MORE = 1.0, 1.1
 LIMIT_S = 1800.0
 GPU = "nvidia.com/gpu"
-LABEL = "egs-bench"
-NAMESPACES = Kind("/api/v1", "namespaces", False)
+QUEUE = "egs-bench"
+NAMESPACES, FLAVORS = (
+    Kind("/api/v1", "namespaces", False),
+    Kind("/apis/kueue.x-k8s.io/v1beta2", "resourceflavors", False),
+)
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -78,6 +88,7 @@ class Outcome(msgspec.Struct):
     done_s: list[float] = []
     inversions: int = 0
     gpu_pods: int = 0
+    idle: float = 0.0
 
     @property
     def makespan_s(self) -> float:
@@ -88,12 +99,12 @@ class Outcome(msgspec.Struct):
         return statistics.fmean(self.done_s)
 
 
-def run_of(form: str, rng: random.Random) -> Run:
-    """One run. Tasks come after their parents."""
+def run_of(form: str, rng: random.Random, times: float = 1.0) -> Run:
+    """One run. Tasks come after their parents. times: each takes so many times as long."""
     tasks: list[Task] = []
 
     def add(parents: Sequence[int], gpus: int, median_s: float) -> int:
-        predicted = median_s * rng.uniform(0.7, 1.3)
+        predicted = times * median_s * rng.uniform(0.7, 1.3)
         tasks.append(Task(tuple(parents), gpus, predicted, predicted * rng.lognormvariate(0.0, SIGMA)))
         return len(tasks) - 1
 
@@ -128,10 +139,10 @@ def ranked(tasks: Sequence[Task]) -> Run:
     return tuple(msgspec.structs.replace(task, rank_s=rank) for task, rank in zip(tasks, ranks, strict=True))
 
 
-def suite(runs: int, number: int) -> list[Run]:
+def suite(runs: int, number: int, times: float = 1.0) -> list[Run]:
     """The runs of a round, in the order in which they are submitted: the same on each side."""
     rng = random.Random(SEED + number)
-    found = [run_of(form, rng) for form in itertools.islice(itertools.cycle(FORMS), runs)]
+    found = [run_of(form, rng, times) for form in itertools.islice(itertools.cycle(FORMS), runs)]
     rng.shuffle(found)
     return found
 
@@ -142,38 +153,56 @@ def is_inverted(tasks: Run, placed: int, waited: Sequence[int]) -> bool:
 
 
 class World:
-    """A namespace with its nodes, the kubelet of these and what makes the pods of runs. One thread does all of it, but
-    for the watch."""
+    """A namespace with its nodes, the kubelet of these and what makes the pods of runs. One thread sees and decides;
+    some write, so that what one pod's write takes is in no other's way."""
 
-    def __init__(self, kubeconfig: Path, side: str, runs: Sequence[Run], outcome: Outcome) -> None:
+    def __init__(self, kubeconfig: Path, side: str, runs: Sequence[Run], outcome: Outcome, gpus: int) -> None:
         self.cluster = Cluster(kubeconfig)
         self.name = f"egs-bench-{uuid.uuid4().hex[:6]}"
-        self._side, self._runs, self._outcome = side, runs, outcome
+        self._side, self._runs, self._outcome, self._gpus = side, runs, outcome, gpus
         self._woken = threading.Event()
-        self._pods = Mirror(self.cluster, PODS, lambda raw: raw, self._woken.set, labels=f"{LABEL}={self.name}")
+        self._pods = Mirror(self.cluster, PODS, lambda raw: raw, self._woken.set, labels=f"{QUEUE}={self.name}")
         self._made: dict[tuple[int, int], float] = {}
         self._placed: set[tuple[int, int]] = set()
         self._over: list[set[int]] = [set() for _ in runs]
         self._ends: list[tuple[float, tuple[int, int]]] = []
+        self._writers = ThreadPoolExecutor(WRITERS)
+        self._written: dict[tuple[int, int], Future[object]] = {}
         self._done_s: dict[int, float] = {}
 
     def set_up(self) -> None:
         self.cluster.create(NAMESPACES, {"metadata": {"name": self.name}})
-        offered = {"cpu": str(CPUS), "memory": "64Gi", "pods": "200", GPU: str(GPUS)}
+        offered = {"cpu": str(CPUS), "memory": "64Gi", "pods": "200", GPU: str(self._gpus)}
         for number in range(NODES_OF):
             name = f"{self.name}-{number}"
-            self.cluster.create(NODES, {"metadata": {"name": name, "labels": {LABEL: self.name}}})
+            self.cluster.create(NODES, {"metadata": {"name": name, "labels": {QUEUE: self.name}}})
             ready = [{"type": "Ready", "status": "True"}]
             status = {"allocatable": offered, "capacity": offered, "conditions": ready}
             self.cluster.patch(NODES, f"{name}/status", {"status": status})
+        if "kueue" in self._side:
+            self._add_queue()
+
+    def _add_queue(self) -> None:
+        quotas = {"cpu": NODES_OF * CPUS, GPU: NODES_OF * self._gpus}
+        resources = [{"name": name, "nominalQuota": str(amount)} for name, amount in quotas.items()]
+        groups = [{"coveredResources": list(quotas), "flavors": [{"name": self.name, "resources": resources}]}]
+        never = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
+        spec = {"namespaceSelector": {}, "resourceGroups": groups, "preemption": never}
+        self.cluster.create(FLAVORS, {**_of_kueue("ResourceFlavor", self.name), "spec": {}})
+        self.cluster.create(CLUSTER_QUEUES, {**_of_kueue("ClusterQueue", self.name), "spec": spec})
+        queue = {**_of_kueue("LocalQueue", QUEUE), "spec": {"clusterQueue": self.name}}
+        self.cluster.create(LOCAL_QUEUES, queue, self.name)
 
     def tear_down(self) -> None:
         self._pods.stop()
+        self._writers.shutdown()
         for raw in self.cluster.list(PODS, self.name)[0]:
             with suppress(ApiError):
+                free = {"metadata": {"finalizers": None}}
+                self.cluster.patch(PODS, raw["metadata"]["name"], free, self.name)
                 self.cluster.delete(PODS, f"{raw['metadata']['name']}?gracePeriodSeconds=0", self.name)
         gone = [(NODES, f"{self.name}-{number}") for number in range(NODES_OF)]
-        for kind, name in (*gone, (NAMESPACES, self.name)):
+        for kind, name in (*gone, (CLUSTER_QUEUES, self.name), (FLAVORS, self.name), (NAMESPACES, self.name)):
             with suppress(ApiError):
                 self.cluster.delete(kind, name)
 
@@ -194,14 +223,18 @@ class World:
                 self._end(*heapq.heappop(self._ends)[1], began)
             if time.monotonic() - began > LIMIT_S:
                 raise SystemExit(f"{self._side}: {len(self._done_s)} of {len(self._runs)} runs have ended")
+        for written in self._written.values():
+            written.result()
         self._outcome.done_s = [self._done_s[run] for run in range(len(self._runs))]
+        used_s = sum(task.gpus * task.takes_s for run in self._runs for task in run)
+        self._outcome.idle = 1 - used_s / (NODES_OF * self._gpus * self._outcome.makespan_s)
 
     def _submit(self, run: int) -> None:
         """The pods of its tasks that may start now."""
         for number, task in enumerate(self._runs[run]):
             if (run, number) not in self._made and self._over[run].issuperset(task.parents):
                 self._made[run, number] = time.monotonic()
-                self.cluster.create(PODS, self._pod(run, number, task), self.name)
+                self._write(run, number, self.cluster.create, PODS, self._pod(run, number, task), self.name)
 
     def _place(self) -> None:
         """What the scheduler has placed runs from now on."""
@@ -240,17 +273,29 @@ class World:
             status["startTime"] = moment(time.time())
         ready = "True" if phase == "Running" else "False"
         status["conditions"] = [{"type": "Ready", "status": ready}]
-        self.cluster.patch(PODS, f"pod-{run}-{number}/status", {"status": status}, self.name)
+        self._write(run, number, self.cluster.patch, PODS, f"pod-{run}-{number}/status", {"status": status}, self.name)
+
+    def _write(self, run: int, number: int, act: Callable[..., object], *given: object) -> None:
+        """Of one pod one after another. What failed is said when the next is written, or at the end."""
+        before = self._written.get((run, number))
+
+        def write() -> None:
+            if before is not None:
+                before.result()
+            act(*given)
+
+        self._written[run, number] = self._writers.submit(write)
 
     def _pod(self, run: int, number: int, task: Task) -> dict[str, Any]:
-        labels = {LABEL: self.name}
-        if self._side == "egs":
+        labels = {QUEUE: self.name}
+        if "egs" in self._side:
             labels |= {names.WORKLOAD: f"run-{run}", names.RUN: f"run-{run}", names.TASK: f"task-{number}"}
             labels |= {names.RANK: f"{task.rank_s:.3f}", names.PREDICTED_S: f"{task.predicted_s:.3f}"}
+        labels |= {names.QUEUE: QUEUE} if "kueue" in self._side else {}
         limits = {"cpu": "1", **({GPU: str(task.gpus)} if task.gpus else {})}
         spec: dict[str, Any] = {
             "restartPolicy": "Never",
-            "nodeSelector": {LABEL: self.name},
+            "nodeSelector": {QUEUE: self.name},
             "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": "main", "image": "none:1", "resources": {"limits": limits}}],
         }
@@ -259,27 +304,42 @@ class World:
         return {"metadata": {"name": f"pod-{run}-{number}", "labels": labels}, "spec": spec}
 
 
-@contextmanager
-def _ordered(kubeconfig: Path, world: World, side: str) -> Iterator[None]:
-    """With a controller of EGS, as the cluster's administrator, where the side has one."""
-    if side != "egs":
-        yield
-        return
-    settings = Settings((world.name,), lease_namespace=world.name, identity="bench")
+def _of_kueue(kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}}
+
+
+def _control(kubeconfig: Path, name: str, ended: Event) -> None:
+    """A controller of EGS, as the cluster's administrator, until that is so."""
+    settings = Settings((name,), lease_namespace=name, identity="bench")
     found = Controller(Cluster(kubeconfig), settings, lambda line: print(f"egs: {line}", file=sys.stderr))
     thread = threading.Thread(target=found.run, daemon=True)
     thread.start()
+    ended.wait()
+    found.stop()
+    thread.join(60)
+
+
+@contextmanager
+def _ordered(kubeconfig: Path, world: World, side: str) -> Iterator[None]:
+    """With a controller in a process of its own, where the side has one."""
+    if "egs" not in side:
+        yield
+        return
+    spawned = multiprocessing.get_context("spawn")
+    ended = spawned.Event()
+    process = spawned.Process(target=_control, args=(kubeconfig, world.name, ended))
+    process.start()
     try:
         yield
     finally:
-        found.stop()
-        thread.join(60)
+        ended.set()
+        process.join(90)
 
 
-def measure(kubeconfig: Path, side: str, runs: Sequence[Run], number: int) -> Outcome:
-    """One side in one round."""
+def measure(kubeconfig: Path, side: str, runs: Sequence[Run], number: int, gpus: int) -> Outcome:
+    """One side in one round. gpus: of a node."""
     outcome = Outcome(side, number)
-    world = World(kubeconfig, side, runs, outcome)
+    world = World(kubeconfig, side, runs, outcome, gpus)
     try:
         world.set_up()
         with _ordered(kubeconfig, world, side):
@@ -290,8 +350,7 @@ def measure(kubeconfig: Path, side: str, runs: Sequence[Run], number: int) -> Ou
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row a side: means of the rounds, and of the ratios within a round to the native one."""
-    native = {one.round: one for one in outcomes if one.side == "native"}
+    """A row a side: means of the rounds, and of the ratios within a round to the native one and to Kueue alone."""
     rows = []
     for side in dict.fromkeys(one.side for one in outcomes):
         mine = [one for one in outcomes if one.side == side]
@@ -302,21 +361,34 @@ def summarise(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "makespan_s": statistics.fmean(one.makespan_s for one in mine),
             "inversions": sum(one.inversions for one in mine),
             "gpu_pods": sum(one.gpu_pods for one in mine),
+            "idle": statistics.fmean(one.idle for one in mine),
         }
-        if native:
-            row["native_over"] = statistics.fmean(native[one.round].mean_s / one.mean_s for one in mine)
+        for other in ("native", "kueue"):
+            against = {one.round: one.mean_s for one in outcomes if one.side == other}
+            if against:
+                row[f"{other}_over"] = statistics.fmean(against[one.round] / one.mean_s for one in mine)
         rows.append(row)
     return rows
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
-    for head in ("side", "mean completion s", "native over it", "makespan s", "inversions", "of GPU pods"):
+    heads = (
+        "side",
+        "mean completion s",
+        "native over it",
+        "Kueue over it",
+        "makespan s",
+        "idle",
+        "inversions",
+        "GPU pods",
+    )
+    for head in heads:
         table.add_column(head, justify="left" if head == "side" else "right")
     for row in rows:
-        ratio = f"{row['native_over']:.2f}" if "native_over" in row else ""
+        ratios = [f"{row[name]:.2f}" if name in row else "" for name in ("native_over", "kueue_over")]
         table.add_row(
-            row["side"], f"{row['mean_completion_s']:.1f}", ratio, f"{row['makespan_s']:.1f}",
+            row["side"], f"{row['mean_completion_s']:.1f}", *ratios, f"{row['makespan_s']:.1f}", f"{row['idle']:.0%}",
             str(row["inversions"]), str(row["gpu_pods"]),
         )  # fmt: skip
     Console().print(table)
@@ -326,6 +398,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--gpus", type=int, default=4, help="of each of the two nodes")
+    parser.add_argument("--times", type=float, default=1.0, help="so many times as long takes each task")
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -337,10 +411,10 @@ def main() -> int:
         raise InputError("EGS_TEST_KUBECONFIG", "names no kubeconfig of a cluster for tests")
     outcomes = []
     for number in range(options.rounds):
-        runs = suite(options.runs, number)
+        runs = suite(options.runs, number, options.times)
         turn = number % len(sides)
         for side in (*sides[turn:], *sides[:turn]):
-            outcomes.append(measure(Path(file), side, runs, number))
+            outcomes.append(measure(Path(file), side, runs, number, options.gpus))
             found = outcomes[-1]
             print(f"round {number} {side}: mean {found.mean_s:.1f} s, all {found.makespan_s:.1f} s", file=sys.stderr)
     rows = summarise(sorted(outcomes, key=lambda one: sides.index(one.side)))

@@ -46,6 +46,8 @@ from egs_core.kubernetes.workflows import workflow_of
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
+RAISING_S = 0.5
+"""For so long priorities are written, the first first; then it is looked again who is."""
 FORBIDDEN = "ApiError: 403"
 REFUSALS = (403, 422)
 REFUSED_S = 60.0
@@ -387,11 +389,15 @@ class Controller:
         )
         for loud in sorted({one.queue for one in workloads if one.waits} - quiet):
             self._note(f"queue {loud}", "is left alone: its ClusterQueue is not known, or preempts by priority")
+        until = time.monotonic() + RAISING_S
         for one in priorities.raises(listed, self._queued.order(), quiet):  # of others the priorities count as bounds
             if not self.leader.leads:
                 return
+            if time.monotonic() > until:  # by now others may come first
+                self._woken.set()
+                return
             try:
-                raise_priority(self._cluster, one)
+                self._kueue[WORKLOADS].put(raise_priority(self._cluster, one))
             except ApiError as error:
                 if error.status not in (404, 409):
                     self._note("priority", f"{one.namespace}/{one.name}: {error}")

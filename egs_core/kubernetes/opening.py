@@ -47,7 +47,7 @@ def tell_why(cluster: Cluster, pod: Pod, text: str, now: float) -> dict[str, Any
     return cluster.patch(PODS, pod.name, body, pod.namespace)
 
 
-def raise_priority(cluster: Cluster, one: Raise) -> None:
-    """Write a priority, and beside it what its user gave."""
+def raise_priority(cluster: Cluster, one: Raise) -> dict[str, Any]:
+    """Write a priority, and beside it what its user gave. The Workload as it is then."""
     body = {"metadata": {"annotations": {names.BASE: str(one.base)}}, "spec": {"priority": one.priority}}
-    cluster.patch(WORKLOADS, one.name, body, one.namespace)
+    return cluster.patch(WORKLOADS, one.name, body, one.namespace)

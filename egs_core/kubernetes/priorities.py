@@ -4,14 +4,17 @@
     Workloads         0  0 │ 120  241 │              10 10 │ 1000000
                       as made│ raised: the first of all    │ never past the next priority of a user
 
-Only the first `ahead` of each priority are raised, and of those only the ones that do not stand in the right order
-already: a patch costs Kueue some 50 ms.
+Kueue looks at Workloads of one shape and one priority as at one: where the first has no room, none is tried. So each
+raised one costs it a look of its own whenever quota frees, and each patch a write and another look. Hence only the
+first `ahead` of a queue's priority are raised, only those are written that do not stand in the right order already, and
+what was raised keeps that for as long as it is in nobody's way.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
@@ -19,9 +22,12 @@ import msgspec
 from egs_core.kubernetes import names
 from egs_core.kubernetes.pods import Object, items, part, quantity, text
 
-AHEAD = 50
+AHEAD = 12
+"""So many of a queue's each priority: more than Kueue admits (20 a second at most) until what follows is written."""
 ROOM = 1_000_000
 """So far above its user's priority may one be raised, where no other user's priority is nearer."""
+STEPS = 1000
+"""So many may follow one after another at the end of the raised ones until all of them are written anew."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -108,26 +114,50 @@ def _ceiling(base: int, bases: Sequence[int]) -> int:
 
 
 def _raised(ranked: Sequence[Workload], base: int, ceiling: int, ahead: int) -> list[Raise]:
-    """The first of them get falling priorities between base and ceiling, all others base."""
-    first = ranked[: max(0, min(ahead, ceiling - base))]
-    values = _falling([one.priority for one in first], base, ceiling)
-    wanted = [*zip(first, values, strict=True), *((one, base) for one in ranked[len(first) :])]
+    """The first of each queue get falling priorities between base and ceiling; others have base, or keep what fits."""
+    most, before = max(0, ceiling - base), Counter[str]()
+    must: list[int] = []
+    may: list[int] = []
+    for at, one in enumerate(ranked):
+        before[one.queue] += 1
+        if before[one.queue] <= ahead and len(must) < most:
+            must.append(at)
+        elif one.priority > base and before[one.queue] <= 2 * ahead:
+            may.append(at)
+    both = sorted([*must, *may[: most - len(must)]])
+    kept = {both[at] for at in _longest_falling([ranked[at].priority for at in both], base, ceiling)}
+    first = sorted({*must, *(at for at in both if at in kept)})
+    values = dict(zip(first, _falling([ranked[at].priority for at in first], base, ceiling), strict=True))
+    wanted = [(one, values.get(at, base)) for at, one in enumerate(ranked)]
     return [Raise(one.namespace, one.name, value, base) for one, value in wanted if value != one.priority]
 
 
 def _falling(present: Sequence[int], base: int, ceiling: int) -> list[int]:
-    """Falling numbers above base, most of them the present ones: the longest falling part stays, gaps are filled."""
+    """Falling numbers above base, most of them the present ones: the longest falling part stays, gaps are filled. What
+    comes before or after it stands a step away: halves of what is left would be used up after a few."""
+    step = max(1, (ceiling - base) // STEPS)
     kept = _longest_falling(present, base, ceiling)
     found: list[int] = []
     bounds = [(-1, ceiling + 1), *((at, present[at]) for at in kept), (len(present), base)]
     for (left, high), (right, low) in itertools.pairwise(bounds):
         between = right - left - 1
-        if high - low <= between:  # no room: all anew
-            step = (ceiling - base) / len(present)
-            return [base + int((len(present) - at) * step) for at in range(len(present))]
+        if high - low <= between or not kept:  # no room, or nothing there: all anew
+            return _anew(len(present), base, ceiling, step)
+        if left < 0:
+            high = min(high, low + step * (between + 1))
+        elif right == len(present):
+            low = max(low, high - step * (between + 1))
         found += [high - (high - low) * (number + 1) // (between + 1) for number in range(between)]
-        found += [low] if right < len(present) else []
+        found += [present[right]] if right < len(present) else []
     return found
+
+
+def _anew(count: int, base: int, ceiling: int, step: int) -> list[int]:
+    """So many falling numbers from the middle on, a step apart: there is room before and behind them."""
+    first = base + (ceiling - base) // 2
+    if first - step * count > base:
+        return [first - step * number for number in range(count)]
+    return [base + (count - number) * (ceiling - base) // count for number in range(count)]
 
 
 def _longest_falling(values: Sequence[int], base: int, ceiling: int) -> list[int]:

@@ -192,6 +192,33 @@ def test_what_waits_in_kueue_is_raised_in_the_engines_order(api: EmulatedApi) ->
     assert not api.opened()
 
 
+def test_a_priority_is_not_written_again_before_the_watch_tells_it(
+    api: EmulatedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the API server has answered counts: Kueue looks again at each Workload that is written."""
+    watched, ended = Cluster.watch, threading.Event()
+
+    def watch(cluster: Cluster, kind: Kind, *args: Any, **named: Any) -> Iterator[dict[str, Any]]:
+        if kind.plural == "workloads":
+            ended.wait(LIMIT_S)
+        else:
+            yield from watched(cluster, kind, *args, **named)
+
+    monkeypatch.setattr(Cluster, "watch", watch)
+    kueue(api)
+    api.add("nodes", node("n1"))
+    try:
+        with controlled(api):
+            api.until(lambda: all(priorities(api).values()))
+            for name in ("shows-a-step", "shows-another"):
+                api.add("pods", pod(name))
+                api.until(lambda n=name: n in api.opened())  # type: ignore[misc]  # one each
+    finally:
+        ended.set()
+    written = sorted(name for name, body in api.patches if "priority" in body.get("spec", {}))
+    assert written == ["pod-long", "pod-middle", "pod-short"]
+
+
 def test_a_workload_of_somebody_else_keeps_its_priority_before_ours(api: EmulatedApi) -> None:
     """Its pods have no label of EGS's; what its user gave it bounds what is raised."""
     kueue(api)

@@ -265,15 +265,44 @@ def test_priorities_follow_any_order_and_settle(bases: list[int], random: Any, a
             above = min((other for other in set(bases) if other > base), default=1 << 40)
             raised = [priority for priority in group if priority > base]
             assert raised == sorted(set(raised), reverse=True)
-            assert len(raised) == min(len(group), ahead, above - 1 - base)
-            assert group[: len(raised)] == raised
+            first = group[: min(ahead, above - 1 - base)]
+            assert raised[: len(first)] == first
+            assert len(raised) <= 2 * ahead
             assert all(base <= priority < above for priority in group)
 
 
 def test_one_that_is_admitted_costs_no_patch_of_the_others() -> None:
     """The others stand in the right order already; only who is now among the first is raised."""
-    found = [waiting(f"w{number}") for number in range(60)]
+    found = [waiting(f"w{number}") for number in range(300)]
     order = [one.name for one in found]
+    found = written(found, order)
+    for number in range(priorities.AHEAD, 300):
+        found = found[1:]
+        assert [one.name for one in priorities.raises(found, order, {"q"})] == [f"w{number}"]
+        found = written(found, order)
+
+
+def test_one_that_comes_and_goes_first_costs_one_patch() -> None:
+    """Who is no longer among the first keeps what it has, so that it is not written down and up again."""
+    found = [waiting(f"w{number}") for number in range(40)]
+    order = [one.name for one in found]
+    found = written(found, order)
+    for number in range(100):
+        order = [f"n{number}", *order]
+        found = [waiting(f"n{number}"), *found]
+        assert [one.name for one in priorities.raises(found, order, {"q"})] == [f"n{number}"]
+        found = written(found, order)
+        found = [one for one in found if one.name != f"n{number}"]
+        assert priorities.raises(found, order, {"q"}) == []
+
+
+def test_each_queue_has_its_first_ones() -> None:
+    """What waits in another one, and may never be admitted, is in nobody's way."""
+    found = [*(waiting(f"a{number}", queue="a") for number in range(30)), waiting("b0", queue="b")]
+    raised = priorities.raises(found, [one.name for one in found], {"a", "b"})
+    assert [one.name for one in raised] == [*(f"a{number}" for number in range(priorities.AHEAD)), "b0"]
+
+
+def written(found: list[priorities.Workload], order: list[str]) -> list[priorities.Workload]:
     raised = {one.name: one.priority for one in priorities.raises(found, order, {"q"})}
-    left = [msgspec.structs.replace(one, priority=raised.get(one.name, 0)) for one in found[1:]]
-    assert [one.name for one in priorities.raises(left, order, {"q"})] == ["w50"]
+    return [msgspec.structs.replace(one, priority=raised.get(one.name, one.priority)) for one in found]
