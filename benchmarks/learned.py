@@ -1,13 +1,15 @@
 """Orders that are learned: mean completion time beside the best fixed order, chosen in hindsight for each suite.
 
-    EGS_DATA=DIR python -m benchmarks.learned [--suites streams,mixed,jobs] [--seeds 2] [--first-seed 100]
+    EGS_DATA=DIR python -m benchmarks.learned [--suites streams,mixed,short,jobs,week] [--seeds 2] [--first-seed 100]
 
 Each suite is a few streams of workloads in one queue, simulated once with each order that a queue may state, and once
 with `order: learned` (`egs_core.sim.advisor`), whose roll-outs know what the engine believes and nothing else.
 
     streams   as `benchmarks.streams`, 120 workloads each, durations predicted or unknown (blind)
     mixed     as `benchmarks.cold_starts`: workflows with CPU and GPU phases and processes that load, on 16 GPUs
+    short     400 jobs of 5 to 30 s on four slots, whose lengths are believed with a log-normal error (sigma 0.3)
     jobs      a thousand GPU jobs in a row of a week of Philly's (drawn without EGS_DATA), durations predicted
+    week      the first 3,000 of them on 192 GPUs, which have too much to do for a day
 
 The seeds are none of those by which anything was tuned (0 to 9). `over_best` is the mean over that of the best fixed
 order, `hindsight` what that one gains over the default, `share` what part of it the learned order gained.
@@ -18,9 +20,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import exp
 from typing import Any
 
 import msgspec
@@ -29,7 +34,9 @@ import numpy as np
 from benchmarks import cold_starts, gpu_jobs, overlay, streams
 from benchmarks.single_dags_instances import load_instances
 from egs_core.engine.specs import LEARNED, ORDERS, QueueSpec
+from egs_core.engine.state.histories import Z95
 from egs_core.errors import InputError
+from egs_core.graph.columns import CPU, Graph, Shape
 from egs_core.graph.load import LoadedWorkload
 from egs_core.sim import Durations, SimConfig, SimNode
 from egs_core.sim.simulator import Estimator, Simulation
@@ -39,6 +46,7 @@ LENGTH, LARGEST, SLOTS = 120, 220, 32  # of a stream: workloads, tasks of the la
 MIXED = 40  # workflows of a mixed stream
 JOBS = 1000
 JOB_GPUS = (96, 128)
+SHORT_JOBS, SHORT_SLOTS = 400, 4
 QUEUE = "q"
 
 
@@ -86,19 +94,40 @@ def mixed_suites(seeds: Sequence[int]) -> Iterator[Stream]:
             yield Stream(f"mixed {load:g}", came, config, lambda: beliefs)
 
 
-def job_suites(data: str | None, count: int) -> Iterator[Stream]:
-    """Every other thousand of the jobs."""
+def short_suites(seeds: Sequence[int]) -> Iterator[Stream]:
+    """All of one class of remaining work. Loads of 0.9 and 1.1."""
+    for seed in seeds:
+        for load in (0.9, 1.1):
+            draw, at_s, came = random.Random(f"short {seed} {load}"), 0.0, []
+            beliefs: dict[str, tuple[float, float]] = {}
+            for number in range(SHORT_JOBS):
+                seconds, graph = draw.uniform(5.0, 30.0), Graph()
+                at_s += draw.expovariate(load * SHORT_SLOTS / 17.5)
+                graph.add_task("job", (), ((CPU, Shape(), seconds),))
+                came.append(LoadedWorkload(str(number), "job", "", QUEUE, at_s, graph))
+                median = seconds * draw.lognormvariate(0.0, streams.SIGMA)
+                beliefs[str(number)] = (median, median * exp(streams.SIGMA * Z95))
+            config = SimConfig(slots=SHORT_SLOTS, durations=Durations.PREDICTED, search_placements=0, records=False)
+            yield Stream(f"short {load:g}", came, config, partial(_believed_by_id, beliefs))
+
+
+def _believed_by_id(beliefs: dict[str, tuple[float, float]]) -> Estimator:
+    return lambda workload, _: beliefs[workload.id]
+
+
+def job_suites(data: str | None, name: str, count: int, length: int, sizes: Sequence[int]) -> Iterator[Stream]:
+    """Every other so many of the jobs, on clusters of these sizes."""
     jobs = gpu_jobs.load_jobs(data, 0)
     for number in range(count):
-        some = jobs[2 * number * JOBS : (2 * number + 1) * JOBS]
+        some = jobs[2 * number * length : (2 * number + 1) * length]
         if not some:
             return
         some = [msgspec.structs.replace(job, arrival_s=job.arrival_s - some[0].arrival_s) for job in some]
         came = in_queue([gpu_jobs.workload_of(job) for job in some])
-        for gpus in JOB_GPUS:
+        for gpus in sizes:
             nodes = tuple([SimNode(f"n{i}", 1024.0, gpu_jobs.NODE_GPUS) for i in range(gpus // gpu_jobs.NODE_GPUS)])
             config = SimConfig(nodes, durations=Durations.PREDICTED)
-            yield Stream(f"jobs {gpus} GPUs", came, config, lambda: gpu_jobs.Learner(some))  # noqa: B023  # run at once
+            yield Stream(f"{name} {gpus} GPUs", came, config, lambda: gpu_jobs.Learner(some))  # noqa: B023  # run at once
 
 
 def run(stream: Stream, order: str) -> tuple[float, int, float]:
@@ -147,7 +176,9 @@ def suites_of(names: str, data: str | None, seeds: Sequence[int]) -> Iterator[St
     makers: dict[str, Callable[[], Iterator[Stream]]] = {
         "streams": lambda: stream_suites(data, seeds),
         "mixed": lambda: mixed_suites(seeds),
-        "jobs": lambda: job_suites(data, len(seeds)),
+        "short": lambda: short_suites(seeds),
+        "jobs": lambda: job_suites(data, "jobs", len(seeds), JOBS, JOB_GPUS),
+        "week": lambda: job_suites(data, "week", 1, 3 * JOBS, (192,)),
     }
     for name in names.split(","):
         if name not in makers:
@@ -158,7 +189,7 @@ def suites_of(names: str, data: str | None, seeds: Sequence[int]) -> Iterator[St
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learned", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--suites", default="streams,mixed,jobs", help="comma separated")
+    parser.add_argument("--suites", default="streams,mixed,short,jobs,week", help="comma separated")
     parser.add_argument("--seeds", type=int, default=2, help="streams of each suite")
     parser.add_argument("--first-seed", type=int, default=100)
     arguments = parser.parse_args()

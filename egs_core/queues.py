@@ -173,7 +173,8 @@ class Queue(FileModel):
     """Deadline of workloads that state none, from their submission."""
     order: Literal["remaining_work", "dependents", "arrival", "learned"] = "remaining_work"
     """Between its workloads: the one with the least work left first; the longest remaining path first, in whatever
-    workload; or the workload that came first. Or `learned`: whichever of these, by what roll-outs of the queue say."""
+    workload; or the workload that came first. Or `learned`: whichever of these, by what roll-outs of the
+    queue say, in the site server's own pool and in `egs simulate`; elsewhere the first."""
     budget: GpuBudget | None = None
     """GPU hours, or money, that it may use in a month, for the site server alone."""
     slo: Objectives = Objectives()

@@ -30,6 +30,7 @@ from egs_core.server.host_routes import add_host_routes
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import Seen, SiteLogic, Watch
 from egs_core.server.metrics_routes import add_metrics_route
+from egs_core.server.ordering import Ordering
 from egs_core.server.overview_routes import add_overview_routes
 from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
@@ -80,6 +81,7 @@ class Site:
         self.is_closing = False
         self.dashboard: Dashboard | None = None
         self.watcher: Watcher | None = None
+        self.ordering: Ordering | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answers = Answers()
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -205,6 +207,7 @@ def make_app(site: Site) -> FastAPI:
         site.begin()
         loops = [site.look_at_processes(), site.sharing.tick()]
         loops += [site.watcher.follow(site)] if site.watcher is not None else []
+        loops += [site.ordering.follow(site)] if site.ordering is not None else []
         tasks = [asyncio.create_task(one) for one in loops]
         yield
         for task in tasks:

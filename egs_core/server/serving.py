@@ -23,7 +23,7 @@ from fastapi import FastAPI
 
 from egs_core.budgets import Budget
 from egs_core.client.places import SOCKET_NAME, read_token, socket_places, token_file, write_token
-from egs_core.engine.specs import QueueSpec
+from egs_core.engine.specs import LEARNED, QueueSpec
 from egs_core.errors import EgsError, InputError
 from egs_core.json_log import uvicorn_options
 from egs_core.queues import Teams
@@ -34,6 +34,7 @@ from egs_core.server.dashboard import Dashboard
 from egs_core.server.devices import DeviceLocks, users_of
 from egs_core.server.doors import Door
 from egs_core.server.leader import Leader
+from egs_core.server.ordering import Ordering
 from egs_core.server.runs import Offer
 from egs_core.server.sharing import Sharing
 from egs_core.server.spending import Rates as PriceRates
@@ -126,6 +127,8 @@ def serve(
         check = leader.check_quickly if leader else _always
         site = Site(lambda changed: Writer(turns, changed), access, Rates(rate), sharing, looks, check)
         site.watcher = Watcher(rules, offer) if rules is not None else None
+        learned = [queue.name for queue in queues if queue.order == LEARNED]
+        site.ordering = Ordering(learned) if learned else None
         is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy
         dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=is_secure, behind_proxy=behind_proxy)
         ids = tuple([device.id for device in offer.devices])

@@ -80,6 +80,7 @@ class QueueAdvisor:
         self.queue, self.bounds = queue, bounds or Bounds()
         self.order = DEFAULT
         self.changes = 0
+        self._has_said = False  # why the order is what it is
         self._seed, self._draw = seed, random.Random(f"{seed} {queue}")
         self._trust = {o: _Trust(1.0, self.bounds.trust_spread**-2) for o in ORDERS[1:]}
         self._promise: _Promise | None = None
@@ -108,7 +109,8 @@ class QueueAdvisor:
     # --- a review ---
 
     def review(self, futures: Mapping[str, Sequence[Future]], now: float) -> m.OrderChosen | None:
-        """What the engine is to be told; None where it stays as it is. futures: what the question was answered with."""
+        """What the engine is to be told; None where it stays as it is, and has been told why before. futures: what the
+        question was answered with."""
         self.seen(now, self._open)
         failed = self._judge(now)
         for trust in self._trust.values():
@@ -124,10 +126,10 @@ class QueueAdvisor:
         self._promise = _Promise(now, chosen, tuple(futures.get(chosen, default)), default)
         self._reviews += 1
         self._since, self._ended, self._ended_s = now, 0, 0.0
-        if chosen == self.order:
+        if chosen == self.order and self._has_said:
             return None
-        self.order = chosen
-        self.changes += 1
+        self.changes += chosen != self.order
+        self.order, self._has_said = chosen, True
         return m.OrderChosen(self.queue, chosen, why)
 
     def _judge(self, now: float) -> str:
@@ -164,7 +166,8 @@ class QueueAdvisor:
             trust = self._trust[order]
             share = self._draw.gauss(trust.mean, trust.precision**-0.5)
             gain = min(share, 1.0) * fmean(gains) - error
-            gain += self.bounds.gain / 2 if order == self.order else 0.0  # it takes more to leave than to stay
+            if order == self.order:  # it stays until it is expected to lose: where little waits there is little to gain
+                gain = min(share, 1.0) * fmean(gains) + self.bounds.gain
             if gain > best_gain:
                 best, best_gain = order, gain
                 least, most = min(gains), max(gains)
@@ -192,6 +195,8 @@ class Advisors:
             known = self._known[name]
             ended = {number for number in known if not state.workloads[number].open_tasks}
             known -= ended
+            if name in state.queue_numbers:
+                advisor.order = state.queues[state.queue_numbers[name]].order  # as it is durable
             advisor.seen(state.now, len(known), len(ended))
             if advisor.is_due(state.now):
                 due.append(advisor)

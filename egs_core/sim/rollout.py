@@ -97,6 +97,8 @@ class _Twin:
     def run(self) -> Future:
         """To the end of all, or as far as `MOST_EVENTS` reach."""
         state, now = self._state, self._began
+        elsewhere = tuple([m.Elsewhere(queue.spec.name, queue.elsewhere) for queue in state.queues])
+        self._send(m.UsedElsewhere(elsewhere), now)  # without the turns that pools take: nobody gives it one here
         self._send(m.OrderChosen(self._queue, self._order), now)
         for phase in list(state.leases):
             if state.status[phase] == GRANTED:

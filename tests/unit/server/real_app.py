@@ -27,6 +27,7 @@ from egs_core.server.access import Access, Provider
 from egs_core.server.app import Site
 from egs_core.server.dashboard import Dashboard
 from egs_core.server.doors import Door
+from egs_core.server.ordering import Ordering
 from egs_core.server.runs import Offer
 from egs_core.server.store import SqlStore
 from egs_core.server.writer import Turns, Writer
@@ -71,9 +72,16 @@ class Answer(msgspec.Struct):
 
 
 class RealApp:
-    """One site. file: its YAML of queues and teams, "" for none."""
+    """One site. file: its YAML of queues and teams, "" for none; ordering: of those that have their order learned."""
 
-    def __init__(self, file: str = "", offer: Offer = OFFER, provider: Provider | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        file: str = "",
+        offer: Offer = OFFER,
+        provider: Provider | None = None,
+        ordering: Ordering | None = None,
+        **limits: Any,
+    ) -> None:
         folder = self.folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
         folder.chmod(0o755)
         (folder / "site.yaml").write_text(file)
@@ -84,6 +92,7 @@ class RealApp:
         turns = Turns(self.store, offer, queues, team_of_queue=teams.of_queue if teams else None)
         turns.tally.slos.objectives = teams.slos if teams else {}
         self.site = Site(lambda changed: Writer(turns, changed), self.access, **limits)
+        self.site.ordering = ordering
         self.tcp = Door().listen()
         self.port = self.tcp.getsockname()[1]
         self.path = folder / "egs.sock"

@@ -93,11 +93,13 @@ def test_an_order_is_chosen_where_the_roll_outs_agree_that_it_gains() -> None:
 
 
 def test_a_gain_on_which_roll_outs_disagree_is_none() -> None:
-    """One of three says 40 % less, the others somewhat more time."""
+    """One of three says 40 % less, the others somewhat more time: the default stays, and that is said, once."""
     advisor = QueueAdvisor("q", bounds=Bounds(trust_spread=0.01))
     arrival = future(60.0), future(110.0), future(110.0)
     found = {DEFAULT: (future(100.0),) * 3, "arrival": arrival}
-    assert advisor.review(found, 0.0) is None
+    assert advisor.review(found, 0.0) == m.OrderChosen("q", DEFAULT, "no other order is expected to gain 2%")
+    assert advisor.review(found, 1.0) is None
+    assert advisor.changes == 0
 
 
 def test_an_order_that_does_worse_than_the_default_was_expected_to_is_given_up_and_left_out() -> None:
@@ -131,6 +133,15 @@ def test_an_order_that_keeps_its_promise_stays() -> None:
         now = ended(advisor, now, 100.0, 26)
         assert advisor.review(told, now) is None
     assert (advisor.order, advisor.changes) == ("arrival", 1)
+
+
+def test_an_order_in_use_stays_while_little_waits_and_goes_when_it_is_expected_to_lose() -> None:
+    advisor = QueueAdvisor("q", bounds=Bounds(trust_spread=0.01))
+    assert advisor.review(futures(remaining_work=100.0, arrival=80.0), 0.0) is not None
+    assert advisor.review(futures(remaining_work=100.0, arrival=99.5), 0.0) is None
+    back = advisor.review(futures(remaining_work=100.0, arrival=105.0), 0.0)
+    assert back is not None
+    assert (back.order, back.why) == (DEFAULT, "no other order is expected to gain 2%")
 
 
 def test_reviews_are_bounded_by_ends_and_by_time() -> None:
