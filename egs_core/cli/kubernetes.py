@@ -199,15 +199,21 @@ def manifests(
     egs_queue: Annotated[
         str, typer.Option(help="With --egs-url: the queue of namespaces that have none of their name there.")
     ] = "",
+    helm: Annotated[
+        Path | None, typer.Option(help="Write a Helm chart of it into this folder, new or empty, and print nothing.")
+    ] = None,
 ) -> None:
     """Print what the controller needs in a cluster, as YAML for `kubectl apply --server-side -f -`.
 
     Changes nothing: no connection is made. What is printed: a namespace, two service accounts with the least rights
     that suffice, policies that hold them to opening gates, deadlines and raising priorities, the controller, a CronJob
-    that opens what is overdue, and a webhook that lets pods pass where it is not there.
+    that opens what is overdue, and a webhook that lets pods pass where it is not there. With --helm: the same objects
+    but for the namespace, as a chart for `helm install --namespace egs-system --create-namespace`; its values are the
+    image and, with --egs-url, what names the site server.
     """
     import yaml
 
+    from egs_core.kubernetes import chart
     from egs_core.kubernetes.manifests import Installation, objects
 
     if egs_url:
@@ -215,21 +221,36 @@ def manifests(
     elif token_secret or egs_queue:
         option = "--token-secret" if token_secret else "--egs-queue"
         raise InputError(option, "does nothing without --egs-url", "name the site server, or leave it out")
-    found = objects(
-        Installation(
-            image,
-            namespace,
-            tuple(serve or ()),
-            parse_seconds(release_by, "--release-by"),
-            tuple(argument or ()),
-            preempt,
-            preload,
-            egs_url,
-            token_secret,
-            egs_queue,
-        )
+    asked = Installation(
+        image,
+        namespace,
+        tuple(serve or ()),
+        parse_seconds(release_by, "--release-by"),
+        tuple(argument or ()),
+        preempt,
+        preload,
+        egs_url,
+        token_secret,
+        egs_queue,
     )
-    typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=110), nl=False)
+    if helm is None:
+        typer.echo(yaml.safe_dump_all(objects(asked), sort_keys=False, width=110), nl=False)
+        return
+    if namespace != names.SYSTEM:
+        raise InputError("--namespace", "a chart has none", "say it to `helm install --namespace`, and leave it out")
+    _write(helm, chart.files(asked))
+
+
+def _write(folder: Path, found: dict[str, str]) -> None:
+    """Raises InputError for a folder that has something in it, or that cannot be written."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise InputError(str(folder), "is not empty", "name a new folder, or empty it first")
+        for name, text in found.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(folder), f"cannot be written: {error.strerror}", "name a folder of yours") from None
 
 
 @kubernetes.command("leave")

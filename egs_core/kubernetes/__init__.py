@@ -22,7 +22,8 @@ overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
 preempting   what is deleted so that another may start; preloading: what loads images ahead
 steering     ending a run or a pod, with the rights of whoever asks; pausing: pausing it
-manifests    what all of that needs in the cluster; guard: what it may not do there; leaving: how it goes again
+manifests    what all of that needs in the cluster; chart: the same for Helm; guard: what it may not do there
+leaving      how it goes again
 
 Nothing else of the core imports this room but the command line.
 """
