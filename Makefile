@@ -15,7 +15,7 @@ AIRFLOW_UNITS = $(filter-out $(patsubst %,tests/unit/airflow/test_%.py,agent_lim
 	airflow_local airflow_records agent_session lease published),$(sort $(wildcard tests/unit/airflow/test_*.py)))
 AIRFLOWS_RUN = $(AIRFLOW_UNITS) $(addprefix tests/conformance/airflow/test_,airflow_observe_mode.py order.py)
 KFPS_RUN = tests/unit/kubeflow $(addprefix tests/conformance/kubeflow/test_kfp_,run.py component.py forked.py containers.py)
-.PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture dist check-dist clean
+.PHONY: help setup demo test coverage test-slow test-long test-versions bench lint format docs picture screenshots dist check-dist clean
 
 # The environment's scripts (egs, ray) come first for what the targets run, but not for `setup`, which looks for a Python.
 # Python keeps what it has compiled, also where images have it not (PYTHONDONTWRITEBYTECODE): hundreds of processes start.
@@ -33,6 +33,7 @@ help:
 	@echo 'make format        format the code and apply safe fixes'
 	@echo 'make docs          build the documentation site, build/site/index.html; a broken link is an error'
 	@echo 'make picture       draw the picture of the README from build/demo (after make demo)'
+	@echo 'make screenshots   take the pictures of the dashboard from build/demo, with Chromium (after make demo)'
 	@echo 'make dist          build wheels and source distributions of the four packages into dist/'
 	@echo 'make check-dist    make dist, then install each package by itself and use it'
 	@echo 'make clean         remove .venv, caches and build output'
@@ -76,6 +77,9 @@ format: setup
 
 docs: setup
 	@$(RUN) NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build $(ARGS)
+
+screenshots: setup
+	@.venv/bin/python -m scripts.screenshots build/demo
 
 picture: setup
 	@.venv/bin/python -m scripts.picture build/demo

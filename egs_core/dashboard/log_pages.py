@@ -26,6 +26,7 @@ from egs_core.runlog.standing import Standing, standing
 from egs_core.runlog.steps import Floats
 
 MOST_ROWS = 200
+LONG_ID = 30  # letters
 BINS, CHART_W, CHART_H = 240, 960.0, 120.0
 OPEN = ("pending", "waiting", "running")
 TeamOf = Callable[[str], str]
@@ -110,7 +111,7 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
             if d.phases
         ],
         loaded=[
-            (one.task, one.workload, one.node, units.seconds(one.since_s - begin), one.state)
+            (one.task, one.workload, units.short(one.node, 24), units.seconds(one.since_s - begin), one.state)
             for one in sorted(stand.loaded, key=lambda one: (one.state not in ("loading", "warm"), one.since_s))
         ],
         costs=ledger.by["team"],
@@ -177,13 +178,13 @@ def workload_page(home: str, runs: Sequence[Seen], number: int, which: int, vers
     """The page of a workload: its graph, and its tasks with why each waits or waited."""
     one, workload = runs[number], runs[number].workloads[which]
     boxes = boxes_of(workload.tasks, one.now_s)
-    is_grouped = len(boxes) > MOST
-    drawn = grouped(boxes) if is_grouped else boxes
+    is_grouped, called = len(boxes) > MOST, _called(workload)
+    drawn = grouped(boxes) if is_grouped else [msgspec.structs.replace(box, name=called[box.key]) for box in boxes]
     words = f"{len(boxes)} tasks, {'those of a name in one box, ' if is_grouped else ''}from left to right"
     if len(drawn) > MOST:
         words += f"; the first {MOST} of {len(drawn)} boxes"
     label = f"Graph of {workload.name}: {words}. The table below has the same."
-    chain = " → ".join(units.short(workload.tasks[key].name) for key in workload.critical[:40])
+    chain = " → ".join(units.short(called[key]) for key in workload.critical[:40])
     body = [
         tag("header", tag("h1", workload.name), tag("p", workload.state, id="status")),
         tag("p", tag("a", f"EGS: {one.title}", href=f"{home}/run/{number}")),
@@ -201,6 +202,14 @@ def _when(task: Standing) -> float:
     """In the order in which they started, or began to wait; what has not come last."""
     at = task.started_s if task.started_s is not None else task.since_s
     return float("inf") if at is None else at
+
+
+def _called(workload: Workload) -> dict[str, str]:
+    """What a reader calls each task: its name; where several have that, its id, unless that is a long number."""
+    count = Counter(task.name for task in workload.tasks.values())
+    return {
+        key: task.name if count[task.name] < 2 or len(key) > LONG_ID else key for key, task in workload.tasks.items()
+    }
 
 
 WORKLOADS = ("Workload", "State", "Tasks", "Done", "Running", "Waiting", "Critical path", "Queue")
@@ -258,7 +267,7 @@ def _task_row(task: Standing, one: Seen, workload: Workload) -> tuple[str, ...]:
 
 def _where(task: Standing) -> str:
     devices = f"GPU {', '.join(map(str, task.devices))}" if task.devices else ""
-    return ", ".join(part for part in (task.node, devices) if part)
+    return ", ".join(part for part in (units.short(task.node, 24), devices) if part)
 
 
 def _costs(one: Seen) -> Markup | None:

@@ -53,7 +53,8 @@ class Standing(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct):
-    """Something that is, or was, loaded ahead for a task. state: loading, warm; used, unused, failed when over."""
+    """Something that is, or was, loaded ahead for a task. state: loading, warm; used, unused, failed when over; begun:
+    its task has started before the log said that it was loaded."""
 
     workload: str
     task: str
@@ -81,6 +82,9 @@ def standing(records: Iterable[Record]) -> Stand:
                 _add(stand, record)
             case Ready() | Held() | Granted() | Started() | Ended():
                 _take(_task(stand, record.workload, record.task), record)
+                known = open_loads.get((record.workload, record.task))
+                if known is not None and known.state == "loading" and isinstance(record, Started):
+                    known.state = "begun"
             case PreloadStarted():
                 loaded = Loaded(record.workload, record.task, record.node, record.t)
                 open_loads[record.workload, record.task] = loaded
@@ -122,7 +126,7 @@ def _take(task: Standing, record: Ready | Held | Granted | Started | Ended) -> N
                 task.waited_s += record.t - task.since_s
             task.state, task.since_s = "running", record.t
             task.started_s = record.t if task.started_s is None else task.started_s
-            task.node, task.devices = record.node, record.devices
+            task.node, task.devices = record.node, record.devices or task.devices
             task.uses_gpu = task.uses_gpu or record.gpus > 0
         case Ended():
             _end_phase(task, record)
@@ -145,4 +149,6 @@ def _end(tasks: dict[str, Standing], record: WorkloadEnded) -> None:
     """What of it had not ended, does not come any more."""
     for task in tasks.values():
         if task.ended_s is None:
+            if task.state == "running" and task.since_s is not None:  # its end may be told later than its workload's
+                task.ran_s += record.t - task.since_s
             task.state, task.since_s, task.ended_s = "stopped", record.t, record.t

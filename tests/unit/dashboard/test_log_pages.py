@@ -30,6 +30,7 @@ from egs_core.runlog.records import (
     Record,
     Started,
     TaskAdded,
+    WorkloadEnded,
     WorkloadSubmitted,
 )
 from egs_core.runlog.standing import standing
@@ -77,6 +78,23 @@ def test_where_tasks_stand() -> None:
     assert (stand.now_s, tasks["a"].waited_s, tasks["a"].ran_s, tasks["b"].duration_s(10.0)) == (10.0, 2.0, 3.0, 4.0)
     assert tasks["c"].why == "needs 1 GPU: n has 0 of 1 free; it waits for b"
     assert [(one.task, one.node, one.since_s, one.state) for one in stand.loaded] == [("f", "n", 6.0, "warm")]
+
+
+def test_an_end_that_is_told_after_its_workloads() -> None:
+    """As by a driver that collects what workers saw: the task has run, and succeeded. What is said to be loading when
+    its task starts, is loading no more; the GPU of a phase before the last is still told."""
+    records: list[Record] = [
+        TaskAdded(0.0, "w", "a", "a", (), (*ONE_GPU, ("cpu", 1.0, 0.0, 0))),
+        PreloadStarted(0.0, "w", "a", "n"),
+        Started(1.0, "w", "a", node="n", devices=(1,), gpus=1.0),
+        Ended(2.0, "w", "a"),
+        Started(2.0, "w", "a", 1, node="n", cpus=1.0),
+        WorkloadEnded(5.0, "w"),
+        Ended(5.0, "w", "a", 1),
+    ]
+    stand = standing(records)
+    task = stand.tasks["w"]["a"]
+    assert (task.state, task.ran_s, task.devices, stand.loaded[0].state) == ("succeeded", 4.0, (1,), "begun")
 
 
 def test_pages_of_a_run_that_goes_on() -> None:
