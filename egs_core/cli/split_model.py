@@ -14,6 +14,7 @@ from rich.text import Text
 
 from egs_core.cli.graph import format_bytes
 from egs_core.errors import InputError
+from egs_core.graph.model import FORMAT, VERSION
 from egs_core.graph.source import read_bytes
 from egs_core.model import (
     OBJECTIVES,
@@ -27,6 +28,7 @@ from egs_core.model import (
     split,
 )
 from egs_core.model.loss import busy_s, used_bytes
+from egs_core.model.stages import workload_of
 from egs_core.model_files import ENDINGS, Drawn, Rates, read_model
 from egs_core.model_files.drawn import FLOP_S, MEMORY_BYTES_S
 from egs_core.yaml_file import read_text
@@ -66,6 +68,10 @@ def split_model(
     profile: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Write the graph of a model there, as JSON that FILE may be.")
     ] = None,
+    workload: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT", help="Write the plan there as a workload: stages as tasks, or a gang in a stream."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Split a model's operators over devices: little latency, little idle memory, and no device's memory exceeded.
@@ -78,8 +84,12 @@ def split_model(
     drawn = _read_drawn(file, given | {"--profile": profile})
     instance = Instance(_read_operators(file) if drawn is None else drawn.to_operators(str(file), rates), links)
     if drawn is not None and profile is not None:
-        _write(profile, json.dumps(drawn.profile(rates)) + "\n")
+        _write("--profile", profile, json.dumps(drawn.profile(rates)) + "\n")
     found = split(instance, chosen, seed)
+    if workload is not None and found.assignment is not None:
+        staged = workload_of(instance, found.assignment, chosen, file.stem or "model")
+        document = {"format": FORMAT, "version": VERSION, **staged.model_dump(exclude_defaults=True)}
+        _write("--workload", workload, json.dumps(document, indent=1) + "\n")
     told = None if drawn is None else drawn.summary()
     if as_json:
         typer.echo(json.dumps({**summary(instance, found, chosen, seed), "model": told}))
@@ -195,11 +205,11 @@ def _rates(flop_s: float | None, memory_bytes_s: float | None) -> Rates:
     return Rates(FLOP_S if flop_s is None else flop_s, MEMORY_BYTES_S if memory_bytes_s is None else memory_bytes_s)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(option: str, path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise InputError("--profile", f"{path} cannot be written: {error.strerror or error}") from None
+        raise InputError(option, f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _show_model(told: dict[str, Any]) -> None:
