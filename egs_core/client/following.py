@@ -4,6 +4,7 @@ starts nothing; it is asked again and again what its rules did."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from egs_core.client.http import SiteClient, Unreachable, trusted_owners
 from egs_core.client.places import Address
 from egs_core.client.watching import DoneView, Watching
-from egs_core.errors import EgsError
+from egs_core.errors import EgsError, InputError, listed
 
 LOOK_S = 2.0
 RULE, SUBJECT, TEXT = "EGS_WATCH_RULE", "EGS_WATCH_SUBJECT", "EGS_WATCH_TEXT"
@@ -21,7 +22,9 @@ NO_RULES = "the server has no rules: `egs serve --rules FILE`"
 
 def follow_rules(address: Address, command: Sequence[str], rules: Collection[str], say: Callable[[str], None]) -> None:
     """Never returns by itself. rules: their names, none for all. Raises EgsError for a server without rules, or with
-    none of this name, and for a command that cannot be started."""
+    none of this name, and for a command that cannot be started. InputError for one that is not there."""
+    if shutil.which(command[0]) is None:
+        raise InputError(command[0], "there is no such command", "name one that is in PATH, or by its path")
     client = SiteClient(address, trusted_owners())
     seen: frozenset[Key] | None = None
     has_told = False
@@ -35,6 +38,9 @@ def follow_rules(address: Address, command: Sequence[str], rules: Collection[str
             has_told = True
         else:
             check(found, rules)
+            if seen is None:
+                hooks = [one.name for one in found.rules if "hook" in one.do and (not rules or one.name in rules)]
+                say(f"{command[0]} is started whenever {listed(hooks)} fires, until Ctrl-C")
             known = frozenset(map(_key, found.done))
             for one in news(found, rules, known if seen is None else seen):  # what was before it began is no news
                 start(command, one, say)

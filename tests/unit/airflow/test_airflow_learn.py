@@ -46,7 +46,7 @@ def test_learns_what_ran(airflow: RecordedAirflow, capsys: pytest.CaptureFixture
     assert re.fullmatch(r"EGS: how long 6 tasks of 1 DAGs take, learned on .* UTC \[[0-9a-f]{8}\]", said)
     run_learn(Namespace(url=airflow.url, user="", days=30.0, history_only=False))
     where = "Variable egs_durations of this Airflow"
-    assert capsys.readouterr().out == f"0 new durations; 6 tasks of 1 DAGs are known, in {where}\n"
+    assert capsys.readouterr().out == f"0 new durations; 6 tasks of 1 DAG are known, in {where}\n"
     assert [method for method, path in airflow.requests if "variables" in path and method != "GET"] == [
         "PATCH",
         "POST",

@@ -240,6 +240,8 @@ def test_a_run_is_asked_for_a_checkpoint_and_a_user_has_a_hook(tmp_path: Path) -
         site.start("--rules", str(tmp_path / "watch.yaml"))
         wrong = site.egs("watch", "follow", "--rule", "some", "--", "true")
         assert (wrong.returncode, "has no rule 'some'" in wrong.stderr) == (2, True)
+        absent = site.egs("watch", "follow", "--", "./not-there")
+        assert (absent.returncode, absent.stderr.count("\n"), "no such command" in absent.stderr) == (2, 1, True)
         hook = "echo $EGS_WATCH_RULE $EGS_WATCH_SUBJECT $EGS_WATCH_TEXT >> hooked; exit 3"
         follower = site._begin([*EGS, "watch", "follow", "--", "sh", "-c", hook], folder=tmp_path)
         run = site.run(
@@ -257,7 +259,9 @@ def test_a_run_is_asked_for_a_checkpoint_and_a_user_has_a_hook(tmp_path: Path) -
         assert follower.poll() is None
         follower.terminate()
         assert follower.stderr is not None
-        assert "egs: sh has ended with exit code 3\n" in follower.stderr.read()
+        told = follower.stderr.read()
+        assert told.startswith("egs: sh is started whenever none fires, until Ctrl-C\n")
+        assert "egs: sh has ended with exit code 3\n" in told
         verbs = [(one["who"], one["verb"]) for one in site.told("server", "log")["entries"]]
         assert [one for one in verbs if one[0] == "rule none"] == [("rule none", "checkpoint"), ("rule none", "hook")]
     finally:
