@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,15 +20,15 @@ from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
-from egs_core.errors import InputError, labelled, listed
+from egs_core.errors import InputError, listed
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
+from egs_core.runlog.labels import labels_of, relabelled
 from egs_core.sim.simulator import Simulation
 
 SHOWN = 5
-OPAQUE = re.compile(r"\b[0-9a-f]{32,}\b")  # an id that says nothing to a reader
 
 
 def why(
@@ -157,18 +155,6 @@ def _reason(reason: Reason) -> dict[str, Any]:
 
 
 # --- from a run log ---------------------------------------------------------------------------------------------------
-
-
-def labels_of(records: Iterable[r.Record]) -> dict[str, str]:
-    """What a reader calls each task: its id; where that is only a number of the framework's, its name and how that
-    begins."""
-    names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
-    return {task: labelled(name, task) if name and OPAQUE.fullmatch(task) else task for task, name in names.items()}
-
-
-def relabelled(text: str, labels: dict[str, str]) -> str:
-    """The text with labels in place of ids that say nothing."""
-    return OPAQUE.sub(lambda found: labels.get(found[0], found[0]), text) if labels else text
 
 
 def _ids_of(records: list[r.Record], words: list[str], place: str) -> list[str]:

@@ -22,6 +22,7 @@ from egs_core.report.graph_picture import MOST, Box, critical, grouped, picture
 from egs_core.report.html import Markup, tag
 from egs_core.runlog.flow import build_flow
 from egs_core.runlog.io import Run
+from egs_core.runlog.labels import labels_of, relabelled, term_words
 from egs_core.runlog.standing import Standing, standing
 from egs_core.runlog.steps import Floats
 
@@ -53,7 +54,8 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A run as its pages show it. chart: averages over time of capacity, useful and wasted GPUs; costs: by team."""
+    """A run as its pages show it. chart: averages over time of capacity, useful and wasted GPUs; costs: by team;
+    labels: what readers call tasks."""
 
     title: str
     facts: str
@@ -67,12 +69,13 @@ class Seen(msgspec.Struct, frozen=True):
     loaded: list[tuple[str, ...]]
     costs: dict[str, Amounts]
     currency: str
+    labels: dict[str, str]
 
 
 def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
     """Raises InputError where prices are given and a node has none."""
     shown = shown_runs([run])[0]
-    stand = standing(run.records)
+    stand, labels = standing(run.records), labels_of(run.records)
     spans = shown.line.workloads
     named = Counter(span.name for span in spans.values())
     workloads = []
@@ -111,11 +114,18 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
             if d.phases
         ],
         loaded=[
-            (one.task, one.workload, units.short(one.node, 24), units.seconds(one.since_s - begin), one.state)
+            (
+                labels.get(one.task, one.task),
+                one.workload,
+                units.short(one.node, 24),
+                units.seconds(one.since_s - begin),
+                one.state,
+            )
             for one in sorted(stand.loaded, key=lambda one: (one.state not in ("loading", "warm"), one.since_s))
         ],
         costs=ledger.by["team"],
         currency=prices.currency if prices is not None else "",
+        labels=labels,
     )
 
 
@@ -154,7 +164,7 @@ def run_page(home: str, runs: Sequence[Seen], number: int, version: str) -> str:
         _table("Workloads", WORKLOADS, [_workload_row(f"{home}/run/{number}", n, w) for w, n in _numbered(one)]),
         None if one.is_over else _table("Running", RUNNING, [_running_row(w, t, one) for w, t in running]),
         None if one.is_over else _table("Waiting", WAITING, [_waiting_row(w, t, one) for w, t in waiting]),
-        _table("What waited longest", WAITED, [_waited_row(w, t) for w, t in waited[:10]]),
+        _table("What waited longest", WAITED, [_waited_row(w, t, one) for w, t in waited[:10]]),
         _table("Loaded ahead", LOADED, one.loaded),
         _table("GPUs", DEVICES, one.devices),
         _costs(one),
@@ -242,27 +252,41 @@ def _workload_row(home: str, number: int, workload: Workload) -> tuple[object, .
 
 def _running_row(workload: Workload, task: Standing, one: Seen) -> tuple[str, ...]:
     running_s = one.now_s - (task.since_s or 0.0)
-    return task.task, workload.name, units.seconds(running_s), _where(task), units.seconds(task.waited_s)
+    return (
+        one.labels.get(task.task, task.task),
+        workload.name,
+        units.seconds(running_s),
+        _where(task),
+        units.seconds(task.waited_s),
+    )
 
 
 def _waiting_row(workload: Workload, task: Standing, one: Seen) -> tuple[str, ...]:
-    why = task.why or "nothing in the log says why"
-    return task.task, workload.name, units.seconds(one.now_s - (task.since_s or 0.0)), why
+    why = relabelled(task.why, one.labels) or "nothing in the log says why"
+    return one.labels.get(task.task, task.task), workload.name, units.seconds(one.now_s - (task.since_s or 0.0)), why
 
 
-def _waited_row(workload: Workload, task: Standing) -> tuple[str, ...]:
-    return task.task, workload.name, units.seconds(task.waited_s), task.why, task.decided
+def _waited_row(workload: Workload, task: Standing, one: Seen) -> tuple[str, ...]:
+    name = one.labels.get(task.task, task.task)
+    return name, workload.name, units.seconds(task.waited_s), _why(task, one), term_words(task.decided)
+
+
+def _why(task: Standing, one: Seen) -> str:
+    return "" if task.why == task.decided else relabelled(task.why, one.labels)
 
 
 def _task_row(task: Standing, one: Seen, workload: Workload) -> tuple[str, ...]:
-    why = task.why
+    why = _why(task, one)
     if task.state == "pending":
-        missing = [p for p in task.parents if p in workload.tasks and workload.tasks[p].state in OPEN]
+        missing = [
+            one.labels.get(p, p) for p in task.parents if p in workload.tasks and workload.tasks[p].state in OPEN
+        ]
         why = f"waits for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}" if missing else why
-    name = f"{task.task} (critical path)" if task.task in workload.critical else task.task
+    label = one.labels.get(task.task, task.task)
+    name = f"{label} (critical path)" if task.task in workload.critical else label
     waits = task.waited_s + (one.now_s - (task.since_s or 0.0) if task.state == "waiting" else 0.0)
     ran = units.seconds(task.duration_s(one.now_s))
-    return name, task.state, units.seconds(waits), ran, _where(task), why, task.decided
+    return name, task.state, units.seconds(waits), ran, _where(task), why, term_words(task.decided)
 
 
 def _where(task: Standing) -> str:

@@ -17,11 +17,14 @@ import pytest
 from egs_core.cli import app
 from egs_core.dashboard.log_pages import run_page, seen, workload_page
 from egs_core.dashboard.log_serving import POLICY, Logs, answer
+from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.report.graph_picture import MOST, Box, critical, grouped, picture
+from egs_core.runlog import labels
 from egs_core.runlog.io import Run, write_run
 from egs_core.runlog.records import (
     Capacity,
     Ended,
+    Granted,
     Header,
     Held,
     PreloadEnded,
@@ -110,6 +113,31 @@ def test_pages_of_a_run_that_goes_on() -> None:
     assert "waits for c" in graph.text
     assert graph.count("rect") == 6
     assert "do-a → do-c → do-d → do-f" in graph.text
+
+
+def test_tasks_have_names_where_their_ids_are_numbers() -> None:
+    """In every table and reason; and what let a task start is in words, not said twice."""
+    first, second = "359ec6ce" + "0" * 40, "7d1fbb02" + "1" * 40
+    records: list[Record] = [
+        TaskAdded(0.0, "w", first, "train", (), ONE_GPU),
+        TaskAdded(0.0, "w", second, "score", (), ONE_GPU),
+        Ready(0.0, "w", first),
+        Granted(1.0, "w", first, 0, reason="remaining_path"),
+        Started(1.0, "w", first, node="n", devices=(0,), gpus=1.0),
+        Ended(2.0, "w", first, reason="remaining_path"),
+        Ready(1.0, "w", second),
+        Held(1.0, "w", second, 0, "capacity", "needs 1 GPU", (first,)),
+    ]
+    one = seen(Run(Header(), records))
+    for page in (run_page("/x", [one], 0, "v"), workload_page("/x", [one], 0, 0, "v")):
+        text = Elements(page).text
+        assert first not in text
+        assert second not in text
+        for words in ("train-359ec6ce", "score-7d1fbb02", "it waits for train-359ec6ce"):
+            assert words in text, words
+        assert text.count("remaining path") == 1
+        assert "remaining_path" not in text
+    assert labels.ALONE == ONLY_CANDIDATE
 
 
 def test_the_critical_path_is_the_longest_chain() -> None:

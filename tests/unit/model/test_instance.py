@@ -73,7 +73,7 @@ def test_what_is_behind_a_cycle_is_left_out() -> None:
         ('{"nodes": [{"id": "a", "bytes": 1, "seconds": NaN}]}', "model", "NaN"),
         ('{"nodes": [{"id": "a", "bytes": 1, "seconds": "nan"}]}', "model: nodes[0].seconds", "not a duration"),
         ('{"nodes": [{"id": "a", "bytes": 1, "seconds": 1e300}]}', "model: nodes[0].seconds", "at most"),
-        ('{"nodes": [{"id": "a", "bytes": true, "seconds": 1}]}', "model: nodes[0].bytes", "not a size"),
+        ('{"nodes": [{"id": "a", "bytes": true, "seconds": 1}]}', "model: nodes[0].bytes", "must be a number"),
         (f'{{"nodes": [{NODE}, {NODE}]}}', "model: nodes[1].id", "a second node 'a'"),
         (f'{{"nodes": [{NODE}], "edges": [{{"from": "a"}}]}}', "model: edges[0].to", "is missing"),
         (
