@@ -24,6 +24,7 @@ KINDS: tuple[Kind, ...] = ("cold", "idle", "lost")
 NONE, OTHERS, UNDATED = "(none)", "(others)", "(no date)"
 MOST_NAMES = 20_000  # of each kind; what more there is comes together
 CHANGES = 3
+LEAST_SHARE = 0.001  # of the GPU hours held
 LOST = ("failed", "preempted", "aborted")
 WEEK_S = 7 * 86400.0
 MONDAY_S = 4 * 86400.0  # the first one after the beginning of 1970
@@ -163,7 +164,9 @@ class Overview:
         return sorted(rows) if kind == "week" else sorted(rows, key=lambda row: (-row[1].wasted_h, row[0]))
 
     def changes(self, most: int = CHANGES) -> list[Change]:
-        """Those that would save most money, or where there are no prices GPU time; the most first."""
+        """Those that would save most money, or where there are no prices GPU time; the most first. What is less than
+        a thousandth of all is not worth a word."""
+        least_h = LEAST_SHARE * self.total.held_h
         found = []
         for (pipeline, task), row in self._tasks.items():
             if task == OTHERS:
@@ -172,7 +175,7 @@ class Overview:
                 KINDS, (row.cold_h, row.idle_h, row.lost_h), self._costs[pipeline, task], strict=True
             ):
                 money = None if row.cost is None else cost
-                if hours > 0:
+                if hours > least_h:
                     found.append(Change(kind, pipeline, task, hours, money, row.attempts, row.lost_attempts))
         return sorted(found, key=lambda one: (-(one.cost or 0.0), -one.gpu_h, one))[:most]
 

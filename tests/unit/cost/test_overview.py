@@ -106,6 +106,16 @@ def test_what_is_not_told_is_said() -> None:
     assert Overview(str).changes() == []
 
 
+def test_no_change_is_advised_for_next_to_nothing() -> None:
+    """Two tasks, of which one wastes an hour, the other less than a thousandth of what all hold."""
+    found = overview()
+    hours = {one.task: one.gpu_h for one in found.changes(99)}
+    assert hours
+    small = min(hours, key=lambda task: hours[task])
+    found.total.held_h += 1001 * hours[small]
+    assert small not in {one.task for one in found.changes(99)}
+
+
 def test_names_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("egs_core.cost.overview.MOST_NAMES", 3)
     found = Overview(str)
