@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -372,7 +373,7 @@ print("kept", len(kept))
 """
 
 
-KEEPS_VALUES = ray.__version__.startswith("2.59.")
+KEEPS_VALUES = version("ray").startswith("2.59.")
 
 
 @pytest.mark.skipif(KEEPS_VALUES, reason="with Ray 2.59 some values stay, as docs/ray.md says: the cause is not found")
