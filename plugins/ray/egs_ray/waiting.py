@@ -74,17 +74,21 @@ class _Waiter:
     def _run(self) -> None:
         never_start_ray()
         while refs := self._references():
-            try:
-                # The time-out lets references that came meanwhile join the wait.
-                ready, _ = ray.wait(refs, num_returns=1, timeout=0.05, fetch_local=False)
-            except Exception:  # Ray disconnected during the wait
-                time.sleep(0.05)
-                continue
-            for ref in ready:
-                with self._lock:
-                    callbacks = self._waiting.pop(ref, [])
-                for callback in callbacks:
-                    callback()
+            self._wait(refs)
+
+    def _wait(self, refs: list[ray.ObjectRef]) -> None:
+        """For a moment; a function of its own, so that nothing of this round keeps a value in the next ones."""
+        try:
+            # The time-out lets references that came meanwhile join the wait.
+            ready, _ = ray.wait(refs, num_returns=1, timeout=0.05, fetch_local=False)
+        except Exception:  # Ray disconnected during the wait
+            time.sleep(0.05)
+            return
+        for ref in ready:
+            with self._lock:
+                callbacks = self._waiting.pop(ref, [])
+            for callback in callbacks:
+                callback()
 
     def stop(self) -> None:
         """Forget all references; the thread is not inside of Ray any more when this returns."""

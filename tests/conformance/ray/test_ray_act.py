@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -373,10 +372,6 @@ print("kept", len(kept))
 """
 
 
-KEEPS_VALUES = version("ray").startswith("2.59.")
-
-
-@pytest.mark.skipif(KEEPS_VALUES, reason="with Ray 2.59 some values stay, as docs/ray.md says: the cause is not found")
 def test_values_go_with_the_script(run_script: Script) -> None:
     """A GPU task's value goes when the script lets go of it: nothing of EGS's keeps it in Ray's memory, or the process
     that owns a part of it alive."""
