@@ -167,6 +167,11 @@ def money(amount: float, currency: str) -> str:
     return f"{two_places(amount)} {currency}".rstrip()
 
 
+def cost_words(cost: float | None, wasted: float | None, currency: str) -> str:
+    """What follows GPU hours where there are prices; "" without."""
+    return "" if cost is None else f"; cost: {money(cost, currency)}, {two_places(wasted or 0.0)} of it wasted"
+
+
 def hours(spent: Spent) -> str:
     """GPU hours, as people write them.
 

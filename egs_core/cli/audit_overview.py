@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from egs_core.audit.observed import Observed
-from egs_core.budgets import money
+from egs_core.budgets import cost_words, money
 from egs_core.cli.printable import printable
 from egs_core.cost.overview import BY, NONE, Overview, Row
 from egs_core.cost.prices import load_prices
@@ -72,9 +72,7 @@ def _print(overview: Overview, currency: str, notes: list[str]) -> None:
     total = overview.total
     hours = (f"{two_places(value)} {word}" for word, value in _hours(total).items())
     offered = f"{two_places(overview.offered_h)} offered, " if overview.offered_h else ""
-    text = f"GPU hours: {offered}{', '.join(hours)}"
-    if total.cost is not None:
-        text += f"; cost: {money(total.cost, currency)}, {two_places(total.cost_wasted or 0.0)} of it wasted"
+    text = f"GPU hours: {offered}{', '.join(hours)}{cost_words(total.cost, total.cost_wasted, currency)}"
     console.print(text, highlight=False, soft_wrap=True)
     for kind in BY:
         rows = overview.rows(kind)

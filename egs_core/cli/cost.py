@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from egs_core.budgets import money
+from egs_core.budgets import cost_words
 from egs_core.cli.printable import printable
 from egs_core.cli.site import the_site
 from egs_core.client.http import connected
@@ -259,8 +259,7 @@ def _print(ledger: Ledger, currency: str) -> None:
     total = ledger.total
     held, used, wasted = map(two_places, (total.gpu_h_held, total.gpu_h_used, total.gpu_h_wasted))
     text = f"GPU hours: {held} held, {used} used, {wasted} wasted"
-    if total.cost is not None:
-        text += f"; cost: {money(total.cost, currency)}, {two_places(total.cost_wasted or 0.0)} of it wasted"
+    text += cost_words(total.cost, total.cost_wasted, currency)
     console.print(text, highlight=False, soft_wrap=True)
     for kind in BY:
         rows = ledger.rows(kind)

@@ -19,7 +19,7 @@ from egs_core.cost.uses import uses_of
 from egs_core.report import units
 from egs_core.report.compare import cards, shown_runs
 from egs_core.report.graph_picture import MOST, Box, critical, grouped, picture
-from egs_core.report.html import Markup, tag
+from egs_core.report.html import Markup, linked_head, tag
 from egs_core.runlog.flow import build_flow
 from egs_core.runlog.io import Run
 from egs_core.runlog.labels import labels_of, relabelled, term_words
@@ -407,15 +407,6 @@ def _page(home: str, title: str, version: str, is_over: bool, body: Sequence[obj
     if not is_over:
         box = tag("input", type="checkbox", id="follow", checked=True)
         follow = tag("p", tag("label", box, " show by itself what is new"), class_="note")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:,"),
-        tag("link", rel="stylesheet", href=f"{home}/page.css"),
-        tag("title", "EGS: ", title),
-        tag("script", src=f"{home}/log.js", defer=True) if not is_over else None,
-    )
+    head = linked_head(title, f"{home}/page.css", "" if is_over else f"{home}/log.js")
     page = tag("body", tag("main", *body[:1], follow, *body[1:]), data_version=version, data_home=home, class_="log")
     return f"<!doctype html>\n{tag('html', head, page, lang='en')}\n"

@@ -8,7 +8,7 @@ from importlib import resources
 
 from egs_core.dashboard.sessions import Session
 from egs_core.dashboard.snapshot import SECTIONS, Section
-from egs_core.report.html import Markup, tag
+from egs_core.report.html import Markup, linked_head, tag
 
 PATH = "/dashboard"
 ASSETS = {name: (resources.files("egs_core.dashboard") / name).read_bytes() for name in ("page.css", "page.js")}
@@ -137,15 +137,6 @@ def _dialog() -> Markup:
 
 
 def _page(title: str, body: Markup, *, with_script: bool, **data: str) -> str:
-    script = tag("script", src=f"{PATH}/assets/page.js?{VERSION}", defer=True) if with_script else None
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:,"),
-        tag("link", rel="stylesheet", href=f"{PATH}/assets/page.css?{VERSION}"),
-        tag("title", "EGS: ", title),
-        script,
-    )
+    script = f"{PATH}/assets/page.js?{VERSION}" if with_script else ""
+    head = linked_head(title, f"{PATH}/assets/page.css?{VERSION}", script)
     return f"<!doctype html>\n{tag('html', head, tag('body', body, **data), lang='en')}\n"

@@ -56,6 +56,20 @@ def asset(name: str) -> str:
     return (resources.files(__package__ or "egs_core.report") / name).read_text(encoding="utf-8")
 
 
+def linked_head(title: str, css: str, script: str = "") -> Markup:
+    """The head of a page of a server: addresses of its style and of its script, "" for none."""
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="icon", href="data:,"),
+        tag("link", rel="stylesheet", href=css),
+        tag("title", "EGS: ", title),
+        tag("script", src=script, defer=True) if script else None,
+    )
+
+
 def page_head(title: str, policy: str, more_css: str = "") -> Markup:
     """The head of a page that fetches nothing. policy: its Content-Security-Policy."""
     return tag(
