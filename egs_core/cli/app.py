@@ -38,6 +38,7 @@ COMMANDS: dict[str, str] = {
     "serve": "Share the GPUs of this host among users, or join a server that does.",
     "run": "Run a command when the site server gives it the GPUs that it needs.",
     "profile": "Measure a command on each flavor of GPU at hand, and say which it should have.",
+    "advise": "Say which flavor of GPU each task should have, from its runs, and what is not known.",
     "request": "Ask the site server for GPUs for a while, in which commands run.",
     "watch": "Show what the site server's rules see and did; check a file of rules.",
     "slo": "Show how far the site server keeps what its queues promise; rules for Prometheus.",

@@ -38,15 +38,15 @@ def history(
 ) -> None:
     """Show what is known of tasks: how often each phase ran and how long it took, warm and cold, and when last."""
     store = open_history(url or None)
-    with _quiet():
+    with quiet():
         try:
             known = store.pipelines()
-            _check(store)
+            check_readable(store)
             wanted = [name for name in known if fnmatchcase(name, pipeline)]
             if known and not wanted:
                 raise InputError("egs history", f"there is no pipeline {pipeline!r}", did_you_mean(pipeline, known))
             found = summarise((row for row in _rows(store, wanted) if fnmatchcase(row.task, task)), weeks)
-            _check(store)
+            check_readable(store)
         finally:
             store.close()
     if as_json:
@@ -65,7 +65,7 @@ def _rows(store: StoredHistory, pipelines: list[str]) -> Iterator[HistoryRow]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What is wrong with the store is said once, as an error."""
     log = logging.getLogger("egs.history")
     before = log.level
@@ -76,7 +76,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-def _check(store: StoredHistory) -> None:
+def check_readable(store: StoredHistory) -> None:
     """A history that cannot be used is empty to a pipeline, and an error to who asks for it."""
     if store.problem is not None:
         raise EgsError(f"{store.shown_url()}: cannot be read: {store.problem}")

@@ -100,13 +100,20 @@ class SqlHistory(StoredHistory):
         return len(values)
 
     def _newest_profile(self, name: str, limit: int) -> list[str]:
-        if self._engine is None and _is_missing_file(self.url):
-            return []
-        if not sa.inspect(self._opened(create=False)).has_table(_profiles.name):
+        if not self._has_profiles():
             return []
         newest = sa.select(_profiles.c.measured).where(_profiles.c.name == name)
         found = self._read(newest.order_by(_profiles.c.ended_at.desc(), _profiles.c.id.desc()).limit(limit))
         return [str(one["measured"]) for one in found]
+
+    def _profile_names(self) -> list[str]:
+        found = self._read(sa.select(_profiles.c.name).distinct()) if self._has_profiles() else []
+        return [str(one["name"]) for one in found]
+
+    def _has_profiles(self) -> bool:
+        if self._engine is None and _is_missing_file(self.url):
+            return False
+        return bool(sa.inspect(self._opened(create=False)).has_table(_profiles.name))
 
     def _read(self, query: sa.Select[Any]) -> list[dict[str, Any]]:
         if self._engine is None and _is_missing_file(self.url):

@@ -89,6 +89,10 @@ class SqliteHistory(StoredHistory):
         rows = self._read(_NEWEST_PROFILE, name, limit) if self._read(_HAS_PROFILES) else []
         return [str(row["measured"]) for row in rows]
 
+    def _profile_names(self) -> list[str]:
+        rows = self._read("SELECT DISTINCT name FROM egs_history_profile") if self._read(_HAS_PROFILES) else []
+        return [str(row["name"]) for row in rows]
+
     def _read(self, query: str, *values: object) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []  # nothing was recorded yet: reading does not create the store

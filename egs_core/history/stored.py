@@ -72,6 +72,10 @@ class StoredHistory(ABC):
         """The newest that were measured of a command, oldest first, as they were kept."""
         return self._fail_open(lambda: self._newest_profile(name, limit), list[str]())[::-1]
 
+    def profile_names(self) -> list[str]:
+        """Of all commands of which something was measured, sorted."""
+        return sorted(self._fail_open(self._profile_names, list[str]()))
+
     def close(self) -> None:  # noqa: B027  # a store with nothing open has nothing to do
         """Give back what is open; the history can be used again after it."""
 
@@ -89,6 +93,9 @@ class StoredHistory(ABC):
 
     @abstractmethod
     def _newest_profile(self, name: str, limit: int) -> list[str]: ...
+
+    @abstractmethod
+    def _profile_names(self) -> list[str]: ...
 
     def shown_url(self) -> str:
         """The URL without a password."""

@@ -197,9 +197,9 @@ def _allowed(choices: Sequence[Choice], wishes: Wishes) -> tuple[Sequence[Choice
     if wishes.deadline_s is not None:
         meets = [one for one in choices if one.p95_s <= wishes.deadline_s]
         if meets:
-            return meets, f"of those that end within {_span(wishes.deadline_s)}"
+            return meets, f"of those that end within {span(wishes.deadline_s)}"
         soonest = min(one.p95_s for one in choices)
-        late = f"none ends surely within {_span(wishes.deadline_s)}: the soonest"
+        late = f"none ends surely within {span(wishes.deadline_s)}: the soonest"
         return [one for one in choices if one.p95_s == soonest], late
     if wishes.hour_worth > 0:
         return choices, f"with {wishes.hour_worth:g} for each hour that it takes"
@@ -219,8 +219,8 @@ def _order(choices: Sequence[Choice], wishes: Wishes) -> Callable[[Choice], tupl
 def _reason(best: Choice, instead: Choice, choices: Sequence[Choice], bound: str, saving: float | None) -> str:
     if len(choices) == 1:
         return f"it was measured on {best.flavor} alone"
-    other = "" if best.flavor == instead.flavor else f", {_span(instead.seconds)} on {instead.flavor}"
-    took = f"{_span(best.seconds)}{other}"
+    other = "" if best.flavor == instead.flavor else f", {span(instead.seconds)} on {instead.flavor}"
+    took = f"{span(best.seconds)}{other}"
     if saving is None:
         return f"the fastest ({took}); no prices are known"
     if best.flavor == instead.flavor:
@@ -258,7 +258,11 @@ def _fallback(best: Choice, choices: Sequence[Choice]) -> str:
     return min(larger, key=lambda one: (one.memory_bytes, one.cost, one.flavor)).flavor if larger else ""
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """
+    >>> span(0.5), span(150.0), span(9000.0)
+    ('0.5 s', '2.5 min', '2.5 h')
+    """
     return (
         f"{seconds:.3g} s"
         if seconds < 120

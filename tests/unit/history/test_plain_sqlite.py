@@ -97,11 +97,13 @@ def test_profiles_are_kept_beside(plain_first: bool, tmp_path: Path) -> None:
     assert first.load_profile("train") == second.load_profile("train") == []
     first.record([ROW])
     assert second.load_profile("train") == []
+    assert first.profile_names() == second.profile_names() == []
     assert first.record_profile("train", [(2.0, "b"), (1.0, "a")]) == 2
     assert second.record_profile("train", [(3.0, "c")]) == 1
     second.record_profile("other", [(9.0, "x")])
     assert first.load_profile("train") == second.load_profile("train") == ["a", "b", "c"]
     assert first.load_profile("train", limit=2) == second.load_profile("train", limit=2) == ["b", "c"]
+    assert first.profile_names() == second.profile_names() == ["other", "train"]
     assert SqliteHistory(path).load("p") == [ROW]
     assert first.problem is None
     assert second.problem is None

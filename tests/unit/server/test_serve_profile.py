@@ -63,6 +63,10 @@ def test_each_flavor_is_tried_and_the_advice_is_the_same_from_runs_before(site: 
     assert len(again["measured"]) == 2  # each run is in the history, and at the server: it counts once
     gone = json.loads(site.egs(*line, "task.sh", EGS_HISTORY=f"sqlite:///{tmp_path}/none.db").stdout)
     assert [one["flavor"] for one in gone["measured"]] == ["old", "new"]
+    every = json.loads(site.egs("advise", "--flavors", str(prices), "--json").stdout)["tasks"]
+    assert [(one["task"], one["flavor"], one["runs"]) for one in every] == [("task.sh", "old", 2)]
+    bare = json.loads(site.egs("advise", "--json", EGS_HISTORY=f"sqlite:///{tmp_path}/none.db").stdout)["tasks"]
+    assert [(one["task"], one["advice"]["saving"], one["runs"]) for one in bare] == [("task.sh", None, 2)]
     few = site.egs("profile", "--gpus", "2", "--", "true")
     assert (few.returncode, "there is 1 GPU of flavor new here, and 2 are needed" in few.stderr) == (2, True), few
     wrong = site.egs("profile", "--flavor", "h100", "--", "true")
