@@ -15,7 +15,8 @@ import pytest
 
 from egs_airflow import compat, config, features
 from egs_airflow.executors import ready
-from egs_airflow.executors.ready import DagFile, ReadyQueue, fork_ready, stamps_of
+from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared
+from egs_airflow.executors.ready import ReadyQueue, fork_ready, stamps_of
 
 pytest.importorskip("airflow.sdk.execution_time.supervisor", reason="apache-airflow is not installed")
 # Python 3.12 and later warn of any fork beside threads, which the process of the tests may have
@@ -243,7 +244,7 @@ def test_one_that_stands_ready_ends_with_its_executor(dags: Path) -> None:
 
 
 def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the file of the last task, its own or that of all, while there is room; not after one in vain, not for a file
+    """For a file of which tasks came, here or elsewhere, while there is room; not after one in vain, not for a file
     that is unfit, not too long after the last task; and one that is too old is another one."""
     now = [0.0]
     made: list[ready.Process] = []
@@ -262,8 +263,8 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "fork_ready", fork)
     good, other, unfit = (DagFile("b", None, f"{name}.py") for name in ("good", "other", "unfit"))
     standing = FORK.Value("i", 0)
-    latest = FORK.Array("c", ready.MOST_BYTES)
-    one, two, three = (ready.Ready(standing, 1, latest, lambda: now[0]) for _ in range(3))
+    demand = Shared(FORK.Array("c", MOST_BYTES))
+    one, two, three = (ready.Ready(standing, 1, demand, lambda: now[0]) for _ in range(3))
     one.stand()
     assert not made  # nobody knows for what
     assert one.take(good) is None
@@ -271,7 +272,7 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stand()
     two.stand()
     assert [process.file for process in made] == [good]  # there is room for one
-    assert one.renew_in_s() == ready.MOST_AGE_S
+    assert (one.look_in_s(), two.look_in_s()) == (ready.MOST_AGE_S, ready.MOST_AGE_S)
     now[0] = ready.MOST_AGE_S
     old = one.process
     one.renew()
@@ -282,24 +283,29 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stand()
     assert not made
     assert standing.value == 0
+    now[0] += ready.IDLE_S - 1.0
     one.take(other)
     one.stand()
     assert one.take(other) is not None
     made.clear()
+    now[0] += ready.IDLE_S + 1.0
     one.take(unfit)
     one.stand()
     assert one.take(unfit) is None
     one.stand()
     assert not made
     now[0] += ready.UNFIT_S
-    one.last_s = now[0]
+    one.take(unfit)
     one.stand()
-    assert len(made) == 1
+    assert [process.file for process in made] == [unfit]
     one.drop()
+    now[0] += ready.IDLE_S + 1.0
     one.take(good)
     three.stand()  # it has had no task, and knows what others had
     assert [process.file for process in made] == [good]
+    assert [seen.standing for seen in demand.read() if seen.file == good] == [1]
     three.drop()
+    assert [seen.standing for seen in demand.read() if seen.file == good] == [0]
     now[0] += ready.IDLE_S + ready.UNFIT_S
     one.stand()
     three.stand()

@@ -3,19 +3,19 @@
     without   a task is taken ─ fork ─ (running, holds its slot) ─ read DAG file ─ user's code
     with      fork ─ read DAG file ─ ... ─ a task is taken ─ (running, holds its slot) ─ user's code
 
-A process of LocalExecutor that waits for work forks the process of its next task, and that reads the DAG file of the
-last one, of its own or of all. It is Airflow's own process of a task in all: with its own pipes, from which its output
-goes to the task's log, and used for one task only. It is not taken where anything could be otherwise than in a process
-that begins with the task: another file, version or coordinator; a file, or a module that it imported, has changed; it
-was read more than MOST_AGE_S ago. A DAG file has no such process at all that does not lie in a folder on this machine,
-has an error, asks for a Variable, a Connection or which task it is read for, or initialises CUDA.
+A process of LocalExecutor that waits for work forks the process of its next task, and that reads the DAG file of which
+`demand` says that one more is worth it, by when tasks came. It is Airflow's own process of a task in all: with its own
+pipes, from which its output goes to the task's log, and used for one task only. It is not taken where anything could be
+otherwise than in a process that begins with the task: another file, version or coordinator; a file, or a module that it
+imported, has changed; it was read more than MOST_AGE_S ago. A DAG file has no such process at all that does not lie in
+a folder on this machine, has an error, asks for a Variable, a Connection or which task it is read for, or initialises
+CUDA.
 
 Whatever goes wrong here, the task has a process as ever.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import select
@@ -29,15 +29,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from egs_airflow import config, own_process
+from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared, Times, best, next_s
 from egs_airflow.preload.modules import has_cuda
 
 MOST_AGE_S = 30.0
 """As old as Airflow's own reading of a DAG file may be (`[dag_processor] min_file_process_interval`)."""
 IDLE_S = 300.0
-"""So long after its last task a process of the executor has one stand ready."""
+"""So long after the last task of a file another one is thought likely, where too few have come to tell."""
 UNFIT_S = 600.0
 """So long a DAG file that had no such process is not tried again."""
 PATIENCE_S = 60.0
@@ -46,40 +47,35 @@ DELAY_S = 0.2
 """So long a process of the executor is without work before it has one stand ready: where a task ends, others begin."""
 CLOCK_NS = 20_000_000
 """By so much a file's time of change may be earlier than the change."""
+LEAST_LOOK_S = 1.0
+"""No sooner a process of the executor that has none looks again."""
 YIELD_S = 0.01
 """So long those that have no process ready leave a task to those that have."""
-
-MOST_BYTES = 4096
-"""The longest name of a DAG file that all processes are told of."""
+TIMES = Times(MOST_AGE_S, IDLE_S)
 
 Stamps = dict[str, tuple[int, int]]
 """Files that were read, each with its time of change and its size."""
 
 
-class DagFile(NamedTuple):
-    """A DAG file as Airflow names it to a task's process."""
-
-    bundle: str
-    version: str | None
-    path: str
-
-
 @dataclass
 class Process:
     """One that stands ready, or is about to. pairs: of sockets, as Airflow makes them, the child's end first; told:
-    where it says which files it has read; began_s: when it was forked."""
+    where it says which files it has read, and how long that took; began_s: when it was forked; read_s: how long, once
+    it has said it."""
 
     pid: int
     file: DagFile
     pairs: list[tuple[socket.socket, socket.socket]]
     told: Any
     began_s: float
+    read_s: float = 0.0
 
     def stamps(self, patience_s: float = PATIENCE_S) -> Stamps | None:
         """What it has read, once it has; None where it has ended or does not end reading in time."""
         with suppress(EOFError, OSError):
             if self.told.poll(patience_s):
-                found: Stamps = self.told.recv()
+                found: Stamps
+                found, self.read_s = self.told.recv()
                 return found
         return None
 
@@ -98,51 +94,39 @@ class Process:
 @dataclass
 class Ready:
     """What a process of the executor knows of the one that stands ready. standing: how many there are in all its
-    processes, at most `most`; latest: when the last task of all came, and its file, as JSON. file: that of the last
-    task here; is_tried: the one before was in vain; unfit: until when."""
+    processes, at most `most`; demand: when tasks came, of all. is_tried: the one before was in vain; unfit: until
+    when."""
 
     standing: Synchronized[int]
     most: int
-    latest: Any
+    demand: Shared
     clock: Callable[[], float] = time.monotonic
     process: Process | None = None
-    file: DagFile | None = None
     is_tried: bool = False
     unfit: dict[DagFile, float] = field(default_factory=dict)
-    last_s: float = 0.0
 
     def stand(self) -> None:
-        """Have one stand ready for the file of the last task. Never raises."""
+        """Have one stand ready for the file that is worth it most, if any. Never raises."""
         now_s = self.clock()
-        file = self._wanted(now_s)
-        if self.process is not None or file is None or self.is_tried or now_s < self.unfit.get(file, 0.0):
+        if self.process is not None or self.is_tried:
             return
-        if not self._has_room():
+        unfit = [file for file, until_s in self.unfit.items() if now_s < until_s]
+        chosen = best(self.demand.read(), now_s, TIMES, unfit)
+        if chosen is None or not self._has_room(chosen.file):
             return
         try:
-            self.process = fork_ready(file, now_s)
+            self.process = fork_ready(chosen.file, now_s)
         except Exception as error:
-            self._leave()
-            self.unfit[file] = now_s + UNFIT_S
-            config.warn(f"no process stands ready for {file.path}: {type(error).__name__}: {error}")
+            self._leave(chosen.file)
+            self.unfit[chosen.file] = now_s + UNFIT_S
+            config.warn(f"no process stands ready for {chosen.file.path}: {type(error).__name__}: {error}")
 
-    def _wanted(self, now_s: float) -> DagFile | None:
-        """The file of the last task here, or where none was for long, of the last one anywhere."""
-        if self.file is not None and now_s - self.last_s <= IDLE_S:
-            return self.file
-        came_s, *file = json.loads(self.latest.value or b"[0]")
-        return DagFile(*file) if file and now_s - came_s <= IDLE_S else None
-
-    def _note(self, file: DagFile) -> None:
-        """A task of it came here."""
-        self.is_tried, self.file, self.last_s = False, file, self.clock()
-        text = json.dumps([self.last_s, *file]).encode()
-        if len(text) < MOST_BYTES:
-            self.latest.value = text
-
-    def renew_in_s(self) -> float | None:
-        """In how many seconds the one that stands ready is too old; None where there is none."""
-        return None if self.process is None else max(0.0, self.process.began_s + MOST_AGE_S - self.clock())
+    def look_in_s(self) -> float:
+        """In how many seconds to see again whether one should stand ready, or that which does is too old."""
+        now_s = self.clock()
+        if self.process is not None:
+            return max(0.0, self.process.began_s + MOST_AGE_S - now_s)
+        return max(LEAST_LOOK_S, next_s(self.demand.read(), now_s, TIMES) - now_s)
 
     def renew(self) -> None:
         """Another one, where that which stands ready is too old."""
@@ -154,13 +138,16 @@ class Ready:
 
     def take(self, file: DagFile) -> Process | None:
         """The process that has read this file, which nobody else gets then; None where a task is to have its own."""
-        self._note(file)
+        self.is_tried = False
+        self.demand.came(file, self.clock())
         process, self.process = self.process, None
         if process is None:
             return None
-        self._leave()
+        self._leave(process.file)
         may_fit = process.file == file and self._is_young(process)
         stamps = process.stamps() if may_fit else None
+        if stamps is not None:
+            self.demand.took(file, process.read_s)
         if stamps is not None and stamps == stamps_of(stamps):
             process.told.close()
             return process
@@ -175,22 +162,24 @@ class Ready:
         """End the one that stands ready."""
         process, self.process = self.process, None
         if process is not None:
-            self._leave()
+            self._leave(process.file)
             process.close()
 
     def _is_young(self, process: Process) -> bool:
         return self.clock() - process.began_s < MOST_AGE_S
 
-    def _has_room(self) -> bool:
+    def _has_room(self, file: DagFile) -> bool:
         with self.standing.get_lock():
             if self.standing.value >= self.most:
                 return False
             self.standing.value += 1
+        self.demand.stands(file, 1)
         return True
 
-    def _leave(self) -> None:
+    def _leave(self, file: DagFile) -> None:
         with self.standing.get_lock():
             self.standing.value -= 1
+        self.demand.stands(file, -1)
 
 
 @dataclass
@@ -201,13 +190,13 @@ class ReadyQueue:
     queue: Any
     standing: Synchronized[int]
     most: int
-    latest: Any = field(default_factory=lambda: multiprocessing.Array("c", MOST_BYTES))
+    memory: Any = field(default_factory=lambda: multiprocessing.Array("c", MOST_BYTES))
     turn: Any = field(default_factory=multiprocessing.Lock)
     _ready: Ready | None = None
 
     def _begin(self) -> Ready:
         """In each process once."""
-        ready = Ready(self.standing, self.most, self.latest)
+        ready = Ready(self.standing, self.most, Shared(self.memory))
         try:
             own_process.wrap_start(partial(_start, ready))
         except Exception as error:
@@ -223,7 +212,7 @@ class ReadyQueue:
             if is_idle:
                 ready.renew()
                 ready.stand()
-            if not connection.wait([self.queue._reader], ready.renew_in_s() if is_idle else DELAY_S):
+            if not connection.wait([self.queue._reader], ready.look_in_s() if is_idle else DELAY_S):
                 is_idle = True
                 continue
             if ready.process is None and self.standing.value > 0:
@@ -285,7 +274,8 @@ def fork_ready(file: DagFile, now_s: float) -> Process:
 def _read_and_wait(file: DagFile, told: Any) -> None:
     """In the process that stands ready: read the file, say so, and wait; then be a task's process."""
     own_process.set_title(file.path)
-    told.send(_read(file))
+    began_s = time.monotonic()
+    told.send((_read(file), time.monotonic() - began_s))
     told.close()
     select.select([0], [], [])
     with socket.socket(fileno=os.dup(0)) as own:
