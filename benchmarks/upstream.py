@@ -7,6 +7,8 @@
 Each run is a process of its own with an empty home, on a Ray of its own with emulated GPUs, as many as the script says.
 The clock runs from before Python starts until the process has ended, so it has all that EGS adds: `import`, the hook in
 `ray.init`, its threads, the run log at the end. `EGS_MODE=on`, no hint, no history. Pairs alternate who goes first.
+Beside the wall clock stands what a busy machine changes less: how many processes there were, and the processor time of
+all of them and of the driver (`process_tree`).
 
 The limit: native x 1.03, plus 0.5 s a driver. The figure: the geometric mean of native over EGS, and the value above
 which it lies with 95 % confidence (bootstrapped over the pairs of each script). A run under EGS with another exit code,
@@ -33,6 +35,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.process_tree import Used, Watched
 from benchmarks.upstream_scripts import SCRIPTS, Script, check_files, how_to_get
 from egs_core.errors import InputError
 
@@ -42,6 +45,9 @@ TIMEOUT_S = 300
 DRAWS, SEED = 4000, 1
 HOOK = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"}
 CALM = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+COMPILES = (
+    "PYTHONDONTWRITEBYTECODE"  # else each process would compile EGS again, where installed packages have that done
+)
 SAID = "run log:"
 """On stderr of each run in which EGS was on."""
 CALL = """
@@ -61,12 +67,13 @@ ray.shutdown()
 
 class Seen(msgspec.Struct, frozen=True):
     """One run: seconds from before its start until its end, exit code, what it printed in a form that can be compared,
-    and the end of what it said on stderr."""
+    the end of what it said on stderr, and what it took of the processors."""
 
     wall_s: float
     code: int
     output: str
     said: str
+    used: Used = Used()
 
 
 def command_of(script: Script, folder: Path) -> list[str]:
@@ -82,21 +89,22 @@ def run_once(script: Script, way: str, folder: Path) -> Seen:
     """One run in a home of its own; one that takes longer than TIMEOUT_S has exit code 124."""
     home = Path(tempfile.mkdtemp(prefix="egs-up-"))
     own = {"HOME": str(home), "XDG_DATA_HOME": str(home), "RAY_TMPDIR": str(home), **CALM}
-    others = {name: value for name, value in os.environ.items() if not name.startswith(("EGS_", "RAY_"))}
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("EGS_", "RAY_", COMPILES))}
     env = {**others, **own, **(HOOK if way == "egs" else {})}
     began = time.perf_counter()
     process = subprocess.Popen(
         command_of(script, folder), cwd=home, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    watched = Watched(process.pid, f"HOME={home}")
     try:
         output, said = process.communicate(timeout=TIMEOUT_S)
         code = process.returncode
     except subprocess.TimeoutExpired:
         process.kill()
         (output, said), code = process.communicate(), 124
-    wall_s = time.perf_counter() - began
+    wall_s, used = time.perf_counter() - began, watched.stop()
     shutil.rmtree(home, ignore_errors=True)
-    return Seen(wall_s, code, comparable(output), said[-3000:])
+    return Seen(wall_s, code, comparable(output), said[-3000:], used)
 
 
 def comparable(output: str) -> str:
@@ -112,7 +120,11 @@ def run_pairs(script: Script, pairs: int, folder: Path) -> dict[str, list[Seen]]
         for way in WAYS if number % 2 == 0 else WAYS[::-1]:
             seen = run_once(script, way, folder)
             runs[way].append(seen)
-            print(f"{script.name} {number + 1}/{pairs} {way}: {seen.wall_s:.1f} s", file=sys.stderr)
+            used = seen.used
+            cpu = (
+                f"{used.processes} processes, {used.cpu_s:.1f} s of a core, {used.driver_cpu_s:.2f} of it the driver's"
+            )
+            print(f"{script.name} {number + 1}/{pairs} {way}: {seen.wall_s:.1f} s; {cpu}", file=sys.stderr)
     return runs
 
 
@@ -127,8 +139,15 @@ def compare(script: Script, runs: dict[str, list[Seen]]) -> dict[str, Any]:
         "egs_s": round(statistics.median(seen.wall_s for seen in egs), 2),
         "native_over_egs": round(geometric_mean([ratios(runs)]), 3),
         "over_limit_s": round(statistics.median(over_s), 2),
+        **{way: middle_of([seen.used for seen in runs[way]]) for way in WAYS},
         "wrong": wrong(native, egs),
     }
+
+
+def middle_of(used: Sequence[Used]) -> dict[str, float]:
+    """The medians of what runs took."""
+    figures = ("processes", "workers", "cpu_s", "driver_cpu_s")
+    return {name: round(statistics.median(getattr(one, name) for one in used), 2) for name in figures}
 
 
 def wrong(native: Sequence[Seen], egs: Sequence[Seen]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import upstream, upstream_scripts
+from benchmarks.process_tree import Used
 from benchmarks.upstream import SAID, Seen, at_least, compare, geometric_mean, run_once, run_pairs, wrong
 from benchmarks.upstream_scripts import FILES, SCRIPTS, Script, check_files, how_to_get
 from egs_core.errors import InputError
@@ -53,16 +54,20 @@ def test_a_run_is_a_process_of_its_own_with_an_empty_home(tmp_path: Path, monkey
     """Only the run under EGS has the hook's variables, whatever the caller has set; the clock has the whole process."""
     monkeypatch.setenv("EGS_URL", "https://other")
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "hello.py").write_text(
         "import os, sys, time\ntime.sleep(0.2)\n"
         "print('(f pid=%d) b' % os.getpid(), os.listdir(os.environ['HOME']))\nprint('a')\n"
-        "print(sorted(n for n in os.environ if n.startswith(('EGS_', 'RAY_RUN', 'RAY_ADD'))), file=sys.stderr)\n"
+        "names = ('EGS_', 'RAY_RUN', 'RAY_ADD', 'PYTHONDONT')\n"
+        "print(sorted(n for n in os.environ if n.startswith(names)), file=sys.stderr)\n"
         "raise SystemExit(3)\n"
     )
     native, egs = (run_once(HELLO, way, tmp_path) for way in upstream.WAYS)
     assert native.code == egs.code == 3
     assert native.output == egs.output == "(f pid=) b []\na"
     assert min(native.wall_s, egs.wall_s) > 0.2
+    assert native.used.processes == egs.used.processes == 1
+    assert 0 < native.used.driver_cpu_s == native.used.cpu_s < native.wall_s
     assert native.said.strip() == "[]"
     assert egs.said.strip() == "['EGS_MODE', 'RAY_RUNTIME_ENV_HOOK']"
 
@@ -114,6 +119,15 @@ def test_a_row_says_by_how_much_the_limit_is_broken() -> None:
     row = compare(HELLO, {"native": [seen(10.0), seen(20.0)], "egs": [seen(11.0), seen(22.1)]})
     assert row["over_limit_s"] == pytest.approx((0.2 + 1.0) / 2)
     assert row["native_over_egs"] == pytest.approx((10 / 11 * 20 / 22.1) ** 0.5, abs=1e-3)
+
+
+def test_a_row_has_processes_and_processor_time_of_both_ways() -> None:
+    """Medians, which still say something where the wall clock is the machine's."""
+    native = [Seen(1.0, 0, "", SAID, Used(20 + n, 5, 10.0 + n, 1.5)) for n in range(3)]
+    egs = [Seen(1.0, 0, "", SAID, Used(22, 7, 12.5, 2.0))] * 3
+    row = compare(HELLO, {"native": native, "egs": egs})
+    assert row["native"] == {"processes": 21, "workers": 5, "cpu_s": 11.0, "driver_cpu_s": 1.5}
+    assert row["egs"]["cpu_s"] == 12.5
 
 
 def test_the_bound_of_the_geometric_mean_is_below_it_by_the_noise() -> None:
