@@ -8,28 +8,60 @@
     phases of a gang, as one entry        (shape of the leader, ANY, (GANG, number of the gang))
     with flavors to choose from           any of the first three, with (CHOOSER - kind) behind the rest
 
-The queue is its number, NO_QUEUE where none is configured.
+The queue is its number, NO_QUEUE where none is configured. A class is made once, so it is compared, and looked up, as
+itself.
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 from egs_core.engine.rules.flavors import chooses, relative_speeds
 from egs_core.engine.specs import NO_QUEUE
 from egs_core.engine.state.state import State
 
-ClassId = tuple[int, int, tuple[int, ...], int]
-# places in a class: its shape, the node that it is bound to, what else decides, and its queue
-SHAPE: Final = 0
-BOUND: Final = 1
-OTHERS: Final = 2
-QUEUE: Final = 3
-GANG_NUMBER = 1  # place in the third part of a gang's class
+Others = tuple[int, ...]  # what else decides where a phase of a class may start
+ResourceKey = tuple[int, int] | tuple[int, int, int]
+"""Shape, node or ANY, and the memory of a process, where one is kept."""
 ANY = -1  # bound to no node
-PROCESS = -1  # in a class's third part: its tasks need a warm process
+PROCESS = -1  # in `others`: its tasks need a warm process
 GANG = -2
 CHOOSER = -3  # and below: one number for all tasks that want the same of the flavors
+
+
+class PhaseClass:
+    """See the module. node: to which it is bound, or ANY. resources: what its phases need to start, if free resources
+    are all that counts.
+
+    is_gang: this is a gang's own class, and `gang` its number. needs_process: its tasks need a warm process, or make
+    one. is_chooser: its phases prefer some flavors, or may run on some only. has_own_rights: any of these, so that more
+    than free resources counts for it."""
+
+    __slots__ = (
+        "gang",
+        "has_own_rights",
+        "is_chooser",
+        "is_gang",
+        "needs_process",
+        "node",
+        "others",
+        "queue",
+        "resources",
+        "shape",
+    )
+
+    def __init__(
+        self, shape: int, node: int, others: Others = (), queue: int = NO_QUEUE, memory: int | None = None
+    ) -> None:
+        """memory: of the process that its tasks keep between phases, in bytes."""
+        self.shape = shape
+        self.node = node
+        self.others = others
+        self.queue = queue
+        self.resources: ResourceKey = (shape, node) if memory is None else (shape, node, memory)
+        self.is_gang = others[:1] == (GANG,)
+        self.gang = others[1] if self.is_gang else -1
+        self.needs_process = PROCESS in others and not self.is_gang
+        self.is_chooser = bool(others) and others[-1] <= CHOOSER
+        self.has_own_rights = self.is_gang or self.needs_process or self.is_chooser
 
 
 class SchedulingClasses:
@@ -38,40 +70,37 @@ class SchedulingClasses:
     def __init__(self, state: State) -> None:
         self._state = state
         self._kinds: dict[tuple[tuple[str, ...], tuple[int, ...]], int] = {}
-        self._plain: dict[int, ClassId] = {}  # shape -> class of tasks of one phase without wishes, made once
-        self._own_rights: dict[ClassId, bool] = {}
+        self._known: dict[tuple[int, int, Others, int], PhaseClass] = {}
+        self._plain: dict[int, PhaseClass] = {}  # shape -> class of tasks of one phase without wishes
 
-    def of(self, phase: int) -> ClassId:
+    def of(self, phase: int) -> PhaseClass:
         """The class of a ready phase, as things are."""
         state = self._state
         task, shape, first_phase = state.task_of[phase], state.shape[phase], state.first_phase
         first, end = first_phase[task], first_phase[task + 1]
-        is_alone = end - first == 1 and task not in state.options and task not in state.gang_of
-        if is_alone and not (state.queues or state.flavors):
-            plain = self._plain.get(shape)
-            if plain is None:
-                plain = self._plain[shape] = (shape, ANY, (), NO_QUEUE)
-            return plain
+        if end - first == 1 and not (state.queues or state.flavors or task in state.options or task in state.gang_of):
+            return self._plain.get(shape) or self._plain.setdefault(shape, self._of(task, shape, ANY, (), NO_QUEUE))
         queue = state.queue_of(task) if state.queues else NO_QUEUE
         if state.gang_of and task in state.gang_of:
-            return shape, ANY, (GANG, state.gang_of[task]), queue
+            return self._of(task, shape, ANY, (GANG, state.gang_of[task]), queue)
         if phase != first:
-            return shape, state.home[task], (), queue
+            return self._of(task, shape, state.home[task], (), queue)
         needs_process = task in state.options and state.options[task].warm_key
         if not needs_process:
             rest = () if end - first == 1 else tuple(state.shape[first:end])
-            return shape, ANY, (*rest, *self._kind_of(task)) if state.flavors or state.options else rest, queue
-        return shape, state.home.get(task, ANY), (*state.shape[first:end], PROCESS, *self._kind_of(task)), queue
+            others = (*rest, *self._kind_of(task)) if state.flavors or state.options else rest
+            return self._of(task, shape, ANY, others, queue)
+        others = (*state.shape[first:end], PROCESS, *self._kind_of(task))
+        return self._of(task, shape, state.home.get(task, ANY), others, queue)
 
-    def has_own_rights(self, class_id: ClassId) -> bool:
-        """Whether more than free resources counts for it: a gang, or tasks that need a process or choose a flavor."""
-        if class_id[OTHERS] == ():
-            return False
-        known = self._own_rights.get(class_id)
-        if known is None:
-            known = is_gang(class_id) or needs_process(class_id) or is_chooser(class_id)
-            self._own_rights[class_id] = known
-        return known
+    def _of(self, task: int, shape: int, node: int, others: Others, queue: int) -> PhaseClass:
+        """The class of these, of which a phase of the task is one."""
+        found = self._known.get((shape, node, others, queue))
+        if found is None:
+            state = self._state
+            memory = state.memory_of(task) if others and state.needs_slot(task) else None
+            found = self._known[shape, node, others, queue] = PhaseClass(shape, node, others, queue, memory)
+        return found
 
     def _kind_of(self, task: int) -> tuple[int, ...]:
         """What the task wants of the flavors, as a number below CHOOSER; nothing for one to which they are alike."""
@@ -81,18 +110,3 @@ class SchedulingClasses:
         if not allowed and not speeds:
             return ()
         return (CHOOSER - self._kinds.setdefault((allowed, speeds), len(self._kinds)),)
-
-
-def is_gang(class_id: ClassId) -> bool:
-    """Whether this is a gang's own class."""
-    return class_id[OTHERS][:1] == (GANG,)
-
-
-def needs_process(class_id: ClassId) -> bool:
-    """Whether tasks of the class need a warm process, or make one."""
-    return PROCESS in class_id[OTHERS] and not is_gang(class_id)
-
-
-def is_chooser(class_id: ClassId) -> bool:
-    """Whether phases of the class prefer some flavors, or may run on some only."""
-    return bool(class_id[OTHERS]) and class_id[OTHERS][-1] <= CHOOSER

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from egs_core.engine.order.classes import QUEUE
 from egs_core.engine.order.fronts import Front
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
@@ -14,8 +13,8 @@ def waiting_for_quota(queue: ReadyQueue) -> dict[str, Amounts]:
     """Of each queue, by name, what the first of those needs for which there is room and quota is not."""
     state = queue.state
     found: dict[int, tuple[Front, Amounts]] = {}
-    for class_id, front in queue.fronts.of.items():
-        number = class_id[QUEUE]
+    for phase_class, front in queue.fronts.of.items():
+        number = phase_class.queue
         if number == NO_QUEUE or (number in found and found[number][0] < front):
             continue
         phases = queue.members(front[1])

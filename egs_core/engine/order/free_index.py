@@ -20,9 +20,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from egs_core.engine.order.classes import ANY, BOUND, OTHERS, SHAPE, ClassId, needs_process
+from egs_core.engine.order.classes import ANY, PhaseClass, ResourceKey
 from egs_core.engine.order.fit_masks import FitMasks
-from egs_core.engine.order.fronts import MEMORY, ClassFronts, ResourceKey
+from egs_core.engine.order.fronts import MEMORY, NODE, SHAPE, ClassFronts, bits_in
 from egs_core.engine.rules.fit import lacking, may_start_on
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.packing import TypicalWorkload
@@ -61,12 +61,7 @@ class Ranking:
 
 def numbers_in(bits: int) -> list[int]:
     """The numbers of the bits that are set, lowest first."""
-    found = []
-    while bits:
-        lowest = bits & -bits
-        found.append(lowest.bit_length() - 1)
-        bits ^= lowest
-    return found
+    return [bit.bit_length() - 1 for bit in bits_in(bits)]
 
 
 def memory_in(resources: ResourceKey) -> int:
@@ -80,13 +75,11 @@ def has_room(node: Node, shape: Shape, memory: int) -> bool:
 
 
 class FreeIndex:
-    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`;
-    keys: class -> what its phases need to start, once that was asked for (`resource_key`)."""
+    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`."""
 
     def __init__(self, state: State, fronts: ClassFronts) -> None:
         self._state = state
         self._fronts = fronts
-        self.keys: dict[ClassId, ResourceKey] = {}
         self._nodes: dict[int, int] = {}  # bit of a key without a node -> nodes with room, as bits; not there: unknown
         self._has_many_bits = False  # most of them of what waits no more
         self._masks = FitMasks()  # of those
@@ -143,19 +136,16 @@ class FreeIndex:
         if not changed:
             return
         self._fits[number] = fits
-        nodes, own, nowhere, bits = self._nodes, 1 << number, 0, changed
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
+        nodes, own, nowhere = self._nodes, 1 << number, 0
+        for bit in bits_in(changed):
             with_room = nodes[bit] = nodes[bit] ^ own
             if not with_room:
                 nowhere |= bit
-        self._fronts.closed = self._fronts.closed & ~fits | nowhere
-        bits = changed & self._bound_bits.get(number, 0)
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            (self._fronts.reopen if fits & bit else self._fronts.close)(self._bound[number][bit])
+        fronts = self._fronts
+        fronts.closed = fronts.closed & ~fits | nowhere
+        if self._bound_bits:
+            for bit in bits_in(changed & self._bound_bits.get(number, 0)):
+                (fronts.reopen if fits & bit else fronts.close)(self._bound[number][bit])
 
     def _note_change(self, number: int) -> None:
         """For the rankings, which are brought up to date when they are asked."""
@@ -172,16 +162,15 @@ class FreeIndex:
             self._settle(number)
         self.freed_nodes.clear()
 
-    def found_none(self, phase: int, class_id: ClassId) -> None:
-        """No place was found for the phase, which can do nothing but wait for one: from now on it is known on which
-        nodes there is room for its class, and its key is closed while there is none."""
+    def found_none(self, phase_class: PhaseClass) -> None:
+        """No place was found for the first of the class, which can do nothing but wait for one: from now on it is known
+        on which nodes there is room for its class, and its key is closed while there is none."""
         if not self.is_kept:
             return
-        resources = self.resource_key(phase, class_id)
-        shape, bound, *_ = resources
+        resources, bound = phase_class.resources, phase_class.node
         if bound == ANY:
             self._learn(resources)
-        elif not self._fits[bound] & (bit := self._learn((shape, ANY))):
+        elif not self._fits[bound] & (bit := self._learn((phase_class.shape, ANY))):
             self._bound.setdefault(bound, {})[bit] = resources
             self._bound_bits[bound] = self._bound_bits.get(bound, 0) | bit
             self._fronts.close(resources)
@@ -213,7 +202,7 @@ class FreeIndex:
             assert fits <= looked_at, f"{resources} fits on {sorted(fits)}, looked at {sorted(looked_at)}"
             assert not (fits - self.freed_nodes and fronts.closed & bit), f"{resources} is closed, and there is a place"
         for resources in fronts.closed_apart:
-            assert lacking(nodes[resources[BOUND]], shapes[resources[SHAPE]]), (
+            assert lacking(nodes[resources[NODE]], shapes[resources[SHAPE]]), (
                 f"{resources} is closed, and there is room"
             )
 
@@ -222,7 +211,7 @@ class FreeIndex:
     def where(
         self,
         phase: int,
-        class_id: ClassId,
+        phase_class: PhaseClass,
         packer: Packer | None,
         *,
         is_plain: bool,
@@ -231,10 +220,10 @@ class FreeIndex:
         """The best node for the first of a class, where that is known; else the nodes among which it is, None: all on
         which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. kept: nodes
         where room is kept for others, if it is for any: best fit decides then, without a packer."""
-        number, bound, _, _ = class_id
-        if not self.is_kept or bound != ANY or needs_process(class_id):
+        if not self.is_kept or phase_class.node != ANY or phase_class.needs_process:
             return UNKNOWN
-        fitting = self._nodes.get(self._fronts.bits.get(self.resource_key(phase, class_id), 0))
+        number = phase_class.shape
+        fitting = self._nodes.get(self._fronts.bits.get(phase_class.resources, 0))
         if is_plain and (len(self._state.nodes) if fitting is None else fitting.bit_count()) > FEW_NODES:
             shape = self._state.shapes[number]
             if kept is not None:
@@ -246,17 +235,6 @@ class FreeIndex:
                 if best is not None:
                     return best, None
         return None, range(len(self._state.nodes)) if fitting is None else numbers_in(fitting)
-
-    def resource_key(self, phase: int, class_id: ClassId) -> ResourceKey:
-        """What phases of the class, of which this is one, need to start, if free resources are all that counts."""
-        key = self.keys.get(class_id)
-        if key is None:
-            state, task = self._state, self._state.task_of[phase]
-            key = class_id[SHAPE], class_id[BOUND]
-            if class_id[OTHERS] and state.needs_slot(task):
-                key = (*key, state.memory_of(task))
-            self.keys[class_id] = key
-        return key
 
     def _ranked(self, phase: int, number: int, packer: Packer | None) -> int | None:
         """The best node for a GPU phase, if a packing says which."""

@@ -21,27 +21,26 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import TypeGuard
 
-from egs_core.engine.order.classes import ANY, BOUND, ClassId
+from egs_core.engine.order.classes import ANY, PhaseClass, ResourceKey
 from egs_core.engine.order.policy import FullKey
 
-ResourceKey = tuple[int, int] | tuple[int, int, int]
-"""Shape, node or ANY, and the memory of a process, where one is kept."""
-Key = ResourceKey | ClassId
-MEMORY = 2  # place in a resource key
-Front = tuple[FullKey, int, ClassId]
+Key = ResourceKey | PhaseClass
+SHAPE, NODE, MEMORY = range(3)  # places in a resource key
+Front = tuple[FullKey, int, PhaseClass]
 
 
 class ClassFronts:
     """See the module. resource_key_of: of a front; None: the class itself."""
 
-    def __init__(self, resource_key_of: Callable[[FullKey, int, ClassId], ResourceKey | None]) -> None:
+    def __init__(self, resource_key_of: Callable[[FullKey, int, PhaseClass], ResourceKey | None]) -> None:
         self._resource_key_of = resource_key_of
-        self.of: dict[ClassId, Front] = {}
+        self.of: dict[PhaseClass, Front] = {}
         self.order: list[FullKey] = []
         self._by_key: dict[Key, list[Front]] = {}  # sorted
-        self._key_of: dict[ClassId, Key] = {}  # under which the front of a class is now
+        self._key_of: dict[PhaseClass, Key] = {}  # under which the front of a class is now
         self.bits: dict[ResourceKey, int] = {}  # of keys that are filed or known
         self._spare: list[int] = []  # bits that were of others
         self._by_bit: dict[int, list[Front]] = {}  # the lists of `_by_key`
@@ -49,18 +48,18 @@ class ClassFronts:
         self.apart: dict[Key, list[Front]] = {}  # the lists of `_by_key`
         self.closed_apart: set[ResourceKey] = set()
 
-    def put(self, class_id: ClassId, key: FullKey, phase: int) -> None:
+    def put(self, phase_class: PhaseClass, key: FullKey, phase: int) -> None:
         """This phase is now the first of its class."""
-        old = self.of.get(class_id)
+        old = self.of.get(phase_class)
         if old is not None and old[0] is key:
             return
-        front = self.of[class_id] = key, phase, class_id
-        resources = self._resource_key_of(key, phase, class_id) or class_id
+        front = self.of[phase_class] = key, phase, phase_class
+        resources = self._resource_key_of(key, phase, phase_class) or phase_class
         if old is None:
             insort(self.order, key)
             self._file(front, resources)
             return
-        order, is_same = self.order, resources == self._key_of[class_id]
+        order, is_same = self.order, resources == self._key_of[phase_class]
         if len(order) == 1 and is_same:  # the only class
             order[0] = key
         else:
@@ -106,9 +105,9 @@ class ClassFronts:
                 self._take_out(front)
                 self._file(front, resources)
 
-    def drop(self, class_id: ClassId) -> None:
+    def drop(self, phase_class: PhaseClass) -> None:
         """The class is empty."""
-        old = self.of.pop(class_id, None)
+        old = self.of.pop(phase_class, None)
         if old is not None:
             del self.order[bisect_left(self.order, old[0])]
             self._take_out(old)
@@ -146,14 +145,10 @@ class ClassFronts:
     @property
     def open(self) -> list[list[Front]]:
         """The fronts of each key that is open, in no order of the keys."""
-        found, bits, by_bit = [*self.apart.values()], self.filed & ~self.closed, self._by_bit
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            found.append(by_bit[bit])
-        return found
+        by_bit = self._by_bit
+        return [*self.apart.values(), *[by_bit[bit] for bit in bits_in(self.filed & ~self.closed)]]
 
-    def first(self, unplaceable: set[ClassId], passed: set[ClassId]) -> Front | None:
+    def first(self, unplaceable: set[PhaseClass], passed: set[PhaseClass]) -> Front | None:
         """The first front of an open key whose class is in neither of these sets."""
         best: Front | None
         if not (self.filed & ~self.closed or self.apart):
@@ -212,6 +207,17 @@ class ClassFronts:
         return [*self.closed_apart, *(key for key, bit in self.bits.items() if bit & self.closed)]
 
 
+@lru_cache(maxsize=1 << 14)  # the same numbers come again and again
+def bits_in(number: int) -> tuple[int, ...]:
+    """The bits that are set, each as a number of its own, lowest first."""
+    found = []
+    while number:
+        lowest = number & -number
+        found.append(lowest)
+        number ^= lowest
+    return tuple(found)
+
+
 def is_of_all_nodes(resources: Key) -> TypeGuard[ResourceKey]:
     """Whether the key is neither of one node nor a class of its own."""
-    return resources[BOUND] == ANY and len(resources) <= MEMORY + 1
+    return type(resources) is tuple and resources[NODE] == ANY

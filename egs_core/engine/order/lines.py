@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from egs_core.engine.order.classes import ClassId
+from egs_core.engine.order.classes import PhaseClass
 from egs_core.engine.order.fronts import ClassFronts
 from egs_core.engine.order.policy import DEPENDENTS_TERM, FullKey, Key, Policy
 from egs_core.engine.order.submission_order import NO_ORDER, WAITED_LONG, Place, SubmissionOrder, Waiter
@@ -50,9 +50,9 @@ class Lines:
         self._fronts = fronts
         self.keys: dict[int, Key] = {}
         self._entries: dict[int, Entry] = {}  # phase -> its entry that counts
-        self._at: dict[int, tuple[ClassId, int]] = {}  # phase -> class and submission
-        self._lines: dict[ClassId, Line] = {}
-        self._tops: dict[int, dict[ClassId, Entry]] = {}  # submission -> class -> its first there
+        self._at: dict[int, tuple[PhaseClass, int]] = {}  # phase -> class and submission
+        self._lines: dict[PhaseClass, Line] = {}
+        self._tops: dict[int, dict[PhaseClass, Entry]] = {}  # submission -> class -> its first there
         self._next: dict[int, Entry] = {}  # submission -> the first of those, while that one is queued with this key
         self._ages: dict[int, list[Aged]] = {}  # submission -> heap of its phases since the oldest was asked for
         self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
@@ -81,7 +81,7 @@ class Lines:
 
     # --- in and out ---
 
-    def put(self, phase: int, key: Key, class_id: ClassId) -> None:
+    def put(self, phase: int, key: Key, phase_class: PhaseClass) -> None:
         """Queue a phase, or give a queued one a new key and class."""
         old, order, state = self._at.get(phase), self.order, self._state
         if old is not None:
@@ -91,13 +91,13 @@ class Lines:
         else:
             number = state.workloads[state.task_workload[state.task_of[phase]]].submission
         self.keys[phase] = key
-        self._at[phase] = class_id, number
-        line = self._lines.get(class_id)
+        self._at[phase] = phase_class, number
+        line = self._lines.get(phase_class)
         if line is None:
-            line = self._lines[class_id] = Line()
+            line = self._lines[phase_class] = Line()
         heap = line.heaps.get(number)
         if heap is None:
-            heap = self._new_heap(class_id, line, number)
+            heap = self._new_heap(phase_class, line, number)
         entry = self._entries[phase] = *key, phase
         heapq.heappush(heap, entry)
         if old is not None:
@@ -115,7 +115,7 @@ class Lines:
             tops = self._tops.get(number)
             if tops is None:
                 tops = self._tops[number] = {}
-            tops[class_id] = entry
+            tops[phase_class] = entry
             next_up = self._next.get(number)
             is_behind = next_up is not None and next_up < entry
             if not is_behind and next_up is not None:
@@ -123,15 +123,15 @@ class Lines:
             if not is_behind and self._leaf_changed(number, tops):
                 self.refresh(number)
             else:
-                self._put_first(class_id, line, number, entry)
+                self._put_first(phase_class, line, number, entry)
 
-    def _new_heap(self, class_id: ClassId, line: Line, number: int) -> list[Entry]:
+    def _new_heap(self, phase_class: PhaseClass, line: Line, number: int) -> list[Entry]:
         """For a submission that has had no phase in the class."""
         if self.order is not None:
             self.order.place(number)  # so that it is known from now on
         if len(line.heaps) == 1:
             (other,) = line.heaps
-            phase = self._tops[other][class_id][-1]
+            phase = self._tops[other][phase_class][-1]
             first = *self.full_key(phase, self.keys[phase]), phase, other
             line.firsts, line.shown = [first], {other: first}
         heap = line.heaps[number] = []
@@ -148,10 +148,10 @@ class Lines:
         """Take a phase out; its submission, which keeps its place until `settle_place`: who comes next is asked
         before."""
         del self.keys[phase], self._entries[phase]
-        class_id, number = self._at.pop(phase)
+        phase_class, number = self._at.pop(phase)
         tops = self._tops[number]
-        if tops[class_id][-1] == phase:
-            self._settle(class_id, number, tops)
+        if tops[phase_class][-1] == phase:
+            self._settle(phase_class, number, tops)
         return number
 
     def settle_place(self, phase: int, number: int) -> None:
@@ -167,26 +167,26 @@ class Lines:
 
     # --- firsts ---
 
-    def _settle(self, class_id: ClassId, number: int, tops: dict[ClassId, Entry]) -> None:
+    def _settle(self, phase_class: PhaseClass, number: int, tops: dict[PhaseClass, Entry]) -> None:
         """The submission's first in the class may count no more: the next one does. What is empty is forgotten. The
         submission keeps its place."""
-        entries, line = self._entries, self._lines[class_id]
+        entries, line = self._entries, self._lines[phase_class]
         heap = line.heaps[number]
         while heap and entries.get(heap[0][-1]) is not heap[0]:
             heapq.heappop(heap)
         if heap:
-            entry = tops[class_id] = heap[0]
-            self._put_first(class_id, line, number, entry)
+            entry = tops[phase_class] = heap[0]
+            self._put_first(phase_class, line, number, entry)
             return
-        del line.heaps[number], tops[class_id]
+        del line.heaps[number], tops[phase_class]
         line.shown.pop(number, None)
         if not tops:
             del self._tops[number]
             self._next.pop(number, None)
             self._ages.pop(number, None)
-        self._settle_class(class_id, line)
+        self._settle_class(phase_class, line)
 
-    def _leaf_changed(self, number: int, tops: dict[ClassId, Entry] | None) -> bool:
+    def _leaf_changed(self, number: int, tops: dict[PhaseClass, Entry] | None) -> bool:
         """Whether the submission's next task says something new of who waits for it, and that moves the submission."""
         order = self.order
         if order is None:
@@ -201,10 +201,10 @@ class Lines:
 
     def refresh(self, number: int) -> None:
         """The submission has a new place."""
-        for class_id, entry in self._tops.get(number, {}).items():
-            self._put_first(class_id, self._lines[class_id], number, entry)
+        for phase_class, entry in self._tops.get(number, {}).items():
+            self._put_first(phase_class, self._lines[phase_class], number, entry)
 
-    def _put_first(self, class_id: ClassId, line: Line, number: int, entry: Entry) -> None:
+    def _put_first(self, phase_class: PhaseClass, line: Line, number: int, entry: Entry) -> None:
         order, phase = self.order, entry[-1]
         key: FullKey = self.keys[phase]
         if order is not None:  # as `_placed`
@@ -212,7 +212,7 @@ class Lines:
             place = order.places[number] if overdue else NO_ORDER
             key = priority, overdue, deadline, place, path, dependents, warmth, ready_order
         if len(line.heaps) == 1:
-            self._fronts.put(class_id, key, phase)
+            self._fronts.put(phase_class, key, phase)
             return
         first = *key, phase, number
         firsts, shown = line.firsts, line.shown
@@ -222,25 +222,25 @@ class Lines:
             heapq.heappush(firsts, first)
         shown[number] = first
         if firsts[0] is first:
-            self._fronts.put(class_id, key, phase)
+            self._fronts.put(phase_class, key, phase)
         else:
-            self._settle_class(class_id, line)
+            self._settle_class(phase_class, line)
 
-    def _settle_class(self, class_id: ClassId, line: Line) -> None:
+    def _settle_class(self, phase_class: PhaseClass, line: Line) -> None:
         firsts, shown = line.firsts, line.shown
         while firsts and shown.get(firsts[0][-1]) is not firsts[0]:
             heapq.heappop(firsts)
         if firsts:
-            self._fronts.put(class_id, firsts[0][:-2], firsts[0][-2])
+            self._fronts.put(phase_class, firsts[0][:-2], firsts[0][-2])
             if len(line.heaps) == 1:
                 line.firsts, line.shown = [], {}
         else:
-            del self._lines[class_id]
-            self._fronts.drop(class_id)
+            del self._lines[phase_class]
+            self._fronts.drop(phase_class)
 
     # --- questions ---
 
-    def classes_of(self, number: int) -> tuple[ClassId, ...]:
+    def classes_of(self, number: int) -> tuple[PhaseClass, ...]:
         """The classes in which the submission has phases."""
         return tuple(self._tops.get(number, ()))
 
@@ -252,9 +252,9 @@ class Lines:
         """Whether phases of more than one submission wait."""
         return len(self._tops) > 1
 
-    def queued(self, class_id: ClassId) -> Iterator[tuple[FullKey, int]]:
+    def queued(self, phase_class: PhaseClass) -> Iterator[tuple[FullKey, int]]:
         """The phases of a class with their full keys, in no order."""
-        for heap in self._lines[class_id].heaps.values():
+        for heap in self._lines[phase_class].heaps.values():
             for phase in self._counted(heap):
                 yield self.full_key(phase, self.keys[phase]), phase
 
@@ -263,10 +263,10 @@ class Lines:
         entries = self._entries
         return (entry[-1] for entry in heap if entries.get(entry[-1]) is entry)
 
-    def first_of(self, class_id: ClassId, count: int) -> list[tuple[Key, int]]:
+    def first_of(self, phase_class: PhaseClass, count: int) -> list[tuple[Key, int]]:
         """The first `count` of a class that are of the submission that goes first in it, in order, without sorting:
         their keys and they."""
-        line, found = self._lines[class_id], list[tuple[Key, int]]()
+        line, found = self._lines[phase_class], list[tuple[Key, int]]()
         heap = line.heaps[line.firsts[0][-1] if line.firsts else next(iter(line.heaps))]
         next_up = [(heap[0], 0)]
         while next_up and len(found) < count:
@@ -285,8 +285,8 @@ class Lines:
         if ages is None or len(ages) > 2 * len(self.keys) + LEAST_KEPT:
             ages = self._ages[number] = [
                 (ready_at[phase], order[phase], phase)
-                for class_id in self._tops.get(number, ())
-                for phase in self._counted(self._lines[class_id].heaps[number])
+                for phase_class in self._tops.get(number, ())
+                for phase in self._counted(self._lines[phase_class].heaps[number])
             ]
             heapq.heapify(ages)
         while ages:

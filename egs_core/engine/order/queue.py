@@ -11,18 +11,9 @@ import heapq
 from collections.abc import Iterable
 
 from egs_core.engine.order.ages import Ages, overdue_key
-from egs_core.engine.order.classes import (
-    GANG_NUMBER,
-    OTHERS,
-    QUEUE,
-    SHAPE,
-    ClassId,
-    SchedulingClasses,
-    is_chooser,
-    is_gang,
-)
+from egs_core.engine.order.classes import PhaseClass, ResourceKey, SchedulingClasses
 from egs_core.engine.order.free_index import FreeIndex
-from egs_core.engine.order.fronts import ClassFronts, Front, ResourceKey
+from egs_core.engine.order.fronts import ClassFronts, Front
 from egs_core.engine.order.gathering import Gathering
 from egs_core.engine.order.lines import Lines
 from egs_core.engine.order.policy import (
@@ -53,7 +44,7 @@ class ReadyQueue:
     def __init__(self, state: State, policy: Policy, default_max_wait_s: float | None, preempts: bool = False) -> None:
         self.state = state
         self.policy = policy
-        self.unplaceable_classes: set[ClassId] = set()
+        self.unplaceable_classes: set[PhaseClass] = set()
         self.preempts = preempts
         self.is_dirty = True  # something has changed that may let a phase start
         self._ages = policy.ages
@@ -154,28 +145,28 @@ class ReadyQueue:
         """A node has come, gone or changed."""
         self._capacity = None
 
-    def take(self, class_id: ClassId, key: FullKey) -> str:
+    def take(self, phase_class: PhaseClass, key: FullKey) -> str:
         """Remove the first of a class, which has this key, with the gang behind it; what put it before the next."""
-        phase = self.fronts.of[class_id][1]
+        phase = self.fronts.of[phase_class][1]
         submission = self.lines.take(phase)
-        if class_id[OTHERS] and is_gang(class_id):
-            self.gangs.start(class_id[OTHERS][GANG_NUMBER], phase)
-        reason = self.deciding_term(key, class_id)
+        if phase_class.is_gang:
+            self.gangs.start(phase_class.gang, phase)
+        reason = self.deciding_term(key, phase_class)
         self.lines.settle_place(phase, submission)
         return reason
 
     def take_one(self, phase: int) -> str:
         """Remove a phase that is in no gang, wherever in its class it is; what put it before the next."""
-        key, class_id = self.full_key(phase), self.classes.of(phase)
+        key, phase_class = self.full_key(phase), self.classes.of(phase)
         self.is_dirty = True
         submission = self.lines.take(phase)
-        reason = self.deciding_term(key, class_id)
+        reason = self.deciding_term(key, phase_class)
         self.lines.settle_place(phase, submission)
         return reason
 
-    def first_of(self, class_id: ClassId, count: int) -> list[tuple[Key, int]]:
+    def first_of(self, phase_class: PhaseClass, count: int) -> list[tuple[Key, int]]:
         """The first `count` of a class, of one submission, with their own keys."""
-        return self.lines.first_of(class_id, count)
+        return self.lines.first_of(phase_class, count)
 
     def take_later(self, phase: int) -> None:
         """Remove one that need not be the first of its class, and leads no gang."""
@@ -190,29 +181,29 @@ class ReadyQueue:
 
     def _push(self, phase: int, key: Key) -> None:
         self.is_dirty = True
-        class_id = self.classes.of(phase)
-        self.lines.put(phase, key, class_id)
-        if (self.preempts or self.state.reservations) and self.fronts.of[class_id][1] == phase:
-            self.unplaceable_classes.discard(class_id)  # it may have rights that what waited in front of it had not
+        phase_class = self.classes.of(phase)
+        self.lines.put(phase, key, phase_class)
+        if (self.preempts or self.state.reservations) and self.fronts.of[phase_class][1] == phase:
+            self.unplaceable_classes.discard(phase_class)  # it may have rights that what waited in front of it had not
 
     def has_split_tasks(self) -> bool:
         """Whether a task waits whose GPU phase comes after a CPU phase: it can start while every device is taken."""
         shapes = self.state.shapes
-        may_choose = [c for c in self.fronts.of if is_chooser(c) or is_gang(c)]
-        return any(not shapes[class_id[SHAPE]].gpu_milli for class_id in may_choose)
+        may_choose = [c for c in self.fronts.of if c.is_chooser or c.is_gang]
+        return any(not shapes[phase_class.shape].gpu_milli for phase_class in may_choose)
 
     def first_choosers(self, count: int) -> list[int]:
         """The first queued phases of those that may choose between flavors, in order."""
         found: list[tuple[Standing, FullKey, int]] = []
-        for class_id in self.fronts.of:
-            if is_chooser(class_id):
-                first = heapq.nsmallest(count, self.lines.queued(class_id))
-                found += [(self._standing(class_id, phase), key, phase) for key, phase in first]
+        for phase_class in self.fronts.of:
+            if phase_class.is_chooser:
+                first = heapq.nsmallest(count, self.lines.queued(phase_class))
+                found += [(self._standing(phase_class, phase), key, phase) for key, phase in first]
         return [phase for _, _, phase in heapq.nsmallest(count, found)]
 
     # --- order ---
 
-    def front(self, passed: set[ClassId]) -> Front | None:
+    def front(self, passed: set[PhaseClass]) -> Front | None:
         """The first candidate over all classes that may have room: its key, phase and class."""
         if self.state.queues:
             return self._front_of_queues(passed)
@@ -222,7 +213,7 @@ class ReadyQueue:
         """Whether all that is queued is of one class, and no queue has a say in what comes next."""
         return len(self.fronts.order) == 1
 
-    def _front_of_queues(self, passed: set[ClassId]) -> Front | None:
+    def _front_of_queues(self, passed: set[PhaseClass]) -> Front | None:
         best: tuple[Standing, Front] | None = None
         for front in self.fronts.in_open_keys():
             if front[2] not in self.unplaceable_classes and front[2] not in passed:
@@ -231,10 +222,10 @@ class ReadyQueue:
                     best = placed
         return None if best is None else best[1]
 
-    def _standing(self, class_id: ClassId, phase: int) -> Standing:
+    def _standing(self, phase_class: PhaseClass, phase: int) -> Standing:
         """Whether the queue would borrow for this, and its fair share with it. Work without a queue goes first: nobody
         has limited it."""
-        state, number = self.state, class_id[QUEUE]
+        state, number = self.state, phase_class.queue
         if number == NO_QUEUE:
             return SAME_STANDING
         queue, wanted = state.queues[number], quota.demand(state, self.members(phase))
@@ -246,7 +237,7 @@ class ReadyQueue:
             self._capacity = self.state.capacity()
         return self._capacity
 
-    def resource_key_of(self, key: FullKey, phase: int, class_id: ClassId) -> ResourceKey | None:
+    def resource_key_of(self, key: FullKey, phase: int, phase_class: PhaseClass) -> ResourceKey | None:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that may reserve: overdue and urgent ones, and late ones
         while nothing is reserved for others."""
@@ -256,19 +247,17 @@ class ReadyQueue:
             reservations = self.state.reservations
             if not reservations or phase in reservations:
                 return None
-        if class_id[OTHERS] and self.classes.has_own_rights(class_id):
-            return None
-        return self.free.keys.get(class_id) or self.free.resource_key(phase, class_id)
+        return None if phase_class.has_own_rights else phase_class.resources
 
-    def reservations_changed(self) -> list[ClassId]:
+    def reservations_changed(self) -> list[PhaseClass]:
         """Late phases may reserve now that could not, or the other way round; the classes of which they are fronts."""
         late = [front for front in self.fronts.of.values() if self.is_late(front[0])]
         self.fronts.refile(late)
-        return [class_id for _, _, class_id in late]
+        return [phase_class for _, _, phase_class in late]
 
-    def deciding_term(self, key: FullKey, class_id: ClassId) -> str:
+    def deciding_term(self, key: FullKey, phase_class: PhaseClass) -> str:
         """The first term in which the next in order, of those that are first in their class, is worse than this key."""
-        if self.state.queues and (by_queue := self._deciding_queue(class_id)):
+        if self.state.queues and (by_queue := self._deciding_queue(phase_class)):
             return by_queue
         following = self.fronts.following(key)
         if following is None:
@@ -284,12 +273,12 @@ class ReadyQueue:
             return next(n for n, a, b in zip(PLACE_TERMS, key[at], following[at], strict=True) if a != b)
         return names[OVERDUE_TERM] if at == self._age_term and not key[OVERDUE_TERM] else names[at]
 
-    def _deciding_queue(self, class_id: ClassId) -> str:
+    def _deciding_queue(self, phase_class: PhaseClass) -> str:
         """What put this class's queue before the next other queue; "" when there is none."""
         others = [
-            self._standing(other_id, front[1])
-            for other_id, front in self.fronts.of.items()
-            if other_id[QUEUE] != class_id[QUEUE]
+            self._standing(other, front[1])
+            for other, front in self.fronts.of.items()
+            if other.queue != phase_class.queue
         ]
         if not others:
             return ""
@@ -319,12 +308,12 @@ class ReadyQueue:
         alike: dict[tuple[int, int], Standing] = {}  # of a queue and a shape, where no gang asks for more
         placed = []
         for phase, key in self.keys.items():
-            class_id = classes.of(phase)
-            which = class_id[QUEUE], class_id[SHAPE]
-            standing = None if is_gang(class_id) else alike.get(which)
+            phase_class = classes.of(phase)
+            which = phase_class.queue, phase_class.shape
+            standing = None if phase_class.is_gang else alike.get(which)
             if standing is None:
-                standing = self._standing(class_id, phase)
-                if not is_gang(class_id):
+                standing = self._standing(phase_class, phase)
+                if not phase_class.is_gang:
                     alike[which] = standing
             placed.append((standing, full_key(phase, key), phase))
         return [member for _, _, phase in sorted(placed) for member in self.members(phase)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from egs_core.engine import messages as m
-from egs_core.engine.order.classes import ANY, BOUND, OTHERS, QUEUE, SHAPE, ClassId, is_chooser, is_gang
+from egs_core.engine.order.classes import ANY, PhaseClass
 from egs_core.engine.order.fronts import Front
 from egs_core.engine.order.policy import PATH_TERM, Key
 from egs_core.engine.order.queue import ReadyQueue
@@ -106,30 +106,30 @@ class Granting:
         """What fits, the first candidate of each class at a time; returns the first of each class that found none."""
         queue, state = self._queue, self._state
         blocked: list[Blocked] = []
-        passed: set[ClassId] = set()
+        passed: set[PhaseClass] = set()
         has_rules = bool(state.queues or state.flavors)
         reservations = state.reservations
         while (found := queue.front(passed)) is not None:
-            key, phase, class_id = found
-            if not (class_id[OTHERS] or has_rules or reservations):
-                place = self._simple_place(phase, class_id)
+            key, phase, phase_class = found
+            if not (phase_class.others or has_rules or reservations):
+                place = self._simple_place(phase, phase_class)
                 if place is None:
                     self._pass_over(found, (phase,), blocked, is_within=True)
                     if queue.is_one_class():
                         break
-                    passed.add(class_id)
-                elif not (state.reads and self._grant_local_reader(class_id, place)):
-                    self.grant(phase, place, queue.take(class_id, key))
+                    passed.add(phase_class)
+                elif not (state.reads and self._grant_local_reader(phase_class, place)):
+                    self.grant(phase, place, queue.take(phase_class, key))
                 continue
             phases = queue.members(phase)
-            is_within = not state.queues or self._is_within_quota(phases, class_id[QUEUE])
-            places = self._places(phases, class_id) if is_within and phase not in self._asked else None
+            is_within = not state.queues or self._is_within_quota(phases, phase_class.queue)
+            places = self._places(phases, phase_class) if is_within and phase not in self._asked else None
             if places is None:
-                passed.add(class_id)
+                passed.add(phase_class)
                 self._pass_over(found, phases, blocked, is_within=is_within)
-            elif not (state.reads and self._grant_local_reader(class_id, places[0])):
+            elif not (state.reads and self._grant_local_reader(phase_class, places[0])):
                 is_owner = phase in reservations
-                reason = queue.take(class_id, key)
+                reason = queue.take(phase_class, key)
                 for member, place in zip(phases, places, strict=True):
                     self.grant(member, place, reason)
                 if is_owner:  # late ones that come before it would have been asked before it, for nothing
@@ -139,28 +139,28 @@ class Granting:
 
     def _pass_over(self, front: Front, phases: Sequence[int], blocked: list[Blocked], *, is_within: bool) -> None:
         """The first of a class has found no place: it reserves one, or its class waits until something is freed."""
-        queue, (key, phase, class_id) = self._queue, front
+        queue, (key, phase, phase_class) = self._queue, front
         if self._choice is not None and phase in self._choice.refused:
             return
         if queue.preempts:  # who may preempt must be among the blocked, so its resources are never closed
-            blocked.append(Blocked(phase, tuple(phases), class_id[QUEUE]))
-        has_own_rights = bool(class_id[OTHERS]) and queue.classes.has_own_rights(class_id)
+            blocked.append(Blocked(phase, tuple(phases), phase_class.queue))
+        has_own_rights = phase_class.has_own_rights
         is_for_room = is_within and queue.free.is_kept and not (queue.preempts or has_own_rights)
         if is_for_room:
-            queue.free.found_none(phase, class_id)
+            queue.free.found_none(phase_class)
         may_reserve = has_own_rights or queue.has_come_forward(key)
-        if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, class_id)):
+        if may_reserve and is_within and (queue.is_overdue(key) or self._must_reserve(key, phases, phase_class)):
             self._reserve(phase, phases)
         elif not has_own_rights:
-            queue.unplaceable_classes.add(class_id)
+            queue.unplaceable_classes.add(phase_class)
 
-    def _simple_place(self, phase: int, class_id: ClassId) -> Place | None:
+    def _simple_place(self, phase: int, phase_class: PhaseClass) -> Place | None:
         """A place for one phase that has no wishes beyond its shape, where nothing is kept for others."""
-        state, number = self._state, class_id[BOUND]
+        state, number = self._state, phase_class.node
         if number == ANY:
             if len(state.nodes) != 1:
                 is_plain = state.task_of[phase] not in state.reads
-                best, numbers = self._queue.free.where(phase, class_id, self._packs, is_plain=is_plain)
+                best, numbers = self._queue.free.where(phase, phase_class, self._packs, is_plain=is_plain)
                 if best is None:
                     if numbers is None or len(numbers) != 1:
                         return select_place(state, phase, None, self._packs, numbers)
@@ -168,7 +168,7 @@ class Granting:
                 number = best
             else:
                 number = 0
-        shape, node = state.shapes[class_id[SHAPE]], state.nodes[number]
+        shape, node = state.shapes[phase_class.shape], state.nodes[number]
         if (shape.cpu_milli > node.free_cpu and shape.cpu_milli) or not node.alive or lacking(node, shape):
             return None
         return number, devices_for(node, shape, self._packs) if shape.gpu_milli else ()
@@ -190,10 +190,10 @@ class Granting:
         for phase in phases:
             if not choice.has_room and self._needs_gpu(phase):
                 continue
-            class_id = queue.classes.of(phase)
-            if state.queues and not self._is_within_quota((phase,), class_id[QUEUE]):
+            phase_class = queue.classes.of(phase)
+            if state.queues and not self._is_within_quota((phase,), phase_class.queue):
                 continue
-            places = self._places((phase,), class_id)
+            places = self._places((phase,), phase_class)
             if places is not None:
                 self.grant(phase, places[0], queue.take_one(phase))
         queue.mark_settled()
@@ -211,17 +211,17 @@ class Granting:
         be one that has to leave this place alone."""
         queue, state = self._queue, self._state
         for owner in sorted(state.reservations, key=lambda p: (state.reservations[p].at, p)):
-            class_id = queue.classes.of(owner)
-            if is_gang(class_id) or (state.queues and not self._is_within_quota((owner,), class_id[QUEUE])):
+            phase_class = queue.classes.of(owner)
+            if phase_class.is_gang or (state.queues and not self._is_within_quota((owner,), phase_class.queue)):
                 continue
-            places = self._places((owner,), class_id)
+            places = self._places((owner,), phase_class)
             if places is not None:
                 self.grant(owner, places[0], queue.take_one(owner))
                 self._reservations_changed()
             elif self._choice is None:
                 self._asked.add(owner)
 
-    def _reservations_changed(self) -> Sequence[ClassId]:
+    def _reservations_changed(self) -> Sequence[PhaseClass]:
         """What was kept is open, or the other way round; the classes whose first phase is late."""
         self._look_at_reservations()
         return self._queue.reservations_changed()
@@ -231,14 +231,14 @@ class Granting:
         self._owners = frozenset(self._state.reservations)
         self._asked.clear()
 
-    def _grant_local_reader(self, class_id: ClassId, place: Place) -> bool:
+    def _grant_local_reader(self, phase_class: PhaseClass, place: Place) -> bool:
         """Whether the place went to a phase behind the first of its class, for what it need not fetch there."""
         queue, state = self._queue, self._state
-        is_free = class_id[BOUND] == ANY and not queue.classes.has_own_rights(class_id)
+        is_free = phase_class.node == ANY and not phase_class.has_own_rights
         is_free = is_free and not state.reservations
         if not is_free or state.plan_is_firm or not queue.policy.weighs_transfers:
             return False
-        first, *others = queue.first_of(class_id, CANDIDATES)
+        first, *others = queue.first_of(phase_class, CANDIDATES)
         chosen = select_reader(state, (first, *others), place[0], PATH_TERM)
         if chosen is first:
             return False
@@ -252,40 +252,40 @@ class Granting:
         queues = queues_with_kept(state, phases) if state.reservations else state.queues
         return quota.blocked_by(queues, number, wanted) is None
 
-    def _places(self, phases: Sequence[int], class_id: ClassId) -> Sequence[Place] | None:
+    def _places(self, phases: Sequence[int], phase_class: PhaseClass) -> Sequence[Place] | None:
         """A place for each, without delaying what is reserved for others."""
         state = self._state
-        if is_gang(class_id):
+        if phase_class.is_gang:
             places = self._gang_places(phases)
             keeps = places is None or not state.reservations or keeps_reservations(state, phases, places, state.now)
             return places if keeps else None
 
         (phase,) = phases
         if state.reservations:
-            return self._place_beside(phase, class_id)
-        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phase]):
+            return self._place_beside(phase, phase_class)
+        if self._choice is not None and phase_class.is_chooser and chooses(state, state.task_of[phase]):
             return self._chosen_place(self._choice, phase, None)
         is_plain = not state.flavors and state.task_of[phase] not in state.reads
-        best, numbers = self._queue.free.where(phase, class_id, self._packs, is_plain=is_plain)
+        best, numbers = self._queue.free.where(phase, phase_class, self._packs, is_plain=is_plain)
         place = select_place(state, phase, None, self._packs, numbers if best is None else (best,))
         return None if place is None else (place,)
 
-    def _place_beside(self, phase: int, class_id: ClassId) -> Sequence[Place] | None:
+    def _place_beside(self, phase: int, phase_class: PhaseClass) -> Sequence[Place] | None:
         """A place for one phase without delaying what is reserved for others. A task that has started heeds nothing
         that is kept."""
-        state, bound = self._state, class_id[BOUND]
-        shape = state.shapes[class_id[SHAPE]]
-        if bound != ANY and not class_id[OTHERS]:
+        state, bound = self._state, phase_class.node
+        shape = state.shapes[phase_class.shape]
+        if bound != ANY and not phase_class.others:
             node = state.nodes[bound]
             return ((bound, devices_for(node, shape)),) if node.alive and not lacking(node, shape) else None
 
         def may_take(place: Place) -> bool:
             return keeps_reservations(state, (phase,), (place,), state.now)
 
-        if self._choice is not None and is_chooser(class_id) and chooses(state, state.task_of[phase]):
+        if self._choice is not None and phase_class.is_chooser and chooses(state, state.task_of[phase]):
             return self._chosen_place(self._choice, phase, may_take)
         is_plain = not state.flavors and state.task_of[phase] not in state.reads
-        best, numbers = self._queue.free.where(phase, class_id, None, is_plain=is_plain, kept=self._kept)
+        best, numbers = self._queue.free.where(phase, phase_class, None, is_plain=is_plain, kept=self._kept)
         if best is not None:
             return ((best, devices_for(state.nodes[best], shape)),)
         place = select_place(state, phase, may_take, None, numbers, kept=self._kept)
@@ -326,13 +326,13 @@ class Granting:
     def _needs_gpu(self, phase: int) -> bool:
         return self._state.shape_of(phase).gpu_milli > 0
 
-    def _must_reserve(self, key: Key, phases: Sequence[int], class_id: ClassId) -> bool:
+    def _must_reserve(self, key: Key, phases: Sequence[int], phase_class: PhaseClass) -> bool:
         """What has waited too long for other submissions, one at a time; a gang that has waited long; and a gang or a
         set of GPUs that a deadline has put forward: the order alone never brings it more than one free device."""
-        if is_gang(class_id) and self._has_waited_long(phases):
+        if phase_class.is_gang and self._has_waited_long(phases):
             return True
         state = self._state
-        is_set = is_gang(class_id) or state.shape_of(phases[0]).gpu_milli > WHOLE_DEVICE
+        is_set = phase_class.is_gang or state.shape_of(phases[0]).gpu_milli > WHOLE_DEVICE
         if is_set and self._queue.is_urgent(key):
             return True
         is_first = not state.reservations or phases[0] in state.reservations

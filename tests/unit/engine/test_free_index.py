@@ -14,7 +14,7 @@ from benchmarks.packings import PACKINGS
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.order import free_index
-from egs_core.engine.order.classes import ClassId
+from egs_core.engine.order.classes import ANY, PhaseClass
 from egs_core.engine.order.free_index import FreeIndex
 from egs_core.engine.order.fronts import MEMORY, ClassFronts
 from egs_core.graph.columns import CPU, GPU, Graph, Shape
@@ -194,11 +194,12 @@ def test_a_node_whose_held_device_is_drained_still_takes_tasks_without_one(monke
 
 def test_of_many_shapes_that_came_only_those_that_wait_have_bits() -> None:
     """Numbers with a bit for each key stay as short as what waits is various."""
-    fronts = ClassFronts(lambda *front: front[2][:2])
+    fronts = ClassFronts(lambda *front: front[2].resources)
     for shape in range(1000):
-        fronts.put((shape, -1, (), -1), (float(shape),), shape)
-        fronts.drop((shape, -1, (), -1))
-    fronts.put((7, -1, (), -1), (0.0,), 0)
+        phase_class = PhaseClass(shape, ANY)
+        fronts.put(phase_class, (float(shape),), shape)
+        fronts.drop(phase_class)
+    fronts.put(PhaseClass(7, ANY), (0.0,), 0)
     assert fronts.bits == {(7, -1): 1}
 
 
@@ -206,26 +207,27 @@ def test_of_many_shapes_that_came_only_those_that_wait_have_bits() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60))
 def test_heads_are_what_sorting_says(steps: list[tuple[int, int, bool]]) -> None:
     """Fronts put, replaced and dropped at random, keys closed and opened: first and next as in a sorted list."""
-    fronts = ClassFronts(lambda *front: front[2][:2])
-    model: dict[ClassId, tuple[tuple[float, ...], int]] = {}
+    fronts = ClassFronts(lambda *front: front[2].resources)
+    classes = [PhaseClass(which // 2, ANY, (which,)) for which in range(6)]
+    model: dict[PhaseClass, tuple[tuple[float, ...], int]] = {}
     closed = set()
     for number, (which, value, flag) in enumerate(steps):
-        class_id = (which // 2, -1, (which,), -1)
+        phase_class = classes[which]
         if value < 20:
-            model[class_id] = (float(value), float(number)), number
-            fronts.put(class_id, *model[class_id])
+            model[phase_class] = (float(value), float(number)), number
+            fronts.put(phase_class, *model[phase_class])
         elif flag:
-            fronts.drop(class_id)
-            model.pop(class_id, None)
+            fronts.drop(phase_class)
+            model.pop(phase_class, None)
         elif value < 30:
-            fronts.close(class_id[:2])
-            closed.add(class_id[:2])
+            fronts.close(phase_class.resources)
+            closed.add(phase_class.resources)
         else:
-            fronts.reopen(class_id[:2])
-            closed.discard(class_id[:2])
-        ordered = sorted((*entry, known) for known, entry in model.items())
+            fronts.reopen(phase_class.resources)
+            closed.discard(phase_class.resources)
+        ordered = sorted([(*entry, known) for known, entry in model.items()], key=lambda front: front[:2])
         assert fronts.order == [key for key, *_ in ordered]
-        able = [front for front in ordered if front[2][:2] not in closed]
+        able = [front for front in ordered if front[2].resources not in closed]
         assert fronts.first(set(), set()) == (able[0] if able else None)
         assert fronts.first({able[0][2]} if able else set(), set()) == (able[1] if len(able) > 1 else None)
         for front in ordered:

@@ -159,12 +159,12 @@ def test_the_first_of_a_class_are_found_without_sorting_it() -> None:
     moved = [(phase, rng.uniform(1, 9), 20.0) for phase in rng.sample(range(60), 20)]
     bench.send(m.Estimates(tuple(moved)))
     queue: ReadyQueue = bench.engine._queue
-    class_id = queue.classes.of(next(iter(queue.keys)))
-    queue.take_later(queue.first_of(class_id, 5)[3][1])
+    phase_class = queue.classes.of(next(iter(queue.keys)))
+    queue.take_later(queue.first_of(phase_class, 5)[3][1])
     expected = sorted((queue.keys[p], p) for p in queue.keys)
     assert len(expected) == 58
-    assert queue.first_of(class_id, 16) == expected[:16]
-    assert queue.first_of(class_id, 100) == expected
+    assert queue.first_of(phase_class, 16) == expected[:16]
+    assert queue.first_of(phase_class, 100) == expected
 
 
 @settings(max_examples=30, deadline=None)
