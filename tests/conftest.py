@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
+import inspect
 import itertools
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +40,10 @@ with contextlib.suppress(
     from hypothesis.internal.conjecture import providers
 
     vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_constants"]
+for frame in ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", "<frozen runpy>", "<string>"):
+    # kfp asks `inspect.stack` with each setting of a task, and that looks through all modules, thousands, for each
+    # frame that is of no file: in a module that is being imported most are. A name that no module has: there is none.
+    vars(inspect)["modulesbyfile"][frame] = frame
 
 RAY = "tests/conformance/ray/test_ray_"
 AIRFLOW = "tests/conformance/airflow/test_"
@@ -58,6 +65,9 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 first; Ray's are two pieces of about the same length, each with a Ray of its own. The Airflows that a test starts for
 itself, most of them slow tests, are not in the way of those that share one."""
 PIECES = list(TOGETHER)
+ROOT = Path(__file__).resolve().parents[1]
+SHARES = ('scope="module"', "tests.unit.server.databases")
+"""What stands in a file whose tests share a start of their own, as a server."""
 HOMES = itertools.count()
 PATIENT_RAY = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
@@ -107,11 +117,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         os.setpgid(0, 0)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting imports stays to the end: the search for garbage does not go through it again and again, neither
+    while it grows nor while the tests run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes minutes begins first: nothing then waits for it at the end. With `--reruns`, only scenarios on a real
     framework have a second try: what fails elsewhere is ours, always."""
     _check_tour(config, {item.nodeid for item in items})
-    items.sort(key=lambda item: _number(item.nodeid))
+    items.sort(key=lambda item: _place(item.nodeid)[0])
     for item in items:
         if is_rest(item.nodeid):
             item.add_marker(pytest.mark.rest)
@@ -129,17 +151,28 @@ def _check_tour(config: pytest.Config, found: set[str]) -> None:
         raise pytest.UsageError(f"tests/tour.py names what is not there: {', '.join(lost)}")
 
 
-def _number(nodeid: str) -> int:
-    return next((number for number, piece in enumerate(PIECES) if nodeid.startswith(TOGETHER[piece])), len(PIECES))
+@cache
+def _is_shared(file: str) -> bool:
+    text = (ROOT / file).read_text()
+    return any(word in text for word in SHARES)
+
+
+def _place(nodeid: str) -> tuple[int, str]:
+    """Of a test, by its id: where it stands among the others, and the piece that one process runs."""
+    file = nodeid.partition("::")[0]
+    for number, piece in enumerate(PIECES):
+        if nodeid.startswith(TOGETHER[piece]):
+            return number, piece
+    return (len(PIECES), file) if _is_shared(file) else (len(PIECES) + 1, nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Hands out what belongs together as one piece, and all others one by one, in the order in which they stand."""
+    """Hands out what shares a start as one piece, and all others one by one, in the order in which they stand."""
     from tests.scheduling import Together
 
     config.option.loadscopereorder = False  # else what has most tests comes first
-    return Together(config, log, lambda nodeid: [*PIECES, nodeid][_number(nodeid)])
+    return Together(config, log, lambda nodeid: _place(nodeid)[1])
 
 
 @pytest.fixture(autouse=True)

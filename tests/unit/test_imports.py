@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -47,7 +49,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def targets(node: ast.AST, known: set[str]) -> Iterator[str]:
     """The modules that an import names; of `from package import module` the module, of `import_module("x")` x."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
         yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
     elif isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
@@ -57,24 +59,29 @@ def targets(node: ast.AST, known: set[str]) -> Iterator[str]:
             yield inner if inner in known else node.module
 
 
-def imports(inside_functions: bool = False) -> Imports:
+class Read(NamedTuple):
+    """What each module imports when it is loaded, and what it imports at all."""
+
+    loading: Imports
+    ever: Imports
+
+
+@cache
+def read() -> Read:
+    """All modules, each read once; none is kept, as the search for garbage would go through it."""
     paths = {name_of(path, package): path for package in PACKAGES for path in package.rglob("*.py")}
     known = set(paths)
-    return {
-        name: {
-            target
-            for node in (ast.walk(tree) if inside_functions else statements(tree.body))
-            for target in targets(node, known)
-            if target in known
-        }
-        for name, path in paths.items()
-        for tree in [ast.parse(path.read_text())]
-    }
+    found = Read({}, {})
+    for name, path in paths.items():
+        tree = ast.parse(path.read_text())
+        for imports, nodes in ((found.loading, statements(tree.body)), (found.ever, ast.walk(tree))):
+            imports[name] = {target for node in nodes for target in targets(node, known) if target in known}
+    return found
 
 
 @pytest.fixture(scope="module")
 def graph() -> Imports:
-    return imports()
+    return read().loading
 
 
 def circle_in(graph: Imports) -> list[str]:
@@ -103,7 +110,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: Imports) -> None:
 
 def test_no_import_inside_a_function_closes_a_circle() -> None:
     """A module that is loaded late, or by its name, is not one that is needed both ways."""
-    others = {name: imported - {name} for name, imported in imports(inside_functions=True).items()}
+    others = {name: imported - {name} for name, imported in read().ever.items()}
     assert "egs_ray.compat" in others["egs_ray.adapter"]  # by its name
     assert circle_in(others) == []
 
@@ -111,7 +118,7 @@ def test_no_import_inside_a_function_closes_a_circle() -> None:
 def test_the_example_adapter_is_small_and_imports_the_public_surface_only() -> None:
     """At most 300 lines; nothing of how the engine, its driver, the simulator and the command line are made."""
     text = (ROOT / "examples/adapter/egs_dagster.py").read_text()
-    known = {name for name in imports() if name.startswith("egs_core")}
+    known = {name for name in read().ever if name.startswith("egs_core")}
     used = {target for node in ast.walk(ast.parse(text)) for target in targets(node, known)}
     assert len(text.splitlines()) <= 300
     assert {one for one in used if one.startswith(("egs_core.adapter", "egs_core.runlog.past"))}

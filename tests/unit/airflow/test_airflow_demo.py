@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("airflow.sdk", reason="apache-airflow is not installed")
-pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+if find_spec("sklearn") is None:  # importing it takes a second
+    pytest.skip("scikit-learn is not installed", allow_module_level=True)
 
 from egs_airflow import compat
 from egs_airflow.adapter import ADAPTER

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.linear_model import SGDClassifier
-from sklearn.metrics import accuracy_score
 
 from egs_core import digits
 from egs_core.errors import InputError
@@ -48,6 +46,9 @@ def test_packing_loses_nothing(images: digits.Array) -> None:
 
 def test_training_learns_and_repeats(images: digits.Array, model: digits.Array, tmp_path: Path) -> None:
     """A fit gives the same weights twice, survives its file, and beats the model that it started from."""
+    from sklearn.linear_model import SGDClassifier
+    from sklearn.metrics import accuracy_score
+
     train = pd.DataFrame(digits.unpack(digits.pack(images[digits.TEST_IMAGES :])))
     test = pd.DataFrame(digits.unpack(digits.pack(images[: digits.TEST_IMAGES])))
     fits = [digits.fit(SGDClassifier(**digits.settings(0)), train, model) for _ in range(2)]
@@ -62,6 +63,8 @@ def test_training_learns_and_repeats(images: digits.Array, model: digits.Array, 
 
 def test_trainings_differ(images: digits.Array, model: digits.Array) -> None:
     """The four trainings of a pipeline are four different fits, not one fit four times."""
+    from sklearn.linear_model import SGDClassifier
+
     table = pd.DataFrame(digits.unpack(digits.pack(images)))
     fits = [digits.fit(SGDClassifier(**digits.settings(n)), table, model) for n in range(demo.TRAININGS)]
     assert len({weights.tobytes() for weights in fits}) == demo.TRAININGS
