@@ -17,6 +17,7 @@ from egs_airflow import compat, config, features
 from egs_airflow.executors import ready
 from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared
 from egs_airflow.executors.ready import ReadyQueue, fork_ready, stamps_of
+from egs_airflow.executors.room import Room
 
 pytest.importorskip("airflow.sdk.execution_time.supervisor", reason="apache-airflow is not installed")
 # Python 3.12 and later warn of any fork beside threads, which the process of the tests may have
@@ -80,11 +81,16 @@ class Executor:
         self.log, self.helper = folder / "log.txt", f"egs_helper_{uuid.uuid4().hex[:8]}"
         (dags / f"{self.helper}.py").write_text("VALUE = 1\n")
         (dags / "good.py").write_text(GOOD.format(helper=self.helper, log=str(self.log)))
-        self.helper_file, self.standing = dags / f"{self.helper}.py", FORK.Value("i", 0)
+        self.helper_file, self.room = dags / f"{self.helper}.py", Room(1)
         self.queue = FORK.SimpleQueue()
-        taken = ReadyQueue(self.queue, self.standing, 1)
-        self.process = FORK.Process(target=_work, args=(taken,))
-        self.process.start()
+        self.taken = ReadyQueue(self.queue, self.room)
+        self.process = self.begin()
+
+    def begin(self) -> Any:
+        """Fork the process."""
+        process = FORK.Process(target=_work, args=(self.taken,))
+        process.start()
+        return process
 
     def notes(self, what: str) -> list[int]:
         """The processes that have noted it, in their order."""
@@ -100,7 +106,7 @@ class Executor:
 
     def stands(self) -> int:
         """The process that stands ready, once one does."""
-        until(lambda: self.standing.value == 1 and self.notes("read")[-1] not in self.notes("run"))
+        until(lambda: self.room.uses() and self.notes("read")[-1] not in self.notes("run"))
         return self.notes("read")[-1]
 
     def end(self) -> None:
@@ -110,6 +116,7 @@ class Executor:
         self.process.join(DEADLINE_S)
         self.process.kill()
         self.process.join()
+        self.room.close()
 
 
 def _work(queue: ReadyQueue) -> None:
@@ -243,6 +250,21 @@ def test_one_that_stands_ready_ends_with_its_executor(dags: Path) -> None:
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
+def test_one_that_is_killed_leaves_its_place(executor: Executor) -> None:
+    """The process of the executor is killed while one stands ready for it: the next one finds room for its own."""
+    executor.run()
+    alone = executor.stands()
+    executor.process.kill()
+    executor.process.join()
+    until(lambda: not executor.room.uses())
+    until(lambda: not psutil.pid_exists(alone) or psutil.Process(alone).status() == psutil.STATUS_ZOMBIE)
+    executor.process = executor.begin()
+    executor.run()
+    stands = executor.stands()
+    assert stands != alone
+    assert executor.run() == stands
+
+
 def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a file of which tasks came, here or elsewhere, while there is room; not after one in vain, not for a file
     that is unfit, not too long after the last task; and one that is too old is another one."""
@@ -262,9 +284,9 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ready, "fork_ready", fork)
     good, other, unfit = (DagFile("b", None, f"{name}.py") for name in ("good", "other", "unfit"))
-    standing = FORK.Value("i", 0)
+    room = Room(1)
     demand = Shared(FORK.Array("c", MOST_BYTES))
-    one, two, three = (ready.Ready(standing, 1, demand, lambda: now[0]) for _ in range(3))
+    one, two, three = (ready.Ready(room, demand, lambda: now[0]) for _ in range(3))
     one.stand()
     assert not made  # nobody knows for what
     assert one.take(good) is None
@@ -282,7 +304,7 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.take(other) is None  # in vain: the next has none
     one.stand()
     assert not made
-    assert standing.value == 0
+    assert room.uses() == []
     now[0] += ready.IDLE_S - 1.0
     one.take(other)
     one.stand()
@@ -303,13 +325,14 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.take(good)
     three.stand()  # it has had no task, and knows what others had
     assert [process.file for process in made] == [good]
-    assert [seen.standing for seen in demand.read() if seen.file == good] == [1]
+    assert [seen.standing for seen in one._seen() if seen.file == good] == [1]
     three.drop()
-    assert [seen.standing for seen in demand.read() if seen.file == good] == [0]
+    assert [seen.standing for seen in one._seen() if seen.file == good] == [0]
     now[0] += ready.IDLE_S + ready.UNFIT_S
     one.stand()
     three.stand()
-    assert (made, standing.value) == ([], 0)
+    assert (made, room.uses()) == ([], [])
+    room.close()
 
 
 def test_it_can_be_done_on_this_airflow_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class DagFile(NamedTuple):
 
 class Seen(msgspec.Struct):
     """What is known of a file. came_s: when its tasks came, the newest last; read_s: what reading it took last;
-    standing: how many stand ready for it."""
+    standing: how many stand ready for it, which is not kept: whoever asks counts them."""
 
     file: DagFile
     came_s: list[float] = []
@@ -141,11 +141,6 @@ class Shared:
         """A task of it has come."""
         with self._changed(file) as one:
             one.came_s = [*one.came_s, now_s][-MOST_TIMES:]
-
-    def stands(self, file: DagFile, change: int) -> None:
-        """One more, or one less, stands ready for it."""
-        with self._changed(file) as one:
-            one.standing = max(0, one.standing + change)
 
     def took(self, file: DagFile, read_s: float) -> None:
         """So long reading it took."""

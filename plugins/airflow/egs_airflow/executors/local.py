@@ -6,7 +6,6 @@ the scheduler hands over goes into one pipe at once, and leaves it in the order 
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from egs_airflow import compat, config
 from egs_airflow.executors import bell
 from egs_airflow.executors.mixin import KeepsSlots
 from egs_airflow.executors.ready import ReadyQueue
+from egs_airflow.executors.room import Room
 from egs_airflow.executors.waking import Running, Runs, sleep_until
 
 
@@ -26,7 +26,7 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
     _started: Running
     _runs: Runs
     _ready: ReadyQueue | None = None
-    _most_ready: int = 0
+    _room: Room | None = None
 
     def start(self) -> None:
         """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
@@ -35,22 +35,17 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         preload_modules()
         if config.settings().mode == "on":
             bell.hang()
-        self._ready, self._most_ready = None, self._may_stand_ready()
+        self._ready, self._room = None, _make_room() if self.is_mp_using_fork else None
         super().start()
         self._started, self._runs = Running(), Runs()
         if self.gate is not None:
             self.gate.guard(self._wake_scheduler)
 
-    def _may_stand_ready(self) -> int:
-        """How many processes may have read their DAG file before their task comes."""
-        is_possible = config.settings().mode == "on" and self.is_mp_using_fork and compat.available("ready")
-        return config.number_of("ready_processes") if is_possible else 0
-
     def _spawn_worker(self) -> None:
         """Fork a process that takes workloads from the queue, and where processes may stand ready has one do so."""
         queue = self.activity_queue
-        if self._most_ready:
-            self._ready = self._ready or ReadyQueue(queue, multiprocessing.Value("i", 0), self._most_ready)
+        if self._room is not None:
+            self._ready = self._ready or ReadyQueue(queue, self._room)
             self.activity_queue = self._ready
         try:
             super()._spawn_worker()
@@ -81,3 +76,17 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
         """End as ever."""
         super().end()
         bell.take_down()
+        if self._room is not None:
+            self._room.close()
+
+
+def _make_room() -> Room | None:
+    """For processes that have read their DAG file before their task comes; None where there are to be none."""
+    most = config.number_of("ready_processes")
+    if config.settings().mode != "on" or not most or not compat.available("ready"):
+        return None
+    try:
+        return Room(most)
+    except (OSError, AttributeError) as error:  # a system without files in memory
+        config.warn(f"no process stands ready: {type(error).__name__}: {error}")
+        return None

@@ -16,6 +16,7 @@ Whatever goes wrong here, the task has a process as ever.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import select
@@ -28,11 +29,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
-from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NoReturn
 
 from egs_airflow import config, own_process
-from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared, Times, best, next_s
+from egs_airflow.executors.demand import MOST_BYTES, DagFile, Seen, Shared, Times, best, next_s
+from egs_airflow.executors.room import Room
 from egs_airflow.preload.modules import has_cuda
 
 MOST_AGE_S = 30.0
@@ -93,15 +94,14 @@ class Process:
 
 @dataclass
 class Ready:
-    """What a process of the executor knows of the one that stands ready. standing: how many there are in all its
-    processes, at most `most`; demand: when tasks came, of all. is_tried: the one before was in vain; unfit: until
-    when."""
+    """What a process of the executor knows of the one that stands ready. room: for those of all its processes; demand:
+    when tasks came, of all. place: of the one here; is_tried: the one before was in vain; unfit: until when."""
 
-    standing: Synchronized[int]
-    most: int
+    room: Room
     demand: Shared
     clock: Callable[[], float] = time.monotonic
     process: Process | None = None
+    place: int | None = None
     is_tried: bool = False
     unfit: dict[DagFile, float] = field(default_factory=dict)
 
@@ -111,15 +111,23 @@ class Ready:
         if self.process is not None or self.is_tried:
             return
         unfit = [file for file, until_s in self.unfit.items() if now_s < until_s]
-        chosen = best(self.demand.read(), now_s, TIMES, unfit)
-        if chosen is None or not self._has_room(chosen.file):
+        chosen = best(self._seen(), now_s, TIMES, unfit)
+        if chosen is None:
             return
         try:
-            self.process = fork_ready(chosen.file, now_s)
+            self.place = self.room.take(_use(chosen.file))
+            if self.place is not None:
+                self.process = fork_ready(chosen.file, now_s)
         except Exception as error:
-            self._leave(chosen.file)
+            self._leave()
             self.unfit[chosen.file] = now_s + UNFIT_S
             config.warn(f"no process stands ready for {chosen.file.path}: {type(error).__name__}: {error}")
+
+    def _seen(self) -> list[Seen]:
+        uses, seen = self.room.uses(), self.demand.read()
+        for one in seen:
+            one.standing = uses.count(_use(one.file))
+        return seen
 
     def look_in_s(self) -> float:
         """In how many seconds to see again whether one should stand ready, or that which does is too old."""
@@ -143,7 +151,7 @@ class Ready:
         process, self.process = self.process, None
         if process is None:
             return None
-        self._leave(process.file)
+        self._leave()
         may_fit = process.file == file and self._is_young(process)
         stamps = process.stamps() if may_fit else None
         if stamps is not None:
@@ -162,24 +170,16 @@ class Ready:
         """End the one that stands ready."""
         process, self.process = self.process, None
         if process is not None:
-            self._leave(process.file)
+            self._leave()
             process.close()
 
     def _is_young(self, process: Process) -> bool:
         return self.clock() - process.began_s < MOST_AGE_S
 
-    def _has_room(self, file: DagFile) -> bool:
-        with self.standing.get_lock():
-            if self.standing.value >= self.most:
-                return False
-            self.standing.value += 1
-        self.demand.stands(file, 1)
-        return True
-
-    def _leave(self, file: DagFile) -> None:
-        with self.standing.get_lock():
-            self.standing.value -= 1
-        self.demand.stands(file, -1)
+    def _leave(self) -> None:
+        place, self.place = self.place, None
+        if place is not None:
+            self.room.give_back(place)
 
 
 @dataclass
@@ -188,19 +188,18 @@ class ReadyQueue:
     fork, for all processes; turn: of whom takes one."""
 
     queue: Any
-    standing: Synchronized[int]
-    most: int
+    room: Room
     memory: Any = field(default_factory=lambda: multiprocessing.Array("c", MOST_BYTES))
     turn: Any = field(default_factory=multiprocessing.Lock)
     _ready: Ready | None = None
 
     def _begin(self) -> Ready:
         """In each process once."""
-        ready = Ready(self.standing, self.most, Shared(self.memory))
+        ready = Ready(self.room, Shared(self.memory))
         try:
             own_process.wrap_start(partial(_start, ready))
         except Exception as error:
-            ready.most = 0
+            ready.room = Room(0)
             config.warn(f"no process stands ready: {type(error).__name__}: {error}")
         return ready
 
@@ -215,7 +214,7 @@ class ReadyQueue:
             if not connection.wait([self.queue._reader], ready.look_in_s() if is_idle else DELAY_S):
                 is_idle = True
                 continue
-            if ready.process is None and self.standing.value > 0:
+            if ready.process is None and self.room.uses():
                 time.sleep(YIELD_S)
             with self.turn:
                 found = () if self.queue.empty() else (self.queue.get(),)
@@ -242,6 +241,10 @@ def _start(ready: Ready, start: Callable[..., Any], given: Mapping[str, Any]) ->
         return start(**given)
     with own_process.forked(process.pid, process.pairs):
         return start(**given)
+
+
+def _use(file: DagFile) -> bytes:
+    return json.dumps(file).encode()
 
 
 def stamps_of(files: Mapping[str, Any] | set[str]) -> Stamps:
