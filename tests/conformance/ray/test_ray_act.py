@@ -341,8 +341,11 @@ def test_script_without_ray_init(run_script: Script) -> None:
 
 
 LETS_GO = """
-import time
+import os, time
 import ray
+from egs_ray.control import controller
+
+MAY_END = os.environ["MAY_END"]
 
 @ray.remote(num_cpus=0)
 def part():
@@ -350,6 +353,8 @@ def part():
 
 @ray.remote(num_gpus=1)
 def parts(*before):
+    while MAY_END and not os.path.exists(MAY_END):
+        time.sleep(0.02)
     return [part.remote()]
 
 @ray.remote(num_gpus=1)
@@ -357,23 +362,31 @@ class Model:
     def predict(self):
         return 1
 
+def within(seconds, is_so):
+    deadline = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
 ray.init(log_to_driver=False)
 refs = [parts.remote()]
 refs.append(parts.remote(refs[0]))
 ids = [ref.hex() for ref in refs]
 model = Model.remote()
+if MAY_END:
+    control = controller.get_or_make()  # a driver joins it, and tells what runs by now
+    within(60, lambda: any(row["name"] == "parts" for one in ray.get(control.table.remote()) for row in one["tasks"]))
+    open(MAY_END, "w").close()
 print(len(ray.get(refs)), ray.get(model.predict.remote()))
 del refs, model
 known = ray._private.worker.global_worker.core_worker.get_all_reference_counts
-deadline = time.monotonic() + 30
-while (kept := [one for one in ids if one.encode() in known()]) and time.monotonic() < deadline:
-    time.sleep(0.05)
-print("kept", len(kept))
+within(30, lambda: not [one for one in ids if one.encode() in known()])
+print("kept", len([one for one in ids if one.encode() in known()]))
 """
 
 
-def test_values_go_with_the_script(run_script: Script) -> None:
+@pytest.mark.parametrize("is_controlled", [False, True])
+def test_values_go_with_the_script(run_script: Script, tmp_path: Path, is_controlled: bool) -> None:
     """A GPU task's value goes when the script lets go of it: nothing of EGS's keeps it in Ray's memory, or the process
-    that owns a part of it alive."""
-    done = run_script(LETS_GO, EGS_MODE="on")
+    that owns a part of it alive; also where the task was told to a controller, by which operators reach it."""
+    done = run_script(LETS_GO, EGS_MODE="on", MAY_END=str(tmp_path / "may-end") if is_controlled else "")
     assert done.stdout == "2 1\nkept 0\n", done.stderr

@@ -89,19 +89,7 @@ class Reporter:
 
     def _report_until_lost(self) -> None:
         """Returns when the controller does not know this driver (any more); raises when it is gone."""
-        told: Told | None = None
-        while told is None and not self._closing.is_set():
-            if not self._since and self._source.snapshot() is not None:
-                self._since = time.monotonic()
-            told = self._source.snapshot() if self._since and self._is_worth_it() else None
-            if told is None:
-                self._closing.wait(EVERY_S)
-        if self._closing.is_set():
-            return
-        control = controller.get_or_make()
-        life = control.live.remote(self._key)
-        is_known = self._get(control.report.remote(self._key, told, {"about": self._about, "life": [life]}))
-        self._control, self._last = control, told or self._last
+        control, is_known = self._join()
         pending: Any = None
         while is_known and not self._closing.is_set():
             pending = pending if pending is not None else control.next.remote(self._key, self._seen)
@@ -112,6 +100,24 @@ class Reporter:
                     self._seen = request["number"]
                     control.answer.remote(request["number"], self._source.carry_out(request))
             is_known = is_known and self._tell(control)
+
+    def _join(self) -> tuple[Any, bool]:
+        """Tell a controller of this driver as soon as that is worth it: the controller, and whether it knows the driver
+        now. A function of its own: what was told has references, which would keep values of tasks for the whole run."""
+        told: Told | None = None
+        while told is None and not self._closing.is_set():
+            if not self._since and self._source.snapshot() is not None:
+                self._since = time.monotonic()
+            told = self._source.snapshot() if self._since and self._is_worth_it() else None
+            if told is None:
+                self._closing.wait(EVERY_S)
+        if told is None or self._closing.is_set():
+            return None, False
+        control = controller.get_or_make()
+        life = control.live.remote(self._key)
+        is_known = self._get(control.report.remote(self._key, told, {"about": self._about, "life": [life]}))
+        self._control, self._last = control, told
+        return control, bool(is_known)
 
     def _is_worth_it(self) -> bool:
         """Whether there is a controller, or should be one: its process takes a second of a core. Short programs end
