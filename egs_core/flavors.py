@@ -13,7 +13,7 @@ A site may say what they cost, and how fast they are where nothing has been lear
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +64,30 @@ def flavor_of_product(product: str) -> str:
     while (shorter := VENDOR.sub("", name)) != name:
         name = shorter
     return NO_NAME.sub("-", name).strip("-")
+
+
+LABELS = (
+    "nvidia.com/gpu.product",  # of NVIDIA's GPU feature discovery
+    "amd.com/gpu.product-name",
+    "beta.amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+"""Labels of Kubernetes nodes that name the product of their GPUs; the first that a node has counts."""
+SHARED_PRODUCT = "-SHARED"  # how that says that several pods share each GPU
+
+
+def flavor_of_labels(labels: Mapping[str, str]) -> str:
+    """The flavor of a Kubernetes node's GPUs; "" where its labels do not tell.
+
+    >>> flavor_of_labels({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED"})
+    'A100-SXM4-80GB'
+    >>> flavor_of_labels({"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}), flavor_of_labels({})
+    ('t4', '')
+    """
+    product = next((labels[name] for name in LABELS if labels.get(name)), "")
+    return flavor_of_product(product.replace("_", "-").removesuffix(SHARED_PRODUCT))
 
 
 def is_meant(wish: str, flavor: str) -> bool:

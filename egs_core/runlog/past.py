@@ -103,7 +103,8 @@ class Offer(msgspec.Struct, frozen=True):
 
 class Past(msgspec.Struct):
     """What a framework tells of its past. now_s: when it was asked; label: what was asked. tasks_lost: how many tasks
-    it no longer knows. notes: what a reader must know besides. The others are as in `Header`."""
+    it no longer knows. notes: what a reader must know besides. flavors: of GPUs, by node, as far as it tells. The
+    others are as in `Header`."""
 
     framework: str
     now_s: float
@@ -116,6 +117,7 @@ class Past(msgspec.Struct):
     cpu_name: str = "CPU"
     pinned: bool = False
     may_split: bool = True
+    flavors: dict[str, str] = {}
 
     @property
     def begin_s(self) -> float:
@@ -146,7 +148,7 @@ class Past(msgspec.Struct):
     def records(self) -> list[Record]:
         """All of it in the order of time."""
         begin_s = self.begin_s
-        made = [record for run in self.runs for record in _Run(run, begin_s).records()]
+        made = [record for run in self.runs for record in _Run(run, begin_s, self.flavors).records()]
         made.extend(_capacity(self.offers, begin_s, max(self.end_s, begin_s)))
         return in_order(made)
 
@@ -177,8 +179,8 @@ def _capacity(offers: list[Offer], begin_s: float, end_s: float) -> Iterator[Rec
 class _Run:
     """The records of one run."""
 
-    def __init__(self, run: PastRun, begin_s: float) -> None:
-        self._run, self._begin_s = run, begin_s
+    def __init__(self, run: PastRun, begin_s: float, flavors: dict[str, str]) -> None:
+        self._run, self._begin_s, self._flavors = run, begin_s, flavors
 
     def records(self) -> Iterator[Record]:
         run = self._run
@@ -228,6 +230,7 @@ class _Run:
             memory_bytes=one.needs.memory_bytes,
             framework_id=one.framework_id,
             pid=one.pid,
+            flavor=self._flavors.get(one.node, "") if one.needs.gpus else "",
         )
 
     def _t(self, at_s: float) -> float:

@@ -10,13 +10,13 @@ from egs_airflow.history.read import read_airflow
 from egs_airflow.history.records import past_of, pool_sizes
 from egs_airflow.history.seen import Seen
 from egs_airflow.observe.lines import Line, read_lines
+from egs_airflow.order.pools import parse_flavors
 from egs_airflow.rest import connect
 from egs_core.audit.observed import AuditRequest
 from egs_core.errors import InputError
 from egs_core.runlog.past import Past
 
 DAY_S = 86_400.0
-POOLS = ("EGS_POOLS", "AIRFLOW__EGS__POOLS")
 INSIDE = "a task counts as using its GPUs from start to end: Airflow does not tell what happens inside a task"
 INSIDE_CODE = "a task counts as using its GPUs while its own code runs: what happens inside is not known"
 NO_GPUS = "no pool is named as one of GPUs (--gpu-pool): slots of pools are accounted for, GPU time is not known"
@@ -35,7 +35,9 @@ def read_history(request: AuditRequest) -> Past:
     rest = connect(request.address, request.user)
     lines = read_lines(request.events) if request.events is not None else []
     seen = read_airflow(rest, time.time() - request.days * DAY_S)
-    return past_with_notes(seen, rest.url, gpu_pools(seen, request.gpu_pools), lines)
+    past = past_with_notes(seen, rest.url, gpu_pools(seen, request.gpu_pools), lines)
+    past.flavors = parse_flavors(_stated("POOL_FLAVORS"))
+    return past
 
 
 def past_with_notes(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lines: Iterable[Line] = ()) -> Past:
@@ -67,7 +69,13 @@ def past_with_notes(seen: Seen, label: str, gpu_pools: tuple[str, ...] = (), lin
 
 def gpu_pools(seen: Seen, given: tuple[str, ...]) -> tuple[str, ...]:
     """The pools whose slots are GPUs: as given, else as `[egs] pools` in the environment, else as EGS made them."""
-    stated = next((value for name in POOLS if (value := os.environ.get(name, ""))), "")
-    named = [part.partition("=")[0] for part in stated.replace(",", " ").split()]
+    named = [part.partition("=")[0] for part in _stated("POOLS").replace(",", " ").split()]
     made = [pool.name for pool in seen.pools.values() if pool.are_gpus]
     return tuple(dict.fromkeys(given or named or made))
+
+
+def _stated(option: str) -> str:
+    """What the environment says of an option of `[egs]`: an audit needs no Airflow here, which could have read it."""
+    return next(
+        (value for start in ("EGS_", "AIRFLOW__EGS__") if (value := os.environ.get(f"{start}{option}", ""))), ""
+    )

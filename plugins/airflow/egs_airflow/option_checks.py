@@ -106,6 +106,13 @@ def _pools(text: str) -> str:
     return ""
 
 
+def _flavors(text: str) -> str:
+    from egs_airflow.order.pools import parse_flavors
+
+    parse_flavors(text)
+    return ""
+
+
 def _name(text: str) -> str:
     return "" if len(config.split(text)) == 1 else f"{text!r} is not one name"
 
@@ -191,6 +198,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "list": _any,
     "modules": _modules,
     "pools": _pools,
+    "flavors": _flavors,
     "name": _name,
     "classes": _classes,
     "seconds": _seconds,

@@ -23,6 +23,7 @@ Kind = Literal[
     "list",
     "modules",
     "pools",
+    "flavors",
     "name",
     "classes",
     "seconds",
@@ -38,6 +39,7 @@ TAKES: dict[Kind | Place, str] = {
     "list": "words, separated by commas or spaces",
     "modules": "names of Python modules, separated by commas or spaces",
     "pools": "`name=slots`, separated by commas or spaces",
+    "flavors": "`pool=flavor`, separated by commas or spaces",
     "name": "a name",
     "classes": "`name=priority`, separated by commas or spaces",
     "seconds": "a duration: `90s`, `1.5 min`, `2h`; seconds without a unit",
@@ -137,6 +139,14 @@ OPTIONS: dict[str, Option] = {
             "GPU pools with their slots, a slot a GPU; made in mode on, never guessed. The first one is for tasks that "
             "state GPUs and no pool.",
             "no pool",
+        ),
+        Option(
+            "pool_flavors",
+            "flavors",
+            "",
+            "gpu=T4, gpu_large=A100",
+            "Of which flavor the GPUs of a pool are: with it what is learned says how long tasks take on each.",
+            "not known",
         ),
         Option(
             "kube_queue",

@@ -15,7 +15,7 @@ from egs_core.audit.build import audit as build_audit
 from egs_core.audit.observed import AuditRequest, Observed, observed_of
 from egs_core.cli.app import run
 from egs_core.errors import InputError
-from egs_core.runlog.records import TaskAdded
+from egs_core.runlog.records import Started, TaskAdded
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
 
 Out = pytest.CaptureFixture[str]
@@ -30,7 +30,7 @@ def airflow() -> Iterator[RecordedAirflow]:
 
 @pytest.fixture(autouse=True)
 def _no_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (rest.TOKEN, rest.USER, rest.PASSWORD, "EGS_POOLS", "AIRFLOW__EGS__POOLS"):
+    for name in (rest.TOKEN, rest.USER, rest.PASSWORD, "EGS_POOLS", "AIRFLOW__EGS__POOLS", "EGS_POOL_FLAVORS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -45,6 +45,16 @@ def test_reads_only(airflow: RecordedAirflow) -> None:
     assert len(airflow.requests) == 9
     assert found.edges_known
     assert found.header.driver == "airflow"
+
+
+def test_flavors_of_pools_are_those_of_the_option(airflow: RecordedAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks in GPU pools started on that flavor, others on none; a text that means nothing is said."""
+    monkeypatch.setenv("EGS_POOL_FLAVORS", "gpus=A100, other=T4")
+    started = [record for record in audited(airflow, "gpus").records if isinstance(record, Started)]
+    assert {(one.flavor, one.gpus > 0) for one in started} == {("A100", True), ("", False)}
+    monkeypatch.setenv("EGS_POOL_FLAVORS", "gpus")
+    with pytest.raises(InputError, match="pool_flavors: 'gpus' is not a pool with a flavor"):
+        audited(airflow, "gpus")
 
 
 def test_gpu_time_is_slots_by_time(airflow: RecordedAirflow) -> None:

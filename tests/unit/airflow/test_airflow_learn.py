@@ -13,6 +13,7 @@ from egs_airflow.history.learn import learn, run_learn
 from egs_airflow.order.durations import Known, load_durations, of_rest
 from egs_airflow.rest import Rest
 from egs_core.errors import InputError
+from egs_core.history.opened import open_history
 from tests.unit.airflow.recorded import RecordedAirflow, recorded_airflow
 
 
@@ -52,6 +53,19 @@ def test_learns_what_ran(airflow: RecordedAirflow, capsys: pytest.CaptureFixture
         "POST",
         "PATCH",
     ]
+
+
+def test_durations_are_of_the_flavor_of_their_pool(
+    airflow: RecordedAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the option says it, so that `egs advise` can compare; the ordering is told one duration a task as ever."""
+    monkeypatch.setenv("EGS_POOLS", "gpus=2")
+    monkeypatch.setenv("EGS_POOL_FLAVORS", "gpus=A100")
+    assert learn(airflow.url) == (8, 1, 6)
+    store = open_history(f"sqlite:///{tmp_path / 'history.sqlite'}")
+    assert {(row.flavor, row.shape.gpu_milli > 0) for row in store.load("train")} == {("A100", True), ("", False)}
+    (fit,) = [row for row in airflow.data["instances"] if row["task_id"] == "fit"]
+    assert of_rest(Rest(airflow.url)).current()["train"]["fit"] == pytest.approx(fit["duration"], abs=1e-3)
 
 
 def test_a_file_for_what_was_learned(airflow: RecordedAirflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("ready_processes", "many", "'many' is no whole number"),
         ("preload_modules", "os;rm", "'os;rm': not the name of a module"),
         ("pools", "gpu=none", "'gpu=none' is not a pool with at least one slot"),
+        ("pool_flavors", "gpu", "'gpu' is not a pool with a flavor"),
         ("stage_bytes", "lots", "'lots' is not a size"),
         ("limits", "/no/such/file.yaml", "/no/such/file.yaml"),
     ],

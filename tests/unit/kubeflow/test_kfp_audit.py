@@ -16,8 +16,9 @@ from egs_core.adapter import HistoryReader
 from egs_core.audit.build import Audit
 from egs_core.audit.build import audit as build_audit
 from egs_core.audit.observed import AuditRequest, Observed, observed_of
+from egs_core.history import history_from_runlog
 from egs_core.runlog.intervals import Timeline
-from egs_core.runlog.records import Capacity, TaskAdded
+from egs_core.runlog.records import Capacity, Started, TaskAdded
 from egs_core.runlog.timeline import build_timeline
 from egs_kubeflow.adapter import ADAPTER
 from tests.unit.kubeflow.made_exports import Export, Step, Try, at, two_runs
@@ -243,6 +244,24 @@ def test_nodes_that_are_gone_and_cordoned(tmp_path: Path) -> None:
     notes = " ".join(seen(export.write(tmp_path / "export.json")).notes)
     assert "13 pods ran on nodes that are not in the export" in notes
     assert "1 nodes are cordoned" in notes
+
+
+@pytest.mark.parametrize(
+    ("labels", "flavor"),
+    [
+        ({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}, "A100-SXM4-80GB"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}, "t4"),
+        ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X"}, "Instinct-MI300X"),
+        ({"kubernetes.io/arch": "amd64"}, ""),
+    ],
+)
+def test_flavors_are_those_of_the_nodes_labels(tmp_path: Path, labels: dict[str, str], flavor: str) -> None:
+    """Each start of a GPU task says of which flavor its node is, and so do durations that come of it; not CPU tasks."""
+    export = two_runs()
+    export.nodes[0]["metadata"]["labels"] = labels
+    records = seen(export.write(tmp_path / "export.json")).records
+    assert {(r.flavor, r.gpus > 0) for r in records if isinstance(r, Started)} == {(flavor, True), ("", False)}
+    assert {row.flavor for row in history_from_runlog(records) if row.shape.gpu_milli} == {flavor}
 
 
 @pytest.mark.parametrize(

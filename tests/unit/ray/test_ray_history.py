@@ -71,6 +71,16 @@ def test_what_ran(shape: str) -> None:
     assert sorted(added[r.task].name for r in started) == ["<lambda>", "A", "A.__init__"] + ["train"] * 4
 
 
+def test_flavors_are_the_accelerator_types_of_nodes() -> None:
+    """As Ray counts them among a node's resources; a task without GPUs is of none, a node that says none neither."""
+    seen = from_dashboard()
+    assert past_with_notes(seen, "made", AT_S).flavors == {}
+    for node in seen.nodes.values():
+        node.offers({"CPU": node.cpus, "GPU": node.gpus, "accelerator_type:A100": 1.0})
+    started = [r for r in past_with_notes(seen, "made", AT_S).records() if isinstance(r, Started)]
+    assert {(r.flavor, r.gpus > 0) for r in started if r.node} == {("A100", True), ("", False)}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gpu_time(shape: str) -> None:
     """One GPU was never held twice; the actor held it unused until its first call and after its last."""

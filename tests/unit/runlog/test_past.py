@@ -52,6 +52,17 @@ def test_capacity_is_that_of_the_time_that_was_measured() -> None:
     assert [(r.t, r.gpus) for r in still.records() if isinstance(r, Capacity)] == [(0.0, 2), (100.0, 2)]
 
 
+def test_a_start_on_a_node_of_a_known_flavor_says_it() -> None:
+    """Of what holds GPUs; nothing where the node's flavor is not known."""
+    past = past_of(attempt(1, 0.0, 1.0, None, 9.0))
+    past.flavors = {"node": "A100", "other": "T4"}
+    assert [r.flavor for r in past.records() if isinstance(r, Started)] == ["A100"]
+    past.runs[0].attempts[0].needs = Needs(cpus=1.0)
+    assert [r.flavor for r in past.records() if isinstance(r, Started)] == [""]
+    past.flavors = {}
+    assert [r.flavor for r in past.records() if isinstance(r, Started)] == [""]
+
+
 def test_an_audit_reads_it() -> None:
     """GPU time held, a wait with its reason, and what the framework said of itself."""
     one = attempt(1, 0.0, 4.0, None, 10.0)

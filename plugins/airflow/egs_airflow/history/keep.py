@@ -7,7 +7,7 @@ their worker has. Up to when each Airflow was read is in a small file, so no dur
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -43,12 +43,14 @@ def keep_history(
     state: Path,
     gpu_pools: Collection[str] = (),
     lines: Iterable[Line] = (),
+    flavors: Mapping[str, str] | None = None,
     days: float = DAYS,
     settle_s: float = SETTLE_S,
 ) -> int:
     """Keep what has ended since the last call with this state file, of `days` at first; how many durations.
 
-    lines: what the listener noted, where it did: then a cold start is no part of a duration. Raises InputError where
+    lines: what the listener noted, where it did: then a cold start is no part of a duration. flavors: of GPUs, by pool.
+    Raises InputError where
     Airflow or the state file cannot be read, or the history keeps nothing: the next call begins at the same place.
     """
     kept, now_s = _read_state(state), time.time()
@@ -58,6 +60,7 @@ def keep_history(
     rows: list[HistoryRow] = []
     for dag_id in _dags(rest) if known_s is None else ["~"]:  # at first it may be much: DAG by DAG
         found = past_of(read_airflow(rest, since_s, dag_id, also_older=True), gpu_pools, code_s=code_s)
+        found.flavors = dict(flavors or {})
         ended = history_from_runlog([found.header(""), *found.records()])
         rows.extend(row for row in ended if since_s < row.ended_at <= until_s)
     stored = history.record(rows)

@@ -13,7 +13,7 @@ from egs_airflow.history.keep import DAYS, keep_history, learned
 from egs_airflow.observe.lines import PATTERN, Line, drop_old, read_all
 from egs_airflow.observe.listener import folder
 from egs_airflow.order.durations import keep_durations, place
-from egs_airflow.order.pools import configured_pools
+from egs_airflow.order.pools import configured_pools, parse_flavors
 from egs_airflow.rest import connect
 from egs_core.errors import InputError, counted
 from egs_core.history.sql import SqlHistory
@@ -39,7 +39,8 @@ def learn(
     try:
         pools = gpu_pools or tuple(pool.name for pool in configured_pools())
         rest = connect(url, user)
-        new = keep_history(rest, history, data_folder() / "airflow" / STATE, pools, _lines(), days)
+        flavors, state = parse_flavors(config.option("pool_flavors")), data_folder() / "airflow" / STATE
+        new = keep_history(rest, history, state, pools, _lines(), flavors, days)
         expected = learned(history)
         if tells:
             keep_durations(rest, expected)

@@ -56,6 +56,18 @@ def _parse(part: str) -> GpuPool:
     return GpuPool(name, int(slots))
 
 
+def parse_flavors(text: str) -> dict[str, str]:
+    """Flavors of GPUs by pool, as a text of `[egs] pool_flavors` has them; InputError for one that means nothing."""
+    found: dict[str, str] = {}
+    for part in config.split(text):
+        name, _, flavor = part.partition("=")
+        if not (name and flavor):
+            example = "name each with its flavor: gpu=T4, gpu_large=A100"
+            raise InputError("[egs] pool_flavors", f"{part!r} is not a pool with a flavor", example)
+        found[name] = flavor
+    return found
+
+
 def create_pools(resize: bool) -> list[str]:
     """Create the configured pools that are missing; one line for each pool, saying what was done.
 

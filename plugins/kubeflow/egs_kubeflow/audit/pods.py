@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from egs_core.flavors import flavor_of_labels
 from egs_kubeflow.audit.amounts import amounts_of, held_by
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, Seen, name_of, task_of
 from egs_kubeflow.audit.shapes import Condition, ContainerStatus, Node, Pod, Stretch
@@ -49,7 +50,8 @@ def take_node(seen: Seen, node: Node) -> None:
     for condition in node.status.conditions or []:
         seen.now_s = max([seen.now_s, *_condition_times(condition)])
     started_s = started.timestamp() if started else None
-    seen.nodes[name] = NodeSeen(name, started_s, cpus, gpus, memory, bool(node.spec.unschedulable))
+    flavor = flavor_of_labels(node.metadata.labels or {})
+    seen.nodes[name] = NodeSeen(name, started_s, cpus, gpus, memory, bool(node.spec.unschedulable), flavor)
 
 
 def _pod_seen(pod: Pod, one: PodSeen) -> PodSeen:

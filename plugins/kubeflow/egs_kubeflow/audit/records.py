@@ -39,6 +39,7 @@ def past_of(seen: Seen, label: str = "") -> Past:
         [offer for node in seen.nodes.values() for offer in _offers(seen, node)],
         notes=list(_notes(seen)),
         edges_known=bool(seen.runs) and all(run.parents is not None for run in seen.runs.values()),
+        flavors={node.name: node.flavor for node in seen.nodes.values() if node.flavor},
         may_split=False,  # nothing of EGS in a cluster loads ahead or splits a component that is compiled
     )
 

@@ -53,7 +53,7 @@ class RunSeen:
 
 @dataclass
 class NodeSeen:
-    """What a node offers to pods."""
+    """What a node offers to pods. flavor: of its GPUs, "" where its labels do not tell."""
 
     name: str
     started_s: float | None
@@ -61,6 +61,7 @@ class NodeSeen:
     gpus: float
     memory_bytes: int
     cordoned: bool = False
+    flavor: str = ""
 
 
 @dataclass

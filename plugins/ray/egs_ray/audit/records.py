@@ -28,6 +28,7 @@ def past_of(seen: Seen, jobs: Iterable[str] | None = None, now_s: float | None =
     runs = [_Job(seen, firsts, job, found[job], now_s).run() for job in wanted]
     last_s = max((one.ended_s or one.started_s or 0.0 for run in runs for one in run.attempts), default=0.0)
     past = Past("ray", now_s or last_s, label, runs, tasks_lost=seen.lost, edges_known=False)
+    past.flavors = {name: node.flavor for name, node in seen.nodes.items() if node.flavor}
     for name, node in sorted(seen.nodes.items()):
         past.offers.append(Offer(node.started_s, name, node.cpus, node.gpus, node.memory_bytes))
         if node.ended_s is not None:

@@ -14,6 +14,8 @@ FINISHED, FAILED = "FINISHED", "FAILED"
 STATES = {"1": SUBMITTED, "2": READY, "5": PUSHED, "8": RUNNING, "11": FINISHED, "12": FAILED}
 """Numbers of Ray's protobuf enum TaskStatus: a wire format, so they do not change."""
 
+ACCELERATOR = "accelerator_type:"
+"""Begins the resource by which a node says what its GPUs are."""
 KINDS = {"NORMAL_TASK": "task", "ACTOR_CREATION_TASK": "actor", "ACTOR_TASK": "method", "DRIVER_TASK": "driver"}
 
 
@@ -69,16 +71,21 @@ class TaskSeen(msgspec.Struct):
 
 
 class NodeSeen(msgspec.Struct):
+    """A node and what it offers. flavor: its accelerator type, "" where it says none."""
+
     started_s: float = 0.0
     ended_s: float | None = None
     cpus: float = 0.0
     gpus: int = 0
     memory_bytes: int = 0
+    flavor: str = ""
 
     def offers(self, resources: dict[str, float]) -> None:
         if resources:
             self.cpus, self.gpus = resources.get("CPU", 0.0), int(resources.get("GPU", 0))
             self.memory_bytes = int(resources.get("memory", 0))
+            types = sorted(name for name in resources if name.startswith(ACCELERATOR))
+            self.flavor = types[0].removeprefix(ACCELERATOR) if types else ""
 
 
 class WorkerSeen(msgspec.Struct):
