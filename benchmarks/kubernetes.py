@@ -57,7 +57,7 @@ SIGMA, SEED = 0.3, 1
 WRITERS = 4
 FORMS = ("chain", "wide", "deep", "large")
 WAITED_S, MORE = 1.0, 1.1
-LIMIT_S = 1800.0
+LIMIT_S, READY_S = 1800.0, 120.0
 GPU = "nvidia.com/gpu"
 QUEUE = "egs-bench"
 NAMESPACES, FLAVORS = (
@@ -308,28 +308,34 @@ def _of_kueue(kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}}
 
 
-def _control(kubeconfig: Path, name: str, ended: Event) -> None:
-    """A controller of EGS, as the cluster's administrator, until that is so."""
+def _control(kubeconfig: Path, name: str, leads: Event, ended: Event) -> None:
+    """A controller of EGS, as the cluster's administrator, until that is so. leads: set when it goes round."""
     settings = Settings((name,), lease_namespace=name, identity="bench")
     found = Controller(Cluster(kubeconfig), settings, lambda line: print(f"egs: {line}", file=sys.stderr))
     thread = threading.Thread(target=found.run, daemon=True)
     thread.start()
+    while not (found.is_healthy or ended.wait(0.1)):
+        pass
+    leads.set()
     ended.wait()
     found.stop()
     thread.join(60)
+    print(f"egs: {time.process_time():.1f} s of processor time", file=sys.stderr)
 
 
 @contextmanager
 def _ordered(kubeconfig: Path, world: World, side: str) -> Iterator[None]:
-    """With a controller in a process of its own, where the side has one."""
+    """With a controller in a process of its own, where the side has one: it leads before the first pod is there."""
     if "egs" not in side:
         yield
         return
     spawned = multiprocessing.get_context("spawn")
-    ended = spawned.Event()
-    process = spawned.Process(target=_control, args=(kubeconfig, world.name, ended))
+    leads, ended = spawned.Event(), spawned.Event()
+    process = spawned.Process(target=_control, args=(kubeconfig, world.name, leads, ended))
     process.start()
     try:
+        if not leads.wait(READY_S):
+            raise SystemExit(f"{side}: no controller leads after {READY_S:.0f} s")
         yield
     finally:
         ended.set()

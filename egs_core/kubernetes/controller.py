@@ -18,24 +18,16 @@ from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import foreseen, gates, names, places, priorities, telling
-from egs_core.kubernetes.cluster import (
-    CLUSTER_QUEUES,
-    LOCAL_QUEUES,
-    NODES,
-    PODS,
-    WORKFLOWS,
-    WORKLOADS,
-    ApiError,
-    Cluster,
-)
+from egs_core.kubernetes import foreseen, gates, names, places, telling
+from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
 from egs_core.kubernetes.joining import Door
+from egs_core.kubernetes.kueue import Queues
 from egs_core.kubernetes.leader import Leader
 from egs_core.kubernetes.limits import Limiting, Rules
 from egs_core.kubernetes.mirror import Mirror
-from egs_core.kubernetes.opening import limit, open_gate, raise_priority, tell_why
+from egs_core.kubernetes.opening import limit, open_gate, tell_why
 from egs_core.kubernetes.paths import Traces
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of, with_pauses
 from egs_core.kubernetes.preempting import Preempting
@@ -46,8 +38,6 @@ from egs_core.kubernetes.workflows import workflow_of
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
-RAISING_S = 0.5
-"""For so long priorities are written, the first first; then it is looked again who is."""
 FORBIDDEN = "ApiError: 403"
 REFUSALS = (403, 422)
 REFUSED_S = 60.0
@@ -92,11 +82,7 @@ class Controller:
         pod_made, node_made = (pod_with_images, node_with_images) if settings.preloads else (pod_of, node_of)
         self._pods = Mirror(cluster, PODS, pod_made, self._woken.set, watch_s=watch_s)
         self._nodes = Mirror(cluster, NODES, node_made, self._woken.set, watch_s=watch_s)
-        self._kueue = {
-            kind: Mirror(cluster, kind, made, self._woken.set, optional=True, watch_s=watch_s)
-            for kind, made in ((WORKLOADS, priorities.workload_of), (LOCAL_QUEUES, _raw), (CLUSTER_QUEUES, _raw))
-            if settings.with_kueue
-        }
+        self._queues = Queues(cluster, self._woken.set, self._note, watch_s) if settings.with_kueue else None
         running = f"{names.ARGO_OVER}!=true"
         self._workflows = Mirror(
             cluster, WORKFLOWS, workflow_of, self._woken.set, labels=running, optional=True, watch_s=watch_s
@@ -118,7 +104,6 @@ class Controller:
             watch_s=watch_s,
         )
         self._gated: ClusterSession | None = None
-        self._queued: ClusterSession | None = None
         name = settings.cluster_name or cluster.host.partition("//")[2]
         self._door = (
             Door(settings.url, name, settings.queue, self._may_restart, self._woken.set, self._note)
@@ -136,7 +121,8 @@ class Controller:
     def run(self) -> None:
         """Until `stop`."""
         self.leader.start()
-        mirrors = [self._pods, self._nodes, self._workflows, *self._kueue.values()]
+        mirrors = [self._pods, self._nodes, self._workflows]
+        mirrors += self._queues.mirrors if self._queues is not None else []
         mirrors += [self._preloads] if self._preloading is not None else []
         for mirror in mirrors:
             mirror.start()
@@ -173,10 +159,11 @@ class Controller:
 
     def _drop_sessions(self) -> None:
         """What comes next tells a new engine everything."""
-        for session in (self._gated, self._queued):
-            if session is not None:
-                session.close()
-        self._gated = self._queued = None
+        if self._gated is not None:
+            self._gated.close()
+        self._gated = None
+        if self._queues is not None:
+            self._queues.forget()
 
     def _rest(self) -> None:
         """It does not lead."""
@@ -205,8 +192,8 @@ class Controller:
                 self._open(gates.all_gates(self._served().values(), gates.ALONE))
         self._tell_why(pods, now)
         self._preload({**others, **pods}, nodes, now)
-        if self._settings.with_kueue:
-            self._order_queues({uid: pod for uid, pod in pods.items() if pod.queue})
+        if self._queues is not None:
+            self._queues.order({uid: pod for uid, pod in pods.items() if pod.queue}, lambda: self.leader.leads)
 
     def _traced(self, pods: dict[str, Pod]) -> dict[str, Pod]:
         """With the ranks of their runs' graphs, where there are any; a cluster without Argo is nothing to speak of."""
@@ -365,49 +352,8 @@ class Controller:
     def _note_limit(self, pod: Pod, error: ApiError) -> None:
         self._note("deadlines", f"{pod.namespace}/{pod.name}: {error}: limits are not kept")
 
-    # --- Kueue ---
-
-    def _order_queues(self, pods: dict[str, Pod]) -> None:
-        """Priorities of Workloads that wait, in the engine's order: it has no nodes here, so it grants nothing."""
-        listed = self._kueue[WORKLOADS].items().values()
-        workloads = [one for one in listed if any(uid in pods for uid in one.pods)]
-        if not workloads:
-            return
-        if self._queued is None or not self._queued.is_alive:
-            self._queued = ClusterSession()
-        waiting = {uid for one in workloads if one.waits for uid in one.pods}
-        # What has quota is ended for this engine: it takes no part in the order, and the rest of its run does.
-        shown = {
-            uid: msgspec.structs.replace(pod, is_gated=False, has_other_gates=False, gang="", where="", node="")
-            for uid, pod in pods.items()
-            if uid in waiting
-        }
-        self._queued.tell(shown)
-        self._queued.prune(shown)
-        quiet = priorities.quiet_queues(
-            self._kueue[LOCAL_QUEUES].items().values(), self._kueue[CLUSTER_QUEUES].items().values()
-        )
-        for loud in sorted({one.queue for one in workloads if one.waits} - quiet):
-            self._note(f"queue {loud}", "is left alone: its ClusterQueue is not known, or preempts by priority")
-        until = time.monotonic() + RAISING_S
-        for one in priorities.raises(listed, self._queued.order(), quiet):  # of others the priorities count as bounds
-            if not self.leader.leads:
-                return
-            if time.monotonic() > until:  # by now others may come first
-                self._woken.set()
-                return
-            try:
-                self._kueue[WORKLOADS].put(raise_priority(self._cluster, one))
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    self._note("priority", f"{one.namespace}/{one.name}: {error}")
-
     def _note(self, about: str, problem: str) -> None:
         """Say it once, until it is another."""
         if problem and self._said.get(about) != problem:
             self._say(f"{about}: {problem}")
         self._said[about] = problem
-
-
-def _raw(raw: dict[str, Any]) -> dict[str, Any]:
-    return raw

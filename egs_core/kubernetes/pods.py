@@ -143,7 +143,7 @@ def pod_of(raw: Object) -> Pod:
         gang=text(labels, names.GANG),
         gang_size=int(number(notes.get(names.GANG_SIZE)) or 0),
         queue=text(labels, names.QUEUE),
-        shape=_shape(spec),
+        shape=shape_of(spec),
         where=_where(spec),
         workflow=text(labels, names.ARGO_RUN),
         argo_node=text(notes, names.ARGO_NODE),
@@ -249,7 +249,7 @@ def _ran_s(status: Object) -> float | None:
     return max(0.0, max(seconds_of(one.get("finishedAt")) for one in ended) - min(begun))
 
 
-def _shape(spec: Object) -> Shape:
+def shape_of(spec: Object) -> Shape:
     """What it asks the scheduler for: containers together, or the largest of those before them; and its overhead."""
     found = [0.0, 0.0, 0.0]
     inits = []

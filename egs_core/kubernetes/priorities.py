@@ -5,9 +5,12 @@
                       as made│ raised: the first of all    │ never past the next priority of a user
 
 Kueue looks at Workloads of one shape and one priority as at one: where the first has no room, none is tried. So each
-raised one costs it a look of its own whenever quota frees, and each patch a write and another look. Hence only the
-first `ahead` of a queue's priority are raised, only those are written that do not stand in the right order already, and
-what was raised keeps that for as long as it is in nobody's way.
+raised one costs it a look of its own whenever quota frees, and each patch a write and another look. Hence only so many
+of a queue's each priority are raised as may get quota until it is looked again, only those are written that do not
+stand in the right order already, and what was raised keeps that for as long as it is in nobody's way.
+
+Where quota frees, Kueue looks at what waits a second later, but at a Workload that was written at once. So the first
+that has room in what was freed is written again (`hurried`).
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
+from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
-from egs_core.kubernetes.pods import Object, items, part, quantity, text
+from egs_core.kubernetes.pods import Object, items, part, quantity, shape_of, text
 
 AHEAD = 12
-"""So many of a queue's each priority: more than Kueue admits (20 a second at most) until what follows is written."""
+"""So many of a queue's each priority at most: more than Kueue admits (20 a second) until what follows is written."""
+LEAST = 2
+"""And so many at least, however few have quota and may give it back until then."""
 ROOM = 1_000_000
 """So far above its user's priority may one be raised, where no other user's priority is nearer."""
 STEPS = 1000
@@ -32,7 +38,7 @@ STEPS = 1000
 
 class Workload(msgspec.Struct, frozen=True):
     """A Workload of Kueue. base: what its user gave it; priority: what it has now; pods: uids of what it was made for.
-    queue: namespace and name of its LocalQueue."""
+    queue: namespace and name of its LocalQueue. holds: it has quota; asks: how much its pods ask for together."""
 
     namespace: str
     name: str
@@ -42,6 +48,8 @@ class Workload(msgspec.Struct, frozen=True):
     pods: tuple[str, ...] = ()
     waits: bool = True
     created: str = ""
+    holds: bool = False
+    asks: Shape = Shape(0)
 
 
 class Raise(msgspec.Struct, frozen=True):
@@ -59,6 +67,7 @@ def workload_of(raw: Object) -> Workload:
     on = {text(one, "type") for one in items(status, "conditions") if text(one, "status") == "True"}
     priority = _whole(spec.get("priority"))
     noted = part(meta, "annotations").get(names.BASE)
+    holds = bool(on & {"QuotaReserved", "Admitted"}) and "Finished" not in on
     waits = not on & {"QuotaReserved", "Admitted", "Finished"} and spec.get("active") is not False
     return Workload(
         text(meta, "namespace"),
@@ -69,6 +78,26 @@ def workload_of(raw: Object) -> Workload:
         tuple(text(one, "uid") for one in items(meta, "ownerReferences")),
         waits and "deletionTimestamp" not in meta,
         text(meta, "creationTimestamp"),
+        holds,
+        _asks(spec),
+    )
+
+
+def _asks(spec: Object) -> Shape:
+    """All of its pods together."""
+    found = Shape(0)
+    for one in items(spec, "podSets"):
+        count, each = _whole(one.get("count", 1)), shape_of(part(part(one, "template"), "spec"))
+        found = together(found, each, count)
+    return found
+
+
+def together(first: Shape, other: Shape, times: int = 1) -> Shape:
+    """The amounts of the first one and so many times the other's."""
+    return Shape(
+        first.cpu_milli + times * other.cpu_milli,
+        first.gpu_milli + times * other.gpu_milli,
+        first.memory_bytes + times * other.memory_bytes,
     )
 
 
@@ -78,33 +107,83 @@ def may_raise(cluster_queue: Object) -> bool:
     return all(stated.get(which) in (None, "", "Never") for which in ("withinClusterQueue", "reclaimWithinCohort"))
 
 
-def quiet_queues(local: Iterable[Object], cluster: Iterable[Object]) -> set[str]:
-    """LocalQueues whose order may be changed, as `Workload.queue`."""
+def quiet_queues(local: Iterable[Object], cluster: Iterable[Object]) -> dict[str, str]:
+    """LocalQueues whose order may be changed, as `Workload.queue`, each with its ClusterQueue."""
     quiet = {text(part(one, "metadata"), "name") for one in cluster if may_raise(one)}
-    found = set()
+    found = {}
     for one in local:
-        meta = part(one, "metadata")
-        if text(part(one, "spec"), "clusterQueue") in quiet:
-            found.add(f"{text(meta, 'namespace')}/{text(meta, 'name')}")
+        meta, of = part(one, "metadata"), text(part(one, "spec"), "clusterQueue")
+        if of in quiet:
+            found[f"{text(meta, 'namespace')}/{text(meta, 'name')}"] = of
     return found
 
 
 def raises(
-    workloads: Collection[Workload], order: Sequence[str], quiet: Iterable[str], ahead: int = AHEAD
+    workloads: Collection[Workload], order: Sequence[str], quiet: Mapping[str, str], ahead: int = AHEAD
 ) -> list[Raise]:
     """The priorities to write now. workloads: all that there are, as none is raised up to another user's priority;
     order: uids of the pods of those that may be, the first first; quiet: queues whose order may be changed."""
-    place, allowed = {uid: number for number, uid in enumerate(order)}, set(quiet)
-    waiting = [one for one in workloads if one.waits and one.queue in allowed]
     bases = sorted({one.base for one in workloads if one.waits})
+    holding = Counter(quiet[one.queue] for one in workloads if one.holds and one.queue in quiet)
+    most = {queue: min(ahead, max(LEAST, holding[of] or ahead)) for queue, of in quiet.items()}
     found: list[Raise] = []
-    for base in bases:
-        ranked = [(min((place[uid] for uid in one.pods if uid in place), default=-1), one) for one in waiting]
-        group = sorted(
-            ((at, one) for at, one in ranked if at >= 0 and one.base == base), key=lambda pair: (pair[0], pair[1].name)
-        )
-        found += _raised([one for _, one in group], base, _ceiling(base, bases), ahead)
+    for base, group in itertools.groupby(_ranked(workloads, order, quiet), key=lambda one: one.base):
+        found += _raised(list(group), base, _ceiling(base, bases), most)
     return found
+
+
+def hurried(
+    freed: Mapping[str, Shape],
+    workloads: Collection[Workload],
+    order: Sequence[str],
+    quiet: Mapping[str, str],
+    raised: Iterable[Raise] = (),
+) -> list[Raise]:
+    """What Kueue is to look at now: the first that have room in what was freed. freed: by ClusterQueue; raised: what is
+    written anyway; what goes up with it is in here with that priority, others get one that keeps their place."""
+    coming = {(one.namespace, one.name): one.priority for one in raised}
+    ranked = _ranked(workloads, order, quiet)
+    values = [coming.get((one.namespace, one.name), one.priority) for one in ranked]
+    bases = sorted({one.base for one in workloads if one.waits})
+    behind: dict[tuple[str, int], int] = {}  # the highest of those behind it in its queue; then the lowest before it
+    over = [0] * len(ranked)
+    for at in range(len(ranked) - 1, -1, -1):
+        group = ranked[at].queue, ranked[at].base
+        over[at] = max(values[at], behind.get(group, values[at]))
+        behind[group] = over[at]
+    left, found = dict(freed), []
+    before: dict[tuple[str, int], int] = {}
+    for at, one in enumerate(ranked):
+        group, room = (one.queue, one.base), left.get(quiet[one.queue])
+        below = before.get(group, _ceiling(one.base, bases) + 1)
+        value = values[at] if values[at] > one.priority else over[at] + 1
+        before[group] = min(below, values[at])
+        if room is None or not _fits(one.asks, room):
+            continue
+        left[quiet[one.queue]] = together(room, one.asks, -1)
+        if value < below:
+            found.append(Raise(one.namespace, one.name, value, one.base))
+            before[group] = value
+    return found
+
+
+def _fits(asked: Shape, room: Shape) -> bool:
+    return (
+        asked.cpu_milli <= room.cpu_milli
+        and asked.gpu_milli <= room.gpu_milli
+        and asked.memory_bytes <= room.memory_bytes
+    )
+
+
+def _ranked(workloads: Iterable[Workload], order: Sequence[str], quiet: Mapping[str, str]) -> list[Workload]:
+    """Those that wait and may be raised, by their users' priorities, the highest first, and then in this order."""
+    place = {uid: number for number, uid in enumerate(order)}
+    found = []
+    for one in workloads:
+        at = min((place[uid] for uid in one.pods if uid in place), default=-1)
+        if at >= 0 and one.waits and one.queue in quiet:
+            found.append((-one.base, at, one.name, one))
+    return [one for *_, one in sorted(found, key=lambda pair: pair[:3])]
 
 
 def _ceiling(base: int, bases: Sequence[int]) -> int:
@@ -113,16 +192,17 @@ def _ceiling(base: int, bases: Sequence[int]) -> int:
     return min(base + ROOM, bases[above] - 1) if above < len(bases) else base + ROOM
 
 
-def _raised(ranked: Sequence[Workload], base: int, ceiling: int, ahead: int) -> list[Raise]:
-    """The first of each queue get falling priorities between base and ceiling; others have base, or keep what fits."""
+def _raised(ranked: Sequence[Workload], base: int, ceiling: int, ahead: Mapping[str, int]) -> list[Raise]:
+    """The first of each queue get falling priorities between base and ceiling; others have base, or keep what fits.
+    ahead: how many, by queue."""
     most, before = max(0, ceiling - base), Counter[str]()
     must: list[int] = []
     may: list[int] = []
     for at, one in enumerate(ranked):
         before[one.queue] += 1
-        if before[one.queue] <= ahead and len(must) < most:
+        if before[one.queue] <= ahead[one.queue] and len(must) < most:
             must.append(at)
-        elif one.priority > base and before[one.queue] <= 2 * ahead:
+        elif one.priority > base and before[one.queue] <= 2 * ahead[one.queue]:
             may.append(at)
     both = sorted([*must, *may[: most - len(must)]])
     kept = {both[at] for at in _longest_falling([ranked[at].priority for at in both], base, ceiling)}

@@ -223,6 +223,8 @@ def test_nothing_is_gated_past_its_release_by_time(times: list[tuple[int, int]],
 
 # --- Kueue ---
 
+QUIET = {"q": "cluster queue"}
+
 
 def waiting(name: str, base: int = 0, priority: int | None = None, queue: str = "q") -> priorities.Workload:
     return priorities.Workload("ns", name, queue, base, base if priority is None else priority, (name,))
@@ -233,17 +235,17 @@ def test_what_waits_is_raised_and_no_further_than_the_next_user() -> None:
     low = [waiting(f"a{number}") for number in range(4)]
     high = [waiting(f"b{number}", 10) for number in range(3)]
     order = ["b2", "a3", "a1", "b0", "a0", "b1", "a2"]
-    found = {one.name: one.priority for one in priorities.raises([*low, *high], order, {"q"}, ahead=3)}
+    found = {one.name: one.priority for one in priorities.raises([*low, *high], order, QUIET, ahead=3)}
     assert 10 > found["a3"] > found["a1"] > found["a0"] > 0
     assert found["b2"] > found["b0"] > found["b1"] > 10
     assert "a2" not in found
-    assert priorities.raises([*low, *high], order, set()) == []
+    assert priorities.raises([*low, *high], order, {}) == []
 
 
 def test_nothing_is_raised_up_to_the_priority_of_who_is_not_ours() -> None:
     """A Workload of another user, with no pod of EGS, keeps its place before those of lower priority."""
     other = priorities.Workload("ns", "other", "somewhere", 10, 10, ("a job",))
-    found = priorities.raises([waiting("a"), waiting("b"), other], ["b", "a"], {"q"})
+    found = priorities.raises([waiting("a"), waiting("b"), other], ["b", "a"], QUIET)
     assert [one.name for one in sorted(found, key=lambda one: -one.priority)] == ["b", "a"]
     assert all(0 < one.priority < 10 for one in found)
 
@@ -257,9 +259,9 @@ def test_priorities_follow_any_order_and_settle(bases: list[int], random: Any, a
     for _ in range(4):
         order = list(found)
         random.shuffle(order)
-        for one in priorities.raises(found.values(), order, {"q"}, ahead):
+        for one in priorities.raises(found.values(), order, QUIET, ahead):
             found[one.name] = msgspec.structs.replace(found[one.name], priority=one.priority)
-        assert priorities.raises(found.values(), order, {"q"}, ahead) == []
+        assert priorities.raises(found.values(), order, QUIET, ahead) == []
         for base in set(bases):
             group = [found[name].priority for name in order if found[name].base == base]
             above = min((other for other in set(bases) if other > base), default=1 << 40)
@@ -278,7 +280,7 @@ def test_one_that_is_admitted_costs_no_patch_of_the_others() -> None:
     found = written(found, order)
     for number in range(priorities.AHEAD, 300):
         found = found[1:]
-        assert [one.name for one in priorities.raises(found, order, {"q"})] == [f"w{number}"]
+        assert [one.name for one in priorities.raises(found, order, QUIET)] == [f"w{number}"]
         found = written(found, order)
 
 
@@ -290,19 +292,73 @@ def test_one_that_comes_and_goes_first_costs_one_patch() -> None:
     for number in range(100):
         order = [f"n{number}", *order]
         found = [waiting(f"n{number}"), *found]
-        assert [one.name for one in priorities.raises(found, order, {"q"})] == [f"n{number}"]
+        assert [one.name for one in priorities.raises(found, order, QUIET)] == [f"n{number}"]
         found = written(found, order)
         found = [one for one in found if one.name != f"n{number}"]
-        assert priorities.raises(found, order, {"q"}) == []
+        assert priorities.raises(found, order, QUIET) == []
 
 
 def test_each_queue_has_its_first_ones() -> None:
     """What waits in another one, and may never be admitted, is in nobody's way."""
     found = [*(waiting(f"a{number}", queue="a") for number in range(30)), waiting("b0", queue="b")]
-    raised = priorities.raises(found, [one.name for one in found], {"a", "b"})
+    raised = priorities.raises(found, [one.name for one in found], {"a": "of a", "b": "of b"})
     assert [one.name for one in raised] == [*(f"a{number}" for number in range(priorities.AHEAD)), "b0"]
 
 
+def test_as_many_are_raised_as_may_get_quota() -> None:
+    """Each raised one is a look of Kueue's whenever quota frees: where three of a queue have some, three, and never
+    less than two; where nobody has, or many, the first dozen."""
+    found = [waiting(f"w{number}") for number in range(30)]
+    order = [one.name for one in found]
+    for holding, raised in ((0, priorities.AHEAD), (1, 2), (3, 3), (99, priorities.AHEAD)):
+        held = [msgspec.structs.replace(waiting(f"h{n}"), waits=False, holds=True) for n in range(holding)]
+        written = priorities.raises([*found, *held], order, QUIET)
+        assert [one.name for one in written] == order[:raised], holding
+
+
+def of_gpus(name: str, gpus: int, priority: int = 0, queue: str = "q") -> priorities.Workload:
+    return msgspec.structs.replace(waiting(name, priority=priority, queue=queue), asks=Shape(1000, 1000 * gpus))
+
+
+def test_the_first_that_has_room_in_what_was_freed_is_written_again() -> None:
+    """Two GPUs were given back: the first one that asks for no more, and another that has room beside it. It keeps its
+    place, or gets the one that it was to have anyway; nothing goes past who stands before it."""
+    found = [of_gpus("big", 4, 900), of_gpus("one", 1, 500), of_gpus("new", 1), of_gpus("two", 2, 100)]
+    order = ["big", "one", "new", "two"]
+    raised = [priorities.Raise("ns", "new", 300, 0)]
+    freed = {"cluster queue": Shape(2000, 2000)}
+    written = priorities.hurried(freed, found, order, QUIET, raised)
+    assert [(one.name, one.priority) for one in written] == [("one", 501), ("new", 300)]
+    assert priorities.hurried({"another": Shape(9000, 9000)}, found, order, QUIET, raised) == []
+    tight = [of_gpus("big", 4, 501), of_gpus("one", 1, 500)]
+    assert priorities.hurried(freed, tight, order, QUIET) == []  # no number is between
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))  # machines do other things besides
+@given(st.lists(st.tuples(st.sampled_from([0, 3, 100]), st.integers(0, 3)), min_size=1, max_size=20), st.randoms())
+def test_what_is_hurried_leaves_the_order_as_it_is(stated: list[tuple[int, int]], random: Any) -> None:
+    """Whatever was freed: nothing passes another one of its queue and user's priority, or reaches the next user's."""
+    found = {
+        f"w{n}": msgspec.structs.replace(waiting(f"w{n}", base), asks=Shape(1000, 1000 * gpus))
+        for n, (base, gpus) in enumerate(stated)
+    }
+    order = list(found)
+    for _ in range(6):
+        moved = priorities.raises(found.values(), order, QUIET, ahead=3)
+        freed = {"cluster queue": Shape(9000, random.randrange(5000))}
+        hurried = priorities.hurried(freed, found.values(), order, QUIET, moved)
+        for one in (*moved, *hurried):
+            found[one.name] = msgspec.structs.replace(found[one.name], priority=one.priority)
+        for base in {base for base, _ in stated}:
+            raised = [found[name].priority for name in order if found[name].base == base]
+            raised = [priority for priority in raised if priority > base]
+            above = min((other for other, _ in stated if other > base), default=1 << 40)
+            assert raised == sorted(set(raised), reverse=True)
+            assert all(priority < above for priority in raised)
+        if random.random() < 0.5:
+            random.shuffle(order)
+
+
 def written(found: list[priorities.Workload], order: list[str]) -> list[priorities.Workload]:
-    raised = {one.name: one.priority for one in priorities.raises(found, order, {"q"})}
+    raised = {one.name: one.priority for one in priorities.raises(found, order, QUIET)}
     return [msgspec.structs.replace(one, priority=raised.get(one.name, one.priority)) for one in found]
