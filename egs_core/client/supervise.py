@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from egs_core.client import late_ends
 from egs_core.client import messages as c
 from egs_core.client.arguments import written
 from egs_core.client.groups import LeaseGroup, make_group
@@ -78,6 +79,7 @@ class Supervisor:
             if view.notice and not self._job.index:  # an array says it once
                 self._say(view.notice)
             known(view)
+            late_ends.tell_later()
             link = Link(self._new_client(), view, self._say)
             link.told_s, link.progress = self._work.told_s, self._work.progress
             link.start()
@@ -355,14 +357,17 @@ class Supervisor:
         return self._signals.next(patience_s)
 
     def _tell_end(self, view: c.RunView, outcome: str, code: int) -> None:
-        """Until the server has taken it, for a while, or until a signal: it then sees itself that they are gone."""
+        """Until the server has taken it, for a while, or until a signal: then it is kept, for a process that tells it
+        later."""
         assert view.lease is not None
         told = {"outcome": outcome, "exit_code": code, "work": self._work.told()}
         end = c.End.model_validate({"token": view.lease.token, **told})
         until = time.monotonic() + TELL_END_S
+        is_kept = False
         while True:
             try:
                 self._client.end(view.id, end)
+                late_ends.forget(view)
                 return
             except Refused as error:
                 problem: EgsError = error
@@ -370,9 +375,18 @@ class Supervisor:
                     break
             except Unreachable as error:
                 problem = error
+                is_kept = is_kept or self._keep(view, end)
             if time.monotonic() > until or self._signal(AGAIN_S) in ENDING:
                 break
-        self._say(f"the end of run {view.id} could not be told: {problem}")
+        later = "; it is kept, and told as soon as the server answers" if is_kept else ""
+        self._say(f"the end of run {view.id} could not be told{later} ({problem})")
+        late_ends.tell_later()
+
+    def _keep(self, view: c.RunView, end: c.End) -> bool:
+        with contextlib.suppress(OSError):
+            late_ends.keep(self._client.address, view, end)
+            return True
+        return False
 
 
 def request_of(fields: dict[str, object]) -> c.RunRequest:

@@ -32,6 +32,7 @@ from egs_core.server.views import Views
 from egs_core.site.spanning import Member, Spanning
 
 REFUSED = "refused"
+TOLD_LATE = "its end was told after it had counted as lost"
 CONFIG = EngineConfig(preload=False, record=True, preempt=True, grace_s=10.0, min_gain_s=0.0, packing="best_fit")
 """best_fit: parts of GPUs fill one that is in use before they break a free one. preempt: of runs that said so only, and
 at once: how long a run takes is seldom known here, so that it would end soon anyway is not either."""
@@ -285,6 +286,7 @@ class Book:
         """The end of a lease that was claimed."""
         lease, state, was_evicted = run.lease, self.engine.state, run.is_evicted
         assert lease is not None
+        run.lost_token = lease.token if outcome == "lost" else 0
         if run.is_time_up and outcome != "lost":
             run.why, outcome = run.stop, "succeeded"
         if run.task in state.recalled and outcome != "succeeded":  # it has ended before it was stopped for another
@@ -302,6 +304,13 @@ class Book:
         self.close(run, outcome, exit_code)
         if self.flavors.learned.see(run) and state.flavors:
             self.tell_estimates([one for one in self.by_task.values() if one.is_open and key_of(one) == key_of(run)])
+
+    def found_out(self, run: Run, outcome: str, exit_code: int | None) -> None:
+        """How one that was lost has ended. What has come of its loss stays: those that waited for its success, or were
+        of its gang, have ended, and what it held is others'."""
+        run.outcome, run.exit_code = "succeeded" if run.is_time_up else outcome, exit_code
+        run.why, run.lost_token = TOLD_LATE, 0
+        self.touch(run)
 
     def requeue(self, run: Run) -> None:
         """It was evicted, and no process of it is left: it waits again, for a new lease."""

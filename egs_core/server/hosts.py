@@ -37,7 +37,7 @@ class JoinedHost(msgspec.Struct, frozen=True):
 class Hosts:
     """All that have joined. heard: when its agent's last report came, of those that are not silent; numbers: of that
     report; occupied: devices, by their place, that processes use which hold no lease of theirs; is_dirty: whether they
-    are to be written.
+    are to be written; back: since when processes there are seen again, also of the server's own.
 
     After a start all are silent until they report, which takes a second where they are well."""
 
@@ -47,6 +47,7 @@ class Hosts:
         self.numbers: dict[str, int] = {}
         self.occupied: dict[str, dict[int, tuple[int, ...]]] = {}
         self.is_dirty = False
+        self.back: dict[str, float] = {}
 
     def copy(self) -> Hosts:
         found = Hosts(self.all.values())

@@ -97,6 +97,8 @@ def heard(book: Book, who: Principal, ask: h.Report) -> bool:
     if is_new:
         before = book.hosts.closed(host)
         book.hosts.numbers[host.name] = ask.number
+        if book.hosts.is_silent(host.name):
+            book.hosts.back[host.name] = book.now
         book.hosts.heard[host.name] = book.now
         found = {places[one.device]: one.processes for one in ask.occupied if one.device in places}
         book.hosts.occupied[host.name] = found

@@ -35,6 +35,7 @@ from egs_core.site.spanning import Spanning
 
 SILENT_S = 15.0  # after so long it counts as silent
 CLAIM_S = 15.0  # in so long a grant has to be claimed
+RETURN_S = 10.0  # so long after an absence of the server's, or of an agent's, what ended meanwhile may be told
 MOST_ENDED, KEEP_S = 10_000, 30 * 86400.0  # what is kept of runs that have ended
 
 
@@ -192,6 +193,7 @@ class SiteLogic:
             self.book.heard, self.book.now
         )  # nobody could be heard while no server was there
         self.views.occupied = dict.fromkeys(range(len(offer.devices)), ()) if offer.is_watched else {}
+        self.book.hosts.back = {OWN: self.book.now}
         for host in self.book.hosts.joined():  # silent until they report
             self.book.add_host(host, self.book.drained_of(host.name))
         self.book.add_node(() if offer.is_new else self.book.drained)
@@ -253,6 +255,10 @@ class SiteLogic:
         """No process of the lease is left: the caller has made sure. Raises Refusal (409) for another lease."""
         run = self.book.rights.held(who, run_id)
         if not run.is_open:
+            if run.outcome == "lost" and run.lost_token == ask.token:
+                self.book.log(who, "end", run, f"{ask.outcome}, exit code {ask.exit_code}, after it was lost")
+                run.work = ask.work
+                self.book.found_out(run, "failed" if ask.outcome == "evicted" else ask.outcome, ask.exit_code)
             return self.book.view(who, run, with_reason=False)
         lease = run.lease
         if lease is None or lease.token != ask.token or lease.claimed_at is None:
@@ -333,7 +339,7 @@ class SiteLogic:
             elif run.lease is not None and is_silent and self.book.now - run.lease.granted_at > CLAIM_S:
                 self.book.take_back(run, run.lease)
             return
-        if run.is_claimed and one.living:
+        if run.is_claimed and (one.living or self._may_tell_yet(run)):
             self._mark_lost(run, True, one.living)
         elif self.book.gone.get(run.id) != one.token:
             self.book.gone[run.id] = one.token  # a process that was just being started would be there the next time
@@ -342,6 +348,11 @@ class SiteLogic:
             self.book.finish(run, "lost", None)
         else:
             self.book.abort(run, "its supervisor is gone", "lost")
+
+    def _may_tell_yet(self, run: Run) -> bool:
+        """Whether it may have ended while nobody could be told: then its end is waited for."""
+        back = self.book.hosts.back.get(run.host)
+        return back is not None and run.began_before(back) and self.book.now - back < RETURN_S
 
     def _mark_lost(self, run: Run, is_lost: bool, living: tuple[int, ...]) -> None:
         self.views.living[run.id] = living

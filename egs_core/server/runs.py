@@ -140,6 +140,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     its latest lease, from the moment on at which it was its turn to wait. flavors: that it may have, none named: all;
     flavor: of the devices of its latest lease, where these are of one. saving: how it is asked for a checkpoint, None:
     it has not said; checkpoints: how often it was; checkpoint_at: when last.
+    lost_token: of the lease with which it was lost: its supervisor may still tell how it ended.
     """
 
     id: str
@@ -190,6 +191,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     saving: Saving | None = None
     checkpoints: int = 0
     checkpoint_at: float | None = None
+    lost_token: int = 0
 
     @property
     def workload(self) -> str:
@@ -218,6 +220,10 @@ class Run(msgspec.Struct, omit_defaults=True):
     @property
     def is_claimed(self) -> bool:
         return self.lease is not None and self.lease.claimed_at is not None
+
+    def began_before(self, moment: float) -> bool:
+        """Whether its lease was in use then."""
+        return self.lease is not None and self.lease.claimed_at is not None and self.lease.claimed_at < moment
 
     def uses(self, token: int) -> bool:
         """Whether it has started with this lease, and still has it."""

@@ -70,6 +70,8 @@ class RealSite:
                 with contextlib.suppress(Refused):  # it has ended with its gang
                     self.client.control(run.id, "abort", c.Control(grace_s=0))
             wait_for(lambda: not self.open(), "all runs end")
+        for untold in (self.folder / "home" / "egs" / "ends").glob("*.json"):
+            untold.unlink(missing_ok=True)  # else a process goes on that wants to tell it
         for one in reversed(self._begun):
             if one.poll() is None:
                 one.send_signal(signal.SIGTERM if one is self.server else signal.SIGKILL)

@@ -337,6 +337,8 @@ class World:
         for one in self.all:
             if self.maybe() and self.random.random() < 0.03:
                 one.is_alive = False  # killed; its process goes on
+                if one.exit_code is not None and one.run_id:
+                    self.delayed.append(one.next_ask())  # another process tells what it could not
             if self.random.random() < 0.05:
                 one.is_suspended = self.maybe()
         if self.maybe() and self.maybe() and self.all:

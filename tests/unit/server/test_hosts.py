@@ -12,7 +12,7 @@ from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server.book import CONFIG
 from egs_core.server.hosts import SILENT_S
 from egs_core.server.joining import ANSWERS_S
-from egs_core.server.logic import SiteLogic
+from egs_core.server.logic import RETURN_S, SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal, SiteFacts
 from egs_core.server.writer import Turns
@@ -146,7 +146,8 @@ def test_a_quota_counts_over_all_hosts() -> None:
 
 def test_nothing_new_is_granted_on_a_silent_host_and_what_runs_goes_on(site: SiteLogic) -> None:
     """Before its first report, and when its agent is silent for longer than its time to live; leases stay for as long
-    as that lasts. When it comes back, what is gone ends after two looks, and what waits starts."""
+    as that lasts. When it comes back, what is gone may tell its end for some seconds; then it ends after two looks, and
+    what waits starts."""
     far = Far(site)
     assert site.submit(FAR_ANN, request(1)).state == "waiting"
     far.look()
@@ -161,6 +162,10 @@ def test_nothing_new_is_granted_on_a_silent_host_and_what_runs_goes_on(site: Sit
     assert site.view(ANN, "1").state == "running"
     assert [(one.state, one.suspect) for one in site.listed(ROOT).devices][3:] == [("held", True), ("suspect", True)]
     assert [one.state for one in site.listed_hosts(ROOT).hosts] == ["own", "silent"]
+    for _ in range(3):
+        far.look("1")
+        assert (site.view(ANN, "1").state, site.view(ANN, "1").lost) == ("running", True)
+    later(site, RETURN_S)
     far.look("1")
     assert site.view(ANN, "1").state == "running"
     far.look("1")

@@ -11,7 +11,7 @@ from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.engine import Engine
 from egs_core.server import requests
-from egs_core.server.book import CONFIG
+from egs_core.server.book import CONFIG, TOLD_LATE
 from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Run, SiteFacts
@@ -198,7 +198,7 @@ class CountedWorld(World):
         assert {number: seen.lease.token if seen.lease else 0 for number, seen in tally.open.items()} == leases
         tally.settle(logic.now)
         held, used = (sum(getattr(one, kind) for one in tally.gpu_s.values()) for kind in ("held", "used"))
-        ended = Counter(one.outcome for one in kept if not one.is_open)
+        ended = Counter("lost" if one.why == TOLD_LATE else one.outcome for one in kept if not one.is_open)
         assert Counter({outcome: count for (_, outcome), count in tally.ended.items()}) == ended
         assert sum(tally.requeues.values()) == sum(one.evictions for one in kept)
         now = [held, used, held - used, *(float(sum(one.values())) for one in (tally.grants, tally.evictions))]
