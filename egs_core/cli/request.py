@@ -34,6 +34,10 @@ def make(
         str, typer.Option(help="It ends after so long in which no command was in it, and its GPUs did no work.")
     ] = "",
     gpu_memory: Annotated[str, typer.Option(help="Memory that each of its GPUs has at least, as 40GiB.")] = "0",
+    flavor: Annotated[
+        list[str] | None,
+        typer.Option(help="Only GPUs of this flavor, as a100; where they are unlike. Repeatable: one of these."),
+    ] = None,
     queue: Annotated[str, typer.Option(help="Queue whose quota it uses.")] = "",
     priority: Annotated[int, typer.Option(help="Of two in a queue the higher one goes first.")] = 0,
     name: Annotated[str, typer.Option(help="Name to show.")] = "",
@@ -56,6 +60,7 @@ def make(
         "queue": queue,
         "priority": priority,
         "name": name,
+        **({"flavors": flavor} if flavor else {}),
     }
     try:
         ask = q.GpuRequest.model_validate(fields)

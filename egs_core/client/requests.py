@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from egs_core.client.messages import Ask, Gpus, Name, Seconds, Told
+from egs_core.client.messages import Ask, FlavorName, Gpus, Name, Seconds, Told
 
 State = Literal["queued", "paused", "ready", "in use", "idle", "expiring", "stopping", "ended"]
 
@@ -25,7 +25,7 @@ State = Literal["queued", "paused", "ready", "in use", "idle", "expiring", "stop
 class GpuRequest(Ask):
     """key: chosen by the client, so that a repeated request is known. gpus: whole ones, or a part of one; for_s: how
     long, from when it has them; idle_timeout_s: it ends when for so long no command was in it, and its GPUs, where
-    that can be measured, did no work."""
+    that can be measured, did no work; flavors: of GPUs that it may have; None: all."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     gpus: Annotated[Gpus, Field(gt=0)]
@@ -35,6 +35,7 @@ class GpuRequest(Ask):
     queue: Name = ""
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     name: Name = ""
+    flavors: Annotated[tuple[FlavorName, ...], Field(max_length=100)] | None = None
 
 
 class Extend(Ask):
@@ -47,7 +48,8 @@ class RequestView(Told):
     """state: see the module; expiring: its end is near, whatever is in it. place: in the queue, 1 for the first;
     starts_in_s: when it should have its GPUs, None where that is not known. devices: their ids, on `host`; commands:
     runs in it that have not ended; idle_s: for how long none has been. ends_at: when its time is over, as it is now.
-    stop: why it has to end; notice: what who has just asked for it is to be told."""
+    stop: why it has to end; notice: what who has just asked for it is to be told. flavors: of GPUs that it may have,
+    none named: all; flavor: of those that it has, where they are of one."""
 
     id: str
     site: str = ""
@@ -75,6 +77,8 @@ class RequestView(Told):
     outcome: str = ""
     stop: str = ""
     notice: str = ""
+    flavors: tuple[str, ...] = ()
+    flavor: str = ""
 
 
 class Requests(Told):

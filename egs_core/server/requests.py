@@ -37,7 +37,7 @@ def ask_for(book: Book, who: Principal, ask: q.GpuRequest) -> q.RequestView:
     run.host = who.host
     check_host(book, run)
     run.gpu_memory_bytes, run.priority = ask.gpu_memory_bytes, ask.priority
-    run.for_s, run.idle_s = ask.for_s, ask.idle_timeout_s
+    run.for_s, run.idle_s, run.flavors = ask.for_s, ask.idle_timeout_s, ask.flavors or ()
     place(book, who, run, ask.queue)
     take_in(book, who, run)
     advance(book)
@@ -213,4 +213,6 @@ def _view(book: Book, who: Principal, run: Run, places: dict[str, int], starts: 
         ended_at=seen.ended_at,
         outcome=run.outcome,
         stop=seen.stop,
+        flavors=run.flavors,
+        flavor=run.flavor,
     )

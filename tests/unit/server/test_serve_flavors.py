@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.client.requests import GpuRequest
 from tests.unit.server.real_site import RealSite, wait_for
 
 TASK = """#!/bin/sh
@@ -60,6 +61,29 @@ def test_a_task_starts_where_history_says_that_it_ends_first(site: RealSite, tmp
     assert long.wait(60) == 0
     ended = [run for run in site.client.runs(with_ended=True).runs if run.name == "task.sh"]
     assert [run.flavor for run in ended] == ["slow", "fast", "fast", "fast", "slow"]
+
+
+def test_a_gpu_request_has_the_flavor_that_it_names(site: RealSite) -> None:
+    """The second device, which is fast; one more waits for it while the slow one is free, also over a restart; of
+    several flavors any will do; one that nobody has is refused in one line. Where none is named, nothing is said of it
+    to the server, so that an older one takes it."""
+    site.start()
+    made = site.told("request", "--gpus", "1", "--for", "1h", "--flavor", "fast")
+    assert (made["state"], made["devices"], made["flavors"], made["flavor"]) == ("ready", ["1"], ["fast"], "fast")
+    again = site.told("request", "--gpus", "1", "--for", "1h", "--flavor", "fast")
+    assert (again["state"], again["devices"]) == ("queued", [])
+    site.kill()
+    site.start()
+    assert site.told("request", "show", again["id"])["state"] == "queued"
+    either = site.told("request", "--gpus", "1", "--for", "1h", "--flavor", "slow", "--flavor", "fast")
+    assert (either["devices"], either["flavor"]) == (["0"], "slow")
+    assert site.egs("request", "release", made["id"], "--grace", "1s").returncode == 0
+    wait_for(lambda: site.told("request", "show", again["id"])["devices"] == ["1"], "it has the fast one")
+    wrong = site.egs("request", "--gpus", "1", "--for", "1h", "--flavor", "h100")
+    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1), wrong.stderr
+    assert "--flavor: there is no GPU of flavor 'h100' here; there are: slow, fast" in wrong.stderr
+    plain = GpuRequest(key="request-0001", gpus=1, for_s=60.0)
+    assert "flavors" not in plain.model_dump_json(exclude_none=True)
 
 
 def test_what_nobody_has_is_refused_with_one_line(site: RealSite, tmp_path: Path) -> None:
