@@ -57,6 +57,7 @@ from egs_core.engine.state.lifecycle import (
 from egs_core.engine.state.snapshots import decode_state
 from egs_core.engine.state.state import State
 
+STARTS_AND_ENDS = frozenset({m.PhaseStarted, m.PhaseEnded})
 ALWAYS = (None,)  # in place of what is empty while a part waits for no moment
 
 
@@ -160,6 +161,8 @@ class Engine:
         if kind is m.PhaseStarted and self._is_settled and not state.is_metered:
             return out  # it frees nothing, and what is due now has been done
         queue = self._queue
+        if kind not in STARTS_AND_ENDS:
+            queue.free.refusals.forget()
         if kind in LOOKED_AHEAD_AFTER:
             self._look_ahead.after(event)
         if state.is_metered:
@@ -187,8 +190,8 @@ class Engine:
                 _, self._refused = self._granting.run()
         if self._scaling is not None:
             self._scaling.after(now)
-        is_waiting = queue.is_dirty or state.has_deadlines or state.review_at is not None
-        self._is_settled = not (is_waiting or self._processes.has_keys or self._scaling is not None)
+        is_open = queue.is_dirty or state.has_deadlines or state.review_at is not None
+        self._is_settled = not (is_open or self._processes.has_keys or self._scaling is not None)
         return out
 
     def next_wakeup(self) -> float | None:
@@ -428,15 +431,13 @@ class Engine:
     # --- what several events need ---
 
     def _is_current(self, phase: int, attempt: int) -> bool:
-        state = self.state
-        return 0 <= phase < len(state.status) and state.attempt[state.task_of[phase]] == attempt
+        return 0 <= phase < len(self.state.status) and self.state.attempt[self.state.task_of[phase]] == attempt
 
     def _rebuild(self) -> None:
         """Queues and sets follow from the state; needed after a restore."""
         state = self.state
         self._processes.has_keys = any(options.warm_key for options in state.options.values())
-        for task in range(len(state.task_ids)):
-            phase = state.cursor[task]
+        for task, phase in enumerate(state.cursor):
             status = state.status[phase]
             is_later = phase != state.first_phase[task]
             if status in HOLDS_LEASE or (is_later and task in state.home):

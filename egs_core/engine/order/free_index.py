@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from egs_core.engine.order.classes import ANY, PhaseClass, ResourceKey
 from egs_core.engine.order.fit_masks import FitMasks
 from egs_core.engine.order.fronts import MEMORY, NODE, SHAPE, ClassFronts, bits_in
+from egs_core.engine.order.refusals import Refusals
 from egs_core.engine.rules.fit import lacking, may_start_on
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.packing import TypicalWorkload
@@ -75,7 +76,8 @@ def has_room(node: Node, shape: Shape, memory: int) -> bool:
 
 
 class FreeIndex:
-    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`."""
+    """See the module. is_kept: whether it is used at all; freed_nodes: on which something has ended since `refresh`.
+    refusals: what is beside room that is kept."""
 
     def __init__(self, state: State, fronts: ClassFronts) -> None:
         self._state = state
@@ -96,6 +98,7 @@ class FreeIndex:
         self._changes: list[int] = []  # nodes in the order in which they have changed, since there are rankings
         self._typical: TypicalWorkload = ()  # for which the rankings were made
         self.is_kept = False
+        self.refusals = Refusals(state)
         self.forget()
 
     # --- what has changed ---
@@ -119,6 +122,7 @@ class FreeIndex:
         self._fits = [0] * len(self._state.nodes)
         self._moved.update(range(len(self._state.nodes)))
         self._fronts.reopen_all()
+        self.refusals.forget()
 
     def taken(self, number: int) -> None:
         """A phase has been granted there: what fitted nowhere else may fit nowhere now."""
@@ -128,6 +132,8 @@ class FreeIndex:
     def _settle(self, number: int) -> None:
         """The node has changed: close what does not fit there any more and nowhere else, and open what does."""
         self._moved.add(number)
+        if number in self.refusals.kept:
+            self.refusals.forget()
         if self._rankings:
             self._note_change(number)
         node = self._state.nodes[number]
@@ -175,6 +181,17 @@ class FreeIndex:
             self._bound_bits[bound] = self._bound_bits.get(bound, 0) | bit
             self._fronts.close(resources)
 
+    def was_refused(self, phase: int, phase_class: PhaseClass) -> None:
+        """The first of a class without wishes has found no place beside what is kept."""
+        with_room = self._nodes.get(self._fronts.bits.get(phase_class.resources, 0))
+        if with_room is not None:
+            self.refusals.add(phase, with_room)
+
+    def is_refused(self, phase: int, phase_class: PhaseClass) -> bool:
+        """Whether the first of such a class would find none again."""
+        with_room = self._nodes.get(self._fronts.bits.get(phase_class.resources, 0))
+        return with_room is not None and self.refusals.holds(phase, with_room)
+
     def _learn(self, resources: ResourceKey) -> int:
         """See on which nodes there is room for a key without a node; from now on that is known. Its bit."""
         bit = self._fronts.bit_of(resources)
@@ -215,21 +232,21 @@ class FreeIndex:
         packer: Packer | None,
         *,
         is_plain: bool,
-        kept: Collection[int] | None = None,
+        beside_kept: bool = False,
     ) -> tuple[int | None, Collection[int] | None]:
         """The best node for the first of a class, where that is known; else the nodes among which it is, None: all on
-        which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. kept: nodes
-        where room is kept for others, if it is for any: best fit decides then, without a packer."""
+        which it may start. is_plain: whether nothing but the packing decides, no flavors and no files. beside_kept:
+        whether room is kept for others: best fit decides then, without a packer."""
         if not self.is_kept or phase_class.node != ANY or phase_class.needs_process:
             return UNKNOWN
         number = phase_class.shape
         fitting = self._nodes.get(self._fronts.bits.get(phase_class.resources, 0))
         if is_plain and (len(self._state.nodes) if fitting is None else fitting.bit_count()) > FEW_NODES:
             shape = self._state.shapes[number]
-            if kept is not None:
-                found = self._best_fit(phase, shape, kept)
+            if beside_kept:
+                found = self._best_fit(phase, shape, self.refusals.kept)
                 if found:
-                    return (None, found) if found[0] in kept else (found[0], None)
+                    return (None, found) if found[0] in self.refusals.kept else (found[0], None)
             else:
                 best = self._ranked(phase, number, packer) if shape.gpu_milli else self._tightest(phase, shape, packer)
                 if best is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from egs_core.engine import messages as m
@@ -76,22 +76,25 @@ class Granting:
         self._packs: Packer | None = None  # the same once it has learned what the workloads look like
         self._objective = objective
         self._choice: FlavorChoice | None = None  # of this pass; none where all devices are alike
-        self._kept: frozenset[int] = frozenset()  # nodes where something is reserved
+        self._refusals = queue.free.refusals
         self._asked: set[int] = set()  # owners of reservations that have found no place in this pass
-        self._owners: Collection[int] = frozenset(self._state.reservations)  # for which something is kept, as last seen
+        self._reservations: Mapping[int, Reservation] = {}  # as last seen
+        self._look_at_reservations()
 
     def run(self) -> Outcome:
         """Grant until nothing fits within quotas, devices and what is reserved; what found no place."""
         queue, state = self._queue, self._state
         if queue.free.freed_nodes:
             queue.free.refresh()
-        if state.reservations or self._owners:
+        if state.reservations or self._reservations:
             self._drop_reservations()
-            if self._owners != state.reservations.keys():  # an owner was granted its place by the framework's own word
-                self._reservations_changed()
+            if self._reservations.keys() != state.reservations.keys():
+                self._reservations_changed()  # an owner was granted its place by the framework's own word
         self._choice = self._make_choice() if state.flavors else None
         if state.reservations:
-            self._look_at_reservations()
+            if self._reservations != state.reservations:
+                self._look_at_reservations()
+            self._asked.clear()
             self._grant_reserved()
         if self._choice is not None:
             self._grant_choosers(self._choice)
@@ -123,9 +126,14 @@ class Granting:
                 continue
             phases = queue.members(phase)
             is_within = not state.queues or self._is_within_quota(phases, phase_class.queue)
+            if reservations and is_within and self._stays_refused(found):
+                passed.add(phase_class)
+                continue
             places = self._places(phases, phase_class) if is_within and phase not in self._asked else None
             if places is None:
                 passed.add(phase_class)
+                if reservations and is_within:
+                    self._note_refused(phase, phase_class)
                 self._pass_over(found, phases, blocked, is_within=is_within)
             elif not (state.reads and self._grant_local_reader(phase_class, places[0])):
                 is_owner = phase in reservations
@@ -153,6 +161,26 @@ class Granting:
             self._reserve(phase, phases)
         elif not has_own_rights:
             queue.unplaceable_classes.add(phase_class)
+
+    def _note_refused(self, phase: int, phase_class: PhaseClass) -> None:
+        """It has found no place beside what is kept: that need not be seen again at once."""
+        state, free = self._state, self._queue.free
+        if phase_class.others or not free.is_kept or self._queue.preempts or state.flavors or state.is_metered:
+            return
+        if phase_class.node == ANY:
+            free.was_refused(phase, phase_class)
+        elif phase in self._asked:
+            self._refusals.owners.add(phase)
+
+    def _stays_refused(self, front: Front) -> bool:
+        """Whether it has been refused, would be again, and then neither reserves a place nor changes one."""
+        queue, (key, phase, phase_class) = self._queue, front
+        if phase_class.node != ANY:
+            return phase in self._refusals.owners and phase in self._asked
+        if phase_class.others or not queue.free.is_refused(phase, phase_class) or queue.has_come_forward(key):
+            return False
+        queue.unplaceable_classes.add(phase_class)
+        return True
 
     def _simple_place(self, phase: int, phase_class: PhaseClass) -> Place | None:
         """A place for one phase that has no wishes beyond its shape, where nothing is kept for others."""
@@ -214,7 +242,7 @@ class Granting:
             phase_class = queue.classes.of(owner)
             if phase_class.is_gang or (state.queues and not self._is_within_quota((owner,), phase_class.queue)):
                 continue
-            places = self._places((owner,), phase_class)
+            places = None if owner in self._refusals.owners else self._places((owner,), phase_class)
             if places is not None:
                 self.grant(owner, places[0], queue.take_one(owner))
                 self._reservations_changed()
@@ -227,8 +255,8 @@ class Granting:
         return self._queue.reservations_changed()
 
     def _look_at_reservations(self) -> None:
-        self._kept = frozenset([node for kept in self._state.reservations.values() for _, node in kept.places])
-        self._owners = frozenset(self._state.reservations)
+        self._reservations = dict(self._state.reservations)
+        self._refusals.reservations_changed(node for kept in self._reservations.values() for _, node in kept.places)
         self._asked.clear()
 
     def _grant_local_reader(self, phase_class: PhaseClass, place: Place) -> bool:
@@ -285,10 +313,10 @@ class Granting:
         if self._choice is not None and phase_class.is_chooser and chooses(state, state.task_of[phase]):
             return self._chosen_place(self._choice, phase, may_take)
         is_plain = not state.flavors and state.task_of[phase] not in state.reads
-        best, numbers = self._queue.free.where(phase, phase_class, None, is_plain=is_plain, kept=self._kept)
+        best, numbers = self._queue.free.where(phase, phase_class, None, is_plain=is_plain, beside_kept=True)
         if best is not None:
             return ((best, devices_for(state.nodes[best], shape)),)
-        place = select_place(state, phase, may_take, None, numbers, kept=self._kept)
+        place = select_place(state, phase, may_take, None, numbers, kept=self._refusals.kept)
         return None if place is None else (place,)
 
     def _gang_places(self, phases: Sequence[int]) -> Sequence[Place] | None:
