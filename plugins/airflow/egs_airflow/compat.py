@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from egs_airflow import own_process
+from egs_airflow import own_process, own_supervisor
 from egs_core.compat import Feature, Features, installed_version, left_out
 
 KNOWN_VERSIONS = ("3.3", "3.2")
@@ -248,6 +248,13 @@ FEATURES = Features(
         lambda: own_process.can_stand_ready(),
         "none",
         "no process has read its DAG file before its task comes",
+    ),
+    Feature(
+        "watching",
+        "airflow.sdk.execution_time.supervisor: ActivitySubprocess",
+        lambda: own_supervisor.can_watch(),
+        "none",
+        "a task's end is heard of later, and its start makes two requests more before the user's code",
     ),
     Feature(
         "queueing",

@@ -9,9 +9,11 @@ import pytest
 from tests.conformance.airflow.live import LiveAirflow
 
 MODULE = "wave"  # of the standard library, and nothing in Airflow imports it
+BEAT_S = 200  # less than three quarters of the time after which Airflow takes a task for dead
 AIRFLOW_ENVIRONMENT = {
     "AIRFLOW__CORE__EXECUTOR": "egs_airflow.executors.EgsLocalExecutor",
     "EGS_PRELOAD_MODULES": f"no_such_module, {MODULE}",
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": str(BEAT_S),
 }
 LOOKS = f"""
 import sys
@@ -36,6 +38,25 @@ with DAG("preload_reads", schedule=None, tags=["egs-on"]):
         return READ
 
     read.expand(n=list(range(10)))
+"""
+
+
+CLOSES = """
+import os, time
+from airflow.sdk import DAG, task
+
+end = os._exit
+def end_late(code):
+    os.closerange(0, 256)
+    time.sleep(0.3)
+    end(code)
+
+with DAG("preload_closes", schedule=None, tags=["egs-on"]):
+    @task
+    def close(n):
+        os._exit = end_late
+
+    close.expand(n=list(range(24)))
 """
 
 
@@ -64,3 +85,11 @@ def test_dag_files_are_read_before_their_tasks_come(airflow: LiveAirflow) -> Non
     assert len(ahead) == 20
     assert any(ahead)
     assert not ahead[0]  # nobody knew
+
+
+def test_a_process_of_the_executor_is_free_when_its_task_has_ended(airflow: LiveAirflow) -> None:
+    """24 tasks for eight processes, each of which closes its pipes a moment before it ends, as every process does. To
+    Airflow alone each would have a process for an interval of heartbeats, the run for at least two of them."""
+    airflow.add_dags(preload_closes=CLOSES)
+    run = airflow.run("preload_closes", deadline_s=2 * BEAT_S)
+    assert len(airflow.task_instances("preload_closes", run)) == 24

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -18,6 +17,7 @@ from egs_airflow.executors import ready
 from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared
 from egs_airflow.executors.ready import ReadyQueue, fork_ready, stamps_of
 from egs_airflow.executors.room import Room
+from tests.unit.airflow.watched import lets_run, supervise
 
 pytest.importorskip("airflow.sdk.execution_time.supervisor", reason="apache-airflow is not installed")
 # Python 3.12 and later warn of any fork beside threads, which the process of the tests may have
@@ -120,55 +120,8 @@ class Executor:
 
 
 def _work(queue: ReadyQueue) -> None:
-    from airflow.sdk.execution_time import supervisor
-
-    supervise: Any = getattr(supervisor, "supervise_task", None) or supervisor.supervise  # 3.2
     while (path := queue.get()) is not None:
-        supervise(ti=_task(), bundle_info=_bundle(), dag_rel_path=path, token="", server="http://egs", client=_client())
-
-
-def _client() -> Any:
-    """Airflow's client of an api-server that lets every task run."""
-    from airflow.sdk.api.client import Client
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if not request.url.path.endswith("/run"):
-            return httpx.Response(204)
-        times = dict.fromkeys(("logical_date", "data_interval_start", "data_interval_end", "end_date"), None)
-        now = dict.fromkeys(("run_after", "start_date"), "2026-01-01T00:00:00Z")
-        run: dict[str, Any] = {
-            "dag_id": "ready_dag",
-            "run_id": "r",
-            "run_type": "manual",
-            "state": "running",
-            "partition_key": None,
-        }
-        run |= {"consumed_asset_events": [], "conf": {}, **times, **now}
-        return httpx.Response(200, json={"dag_run": run, "max_tries": 0, "should_retry": False})
-
-    return Client(base_url="http://egs", token="", transport=httpx.MockTransport(answer))
-
-
-def _task() -> Any:
-    from airflow.sdk.api.datamodels._generated import TaskInstance
-
-    names = {"dag_id": "ready_dag", "task_id": "work", "run_id": "r", "try_number": 1, "map_index": -1}
-    return TaskInstance.model_validate(
-        {
-            **names,
-            "id": uuid.uuid4(),
-            "dag_version_id": uuid.uuid4(),
-            "pool_slots": 1,
-            "queue": "default",
-            "priority_weight": 1,
-        }
-    )
-
-
-def _bundle() -> Any:
-    from airflow.executors.workloads import BundleInfo
-
-    return BundleInfo(name="dags-folder", version=None)
+        supervise("ready_dag", path, lets_run)
 
 
 def until(condition: Callable[[], Any]) -> None:

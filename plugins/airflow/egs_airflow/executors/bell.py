@@ -1,12 +1,14 @@
-"""How a task's process tells the scheduler at once that its end is in the metadata database: by a byte in a pipe.
+"""How the scheduler is told at once that a task's end is in the metadata database: by a byte in a pipe.
 
-    scheduler ─ fork ─► process of the executor ─ fork ─► task ─ success ─► api-server
-        ▲ asks the database now, not within a tenth of a second               │
-        └───────────────────────────── a byte ────────────────────────────────┘
+    scheduler ─ fork ─► process of the executor ─ fork ─► task
+        ▲                  │     ▲                          │
+        └────── a byte ────┘     └──────── success ─────────┘
+        asks the database now, not within a tenth of a second
 
-The scheduler makes the pipe, and a task has it, because it is a fork of a fork; one that runs as another user, or by
-another executor, has not. A byte is only a reason to ask: what is lost, or too much, changes nothing but when that is.
-Standard library only.
+The scheduler makes the pipe, and its forks have it. The process that watches a task rings once the api-server has the
+end; where that cannot be changed (`own_supervisor`) the task itself does, through Airflow's listener, unless it runs as
+another user. A byte is only a reason to ask: what is lost, or too much, changes nothing but when that is. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ MOST_BYTES = 4096
 
 
 class Bell:
-    """One pipe, of which neither end ever waits."""
+    """One pipe, of which neither end ever waits. tasks_ring: whether nobody does so for them."""
+
+    tasks_ring = True
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -30,8 +34,12 @@ class Bell:
         found = os.fstat(self._writer)
         return found.st_dev, found.st_ino
 
+    def fileno(self) -> int:
+        """What can be read once somebody has rung."""
+        return self._reader
+
     def ring(self) -> None:
-        """In a task's process. Never raises, and writes nothing where its code has made something else of that file."""
+        """Never raises, and writes nothing where a task's code has made something else of that file."""
         with suppress(OSError):
             if self._identity() == self._is:
                 os.write(self._writer, b"!")

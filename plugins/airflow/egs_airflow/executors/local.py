@@ -6,14 +6,17 @@ the scheduler hands over goes into one pipe at once, and leaves it in the order 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from multiprocessing import connection
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
 
-from egs_airflow import compat, config
+from egs_airflow import compat, config, own_supervisor
 from egs_airflow.executors import bell
-from egs_airflow.executors.mixin import KeepsSlots
+from egs_airflow.executors.mixin import KeepsSlots, is_on
 from egs_airflow.executors.ready import ReadyQueue
 from egs_airflow.executors.room import Room
 from egs_airflow.executors.waking import Running, Runs, sleep_until
@@ -27,14 +30,20 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
     _runs: Runs
     _ready: ReadyQueue | None = None
     _room: Room | None = None
+    _undo: ExitStack | None = None
 
     def start(self) -> None:
         """Import what is to be preloaded, then start the executor: its processes are forks of this one."""
         from egs_airflow.preload.modules import preload_modules
 
         preload_modules()
+        self._undo = undo = ExitStack()
         if config.settings().mode == "on":
-            bell.hang()
+            undo.callback(bell.take_down)
+            rung = bell.hang()
+            if is_on() and self.is_mp_using_fork and compat.available("watching"):
+                undo.callback(own_supervisor.watch(rung.ring))
+                rung.tasks_ring = False
         self._ready, self._room = None, _make_room() if self.is_mp_using_fork else None
         super().start()
         self._started, self._runs = Running(), Runs()
@@ -54,7 +63,16 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
 
     def _wake_scheduler(self) -> None:
         if self._open is not None and compat.available("idle_sleep"):
-            self._open.callback(compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s)))
+            self._open.callback(
+                compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s, self._hear))
+            )
+
+    def _hear(self, longest_s: float) -> None:
+        """Sleep until a task rings, or a process has ended."""
+        try:
+            connection.wait([self.result_queue._reader, *([bell.hung] if bell.hung is not None else ())], longest_s)
+        except Exception:  # raised here it would end the scheduler
+            time.sleep(longest_s)
 
     def _has_news(self) -> bool:
         """Whether a process has ended, or a task whose process still lives; or a DAG run has come."""
@@ -75,7 +93,8 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
     def end(self) -> None:
         """End as ever."""
         super().end()
-        bell.take_down()
+        if self._undo is not None:
+            self._undo.close()
         if self._room is not None:
             self._room.close()
 

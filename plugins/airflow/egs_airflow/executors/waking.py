@@ -20,8 +20,8 @@ from typing import Any
 from egs_airflow import compat
 from egs_airflow.executors import reading
 
-LOOK_S = 0.02
-"""How often it is looked for news."""
+LOOK_S = 0.05
+"""How often it is looked for news of which nobody tells."""
 ASK_S = 0.1
 """How often the metadata database is asked, one statement for all tasks of this executor; at once where one rings."""
 RUNS_S = 0.25
@@ -74,8 +74,8 @@ class Running:
         return bool(ended)
 
 
-def sleep_until(has_news: Callable[[], bool], longest_s: float) -> None:
-    """Sleep, until there is news or the time is over."""
+def sleep_until(has_news: Callable[[], bool], longest_s: float, hear: Callable[[float], object] = time.sleep) -> None:
+    """Sleep, until there is news or the time is over. hear: sleeps for so many seconds, or until somebody tells."""
     end_s = time.monotonic() + longest_s
     while (left_s := end_s - time.monotonic()) > 0 and not has_news():
-        time.sleep(min(LOOK_S, left_s))
+        hear(min(LOOK_S, left_s))

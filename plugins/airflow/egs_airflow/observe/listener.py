@@ -83,7 +83,7 @@ class TaskListener:
 def _ring() -> None:
     """Tell the scheduler that Airflow knows of the end; the module is there only where that has made a bell."""
     bell = getattr(sys.modules.get("egs_airflow.executors.bell"), "hung", None)
-    if bell is not None:
+    if bell is not None and bell.tasks_ring:
         bell.ring()
 
 
