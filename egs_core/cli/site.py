@@ -165,6 +165,7 @@ def _called(device: c.Device, several: bool) -> str:
 
 def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
     rows = []
+    has_flavors = any(view.flavor for view in runs)
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.doing
@@ -175,8 +176,10 @@ def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
             devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"
         where = (view.host,) if several else ()
         since_s = f"{max(0.0, now - since):,.0f} s"
-        rows.append((view.id, view.name, view.user, *where, state, since_s, f"{view.gpus:g}", devices, view.queue))
-    columns = ("run", "name", "user", *(["host"] if several else []), "state", "for", "GPUs", "devices", "queue")
+        held = (devices, *([view.flavor if view.lease else ""] if has_flavors else []))
+        rows.append((view.id, view.name, view.user, *where, state, since_s, f"{view.gpus:g}", *held, view.queue))
+    place, kind = ["host"] if several else [], ["flavor"] if has_flavors else []
+    columns = ("run", "name", "user", *place, "state", "for", "GPUs", "devices", *kind, "queue")
     print_rows(columns, rows)
 
 

@@ -17,7 +17,7 @@ from egs_core.cli.rows import WIDE
 from egs_core.cli.site import the_site
 from egs_core.client import messages as c
 from egs_core.client.http import Unreachable, connected
-from egs_core.client.overview import Overview
+from egs_core.client.overview import Overview, QueueView
 from egs_core.client.waiting_words import starts_words, time_words
 
 EVERY_S = 1.0
@@ -75,7 +75,7 @@ def shown(seen: Overview, now: float, height: int | None = None, problem: str = 
     runs = {run.id: run for run in seen.running}
     several = len(seen.hosts) > 1
     devices = [_device(one, runs, now, several) for one in seen.devices]
-    queues = [_queue(one.name, one.team, one.gpus, one.used, one.waiting) for one in seen.queues]
+    queues = [_queue(one) for one in seen.queues]
     waiting = [(_named(run), run.user, run.queue, f"{run.gpus:g}", _starts(run), run.reason) for run in seen.waiting]
     running, drivers = [_running(run, now) for run in seen.running], [_driver(run) for run in seen.drivers]
     most: list[int | None] = [None] * 5
@@ -122,9 +122,8 @@ def _device(one: c.Device, runs: dict[str, c.RunView], now: float, several: bool
     return name, one.state, held, "" if since is None else time_words(now - since)
 
 
-def _queue(name: str, team: str, quota: float | None, used: float | None, waiting: int) -> tuple[str, ...]:
-    bound, in_use = "no bound" if quota is None else f"{quota:g}", "" if used is None else f"{used:g}"
-    return name, team, bound, in_use, str(waiting)
+def _queue(one: QueueView) -> tuple[str, ...]:
+    return one.name, one.team, one.bound, "" if one.used is None else f"{one.used:g}", str(one.waiting)
 
 
 def _running(run: c.RunView, now: float) -> tuple[str, ...]:

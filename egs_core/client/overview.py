@@ -28,15 +28,23 @@ class Me(Told):
 
 class QueueView(Told):
     """A queue that the asker may use. gpus: its nominal quota, None where that has no bound; used: by all who use it,
-    in all pools of the server, None where others than the asker's team may use it, too;
-    waiting: runs that the asker sees; starts_in_s: when the first of those should start."""
+    in all pools of the server, None where others than the asker's team may use it, too; is_used_up: its budget, so
+    that nothing new of it gets a GPU; waiting: runs that the asker sees; starts_in_s: when the first of those should
+    start."""
 
     name: str
     team: str = ""
     gpus: float | None = None
     used: float | None = None
+    is_used_up: bool = False
     waiting: int = 0
     starts_in_s: float | None = None
+
+    @property
+    def bound(self) -> str:
+        """What bounds it, in words: its quota, and that its budget is used up."""
+        quota = "" if self.gpus is None else f"{self.gpus:g}"
+        return ", ".join(one for one in (quota, "budget used up" * self.is_used_up) if one) or "no bound"
 
 
 class Overview(Told):

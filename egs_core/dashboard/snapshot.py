@@ -186,11 +186,10 @@ def _memory(total: int, used: int | None) -> str:
 
 
 def _queue(one: QueueView, now: float) -> Row:
-    quota = "no bound" if one.gpus is None else f"{one.gpus:g}"
     return (
         one.name,
         one.team,
-        quota,
+        one.bound,
         "" if one.used is None else f"{one.used:g}",
         str(one.waiting),
         _starts(one.starts_in_s, now) if one.waiting else "",

@@ -24,9 +24,11 @@ from egs_core.engine.rules.gangs import index_of, missing_members
 from egs_core.engine.rules.processes import has_slot_for
 from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept, select_gang
 from egs_core.engine.rules.topology import describe_levels, levels_of
+from egs_core.engine.specs import NO_QUEUE, Amounts
 from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.state.metering import described, task_reaches
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
+from egs_core.engine.state.records import QueueState
 from egs_core.engine.state.state import State
 from egs_core.errors import counted, listed
 from egs_core.graph.columns import GIB, KIND_NAMES, Shape
@@ -143,6 +145,8 @@ def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
     never = quota.never_fits(state.queues, number, wanted)
     queues = queues_with_kept(state, phases) if state.reservations else state.queues
     blocked = never or quota.blocked_by(quota.without_turns(queues), number, wanted)
+    if blocked is not None and not never:
+        blocked = quota.blocked_by(quota.without_turns(queues), number, _but_scarcer(state, number, wanted))
     if blocked is None:
         return None
     spec = state.queues[number].spec
@@ -155,6 +159,30 @@ def _quota(state: State, task: int, queue: ReadyQueue) -> Reason | None:
         used += f", {_amount(blocked.kind, blocked.elsewhere)} of it in other pools"
     text = f"needs {_amount(blocked.kind, blocked.wanted)}: queue {spec.name!r} has no quota for that, {limit}{used}"
     return Reason(state.task_ids[task], "ready", "infeasible" if never else "quota", text)
+
+
+def _but_scarcer(state: State, number: int, wanted: Amounts) -> Amounts:
+    """Without the kinds of which the queue may use all that the nodes have, and that are short: those are held, and
+    with what holds them its quota comes free."""
+    if number == NO_QUEUE:
+        return wanted
+    alive = [node for node in state.nodes if node.alive]
+    offered = (
+        sum(node.cpu_milli for node in alive),
+        sum(node.gpus for node in alive) * WHOLE_DEVICE,
+        sum(_tracked(node.memory_bytes) for node in alive),
+    )
+    empty = [QueueState(queue.spec, queue.cohort) for queue in state.queues]
+    queues, cohort = quota.without_turns(state.queues), state.queues[number].cohort
+    cpus, gpus, memory = [
+        0
+        if quota.left_of_quota(empty, number, kind) >= offered[kind]
+        and quota.left_of_quota(queues, number, kind) < amount
+        and not any(queues[other].elsewhere[kind] for other in cohort)
+        else amount
+        for kind, amount in enumerate(wanted)
+    ]
+    return cpus, gpus, memory
 
 
 def _amount(kind: str, amount: int) -> str:

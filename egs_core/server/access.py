@@ -189,7 +189,8 @@ class Access:
         scope.get("state", {}).get(IS_KNOWN, _nobody)()
         origin = f"{where}, token {found.id}"
         host = found.name if found.role == "agent" else ""
-        return Principal(found.name, found.role, (found.team,) if found.team else None, origin, host)
+        home = self._home(found.name) if found.role == "admin" else ""
+        return Principal(found.name, found.role, (found.team,) if found.team else None, origin, host, home)
 
     def _of_provider(self, provider: Provider, token: str, where: str, now: float) -> Principal:
         found = provider.person(token, now)
@@ -198,7 +199,8 @@ class Access:
         teams = found.teams
         if teams is None and found.role != "admin":
             teams = self._teams.of_user(found.name, NO_UID)
-        return Principal(found.name, found.role, teams, f"{where}, by {provider.issuer}")
+        home = self._home(found.name) if found.role == "admin" else ""
+        return Principal(found.name, found.role, teams, f"{where}, by {provider.issuer}", home=home)
 
     def at_host(self, agent: Principal, peer: str) -> Principal:
         """A user for whom the agent of their host asks: never more than a submitter, and bound to that host. peer: user
@@ -214,8 +216,12 @@ class Access:
     def _of_user(self, uid: int) -> Principal:
         name, origin = user_name(uid), f"socket, uid {uid}"
         if uid in (0, os.getuid()):
-            return Principal(name, "admin", None, origin)
+            return Principal(name, "admin", None, origin, home=self._home(name, uid))
         return Principal(name, "submitter", self._teams.of_user(name, uid), origin)
+
+    def _home(self, name: str, uid: int = NO_UID) -> str:
+        """The first team that the file has an admin in; "" for none."""
+        return (self._teams.of_user(name, uid) or ("",))[0]
 
     # --- tokens: each change is in the store, with its line in the log, before it is answered ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from egs_core.client import messages as c
 from egs_core.client.overview import Overview, QueueView
@@ -49,10 +49,18 @@ def _queues(book: Book, who: Principal, waiting: Sequence[Run], shown: Sequence[
             starts[view.queue] = min(view.starts_in_s, starts.get(view.queue, view.starts_in_s))
     states = [queue for queue in book.engine.state.queues if queue.spec.name in names]
     teams = book.team_of_queue
-    return tuple([_queue(one, teams.get(one.spec.name, ""), counts, starts, who) for one in states])
+    stopped = book.views.spending.stopped
+    return tuple([_queue(one, teams.get(one.spec.name, ""), counts, starts, who, stopped) for one in states])
 
 
-def _queue(queue: QueueState, team: str, counts: Counter[str], starts: dict[str, float], who: Principal) -> QueueView:
+def _queue(
+    queue: QueueState,
+    team: str,
+    counts: Counter[str],
+    starts: dict[str, float],
+    who: Principal,
+    stopped: Collection[str],
+) -> QueueView:
     """What is used of a queue of no team is not one team's to see, as in `/metrics`."""
     name, nominal = queue.spec.name, queue.spec.nominal[GPUS]
     return QueueView(
@@ -60,6 +68,7 @@ def _queue(queue: QueueState, team: str, counts: Counter[str], starts: dict[str,
         team=team,
         gpus=None if nominal >= UNLIMITED else nominal / THOUSANDTHS,
         used=queue.total(GPUS) / THOUSANDTHS if team or who.teams is None else None,
+        is_used_up=name in stopped,
         waiting=counts[name],
         starts_in_s=starts.get(name),
     )

@@ -26,7 +26,7 @@ class Asks(Protocol):
 def add_overview_routes(app: FastAPI, site: Asks) -> None:
     @app.get("/v1/me")
     async def me(who: Who) -> Me:
-        return Me(name=who.name, role=who.role, team=who.team, every_team=who.teams is None)
+        return Me(name=who.name, role=who.role, team=who.teams[0] if who.teams else "", every_team=who.teams is None)
 
     @app.get("/v1/overview", response_model=Overview)
     async def whole(who: Who, own: bool = True) -> Response:

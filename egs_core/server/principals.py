@@ -35,18 +35,19 @@ class Owned(Protocol):
 class Principal(msgspec.Struct, frozen=True):
     """Who asks. teams: that it is bound to, the first one its own; None: bound to none. origin: for the log: the
     address that the request came from, and by what it was known. host: that it is bound to: of an agent, and of a
-    user for whom an agent asks; "" for everybody else."""
+    user for whom an agent asks; "" for everybody else. home: the own team of an admin, whom it does not bind."""
 
     name: str
     role: Role = "submitter"
     teams: tuple[str, ...] | None = None
     origin: str = ""
     host: str = ""
+    home: str = ""
 
     @property
     def team(self) -> str:
         """Of what it submits, where the queue is of no team."""
-        return self.teams[0] if self.teams else ""
+        return self.teams[0] if self.teams else self.home
 
     def is_of(self, team: str) -> bool:
         return self.teams is None or team in self.teams
@@ -83,13 +84,15 @@ def queues_of(who: Principal, queues: Sequence[str], team_of_queue: Mapping[str,
 
 
 def queue_for(who: Principal, asked: str, queues: Sequence[str], team_of_queue: Mapping[str, str], option: str) -> str:
-    """The queue that is asked for; where none is, the first of its team's own, or the only one that it may use; "" at a
-    site without queues for whoever names none. option: by which a queue is named. Raises Refusal (422) for one that is
-    not there, or of another team."""
+    """The queue that is asked for; where none is, the first of its team's own, or the only one that it may use; an
+    admin's without either the first that is for all; "" at a site without queues for whoever names none. option: by
+    which a queue is named. Raises Refusal (422) for one that is not there, or of another team."""
     allowed = queues_of(who, queues, team_of_queue)
     if not queues or asked in allowed:
         return asked
     own = [name for name in allowed if who.team and team_of_queue.get(name) == who.team]
+    if who.role == "admin" and not own:
+        own = [name for name in allowed if not team_of_queue.get(name)]
     if not asked and (own or len(allowed) == 1):
         return (own or allowed)[0]
     said = f"there is no queue {asked!r}" if asked else "none is named"

@@ -104,6 +104,17 @@ def test_each_list_has_its_share_of_a_small_terminal(drivers: int, width: int) -
     assert [line for line in lines if line.startswith("0 job0")]
 
 
+def test_what_bounds_a_queue() -> None:
+    """Its quota, and that its budget is used up: then "no bound" would be wrong."""
+    queues = [{"name": "a"}, {"name": "b", "is_used_up": True}, {"name": "c", "gpus": 2.0, "is_used_up": True}]
+    rows = [line.split() for line in text_of(made_site(queues=queues)).splitlines()]
+    assert [" ".join(row[1:-1]) for row in rows if row and row[0] in "abc"] == [
+        "no bound",
+        "budget used up",
+        "2, budget used up",
+    ]
+
+
 def test_ones_own_run_beyond_those_that_are_shown() -> None:
     """It holds its GPU under its number: only of what one does not see it is said that it is another team's."""
     devices = [{"id": "0", "state": "held", "free": 0, "run": "777", "runs": ("777",)}]

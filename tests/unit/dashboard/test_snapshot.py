@@ -101,6 +101,12 @@ def test_what_others_use_is_not_shown() -> None:
     assert found.rows["queues"]["common"][3] == ""
 
 
+def test_a_budget_that_is_used_up_is_said_where_the_quota_is() -> None:
+    queues = (QueueView(name="common"), QueueView(name="images", gpus=1, is_used_up=True))
+    found = snapshot(site(queues=queues), {})
+    assert [row[2] for row in found.rows["queues"].values()] == ["no bound", "1, budget used up"]
+
+
 def test_a_bound_is_said() -> None:
     found = snapshot(site(running_count=700, waiting_count=10_000), {})
     assert found.totals.endswith("; shown: the first 1 that run and the first 1 that wait")

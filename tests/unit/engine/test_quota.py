@@ -61,6 +61,29 @@ def test_a_queue_gets_no_more_than_its_quota() -> None:
     assert bench.status("a2") == "granted"
 
 
+def test_what_is_held_is_the_reason_where_a_quota_is_no_less_than_the_devices() -> None:
+    """Alone, and with what a cohort lends: who waits is told what lacks. Where others hold some in other pools, or the
+    queue may not borrow as much, it is the quota that has to come free."""
+    for queues in (
+        (QueueSpec("a", nominal=gpus(2)), QueueSpec("b")),
+        (QueueSpec("a", "lab", gpus(1)), QueueSpec("b", "lab", gpus(1))),
+    ):
+        bench = bench_of(2, *queues)
+        submit(bench, "a", "a0", (gpu(),))
+        submit(bench, "b", "b0", (gpu(),))
+        submit(bench, "a", "a1 a2", (gpu(),))
+        assert bench.reason("a2").kind == "capacity"
+        assert "n0 has 0 of 2 GPUs wholly free" in bench.reason("a2").text
+        bench.end("b0")
+        assert (bench.status("a1"), bench.reason("a2").kind) == ("granted", "capacity")
+    bench.send(m.UsedElsewhere((m.Elsewhere("b", (0, 1000, 0)),)))
+    assert bench.reason("a2").kind == "quota"
+    bench = bench_of(2, QueueSpec("a", "lab", gpus(1), borrowing_limit=gpus(0)), QueueSpec("b", "lab", gpus(1)))
+    submit(bench, "a", "a0 a1", (gpu(),))
+    submit(bench, "b", "b0", (gpu(),))
+    assert bench.reason("a1").kind == "quota"
+
+
 def test_idle_quota_is_borrowed_within_a_cohort() -> None:
     """What the other queue leaves idle may be used, up to its lending limit; outside of the cohort nothing is lent."""
     lender = QueueSpec("lender", "lab", gpus(3), lending_limit=gpus(2))

@@ -182,6 +182,23 @@ def test_one_host_decides_as_a_host_of_each_flavor_would(
     assert moments[0] == moments[1]
 
 
+def test_what_is_kept_on_one_flavor_keeps_nobody_from_another() -> None:
+    """A task that has waited too long has the fast device kept, whose holder runs longer than was believed: the slow
+    one, which it may not have, is no room for it, and so is given to who may; who wants the fast one waits behind."""
+    bench = host("fast", "slow", "slow")
+    holding(bench, "fast", 10.0)
+    waits = job("waits", 5.0, 5.0, flavors=("fast",))
+    waits.options[0] = TaskOptions(flavors=("fast",), max_wait_s=1.0)
+    bench.submit(waits, "waits")
+    bench.send(m.Tick(), 2.0)
+    assert [(kept.at, len(kept.places)) for kept in bench.state.reservations.values()] == [(10.0, 1)]
+    bench.submit(job("other", 50.0, 50.0, flavors=("slow",)), "other", at=12.0)
+    bench.submit(job("behind", 1.0, 1.0, flavors=("fast",)), "behind")
+    assert devices_of(bench, "other") == (1,)
+    bench.end("holder of fast", 20.0)
+    assert (devices_of(bench, "waits"), bench.status("behind")) == ((0,), "ready")
+
+
 def _flavor(bench: EngineBench, name: str) -> str:
     grant = bench.grant_of(name)
     node = next(one for one in bench.state.nodes if one.name == grant.node)

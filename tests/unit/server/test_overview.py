@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from egs_core.engine import Engine
+from egs_core.server.access import user_name
 from egs_core.server.book import CONFIG
 from egs_core.server.logic import SiteLogic
 from egs_core.server.overview import MOST_WAITING, overview
@@ -30,6 +33,19 @@ def test_who_the_server_takes_one_for(app: RealApp) -> None:
     assert seen[0] == {"name": "ann", "role": "viewer", "team": "vision", "every_team": False}
     assert (seen[1]["role"], seen[1]["every_team"]) == ("admin", True)
     assert app.over_tcp().get("/v1/me").status == 401
+
+
+def test_an_admin_whom_the_file_has_in_a_team() -> None:
+    """By the socket and by a token: bound to no team, and with the team's queue where none is named."""
+    app = RealApp(FILE.replace("uid70001", user_name(os.getuid())))
+    try:
+        token = app.over_tcp(app.site.access.own_token(time.time()))
+        for number, asker in enumerate((app.admin, token)):
+            run = asker.submit(f"admin-key-{number}", gpus=0).told
+            assert (run["queue"], run["team"]) == ("images", "vision")
+            assert [asker.get("/v1/me").told[name] for name in ("team", "every_team")] == ["", True]
+    finally:
+        app.close()
 
 
 def test_a_team_sees_its_own(app: RealApp) -> None:

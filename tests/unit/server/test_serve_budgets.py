@@ -45,6 +45,7 @@ def test_a_budget_that_is_used_up(tmp_path: Path) -> None:
         listed = site.egs("queue").stdout
         assert "queue images: 0.0 of 0.001 GPU hours of " in listed
         assert ", used up: nothing new of it gets a GPU; until " in listed
+        assert "budget used up" in site.egs("top", "--once").stdout
         (told,) = site.told("queue")["budgets"]
         assert (told["queue"], told["state"], told["used"] > 0.001) == ("images", "used up", True)
         assert first.poll() is None

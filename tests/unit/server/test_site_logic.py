@@ -9,8 +9,9 @@ from egs_core.client import messages as c
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server import logic
 from egs_core.server.logic import Batch, SiteLogic
+from egs_core.server.principals import Principal
 from egs_core.server.runs import Device, Offer, Refusal
-from tests.unit.server.site_steps import ANN, BOB, behind, end, request, start, three_devices
+from tests.unit.server.site_steps import ANN, BOB, ROOT, behind, end, request, start, three_devices
 from tests.unit.server.site_world import GIB, OFFER
 
 
@@ -63,6 +64,19 @@ def test_whoever_names_no_queue_uses_the_only_one(site: SiteLogic) -> None:
     site.offer(OFFER, (QueueSpec("common"), QueueSpec("other")))
     with pytest.raises(Refusal, match="none is named; there are common, other: choose by --queue"):
         site.submit(ANN, request(2))
+
+
+def test_the_queue_of_an_admin_who_names_none(site: SiteLogic) -> None:
+    """That of the team that the file has this admin in, else the first for all; where each is a team's it has to be
+    chosen."""
+    queues = tuple([QueueSpec(name) for name in ("sounds", "common", "other", "images")])
+    site.offer(OFFER, queues, {"sounds": "speech", "images": "vision"})
+    at_home = Principal("ann", "admin", home="vision")
+    found = [site.submit(who, request(n, gpus=0)) for n, who in enumerate((ROOT, at_home), 1)]
+    assert [(run.queue, run.team) for run in found] == [("common", ""), ("images", "vision")]
+    site.offer(OFFER, queues[::3], {"sounds": "speech", "images": "vision"})
+    with pytest.raises(Refusal, match="none is named; there are sounds, images"):
+        site.submit(ROOT, request(3))
 
 
 def test_a_quota_holds_for_a_queue(site: SiteLogic) -> None:

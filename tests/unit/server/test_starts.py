@@ -62,3 +62,17 @@ def test_a_moment_that_has_passed_is_not_promised_for_ever(site: SiteLogic) -> N
         site.at(at)
         seen.append(site.view(ANN, waits.id).starts_in_s)
     assert seen == [1.0, 0.0, None]
+
+
+def test_a_quota_of_all_gpus_is_not_what_is_waited_for(site: SiteLogic) -> None:
+    """Where the quota is as much as there is, its queue's own runs hold the devices and the quota at once: who waits is
+    told by whom they are held, and when they should be free."""
+    site.offer(OFFER, (QueueSpec("all", nominal=(UNLIMITED, 3000, UNLIMITED)),))
+    busy = start(site, 1, gpus=3, queue="all", expected_s=60.0)
+    waits = site.submit(ANN, request(2, queue="all"))
+    assert (waits.kind, waits.starts_in_s) == ("capacity", 60.0)
+    assert "has 0 of 3 GPUs wholly free" in waits.reason
+    assert waits.reason.endswith(f"GPUs are held by {busy.id} (job1, ann)")
+    assert [view.starts_in_s for view in site.queue(ANN).runs] == [60.0]
+    end(site, busy)
+    assert site.view(ANN, waits.id).state == "granted"
