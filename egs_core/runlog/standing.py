@@ -91,9 +91,9 @@ def standing(records: Iterable[Record]) -> Stand:
                 stand.loaded.append(loaded)
             case PreloadEnded():
                 if (known := open_loads.get((record.workload, record.task))) is not None:
-                    known.state = record.outcome
-                    if record.outcome == "used":
+                    if record.outcome == "used" and known.state == "warm":
                         _task(stand, record.workload, record.task).is_warm = True
+                    known.state = record.outcome
             case WorkloadEnded():
                 _end(stand.tasks.get(record.workload, {}), record)
     return stand

@@ -11,6 +11,8 @@ import ray
 from ray.dag import MultiOutputNode
 
 import egs_ray
+from egs_core.runlog.io import read_run
+from egs_core.runlog.records import PreloadEnded, PreloadStarted
 from egs_ray import Session
 from egs_ray.worker.niceness import Niceness
 from tests.conformance.ray import run_tasks as t
@@ -63,6 +65,24 @@ def test_is_warm_before_its_predecessor_ends(session: Session, tmp_path: Path) -
     found = made.get(t.LIMIT_S)
     assert found["wave"]
     assert found["pid"] == found["model"]["pid"] == job.pid
+
+
+@pytest.mark.slow
+def test_each_preload_of_the_run_log_is_over(tmp_path: Path) -> None:
+    """Also of a task that was granted in the moment in which a process was kept for it: the task has used it."""
+    task = t.with_folder(t.warmed, tmp_path)
+    t.signal_to(str(tmp_path), "first.end")
+    with t.session(tmp_path) as session:
+        for _ in range(2):
+            first = t.before.bind(str(tmp_path), "first")
+            made = egs_ray.run(MultiOutputNode([task.bind(str(tmp_path), first) for _ in range(4)]), session=session)
+            assert all(found["wave"] for found in made.get(t.LIMIT_S))
+    last: dict[tuple[str, str], str] = {}
+    for record in read_run(tmp_path / "run.jsonl").records:
+        if isinstance(record, PreloadStarted | PreloadEnded):
+            last[record.workload, record.task] = getattr(record, "outcome", "begun")
+    assert last
+    assert set(last.values()) <= {"used", "unused", "failed"}
 
 
 def is_gentle(pid: int) -> bool:

@@ -86,7 +86,7 @@ class Decisions:
         elif job.way is Way.OBSERVED:
             self._submissions.submit_observed(job)
         else:
-            if job.parked_since is not None and job.peer is not None:
+            if job.parked_since is not None:  # also where its process is still starting: the task runs in it
                 self._shared.site.note(s.PreloadOver(job.number, "used"))
             job.parked_since = None
             self._submissions.submit_shell(job, grant.node)
