@@ -1,8 +1,8 @@
 """Which private or version-dependent Ray API is there: `FEATURES` has each with probe, fallback and what is lost.
 
 The uses are in files of their own: `functions`, `submitting` (submit, auto_init, auto_start), `waiting` (ready,
-disconnect), `events` (task_events, actors), `actors` (actor_handles), `worker.waits` (waits), `launch` (uv) and
-`autoscaler`.
+disconnect), `events` (task_events, actors), `actors` (actor_handles), `own_values`, `worker.waits` (waits), `launch`
+(uv) and `autoscaler`.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -79,6 +79,11 @@ def _probe_actors() -> bool:
 def _probe_actor_handles() -> bool:
     known = all(hasattr(ray._raylet.CoreWorker, name) for name in ("get_local_actor_state", "kill_actor"))
     return known and callable(ray.actor.ActorHandle._serialization_helper)
+
+
+def _probe_own_values() -> bool:
+    names = ("serialize_object_ref", "deserialize_and_register_object_ref")
+    return all(hasattr(ray._raylet.CoreWorker, name) for name in names)
 
 
 def _probe_disconnect() -> bool:
@@ -172,6 +177,13 @@ FEATURES = Features(
         _probe_actor_handles,
         "none: actors go to Ray as they are submitted",
         "GPU actors are neither ordered nor limited, and operators do not see them",
+    ),
+    Feature(
+        "own_values",
+        "CoreWorker.deserialize_and_register_object_ref with a value",
+        _probe_own_values,
+        "an actor keeps the values",
+        "a script whose GPU tasks wait has a process more, and a task waits some milliseconds longer",
     ),
     Feature(
         "waits",

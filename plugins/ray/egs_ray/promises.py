@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -106,6 +106,11 @@ class Promises:
                 self._made = _make_board(self._patience_s, retries=0 if self._on_loss is None else -1)
             return self._made
 
+    @property
+    def has_board(self) -> bool:
+        """Whether something has needed the actor."""
+        return self._made is not None
+
     def ready(self) -> Any:
         """A reference that is ready when promises can be made."""
         return self._board.ready.remote()
@@ -123,10 +128,6 @@ class Promises:
 
     def keep(self, key: str, value: Any) -> None:
         self._board.keep.remote({key: value})
-
-    def keep_all(self, keys: Iterable[str]) -> None:
-        """Keep None under each of the keys, also if that was done before."""
-        self.keep_values(dict.fromkeys(keys))
 
     def keep_values(self, values: dict[str, Any]) -> Any:
         """Keep each value under its key, but where one is kept already; a reference that is ready when that is done."""

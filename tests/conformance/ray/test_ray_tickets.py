@@ -16,13 +16,14 @@ Script = Callable[..., "subprocess.CompletedProcess[str]"]
 COUNTED = """
 import json, os, time
 import ray
-from egs_ray import install, promises
+from egs_ray import install
+from egs_ray.session.tickets import Tickets
 
-made, new_copies = [], promises.Promises.new_copies
+made, new_copies = [], Tickets._new_copies
 def counted(self, key, copies):
     made.append(key)
     return new_copies(self, key, copies)
-promises.Promises.new_copies = counted
+Tickets._new_copies = counted
 
 @ray.remote(num_gpus=1, max_calls=0, num_cpus=0.5)
 def quick(number, *after):

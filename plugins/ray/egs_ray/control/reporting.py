@@ -28,7 +28,7 @@ EVERY_S = 0.1
 AGAIN_S = 1.0
 ANSWER_S = 20.0
 CLOSE_S = 1.0
-ALONE_S = 10.0  # from its first work on a driver needs no controller for so long
+ALONE_S = 60.0  # from its first work on a driver needs no controller for so long
 LOOK_S = 0.5
 
 Row = dict[str, Any]

@@ -71,6 +71,7 @@ class Pulse:
             try:
                 self._site.do(self._look)
                 self._site.do(self._tickets.live)  # by the holder's thread: its life is what the tickets depend on
+                self._tickets.open_if_silent()
                 if self._is_awaited() or self._demand:
                     nodes, free = ray.nodes(), ray.available_resources().get("GPU", 0.0)
                     self._site.do(partial(self.review, nodes, free))

@@ -2,26 +2,30 @@
 
     fit.remote(x)  ─►  [fit].remote(ticket, x)        Ray keeps the task until the ticket has a value
 
-A ticket costs some milliseconds of processor time in all, so few are made. While there is room for all that has not
-ended, a task that takes no result passes without one. Short tasks that are alike and come one after the other share
-one, as many as the GPUs do in a quarter of a second (`room`): the first whose turn it is opens it for all of them.
+This process has the values itself (`own_values`). An actor keeps those that workers wait for; all, where Ray does not
+take values of a driver's own (`promises`). While there is room for all that has not ended, a task that takes no result
+passes without a ticket. Short tasks that are alike and come one after the other share one, as many as the GPUs do in a
+quarter of a second (`room`): the first whose turn it is opens it for all of them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from egs_ray import waiting
+from egs_ray.own_values import make_own_values
 from egs_ray.promises import Promises
 from egs_ray.session.room import Room
 from egs_ray.submission import Needs
 
 NO_TURN = "nothing_to_wait_for"
-PATIENCE_S = 20.0  # without a sign of life from this process for so long, the tickets open by themselves
+ELSEWHERE = "w"  # begins the names of tickets that workers wait for
+PATIENCE_S = 20.0  # without a sign of life from the holder's thread for so long, the tickets open by themselves
 
 
 class Ticket(msgspec.Struct):
@@ -57,6 +61,9 @@ class Tickets:
     ) -> None:
         self._room, self._estimate, self._do, self._now = room, estimate, do, now
         self._promises = Promises(PATIENCE_S, self._board_lost)
+        self._own = make_own_values()
+        self._own_refs: dict[str, list[Any]] = {}  # of tickets that are not open, by name
+        self._heard_s = time.monotonic()
         self._lock = threading.Lock()
         self._all_open = False
         self._lets_pass = lets_pass
@@ -104,7 +111,7 @@ class Tickets:
             if self._all_open:
                 return None
             self.made += 1
-            key = str(self.made)
+            key = f"{ELSEWHERE if is_elsewhere else ''}{self.made}"
             has_room = self._held_gpus + needs.gpus <= self._room.tickets
             self._held_gpus += needs.gpus
             last = self._last
@@ -119,11 +126,23 @@ class Tickets:
         if is_elsewhere:
             return key, True
         copies = self._room.together(needs, self._estimate(needs)) if may_share else 1
-        refs = self._promises.new_copies(key, copies)
+        refs = self._new_copies(key, copies)
         ref = refs.pop()
         if refs:
             ticket.refs, self._last = refs, ticket
         return key, ref
+
+    def _new_copies(self, name: str, copies: int) -> list[Any]:
+        """As many references, for as many tasks, to what will be kept under the name."""
+        if self._own is None:
+            return self._promises.new_copies(name, copies)
+        made = [self._own.new() for _ in range(copies)]
+        with self._lock:
+            self._own_refs[name] = list(made)
+            is_open = self._all_open
+        if is_open:  # meanwhile
+            self._keep_values({name: None})
+        return made
 
     def needs_of(self, key: str, gpus: float) -> Needs:
         """What the task with this ticket asks Ray for; of one that has ended only its GPUs are known."""
@@ -178,7 +197,17 @@ class Tickets:
 
     def live(self) -> None:
         """This process lives: call it about once a second."""
-        self._promises.live()
+        self._heard_s = time.monotonic()
+        if self._own is None or self._promises.has_board:
+            self._promises.live()
+
+    def open_if_silent(self) -> None:
+        """From any thread but the holder's: where that has not called `live` for long, what waits goes. The actor does
+        so by itself."""
+        if self._own is not None and time.monotonic() - self._heard_s > PATIENCE_S:
+            with self._lock:
+                names = list(self._own_refs)
+            self._keep_values(dict.fromkeys(names))
 
     def open_all(self) -> bool:
         """From any thread: everything passes from now on; whether that is news."""
@@ -186,7 +215,7 @@ class Tickets:
             was_open, self._all_open = self._all_open, True
             names = {ticket.name for ticket in self._held.values() if not ticket.is_open}
         if not was_open:
-            self._promises.keep_all(names)
+            self._keep_values(dict.fromkeys(names))
         return not was_open
 
     def _open(self, ticket: Ticket, decision: int, reason: str, value: Any) -> list[int]:
@@ -202,10 +231,23 @@ class Tickets:
 
     def _keep(self) -> None:
         kept, self._kept = self._kept, {}
-        call, sent_s = self._promises.keep_values(kept), self._now()
+        call, sent_s = self._keep_values(kept), self._now()
         if call is not None and self._on_its_way is None:
             self._on_its_way = call
             waiting.on_ready(call, lambda: self._do(lambda: self._arrived(self._now() - sent_s)))
+
+    def _keep_values(self, values: dict[str, Any]) -> Any:
+        """Keep them for whoever waits; a reference that is ready when what others keep is kept, None where that is
+        nothing. From any thread."""
+        if self._own is None:
+            return self._promises.keep_values(values)
+        for name in [name for name in values if not name.startswith(ELSEWHERE)]:
+            value = values.pop(name)
+            with self._lock:
+                refs = self._own_refs.pop(name, [])
+            for ref in refs:
+                self._own.keep(ref, value)
+        return self._promises.keep_values(values)
 
     def _arrived(self, way_s: float) -> None:
         self._way_s, self._on_its_way = (self._way_s + way_s) / 2, None
@@ -216,5 +258,5 @@ class Tickets:
 
     def _open_again(self) -> None:
         with self._lock:
-            names: Iterable[str] = {ticket.name for ticket in self._held.values() if ticket.is_open and ticket.name}
-        self._promises.keep_all(names)
+            names = {ticket.name for ticket in self._held.values() if ticket.is_open and ticket.name}
+        self._keep_values(dict.fromkeys(names))
