@@ -24,7 +24,7 @@ from egs_core.history.pending import learn_pending
 from egs_core.profiling.advising import Advised
 from egs_core.profiling.advising import advise as advised_of
 from egs_core.profiling.known import Known
-from egs_core.profiling.tiers import STRETCH, Measured, Tier, Wishes, span
+from egs_core.profiling.tiers import GIB, STRETCH, Measured, Tier, Wishes, span
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Started
 from egs_core.units import parse_seconds
@@ -152,6 +152,9 @@ def _show(one: Advised) -> None:
     for size in dict.fromkeys(death.size for death in one.died):
         times = sum(death.size == size for death in one.died)
         typer.echo(f"  its memory was not enough on {printable(size)}: {counted(times, 'run')}")
+    if one.starved:
+        more = f": ask for {one.memory_bytes / GIB:.3g} GiB" if one.memory_bytes else ", whose need nobody stated"
+        typer.echo(f"  its main memory was not enough: {counted(len(one.starved), 'run')}{more}")
     for other in one.untried:
         if other.seconds is not None:
             by = f"as {counted(other.others, 'task')} that ran on both tell" if other.others else "by the site's speeds"

@@ -195,7 +195,7 @@ def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[
 
 
 def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[str, Any]]:
-    """One row for each attempt at a phase that became ready."""
+    """One row for each attempt at a phase that became ready. ended: how, where a reason for its end is known."""
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     added = next((x for x in own if isinstance(x, r.TaskAdded)), None)
     for x in sorted((x for x in own if isinstance(x, (r.Ready, r.Started))), key=lambda x: x.t):
@@ -205,6 +205,9 @@ def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[st
             between = [s.task for s in starts if row["ready_s"] <= s.t < x.t and s.node == x.node and s.task != x.task]
             row["reason"] = _reason_in_log(own, x, between) if row["waited_s"] > 0 else None
             row["expected"] = _expected(own, x)
+    for end in (x for x in own if isinstance(x, r.Ended)):
+        if end.reason and (end.phase, end.attempt) in rows:
+            rows[end.phase, end.attempt]["ended"] = f"{end.outcome}: {end.reason}"
     return list(rows.values())
 
 
@@ -212,7 +215,7 @@ def _row(x: r.Ready | r.Started, added: r.TaskAdded | None) -> dict[str, Any]:
     kinds = [phase[0] for phase in added.phases] if added is not None else []
     kind = kinds[x.phase] if 0 <= x.phase < len(kinds) else ""
     row = {"phase": x.phase, "attempt": x.attempt, "kind": kind, "ready_s": x.t, "started_s": None, "waited_s": None}
-    return row | {"reason": None, "expected": ""}
+    return row | {"reason": None, "expected": "", "ended": ""}
 
 
 def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) -> dict[str, Any]:
@@ -269,6 +272,7 @@ def _phase_line(phase: dict[str, Any]) -> str:
     if phase["started_s"] is None:
         return f"{begin}, never started: {phase['reason']['text'] if phase['reason'] else 'the log ends before'}"
     expected = f"; {phase['expected']}" if phase.get("expected") else ""
+    expected += f"; {phase['ended']}" if phase.get("ended") else ""
     if not phase["waited_s"] or phase["waited_s"] <= 0:
         return f"{begin}, started at once{expected}"
     reason = phase["reason"]

@@ -22,6 +22,8 @@ from egs_core.engine.specs import HOUR_S
 from egs_core.errors import counted, listed
 from egs_core.profiling.tiers import NO_WISHES, Advice, Measured, Tier, Wishes, of_best_batch, recommend, span
 
+MORE_MEMORY = 2  # times what was not enough
+
 
 class Kind(NamedTuple):
     """Runs of one kind are taken to be the same work. pipeline: "" for commands; phase: its number in the task."""
@@ -38,11 +40,20 @@ class Died(NamedTuple):
     at: float
 
 
+class Starved(NamedTuple):
+    """An attempt that ended because its host's memory was not enough. memory_bytes: that it had asked for, 0: for no
+    certain amount."""
+
+    memory_bytes: int
+    at: float
+
+
 class Seen(msgspec.Struct):
     """All that is known of one kind. measured: their flavor is "" where nobody knows it."""
 
     measured: list[Measured] = []
     died: list[Died] = []
+    starved: list[Starved] = []
 
 
 class Untried(msgspec.Struct, frozen=True):
@@ -57,7 +68,8 @@ class Untried(msgspec.Struct, frozen=True):
 
 class Advised(msgspec.Struct, frozen=True):
     """What one kind should have. runs: that succeeded; flavor, gpus: to ask for, "" where there is no advice; size:
-    both in words. unknown: what would be needed to say more, in sentences. gpu_h: GPU hours that its runs held."""
+    both in words. unknown: what would be needed to say more, in sentences. gpu_h: GPU hours that its runs held.
+    memory_bytes: of the host, to ask for where it ended by a lack of that: twice what it had, 0: nothing to say."""
 
     pipeline: str
     task: str
@@ -70,6 +82,8 @@ class Advised(msgspec.Struct, frozen=True):
     advice: Advice | None
     untried: tuple[Untried, ...]
     died: tuple[Died, ...]
+    starved: tuple[Starved, ...]
+    memory_bytes: int
     unknown: tuple[str, ...]
 
 
@@ -117,6 +131,8 @@ def _advised(
         advice,
         tuple(untried),
         tuple(sorted(own.died, key=lambda one: one.at)),
+        tuple(sorted(own.starved, key=lambda one: one.at)),
+        MORE_MEMORY * max([one.memory_bytes for one in own.starved], default=0),
         tuple(_unknown(own, known, advice, dead, by_flavor)),
     )
 

@@ -10,11 +10,10 @@ import msgspec
 from egs_core.client.messages import RunView
 from egs_core.history.from_runlog import history_from_runlog
 from egs_core.history.rows import HistoryRow
-from egs_core.profiling.advising import Died, Kind, Seen, size_of
+from egs_core.out_of_memory import GPU, HOST
+from egs_core.profiling.advising import Died, Kind, Seen, Starved, size_of
 from egs_core.profiling.tiers import Measured
 from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, WorkloadSubmitted
-
-OUT_OF_MEMORY = "out of memory"  # in the reason of an end, in any case
 
 
 class Known:
@@ -63,14 +62,18 @@ class Known:
         names = {(one.workload, one.task): one.name for one in records if isinstance(one, TaskAdded)}
         started = {(one.workload, one.task, one.phase, one.attempt): one for one in records if isinstance(one, Started)}
         for one in records:
-            if not isinstance(one, Ended) or OUT_OF_MEMORY not in one.reason.lower():
+            if not isinstance(one, Ended) or not one.reason.startswith((GPU, HOST)):
                 continue
             begun = started.get((one.workload, one.task, one.phase, one.attempt))
             if begun is None or not begun.gpus:
                 continue
             pipeline = pipelines.get(one.workload) or one.workload
             kind = Kind(pipeline, names.get((one.workload, one.task)) or one.task, one.phase)
-            self._of(kind).died.append(Died(size_of(begun.flavor or "?", begun.gpus), header.started_at + one.t))
+            at = header.started_at + one.t
+            if one.reason.startswith(HOST):
+                self._of(kind).starved.append(Starved(begun.memory_bytes, at))
+            else:
+                self._of(kind).died.append(Died(size_of(begun.flavor or "?", begun.gpus), at))
 
     def add_runs(self, runs: Iterable[RunView]) -> None:
         """A site server's, which have ended. Of their memory nothing is known."""

@@ -58,6 +58,7 @@ class Attempt(msgspec.Struct):
 
     held: what it waited for while it was ready, as (from when on, kind, reason). used: when its GPUs were at work,
     where that is known; a stretch of no length says that they were not. work: what it has told of its work, by unit.
+    reason: why it failed, where that is known.
     """
 
     task: str
@@ -74,6 +75,7 @@ class Attempt(msgspec.Struct):
     framework_id: str = ""
     pid: int = 0
     work: dict[str, float] = {}
+    reason: str = ""
 
 
 class PastRun(msgspec.Struct):
@@ -216,7 +218,7 @@ class _Run:
             yield Work(self._t(told_s), self._run.id, one.task, one.number, one.work)
         if ended_s is not None:
             outcome = one.outcome if one.ended_s is not None and one.outcome else "aborted"
-            yield Ended(self._t(max(ended_s, started_s)), *place, one.number, outcome)
+            yield Ended(self._t(max(ended_s, started_s)), *place, one.number, outcome, one.reason)
 
     def _started(self, one: Attempt, at_s: float) -> Started:
         return Started(

@@ -182,7 +182,7 @@ class Work(Record, frozen=True, tag="work"):
 
 class Ended(Record, frozen=True, tag="ended"):
     """outcome: succeeded, failed, preempted, aborted, skipped (the last without a Started). reason: why it was stopped,
-    where EGS did that, with who asked for it."""
+    where EGS did that, with who asked for it; of a failure, that memory was not enough (`egs_core.out_of_memory`)."""
 
     t: float
     workload: str

@@ -128,6 +128,11 @@ def fails(number: int) -> int:
     raise ValueError(f"no {number}")
 
 
+@ray.remote(num_cpus=0.1, num_gpus=1, max_retries=0)
+def lacks_memory() -> None:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
 @ray.remote(num_cpus=0.1)
 def dies_first(folder: str) -> str:
     """Its process is killed the first time."""

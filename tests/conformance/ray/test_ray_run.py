@@ -121,6 +121,16 @@ def test_errors_are_as_native(shared: Session, tmp_path: Path) -> None:
     assert {x.task: x.outcome for x in ended} == {"fails-0": "failed", "waits-0": "succeeded"}
 
 
+def test_a_task_whose_memory_was_not_enough_says_so(shared: Session) -> None:
+    """In the run log, which is what `egs why` and `egs advise` read; the error is as ever."""
+    made = egs_ray.run(t.lacks_memory.bind(), session=shared)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        made.get(t.LIMIT_S)
+    (ended,) = [x for x in read_run(made.runlog).records if isinstance(x, Ended) and x.workload == made.id]
+    reason = "out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert (ended.outcome, ended.reason) == ("failed", reason)
+
+
 def test_unserialisable_argument_fails_its_run_only(shared: Session) -> None:
     """What Ray cannot pickle is this run's error, and the next run is not touched by it."""
     with pytest.raises(TypeError, match="pickle"):

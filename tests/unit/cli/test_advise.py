@@ -103,11 +103,15 @@ def test_run_logs_of_any_framework_with_the_flavors_of_their_nodes(driver: str, 
     assert egs(["advise", *logs, "--prices", str(prices), "--json"]) == 0
     (one,) = json.loads(capfd.readouterr().out)["tasks"]
     assert (one["flavor"], one["advice"]["saving"]) == ("t4", pytest.approx(1 - 0.5 * 100 / (3.0 * 90)))
-    died = log_of(tmp_path / "c.jsonl", driver, 1000.0, "small", "out of memory")
-    assert egs(["advise", *logs, died, "--prices", str(prices)]) == 0
+    died = log_of(tmp_path / "c.jsonl", driver, 1000.0, "small", "out of GPU memory: CUDA out of memory")
+    killed = log_of(tmp_path / "d.jsonl", driver, 1000.0, "big", "out of main memory: OOMKilled")
+    assert egs(["advise", *logs, died, killed, "--prices", str(prices)]) == 0
     shown = capfd.readouterr().out
     assert "train of dag (2 runs, 0.0528 GPU hours): ask for a100" in shown
     assert "its memory was not enough on t4: 1 run" in shown
+    assert "its main memory was not enough: 1 run, whose need nobody stated" in shown
+    assert egs(["why", died, "train"]) == 0
+    assert "started at once; failed: out of GPU memory: CUDA out of memory" in capfd.readouterr().out
 
 
 def test_nothing_is_known_yet(capfd: Out) -> None:

@@ -18,7 +18,7 @@ from egs_core.audit.build import audit as build_audit
 from egs_core.audit.observed import AuditRequest, Observed, observed_of
 from egs_core.history import history_from_runlog
 from egs_core.runlog.intervals import Timeline
-from egs_core.runlog.records import Capacity, Started, TaskAdded
+from egs_core.runlog.records import Capacity, Ended, Started, TaskAdded
 from egs_core.runlog.timeline import build_timeline
 from egs_kubeflow.adapter import ADAPTER
 from tests.unit.kubeflow.made_exports import Export, Step, Try, at, two_runs
@@ -244,6 +244,20 @@ def test_nodes_that_are_gone_and_cordoned(tmp_path: Path) -> None:
     notes = " ".join(seen(export.write(tmp_path / "export.json")).notes)
     assert "13 pods ran on nodes that are not in the export" in notes
     assert "1 nodes are cordoned" in notes
+
+
+def test_a_pod_that_was_killed_for_its_memory_says_so(tmp_path: Path) -> None:
+    """Where its main container ended so; others that failed give no reason."""
+    export = two_runs()
+    ended = [pod for pod in export.pods if pod["status"]["phase"] == "Succeeded"]
+    killed, other = [pod for pod in ended if "terminated" in pod["status"]["containerStatuses"][1]["state"]][:2]
+    for pod, reason in ((killed, "OOMKilled"), (other, "Error")):
+        pod["status"]["phase"] = "Failed"
+        for status in pod["status"]["containerStatuses"]:
+            status["state"].setdefault("terminated", {})["reason"] = reason
+    records = seen(export.write(tmp_path / "export.json", "pods", "nodes")).records
+    reasons = [r.reason for r in records if isinstance(r, Ended) and r.outcome == "failed"]
+    assert sorted(reasons) == ["", "out of main memory: OOMKilled"]
 
 
 @pytest.mark.parametrize(

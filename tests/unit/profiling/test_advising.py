@@ -67,7 +67,7 @@ LOG: list[Record] = [
     WorkloadSubmitted(0.0, "w", "dag"),
     TaskAdded(0.0, "w", "1", "train", phases=(("gpu", 1.0, 1.0, 0),)),
     Started(1.0, "w", "1", node="a", gpus=1.0, flavor="T4"),
-    Ended(11.0, "w", "1", outcome="failed", reason="out of memory: CUDA out of memory. Tried to allocate 2 GiB"),
+    Ended(11.0, "w", "1", outcome="failed", reason="out of GPU memory: CUDA out of memory. Tried to allocate 2 GiB"),
     Started(12.0, "w", "1", attempt=2, node="b", gpus=1.0, flavor="V100"),
     Ended(52.0, "w", "1", attempt=2),
 ]
@@ -83,6 +83,21 @@ def test_where_memory_was_not_enough_is_not_advised_until_it_was_again() -> None
     assert [one.flavor for one in found.untried] == ["A100"]
     known.add_rows([HistoryRow("dag", "train", 0, Shape(1000, 1000), 50.0, "T4", ended_at=2000.0)])
     assert of_train(known.seen).flavor == "T4"
+
+
+def test_a_lack_of_main_memory_says_nothing_of_the_flavor() -> None:
+    """T4 stays; twice the memory that was asked for is to be asked for, which is all that is known of the need."""
+    known = Known()
+    log = [
+        *LOG[:2],
+        Started(1.0, "w", "1", node="a", gpus=1.0, memory_bytes=4 * GIB, flavor="T4"),
+        Ended(11.0, "w", "1", outcome="failed", reason="out of main memory: OOMKilled"),
+    ]
+    known.add_log(Header(started_at=1000.0), log, {})
+    known.seen[TRAIN].measured += runs("T4", 50.0)
+    found = of_train(known.seen)
+    assert (found.flavor, found.died, found.memory_bytes) == ("T4", (), 8 * GIB)
+    assert [(one.memory_bytes, one.at) for one in found.starved] == [(4 * GIB, 1011.0)]
 
 
 def test_smaller_memory_than_where_it_died_is_not_advised_either() -> None:

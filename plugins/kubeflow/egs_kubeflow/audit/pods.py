@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from egs_core.flavors import flavor_of_labels
+from egs_core.out_of_memory import HOST
 from egs_kubeflow.audit.amounts import amounts_of, held_by
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, Seen, name_of, task_of
 from egs_kubeflow.audit.shapes import Condition, ContainerStatus, Node, Pod, Stretch
@@ -17,6 +18,7 @@ from egs_kubeflow.audit.shapes import Condition, ContainerStatus, Node, Pod, Str
 WORKFLOW = "workflows.argoproj.io/workflow"
 NODE_NAME = "workflows.argoproj.io/node-name"
 RUN_ID = "pipeline/runid"
+KILLED = "OOMKilled"  # a container that has more memory than its limit, or than its node has left
 OUTCOMES = {"Succeeded": "succeeded", "Failed": "failed"}
 
 
@@ -71,6 +73,8 @@ def _pod_seen(pod: Pod, one: PodSeen) -> PodSeen:
         disrupted = conditions.get("DisruptionTarget")
         one.outcome = "preempted" if disrupted is not None and disrupted.status == "True" else outcome
         one.ended_s = _end_s(pod)
+        if one.outcome == "failed" and main is not None and main.reason == KILLED:
+            one.reason = f"{HOST}: {KILLED}"
     return one
 
 

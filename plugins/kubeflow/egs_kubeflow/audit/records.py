@@ -85,7 +85,7 @@ def _past_run(seen: Seen, run: RunSeen, pods: list[PodSeen]) -> PastRun:
 
 def _attempt(seen: Seen, pod: PodSeen) -> Attempt:
     one = Attempt(pod.task, pod.attempt, pod.ready_s, pod.scheduled_s, None, pod.ended_s, pod.outcome, _needs(pod))
-    one.node = pod.node
+    one.node, one.reason = pod.node, pod.reason
     if pod.scheduled_s is None and pod.gate:
         kind = "quota" if KUEUE_GATE in pod.gate else "order"
         one.held = ((pod.ready_s or 0.0, kind, f"gated: {pod.gate}"),)

@@ -16,6 +16,7 @@ class PodSeen:
     runs. start_known: False where only a Workflow tells of it, and not when it had its resources.
 
     outcome: "" while it goes on. gate: what a pod that is not scheduled yet is held back by. in_pod: a pod told.
+    reason: why it failed, where its memory was not enough.
     """
 
     run: str
@@ -35,6 +36,7 @@ class PodSeen:
     start_known: bool = True
     in_pod: bool = False
     has_claims: bool = False
+    reason: str = ""
 
 
 @dataclass

@@ -54,10 +54,11 @@ class PodSpec(_Shape, frozen=True):
 
 
 class Stretch(_Shape, frozen=True):
-    """A container's state `running` (without an end) or `terminated`."""
+    """A container's state `running` (without an end) or `terminated`. reason: of its end, as `OOMKilled`."""
 
     started_at: Time | None = None
     finished_at: Time | None = None
+    reason: str | None = None
 
 
 class State(_Shape, frozen=True):

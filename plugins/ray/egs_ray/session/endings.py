@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from egs_core.engine import messages as m
+from egs_core.out_of_memory import lack_of
 from egs_core.site import Ended, Grant
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
@@ -150,7 +151,8 @@ class Endings:
             outcome = "aborted" if aborted else "failed"
             self._phases.started(job, grant)
             self._phases.record_start(job)
-            self._shared.site.note(Ended(grant.phase, grant.attempt, outcome, job.stopped))
+            why = job.stopped or ("" if aborted else lack_of(error))
+            self._shared.site.note(Ended(grant.phase, grant.attempt, outcome, why))
             self._shared.site.report(self._end_of(job, grant, outcome))
         elif job.run.grows:
             self._shared.site.report(m.BranchSkipped(job.number))

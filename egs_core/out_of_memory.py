@@ -1,0 +1,66 @@
+"""Whether an attempt ended because memory was not enough, and which: a GPU's, or the host's. By its error's type and
+text, as libraries have them; what cannot be told so is no lack of memory.
+
+    torch.OutOfMemoryError: CUDA out of memory. Tried to allocate …      a GPU's: one with more would do
+    MemoryError, a worker that was killed for its host's memory          the host's: the task asks for more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+GPU = "out of GPU memory"
+HOST = "out of main memory"
+"""How the reason of an end begins."""
+MOST_CAUSES = 10
+ON_A_GPU = (
+    "cuda out of memory",
+    "cuda error: out of memory",
+    "cuda_error_out_of_memory",
+    "hip out of memory",
+    "cudaerrormemoryallocation",
+    "cublas_status_alloc_failed",
+    "resource_exhausted: out of memory",
+)
+OF_A_GPU = "OutOfMemoryError"
+"""Name of torch's and CuPy's error; Ray calls its own so, which is of the host."""
+HOSTS_OWN = ("ray.",)
+
+
+def lack_of(error: BaseException) -> str:
+    """GPU or HOST with the error's first line, "" for an error of another kind.
+
+    >>> lack_of(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    'out of GPU memory: CUDA out of memory. Tried to allocate 2 GiB'
+    >>> lack_of(MemoryError()), lack_of(OSError("no such file"))
+    ('out of main memory', '')
+    """
+    for one in _causes(error):
+        text = str(one).strip()
+        line = text.splitlines()[0][:200] if text else ""
+        if any(words in text.lower() for words in ON_A_GPU):
+            said = next((part for part in text.splitlines() if any(words in part.lower() for words in ON_A_GPU)), line)
+            return f"{GPU}: {said.strip()[:200]}"
+        kinds = [(kind.__module__, kind.__name__) for kind in type(one).__mro__]
+        if isinstance(one, MemoryError) or _is_hosts(kinds):
+            return f"{HOST}: {line}" if line else HOST
+        if any(name == OF_A_GPU for _, name in kinds):
+            return f"{GPU}: {line}" if line else GPU
+    return ""
+
+
+def _is_hosts(kinds: list[tuple[str, str]]) -> bool:
+    return any(name == OF_A_GPU and module.startswith(HOSTS_OWN) for module, name in kinds)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it came of. Ray keeps that in `cause`; its own error's text is a whole traceback, in which
+    lines of source may say anything: that one is left out."""
+    one: object = error
+    for _ in range(MOST_CAUSES):
+        if not isinstance(one, BaseException):
+            return
+        told = getattr(one, "cause", None)
+        if not isinstance(told, BaseException):
+            yield one
+        one = told or one.__cause__ or one.__context__
