@@ -22,9 +22,9 @@ ON_A_GPU = (
     "cublas_status_alloc_failed",
     "resource_exhausted: out of memory",
 )
-OF_A_GPU = "OutOfMemoryError"
-"""Name of torch's and CuPy's error; Ray calls its own so, which is of the host."""
-HOSTS_OWN = ("ray.",)
+LACKS = "OutOfMemoryError"
+"""Name of torch's and CuPy's error, and of those of frameworks that end a process for its host's memory."""
+OF_GPUS = ("torch", "cupy")
 
 
 def lack_of(error: BaseException) -> str:
@@ -42,20 +42,17 @@ def lack_of(error: BaseException) -> str:
             said = next((part for part in text.splitlines() if any(words in part.lower() for words in ON_A_GPU)), line)
             return f"{GPU}: {said.strip()[:200]}"
         kinds = [(kind.__module__, kind.__name__) for kind in type(one).__mro__]
-        if isinstance(one, MemoryError) or _is_hosts(kinds):
-            return f"{HOST}: {line}" if line else HOST
-        if any(name == OF_A_GPU for _, name in kinds):
-            return f"{GPU}: {line}" if line else GPU
+        lacking = [module for module, name in kinds if name == LACKS]
+        if isinstance(one, MemoryError) or lacking:
+            is_of_a_gpu = any(module.partition(".")[0] in OF_GPUS for module in lacking)
+            kind = GPU if is_of_a_gpu else HOST
+            return f"{kind}: {line}" if line else kind
     return ""
 
 
-def _is_hosts(kinds: list[tuple[str, str]]) -> bool:
-    return any(name == OF_A_GPU and module.startswith(HOSTS_OWN) for module, name in kinds)
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came of. Ray keeps that in `cause`; its own error's text is a whole traceback, in which
-    lines of source may say anything: that one is left out."""
+    """The error, and what it came of. A framework may keep that in `cause`, and its own error's text is a traceback then,
+    in which lines of source may say anything: that one is left out."""
     one: object = error
     for _ in range(MOST_CAUSES):
         if not isinstance(one, BaseException):
