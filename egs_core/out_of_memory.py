@@ -51,8 +51,8 @@ def lack_of(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came of. A framework may keep that in `cause`, and its own error's text is a traceback then,
-    in which lines of source may say anything: that one is left out."""
+    """The error, and what it came of. A framework may keep that in `cause`: then its own error's text is a traceback,
+    in which lines of source may say anything, and it is left out."""
     one: object = error
     for _ in range(MOST_CAUSES):
         if not isinstance(one, BaseException):
