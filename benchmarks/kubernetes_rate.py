@@ -1,11 +1,14 @@
 """How fast the controller opens the gates of a large cluster, against a bare loop that only takes them off.
 
-    EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes_rate [--nodes 1000] [--pods 10000]
+    EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes_rate [--nodes 1000] [--pods 10000] [--a-second N]
+        [--sides bare,egs]
 
 A real API server with its scheduler; nodes are made up, no container runs. All pods are there, gated, before either
-begins, and all of them have room. Both sides patch one pod after another over one connection. The controller runs in a
-process of its own: its processor time and memory are that process's, lists and watches included; decision to release is
-from the engine's grant to the API server's answer.
+begins, and all of them have room. The bare loop patches one pod after another over one connection, or as many side by
+side as the controller does (`bare_beside`). The controller runs in a process of its own: its processor time and memory
+are that process's, lists and watches included; decision to release is from the engine's grant to the API server's
+answer. With `--a-second` each node has room for one pod, and so many a second of those that are placed end: what a
+decision takes then, and not how long the line before it is; the first ones, which have room at once, are not counted.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,11 +36,14 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.gates import Opening
+from egs_core.kubernetes.mirror import Mirror
 from egs_core.kubernetes.opening import open_gate
-from egs_core.kubernetes.pods import pod_of
+from egs_core.kubernetes.pods import Pod, pod_of
 from egs_core.kubernetes.session import ClusterSession
+from egs_core.kubernetes.writing import AT_ONCE
 from egs_core.site import Grant
 
+SIDES = ("bare", "bare_beside", "egs")
 RUNS = 100
 MAKERS = 4
 LIMIT_S = 1800.0
@@ -90,10 +97,16 @@ class TimedController(Controller):
 class World:
     """A namespace with nodes that are made up, and gated pods."""
 
-    def __init__(self, kubeconfig: Path, nodes: int, pods: int) -> None:
-        self.cluster, self._kubeconfig = Cluster(kubeconfig), kubeconfig
+    def __init__(self, kubeconfig: Path, nodes: int, pods: int, a_second: float = 0.0) -> None:
+        self.cluster, self.kubeconfig = Cluster(kubeconfig), kubeconfig
         self.name = f"egs-rate-{uuid.uuid4().hex[:6]}"
-        self.nodes, self.pods = nodes, pods
+        self.nodes, self.pods, self.a_second = nodes, pods, a_second
+        self.gpus = 1 if a_second else -(-pods // nodes)  # of a node
+
+    @property
+    def at_once(self) -> int:
+        """So many pods have room before any has ended."""
+        return min(self.pods, self.nodes * self.gpus)
 
     def set_up(self) -> None:
         self.cluster.create(NAMESPACES, {"metadata": {"name": self.name}})
@@ -112,7 +125,7 @@ class World:
 
         def one(item: Any) -> None:
             if not hasattr(own, "cluster"):
-                own.cluster = Cluster(self._kubeconfig)
+                own.cluster = Cluster(self.kubeconfig)
             with suppress(ApiError):
                 act(own.cluster, item)
 
@@ -122,7 +135,7 @@ class World:
     def _add_node(self, cluster: Cluster, number: int) -> None:
         name = f"{self.name}-{number}"
         cluster.create(NODES, {"metadata": {"name": name, "labels": {QUEUE: self.name}}})
-        offered = {"cpu": "64", "memory": "64Gi", "pods": "200", GPU: str(-(-self.pods // self.nodes))}
+        offered = {"cpu": "64", "memory": "64Gi", "pods": "200", GPU: str(self.gpus)}
         ready = [{"type": "Ready", "status": "True"}]
         status = {"allocatable": offered, "capacity": offered, "conditions": ready}
         cluster.patch(NODES, f"{name}/status", {"status": status})
@@ -134,23 +147,64 @@ class World:
         spec = {
             "restartPolicy": "Never",
             "nodeSelector": {QUEUE: self.name},
+            "tolerations": [{"operator": "Exists"}],
             "schedulingGates": [{"name": names.GATE}],
             "containers": [{"name": "main", "image": "none:1", "resources": {"limits": {"cpu": "1", GPU: "1"}}}],
         }
         cluster.create(PODS, {"metadata": {"name": f"pod-{number}", "labels": labels}, "spec": spec}, self.name)
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Pods that are placed end, so many a second."""
+        if not self.a_second:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._end, args=(over,))
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
-def bare(world: World) -> dict[str, Any]:
-    """A loop that takes the gates off, and does nothing else."""
+    def _end(self, over: threading.Event) -> None:
+        cluster, ended = Cluster(self.kubeconfig), set[str]()
+        placed = Mirror(cluster, PODS, pod_of, lambda: None, labels=f"{QUEUE}={self.name}")
+        placed.start()
+        began = time.monotonic()
+        while not over.wait(max(0.0, began + len(ended) / self.a_second - time.monotonic())):
+            pod = next((one for one in placed.items().values() if one.node and one.uid not in ended), None)
+            if pod is None:
+                began += 0.1  # nothing is there to end: what was not ended then is not made up for
+                continue
+            ended.add(pod.uid)
+            cluster.patch(PODS, f"{pod.name}/status", {"status": {"phase": "Succeeded"}}, pod.namespace)
+        placed.stop()
+
+
+def bare(world: World, at_once: int = 1) -> dict[str, Any]:
+    """A loop that takes the gates off, and does nothing else. at_once: so many patches side by side."""
     pods = [pod_of(raw) for raw in world.cluster.list(PODS, world.name)[0]]
+    took_s: list[float] = []
     began = time.monotonic()
-    for pod in pods:
+
+    def act(pod: Pod) -> None:
         open_gate(world.cluster, pod, "bare", time.time())
-    return {"pods": len(pods), "seconds": time.monotonic() - began, "calls_a_pod": 1.0}
+        took_s.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(act, pods))
+    lags = {"release_p50_s": _share(took_s, 0.5), "release_p99_s": _share(took_s, 0.99)}
+    return {"pods": len(pods), "seconds": time.monotonic() - began, "calls_a_pod": 1.0, **lags}
 
 
-def _control(kubeconfig: Path, name: str, pods: int, told: Connection) -> None:
-    """In a process of its own: until all gates are open."""
+def _share(found: Sequence[float], share: float) -> float:
+    return sorted(found)[int(share * len(found))]
+
+
+def _control(kubeconfig: Path, name: str, pods: int, first: int, told: Connection) -> None:
+    """In a process of its own: until all gates are open. first: so many are not counted."""
     cluster = CountedCluster(kubeconfig)
     began, processor_s = time.monotonic(), time.process_time()
     settings = Settings((name,), lease_namespace=name, identity="rate")
@@ -163,14 +217,15 @@ def _control(kubeconfig: Path, name: str, pods: int, told: Connection) -> None:
     calls = dict(cluster.calls)
     found.stop()
     thread.join(60)
-    lags = sorted(found.lags_s)
+    lags = found.lags_s[first:]
     told.send(
         {
             "pods": len(found.at),
             "seconds": found.at[-1] - found.at[0],
             "until_first_s": found.at[0] - began,
-            "release_p50_s": lags[len(lags) // 2],
-            "release_p99_s": lags[int(0.99 * len(lags))],
+            "release_p50_s": _share(lags, 0.5),
+            "release_p99_s": _share(lags, 0.99),
+            "release_max_s": max(lags),
             "processors": used_s / (ended - began),
             "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "calls_a_pod": sum(calls.values()) / len(found.at),
@@ -183,11 +238,13 @@ def controlled(world: World, kubeconfig: Path) -> dict[str, Any]:
     """The controller, as the cluster's administrator."""
     spawned = multiprocessing.get_context("spawn")
     mine, its = spawned.Pipe()
-    process = spawned.Process(target=_control, args=(kubeconfig, world.name, world.pods, its))
+    first = world.at_once if world.a_second else 0
+    process = spawned.Process(target=_control, args=(kubeconfig, world.name, world.pods, first, its))
     process.start()
     its.close()
     try:
-        return dict(mine.recv())
+        with world.ending():
+            return dict(mine.recv())
     finally:
         process.join(60)
 
@@ -196,22 +253,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=10_000)
+    parser.add_argument("--a-second", type=float, default=0.0, help="so many pods end in a second; 0: all have room")
+    parser.add_argument("--sides", default=",".join(SIDES))
     options = parser.parse_args()
     file = os.environ.get("EGS_TEST_KUBECONFIG", "")
     if not file:
         raise InputError("EGS_TEST_KUBECONFIG", "names no kubeconfig of a cluster for tests")
+    sides = options.sides.split(",")
+    if unknown := [one for one in sides if one not in SIDES]:
+        raise InputError("--sides", f"{unknown[0]!r} is none of {', '.join(SIDES)}")
     rows: dict[str, dict[str, Any]] = {}
-    for side in ("bare", "egs"):
-        world = World(Path(file), options.nodes, options.pods)
+    for side in sides:
+        world = World(Path(file), options.nodes, options.pods, options.a_second if side == "egs" else 0.0)
         try:
             world.set_up()
-            rows[side] = bare(world) if side == "bare" else controlled(world, Path(file))
+            at_once = AT_ONCE if side == "bare_beside" else 1
+            rows[side] = controlled(world, Path(file)) if side == "egs" else bare(world, at_once)
         finally:
             world.tear_down()
     for row in rows.values():
         row["rate"] = row["pods"] / row["seconds"]
-    share = rows["egs"]["rate"] / rows["bare"]["rate"]
-    print(json.dumps({"nodes": options.nodes, "pods": options.pods, "sides": rows, "egs_of_bare": share}, indent=2))
+    found = {"nodes": options.nodes, "pods": options.pods, "a_second": options.a_second, "sides": rows}
+    if "egs" in rows:
+        found |= {f"egs_of_{side}": rows["egs"]["rate"] / row["rate"] for side, row in rows.items() if side != "egs"}
+    print(json.dumps(found, indent=2))
     return 0
 
 

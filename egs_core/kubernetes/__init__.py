@@ -17,7 +17,7 @@ session      a site (`egs_core.site`) that is told of the pods of a cluster
 joining      the same at the site server that `EGS_URL` names, and what becomes of it without
 cluster      the API server: list, watch, patch; mirror: what was listed, kept up to date by watches
 leader       one of several controllers leads, by a Lease
-controller   the loop; kueue: its part for what waits in Kueue; opening: what both write
+controller   the loop; kueue: its part for what waits in Kueue; opening: what both write; writing: a few at a time
 overdue      the second process, which opens what is overdue
 webhook      the admission webhook, in the controller's process; certificate: its own
 preempting   what is deleted so that another may start; preloading: what loads images ahead

@@ -1,6 +1,6 @@
 """The controller's loop: what is listed goes to a site, what that grants becomes opened gates and written priorities.
 
-    watches ──► mirrors ──► session (engine) ──► gates to open ──► one thread patches them, in order
+    watches ──► mirrors ──► session (engine) ──► gates to open ──► a few patches at a time, in order
                    ▲                                                      │
                    └────────────────────── the cluster ◄──────────────────┘
 
@@ -35,6 +35,7 @@ from egs_core.kubernetes.preloading import Preloading
 from egs_core.kubernetes.preloads import preload_of
 from egs_core.kubernetes.session import ClusterSession, preempting_site
 from egs_core.kubernetes.workflows import workflow_of
+from egs_core.kubernetes.writing import Writers
 
 STEP_S = 1.0
 HEALTHY_S = 10.0
@@ -89,6 +90,7 @@ class Controller:
         )
         self._traces = Traces()
         self._teller = telling.Teller()
+        self._writers: Writers[gates.Opening] = Writers()
         self._limiting = Limiting(settings.limits)
         self._limits_again = float("-inf")
         self._preempting = (
@@ -140,6 +142,7 @@ class Controller:
         finally:
             for mirror in mirrors:
                 mirror.stop()
+            self._writers.close()
             self._rest()
             self.leader.stop()
 
@@ -179,8 +182,7 @@ class Controller:
         listed = self._pods.items()
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
         self._limiting.look(pods.values(), now)
-        self._open(gates.overdue(pods.values(), now, self._settings.longest_s))
-        self._limit(now)
+        self._open(gates.overdue(pods.values(), now, self._settings.longest_s), in_line=True)
         pods = self._traced(pods)
         try:
             self._order_gates({**others, **pods}, nodes, now)
@@ -189,7 +191,8 @@ class Controller:
             if not self._is_servers(error):
                 self._note("engine", f"{type(error).__name__}: {error}: all gates are opened")
                 self._drop_sessions()
-                self._open(gates.all_gates(self._served().values(), gates.ALONE))
+                self._open(gates.all_gates(self._served().values(), gates.ALONE), in_line=True)
+        self._limit(now)
         self._tell_why(pods, now)
         self._preload({**others, **pods}, nodes, now)
         if self._queues is not None:
@@ -263,22 +266,25 @@ class Controller:
         return pod.may_restart if self._preempting is None else self._preempting.may_restart(pod)
 
     def _tell_why(self, pods: dict[str, Pod], now: float) -> None:
-        """Write into some of the pods that wait why they do."""
+        """Write into some of the pods that wait why they do: beside, as no gate waits for that."""
         session = self._gated
-        due = self._teller.due(pods.values(), now) if session is not None else []
+        due = self._teller.due(pods.values(), now) if session is not None and self._writers.is_free else []
         if not due or session is None:
             return
         members = Counter((pod.run, pod.gang) for pod in pods.values() if pod.gang)
         order, until = session.order(), time.monotonic() + telling.ASKED_S
         texts = telling.texts(due, order, members, lambda uid: session.why(uid) if time.monotonic() < until else None)
-        for uid, text in texts.items():
-            if not self.leader.leads:
+        self._writers.beside(lambda: self._write_why({uid: (pods[uid], text) for uid, text in texts.items()}, now))
+
+    def _write_why(self, texts: dict[str, tuple[Pod, str]], now: float) -> None:
+        for pod, text in texts.values():
+            if not self.leader.leads or self._ended.is_set():
                 return
             try:
-                self._pods.put(tell_why(self._cluster, pods[uid], text, now))
+                self._pods.put(tell_why(self._cluster, pod, text, now))
             except ApiError as error:
                 if error.status not in (404, 409):
-                    self._note("why", f"{pods[uid].namespace}/{pods[uid].name}: {error}")
+                    self._note("why", f"{pod.namespace}/{pod.name}: {error}")
                     self._teller.refused(now)
                     return
 
@@ -303,17 +309,14 @@ class Controller:
                     found.add(pod.uid)
         return found
 
-    def _open(self, openings: Iterable[gates.Opening]) -> list[str]:
-        """Open these gates, one after the other; the uids of those that are open now."""
+    def _open(self, openings: Iterable[gates.Opening], *, in_line: bool = False) -> list[str]:
+        """Open these gates, in order; the uids of those that are open now. in_line: where the order is all there is,
+        and nobody knows of room for them."""
         found = []
-        for one in openings:
-            if not self.leader.leads:
-                break
-            try:
-                raw = self._open_one(one)
-            except ApiError as error:
-                if error.status not in (404, 409):
-                    self._note("open", f"{one.pod.namespace}/{one.pod.name}: {error}")
+        for one, raw in self._writers.each(openings, self._open_one, lambda: self.leader.leads, in_line=in_line):
+            if isinstance(raw, ApiError):
+                if raw.status not in (404, 409):
+                    self._note("open", f"{one.pod.namespace}/{one.pod.name}: {raw}")
                 continue
             if raw is not None:
                 self._pods.put(raw)

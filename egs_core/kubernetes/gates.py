@@ -1,6 +1,7 @@
 """Which gates are opened now. The state is in the pods alone: who opens, and when it was begun, does not matter.
 
-granted by the engine ──► opened, gangs whole, while fewer than `window` opened pods wait for their node
+granted by the engine ──► opened, gangs whole, while fewer than `window` opened pods wait for their node, and none of
+                          them without a grant: by an engine before this one, or as it was placed elsewhere
 the next in order     ──► opened too, until `ahead` of them wait: an autoscaler sees no gated pod
 nowhere to run        ──► opened: that is the scheduler's to say
 past its release-by   ──► opened, whatever else is so, unless somebody has paused it
@@ -43,7 +44,7 @@ def releases(
     pending = sum(_is_pending(pod) for pod in pods.values())
     found: list[Opening] = []
     taken: set[str] = set()
-    for uid in granted:
+    for uid in granted if not _is_room_unknown(granted, pods.values(), now) else ():
         group = [one for one in _together(uid, granted, pods) if one.uid not in taken]
         if any(one.is_paused for one in group):
             continue
@@ -95,6 +96,13 @@ def _together(uid: str, granted: Sequence[str], pods: Mapping[str, Pod]) -> list
         return [pod]
     given = [pods[one] for one in granted if one in pods]
     return [one for one in given if one.is_gated and (one.run, one.gang) == (pod.run, pod.gang)]
+
+
+def _is_room_unknown(granted: Collection[str], pods: Iterable[Pod], now: float) -> bool:
+    """Whether what was opened for its turn is about to get room that no grant keeps for it: the engine may have given
+    that to another one by now."""
+    given = frozenset(granted)
+    return any(pod.opened_for == ORDER and pod.uid not in given and _is_in_flight(pod, now) for pod in pods)
 
 
 def _is_pending(pod: Pod) -> bool:

@@ -29,14 +29,15 @@ MOST_PRIORITY = 499
 
 class Pod(msgspec.Struct, frozen=True):
     """One pod. run: of its workload, unique in the cluster; "" where the pod is none of ours. created, release_by,
-    opened_at: Unix time; 0: not stated. rank_s, predicted_s: as its labels say. where: what it says of nodes.
-    workflow: the one of Argo that made it, argo_node: as what; ran_s: how long its containers ran; is_traced: rank_s
-    and predicted_s are of its run's graph, and so is rest_gpu_s, how long GPUs are needed behind it. waits: why, as was
-    written into it at waits_at. started, ended: Unix time, 0: not yet; deadline_s: after so long it ends, from started
-    on. job: that made it and may make it again; index: of that. may_restart: for all that is known of it. paused:
-    what was paused with it, since when and by whom; is_paused: it is, or its stage or run is (`with_pauses`);
-    resumed_at: when that was taken back. images, pull_secrets: what its containers are made of, and with whose rights
-    that is pulled (`images.pod_with_images` alone)."""
+    opened_at: Unix time; 0: not stated. opened_for: why its gate was opened, as `gates` has it. rank_s, predicted_s:
+    as its labels say. where: what it says of nodes. workflow: the one of Argo that made it, argo_node: as what;
+    ran_s: how long its containers ran; is_traced: rank_s and predicted_s are of its run's graph, and so is
+    rest_gpu_s, how long GPUs are needed behind it. waits: why, as was written into it at waits_at. started, ended:
+    Unix time, 0: not yet; deadline_s: after so long it ends, from started on. job: that made it and may make it
+    again; index: of that. may_restart: for all that is known of it. paused: what was paused with it, since when and
+    by whom; is_paused: it is, or its stage or run is (`with_pauses`); resumed_at: when that was taken back. images,
+    pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
+    alone)."""
 
     uid: str
     name: str
@@ -51,6 +52,7 @@ class Pod(msgspec.Struct, frozen=True):
     created: float = 0.0
     release_by: float = 0.0
     opened_at: float = 0.0
+    opened_for: str = ""
     priority: int = 0
     own_priority: int = 0
     rank_s: float | None = None
@@ -121,6 +123,7 @@ def pod_of(raw: Object) -> Pod:
     labels, notes = part(meta, "labels"), part(meta, "annotations")
     gates = [text(one, "name") for one in items(spec, "schedulingGates")]
     waits_at, _, waits = text(notes, names.WAITS).partition(" ")
+    opened_at, _, opened_for = text(notes, names.OPENED).partition(" ")
     hints, deadline_s = _hints(notes), number(spec.get("activeDeadlineSeconds"))
     return Pod(
         uid=text(meta, "uid"),
@@ -135,7 +138,8 @@ def pod_of(raw: Object) -> Pod:
         is_leaving="deletionTimestamp" in meta,
         created=seconds_of(meta.get("creationTimestamp")),
         release_by=seconds_of(notes.get(names.RELEASE_BY)),
-        opened_at=seconds_of(text(notes, names.OPENED).partition(" ")[0]),
+        opened_at=seconds_of(opened_at),
+        opened_for=opened_for,
         priority=int(number(spec.get("priority")) or 0),
         own_priority=int(number(hints.get("priority")) or 0),
         rank_s=length_s(labels.get(names.RANK)),

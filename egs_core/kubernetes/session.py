@@ -78,6 +78,7 @@ class ClusterSession:
         self._uids: dict[int, str] = {}
         self._granted: dict[int, Grant] = {}  # by task, in the order in which they were granted
         self._stops: list[int] = []
+        self._may_have_lost = False  # some of what was granted: told of what is placed elsewhere, or of other nodes
         self._nodes: dict[str, m.NodeAdded] = {}
         self._keys: frozenset[str] = frozenset()
         self._sizes: dict[str, int] = {}  # tasks by run
@@ -151,6 +152,7 @@ class ClusterSession:
         events: list[m.Event] = [m.NodeLost(name) for name in self._nodes.keys() - told.keys()]
         events += [event for name, event in told.items() if self._nodes.get(name) != event]
         self._nodes = told
+        self._may_have_lost = self._may_have_lost or bool(events)
         self._report(events)
 
     def _grow(self, run: str, new: tuple[Pod, ...], nodes: list[Node]) -> None:
@@ -194,6 +196,7 @@ class ClusterSession:
                 self._tell_member(known, status)
             else:
                 sights.append(m.Sight(known.task, status, node))
+            self._may_have_lost = self._may_have_lost or (status == RUNNING and not self._is_as_granted(known, node))
             if status == OVER:
                 sights += [m.Sight(rest, OVER) for rest in self._rests_done(known)]
             if status in (OVER, WAITING) and not (known.is_gang and status == WAITING):
@@ -297,8 +300,26 @@ class ClusterSession:
 
     def granted(self) -> list[str]:
         """Uids of pods that may start, in the order in which the site has decided."""
+        if self._may_have_lost:
+            self._forget_withdrawn()
         with self._lock:
             return [self._uids[task] for task in self._granted if task in self._uids]
+
+    def _is_as_granted(self, known: Known, node: str) -> bool:
+        decision = self._grant_of(known.task)
+        return decision is not None and decision.node == node
+
+    def _forget_withdrawn(self) -> None:
+        """For what was placed elsewhere than was granted the site takes grants back that were not followed: these wait
+        for a grant again, which is all that it says."""
+        with self._lock:
+            before = dict(self._granted)
+        waiting = [one.task for one in self.site.order().ready]
+        self._may_have_lost = False
+        with self._lock:
+            for task in waiting:
+                if task in before and self._granted.get(task) is before[task]:  # else it was granted anew meanwhile
+                    del self._granted[task]
 
     def stops(self) -> list[str]:
         """Uids of pods that should stop for others, each once; what makes them makes them again."""

@@ -25,7 +25,8 @@ GATE = "egs.io/order"
 
 
 class EmulatedApi:
-    """Objects by kind and name. gone: how many of the next watches are answered with 410; cut: ends all watches."""
+    """Objects by kind and name. gone: how many of the next watches are answered with 410; cut: ends all watches;
+    conflicts: how many of the next patches are refused with 409; lost: of how many what was done is not answered."""
 
     def __init__(self, folder: Path) -> None:
         self.changed = threading.Condition()
@@ -33,7 +34,7 @@ class EmulatedApi:
         self.log: list[tuple[int, str, str, dict[str, Any]]] = []
         self.version = 1
         self.gone = 0
-        self.cuts = 0
+        self.cuts = self.conflicts = self.lost = 0
         self.down = False
         self.patches: list[tuple[str, Any]] = []
         self.deleted: list[str] = []
@@ -201,11 +202,19 @@ class _Handler(BaseHTTPRequestHandler):
             if query.get("dryRun"):
                 self._answer(200, made)
                 return
+            if api.conflicts:
+                api.conflicts -= 1
+                self._refuse(409, "the object has been modified")
+                return
             if _is_put_off(found, made):
                 self._refuse(422, "activeDeadlineSeconds: must be less than or equal to previous value")
                 return
             api.patches.append((name, body))
             api._write(plural, made, "MODIFIED")
+            if api.lost:
+                api.lost -= 1
+                self.close_connection = True
+                return
             self._answer(200, made)
 
     def do_DELETE(self) -> None:

@@ -180,6 +180,29 @@ def test_no_list_is_told_twice(lists: list[dict[str, Pod]]) -> None:
         session.close()
 
 
+def test_a_grant_that_is_taken_back_is_followed_no_longer() -> None:
+    """Two pods were granted a GPU each; before either is opened, a third one stands where one of them was to be. That
+    one waits for a grant again, and has one when the third has ended."""
+    session, nodes = ClusterSession(), [node_of(node(name, gpus=1)) for name in ("n1", "n2")]
+    pods = {name: made(name, gpus=1) for name in ("a", "b")}
+    try:
+        session.tell(pods, nodes)
+        session.order()  # an answer: it has decided by now
+        assert sorted(session.granted()) == ["a", "b"]
+        placed = msgspec.structs.replace(made("c", gpus=1, gate=False), node="n1")
+        session.tell({**pods, "c": placed}, nodes)
+        assert len(session.granted()) == 1
+        over = msgspec.structs.replace(placed, phase="Succeeded")
+        session.tell({**pods, "c": over}, nodes)
+        session.order()
+        assert sorted(session.granted()) == ["a", "b"]
+        session.tell({**pods, "c": over}, nodes[:1])  # a node is gone
+        session.order()
+        assert len(session.granted()) == 1
+    finally:
+        session.close()
+
+
 # --- gates ---
 
 
@@ -197,6 +220,23 @@ def test_a_window_at_a_time_in_the_order_of_grants() -> None:
     assert names(101.0, 1) == []
     assert names(100.0 + gates.STUCK_S, 3) == ["b", "a", "c"]
     assert names(101.0, 2, "gbha") == ["g", "h"]
+
+
+def test_what_was_opened_without_a_grant_is_waited_for() -> None:
+    """By a controller before this one: what it opened for its turn gets its node in a moment, with room that this
+    engine may have given to another. Not what was opened for other reasons, nor what got stuck."""
+    opened = msgspec.structs.replace(made("o", gate=False), opened_at=100.0, opened_for=gates.ORDER)
+    pods = {"a": made("a"), "o": opened}
+
+    def names(now: float, *granted: str, **stated: Any) -> list[str]:
+        seen = {**pods, "o": msgspec.structs.replace(opened, **stated)}
+        return [one.pod.uid for one in gates.releases(granted, (), seen, now, window=9)]
+
+    assert names(101.0, "a") == []
+    assert names(101.0, "a", "o") == ["a"]
+    assert names(101.0, "a", node="n1") == ["a"]
+    assert names(101.0, "a", opened_for=gates.AHEAD) == ["a"]
+    assert names(100.0 + gates.STUCK_S, "a") == ["a"]
 
 
 def test_so_many_are_opened_ahead() -> None:

@@ -1,0 +1,80 @@
+"""A controller that is killed, and books of what it has opened: no device may be given twice.
+
+For tests on an emulated API server and on a real one: both are told by what their watches tell.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from egs_core.kubernetes.cluster import Cluster
+from egs_core.kubernetes.controller import Controller, Settings
+from egs_core.kubernetes.gates import ORDER
+from egs_core.kubernetes.pods import Pod, pod_of
+
+LIVES_S = (0.05, 0.8)
+
+
+class Books:
+    """What is open and has not ended. most: GPUs of these at the worst moment; opened: how often each gate was, and
+    for what it was opened."""
+
+    def __init__(self) -> None:
+        self._gated: set[str] = set()
+        self._open: dict[str, Pod] = {}
+        self.most = 0
+        self.opened: dict[str, list[str]] = {}
+
+    def take(self, kind: str, raw: dict[str, Any]) -> None:
+        """An event of a watch, in the order in which they happened."""
+        pod = pod_of(raw)
+        if kind == "DELETED" or pod.is_over:
+            self._open.pop(pod.uid, None)
+        elif pod.is_gated:
+            self._gated.add(pod.uid)
+        elif pod.is_ours:
+            if pod.uid in self._gated:
+                self._gated.discard(pod.uid)
+                why = raw["metadata"].get("annotations", {}).get("egs.io/opened", "").partition(" ")[2]
+                self.opened.setdefault(pod.name, []).append(why)
+            self._open[pod.uid] = pod
+        self.most = max(self.most, sum(one.shape.gpu_milli for one in self._open.values()) // 1000)
+
+    def check(self, gpus: int, pods: int) -> None:
+        """No device was given twice, each gate was opened once and for its turn, and no pod was forgotten."""
+        assert len(self.opened) == pods
+        assert {tuple(one) for one in self.opened.values()} == {(ORDER,)}
+        assert not self._gated
+        assert not self._open
+        assert self.most <= gpus
+
+
+def control(kubeconfig: Path, namespaces: tuple[str, ...], lease_namespace: str) -> None:
+    """In a process of its own, until it is killed."""
+    settings = Settings(namespaces, lease_namespace=lease_namespace, identity="the one that is killed", longest_s=1e6)
+    Controller(Cluster(kubeconfig), settings, lambda _: None, watch_s=5).run()
+
+
+def kill_often(
+    times: int, rng: random.Random, kubeconfig: Path, trouble: Callable[[], None], **where: Any
+) -> multiprocessing.process.BaseProcess:
+    """Start a controller and kill it so many times, each at a random moment of its life; the last one lives. trouble:
+    called while each does. where: as `control` has it."""
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload([__name__])
+    given = (kubeconfig, where.get("namespaces", ()), where.get("lease_namespace", "egs-system"))
+    for _ in range(times):
+        process = forked.Process(target=control, args=given, daemon=True)
+        process.start()
+        time.sleep(rng.uniform(*LIVES_S))  # a random moment is what is tested
+        trouble()
+        process.kill()
+        process.join()
+    last = forked.Process(target=control, args=given, daemon=True)
+    last.start()
+    return last
