@@ -40,7 +40,7 @@ _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*", re.ASCII)
 _SPAN = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]+)\s*", re.ASCII)
 _SIZE_HINT = 'write a number of bytes, or for example "20GiB" or "512 MB"'
-_SPAN_HINT = 'write a number of seconds, or for example "90s", "1.5 min" or "2h"'
+_SPAN_HINT = 'write a number of seconds, as 90 or 0.003, or for example "3ms", "90s", "1.5 min" or "2h"'
 MAX_BYTES = 2**63 - 1
 _MAX_SHOWN = 40
 
