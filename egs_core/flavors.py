@@ -49,8 +49,15 @@ class Flavor(FileModel):
         return FlavorSpec(self.name, self.gpu_hour, self.cpu_hour, self.speed, profiles)
 
 
+class SiteFlavor(Flavor):
+    """The same in a site's own file."""
+
+    memory: Size | None = None
+    """Memory of one GPU, for `egs advise`; where a driver tells it, that counts."""
+
+
 class _File(FileModel):
-    flavors: Annotated[tuple[Flavor, ...], Field(min_length=1)]
+    flavors: Annotated[tuple[SiteFlavor, ...], Field(min_length=1)]
     """The kinds of hardware."""
 
 
@@ -114,6 +121,15 @@ def spec_for(flavor: str, specs: Iterable[FlavorSpec]) -> FlavorSpec:
 
 def load_flavors(path: Path) -> tuple[FlavorSpec, ...]:
     """The flavors of a site's file. Raises InputError that names file and line."""
+    return tuple([flavor.to_spec() for flavor in _load(path)])
+
+
+def load_memory(path: Path) -> dict[str, int]:
+    """Bytes of one GPU, by name, of those flavors of a site's file that state it. Raises InputError as above."""
+    return {flavor.name: flavor.memory for flavor in _load(path) if flavor.memory is not None}
+
+
+def _load(path: Path) -> tuple[SiteFlavor, ...]:
     place = str(path)
     data, lines = read_yaml(read_text(path, "flavors"), place)
     if not isinstance(data, dict):
@@ -121,7 +137,7 @@ def load_flavors(path: Path) -> tuple[FlavorSpec, ...]:
     try:
         file = _File.model_validate(data)
     except ValidationError as error:
-        raise input_error(error, lines, place, [*Flavor.model_fields, *_File.model_fields]) from None
+        raise input_error(error, lines, place, [*SiteFlavor.model_fields, *_File.model_fields]) from None
     names: list[str] = []
     for number, flavor in enumerate(file.flavors):
         if flavor.name.lower() in names:
@@ -131,4 +147,4 @@ def load_flavors(path: Path) -> tuple[FlavorSpec, ...]:
             where = f"{place} line {line_of(('flavors', number, 'mig'), lines)}"
             raise InputError(where, "mig: a server gives out whole GPUs and parts of them", "leave it out")
         names.append(flavor.name.lower())
-    return tuple([flavor.to_spec() for flavor in file.flavors])
+    return file.flavors

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from egs_core.cli.advise_model import advise_model
 from egs_core.cli.history import check_readable, quiet
 from egs_core.cli.printable import printable
 from egs_core.cli.profile_runs import site_here
@@ -17,7 +18,7 @@ from egs_core.client.http import connected
 from egs_core.client.messages import Device
 from egs_core.cost.prices import HOUR_S, Prices, load_prices
 from egs_core.errors import EgsError, InputError, counted, listed
-from egs_core.flavors import load_flavors, meant, spec_for
+from egs_core.flavors import load_flavors, load_memory, meant, spec_for
 from egs_core.graph.places import did_you_mean
 from egs_core.history.opened import open_history
 from egs_core.history.pending import learn_pending
@@ -36,6 +37,10 @@ def advise(
     runlogs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[RUNLOG]...", help="Run logs; none: the history, and the site server's runs."),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Instead: a program of torch.export, tried here with its weights in fewer bits."),
     ] = None,
     task: Annotated[str, typer.Option(help="Only tasks of this name; * stands for anything.")] = "*",
     flavors: Annotated[
@@ -58,7 +63,16 @@ def advise(
 ) -> None:
     """Say for each task that ran on GPUs which flavor it should ask for and how many, why, what that saves and what may
     go wrong; and what is not known, with what would tell it. From run logs, or from the history, profiles and the site
-    server's runs. It changes nothing."""
+    server's runs. It changes nothing.
+
+    With --model: whether a model would fit a cheaper GPU with weights in fewer bits, and how far its output moves."""
+    if model is not None:
+        if runlogs or server or task != "*":
+            raise InputError("--model", "is about a model, not about tasks", "leave run logs, --server and --task out")
+        named = load_flavors(flavors) if flavors is not None else ()
+        sizes = load_memory(flavors) if flavors is not None else {}
+        advise_model(model, {spec.name: spec for spec in named}, sizes, as_json=as_json)
+        return
     wishes = Wishes(parse_seconds(deadline, "--deadline") if deadline else None, stretch, hour_worth)
     specs = load_flavors(flavors) if flavors is not None else ()
     paid = load_prices(prices) if prices is not None else None
@@ -75,7 +89,9 @@ def advise(
         raise InputError("--task", f"no task {task!r} ran on GPUs", did_you_mean(task, names))
     names = list(dict.fromkeys([*known.flavors, *(one.flavor for one in devices if one.flavor)]))
     names += [one.name for one in specs if not meant((one.name,), names)]
-    memory = {one.flavor: one.memory_bytes for one in devices if one.memory_bytes}
+    stated = load_memory(flavors) if flavors is not None else {}
+    memory = {one: size for name, size in stated.items() for one in meant((name,), names)}
+    memory |= {one.flavor: one.memory_bytes for one in devices if one.memory_bytes}
     tiers = [Tier(one, spec_for(one, specs).gpu_hour or costs.get(one, 0.0), memory.get(one, 0)) for one in names]
     are_stated = len({spec.speed for spec in specs}) > 1  # else they are what a file has that says nothing of them
     speeds = {one: spec_for(one, specs).speed for one in names if any(meant((spec.name,), (one,)) for spec in specs)}

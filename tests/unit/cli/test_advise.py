@@ -71,6 +71,20 @@ def test_each_task_has_its_advice_and_what_is_not_known_of_it(flavors: str, capf
     assert [other["flavor"] for other in one["untried"]] == ["v100"]
 
 
+def test_memory_that_a_file_states_counts(tmp_path: Path, capfd: Out) -> None:
+    """A profile that filled its GPU: what is larger is named as the way out."""
+    file = tmp_path / "memory.yaml"
+    file.write_text("flavors: [{name: a100, memory: 80GiB}, {name: t4, memory: 16GiB}]")
+    store = open_history()
+    full = [Measured(flavor, 3.0, peak_bytes=15 * GIB, ended_at=1.0) for flavor in ("T4", "A100-SXM4-80GB")]
+    store.record_profile("serve.py", [(1.0, msgspec.json.encode(one).decode()) for one in full])
+    store.close()
+    assert egs(["advise", "--flavors", str(file), "--json"]) == 0
+    (one,) = json.loads(capfd.readouterr().out)["tasks"]
+    assert (one["flavor"], one["advice"]["fallback"]) == ("T4", "A100-SXM4-80GB")
+    assert "its memory is nearly full (15.0 of 16.0 GiB)" in one["advice"]["risks"][0]
+
+
 def log_of(path: Path, driver: str, seconds: float, node: str, reason: str = "") -> str:
     records = [
         WorkloadSubmitted(0.0, "w", "dag"),
@@ -129,6 +143,8 @@ def test_nothing_is_known_yet(capfd: Out) -> None:
         (["--deadline", "soon"], "--deadline"),
         (["--task", "trian"], "--task: no task 'trian' ran on GPUs (did you mean 'train'?)"),
         (["--flavors", "no.yaml"], "no.yaml"),
+        (["--model", "model.onnx"], "model.onnx: only programs of torch.export can be tried"),
+        (["--model", "model.pt2", "--task", "train"], "--model: is about a model, not about tasks"),
         (["--history", "sqlite:////proc/version"], "cannot be read"),
     ],
 )
