@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 
 from egs_core.client.processes import process
 from egs_core.queues import load_teams, parse_queues
-from egs_core.server import serving
+from egs_core.server import logic, serving
 from egs_core.server.access import Access, Provider
 from egs_core.server.app import Site
 from egs_core.server.dashboard import Dashboard
@@ -101,6 +102,8 @@ class RealApp:
         local.bind(str(self.path))
         self.path.chmod(serving.SOCKET_MODE)
         local.listen(128)
+        self._patience = pytest.MonkeyPatch()
+        self._patience.setattr(logic, "SILENT_S", PATIENCE_S)  # a file's tests share a lease that nobody beats
         began = threading.Event()
         self._sockets = [self.tcp, local]
         self._server = serving._Server(serving._config(self.site), self.site, began.set)
@@ -116,6 +119,7 @@ class RealApp:
         for one in self._sockets:
             one.close()
         self.store.close()
+        self._patience.undo()
         shutil.rmtree(self.folder)
 
     def over_tcp(self, token: str = "") -> Asker:
