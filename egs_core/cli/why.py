@@ -20,7 +20,7 @@ from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
-from egs_core.errors import InputError, listed
+from egs_core.errors import InputError, counted, listed
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
@@ -190,8 +190,28 @@ def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[
         )
         for workload in workloads:
             own = [x for x in records if getattr(x, "workload", "") == workload and getattr(x, "task", "") == task]
-            out.append({"task": task, "workload": workload, "phases": _phases_in_log(own, starts)})
+            answer: dict[str, Any] = {"task": task, "workload": workload, "phases": _phases_in_log(own, starts)}
+            if not answer["phases"]:
+                answer["text"] = _never_ready(records, own, workload)
+            out.append(answer)
     return out
+
+
+def _never_ready(records: list[r.Record], own: list[r.Record], workload: str) -> str:
+    """What is known of a task that the log has neither ready nor started."""
+    if (over := next((x for x in own if isinstance(x, r.Ended)), None)) is not None:
+        return f"it was {over.outcome} at {over.t:,.3f} s" + (f": {over.reason}" if over.reason else "")
+    if let_go := _granted_at([x for x in own if isinstance(x, r.Granted)]):
+        return let_go
+    added = next((x for x in own if isinstance(x, r.TaskAdded)), None)
+    ended = {x.task for x in records if isinstance(x, r.Ended) and x.workload == workload}
+    if added is not None and (left := [parent for parent in added.parents if parent not in ended]):
+        return f"it comes after {listed(left)}, of which the log has no end"
+    needed = max((phase[2] for phase in added.phases), default=0.0) if added is not None else 0.0
+    most = max((x.gpus for x in records if isinstance(x, r.Capacity)), default=0)
+    if needed > most:
+        return f"it needs {counted(needed, 'GPU')} on one node, and the largest had {most}"
+    return "its framework has told of no start, and nothing that it waited for"
 
 
 def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[str, Any]]:
@@ -205,9 +225,12 @@ def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[st
             between = [s.task for s in starts if row["ready_s"] <= s.t < x.t and s.node == x.node and s.task != x.task]
             row["reason"] = _reason_in_log(own, x, between) if row["waited_s"] > 0 else None
             row["expected"] = _expected(own, x)
+        else:
+            row["reason"] = _reason_in_log(own, x, [])  # until it starts
     for end in (x for x in own if isinstance(x, r.Ended)):
-        if end.reason and (end.phase, end.attempt) in rows:
-            rows[end.phase, end.attempt]["ended"] = f"{end.outcome}: {end.reason}"
+        row = rows.get((end.phase, end.attempt), {})
+        if row and (end.reason or row["started_s"] is None):
+            row["ended"] = f"{end.outcome}: {end.reason}" if end.reason else end.outcome
     return list(rows.values())
 
 
@@ -218,13 +241,19 @@ def _row(x: r.Ready | r.Started, added: r.TaskAdded | None) -> dict[str, Any]:
     return row | {"reason": None, "expected": "", "ended": ""}
 
 
-def _reason_in_log(own: list[r.Record], started: r.Started, between: list[str]) -> dict[str, Any]:
-    holds = [x for x in own if isinstance(x, r.Held) and x.phase == started.phase and x.t <= started.t]
-    grants = [x for x in own if isinstance(x, r.Granted) and x.phase == started.phase and x.attempt == started.attempt]
-    said = "; ".join(x.reason for x in holds if x.reason)
-    first = f"{len(between)} phases started before it on {started.node}, first {', '.join(between[:SHOWN])}"
-    text = "; ".join(part for part in (said, first if between else "", _granted(grants)) if part)
-    text = text or "nothing in the log says why: no engine decided, and nothing started before it"
+def _reason_in_log(own: list[r.Record], x: r.Ready | r.Started, between: list[str]) -> dict[str, Any]:
+    """Why it waited until it started; of what has become ready only, why it waits."""
+    until_s = x.t if isinstance(x, r.Started) else float("inf")
+    holds = [held for held in own if isinstance(held, r.Held) and held.phase == x.phase and held.t <= until_s]
+    grants = [one for one in own if isinstance(one, r.Granted) and (one.phase, one.attempt) == (x.phase, x.attempt)]
+    said = "; ".join(held.reason for held in holds if held.reason)
+    first = ""
+    if between and isinstance(x, r.Started):
+        first = f"{counted(len(between), 'phase')} started before it on {x.node}, first {', '.join(between[:SHOWN])}"
+    let_go = _granted(grants) if isinstance(x, r.Started) else _granted_at(grants)
+    text = "; ".join(part for part in (said, first, let_go) if part)
+    if not text and isinstance(x, r.Started):
+        text = "nothing in the log says why: no engine decided, and nothing started before it"
     kind = holds[-1].kind if holds else "capacity"
     waiting_for = list(holds[-1].waiting_for) if holds and holds[-1].waiting_for else between[:SHOWN]
     return {"status": "ready", "kind": kind, "text": text, "waiting_for": waiting_for}
@@ -241,6 +270,10 @@ def _expected(own: list[r.Record], started: r.Started) -> str:
     if not p50_s:
         return ""
     return f"expected to take {p50_s:,.3f} s" + (f", up to {p95_s:,.3f} s" if p95_s and p95_s > p50_s else "")
+
+
+def _granted_at(grants: list[r.Granted]) -> str:
+    return f"it was let go at {grants[-1].t:,.3f} s, and the log ends before its start" if grants else ""
 
 
 def _granted(grants: list[r.Granted]) -> str:
@@ -261,7 +294,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     where = f" of {answer['workload']}" if answer.get("workload") else ""
     lines = [f"{answer['task']}{where}"]
     if not answer["phases"]:
-        return [*lines, "  never became ready"]
+        text = answer.get("text")
+        return [*lines, f"  not ready, as far as the log goes: {text}" if text else "  never became ready"]
     return lines + [f"  {_phase_line(phase)}" for phase in answer["phases"]]
 
 
@@ -270,7 +304,9 @@ def _phase_line(phase: dict[str, Any]) -> str:
     again = f", attempt {phase['attempt']}" if phase.get("attempt", 1) > 1 else ""
     begin = f"{phase['kind'] or 'phase'} phase {phase['phase']}{again}: ready at {phase['ready_s']:,.3f} s{after}"
     if phase["started_s"] is None:
-        return f"{begin}, never started: {phase['reason']['text'] if phase['reason'] else 'the log ends before'}"
+        text = phase["reason"]["text"] if phase["reason"] else ""
+        told = "; ".join(part for part in (text, phase.get("ended", "")) if part)
+        return f"{begin}, never started: {told or 'the log ends before'}"
     expected = f"; {phase['expected']}" if phase.get("expected") else ""
     expected += f"; {phase['ended']}" if phase.get("ended") else ""
     if not phase["waited_s"] or phase["waited_s"] <= 0:

@@ -32,7 +32,7 @@ from egs_core.runlog.records import (
     WorkloadSubmitted,
 )
 from egs_ray.events import TaskEvent
-from egs_ray.submission import Ordered, Submission, is_driver, ordering_of, phase_of, submission_of
+from egs_ray.submission import Ordered, Submission, granted_of, is_driver, phase_of, submission_of
 
 UNTIL = re.compile(r"^until [0-9.]+: ")  # a time of the site's clock
 LEAST_COLD_S = 0.01  # less than this from process to user code is no cold start
@@ -76,6 +76,8 @@ class SessionLog:
         self._deaths: dict[str, float] = {}
         self._phased: set[str] = set()  # whose starts and ends the site tells
         self._gated_ready: dict[str, float] = {}  # to Ray a task at the gate is not ready
+        self._at_gate: dict[str, float] = {}  # when the site had it ready; what goes at once does not wait for that
+        self._held: set[str] = set()  # that have waited at the gate: their `Ready` is written
         self.ended.clear()
 
     @property
@@ -106,22 +108,47 @@ class SessionLog:
             self._add(task)
 
     def phased(self, record: Record) -> None:
-        """What the site says of a task that runs phase by phase; times are Unix seconds."""
+        """What the site says of a task that runs phase by phase, and of one at the gate while it waits there (`Ready`,
+        `Held`); times are Unix seconds."""
+        if isinstance(record, Ready | Held) and record.task not in self._phased and not self._note_gated(record):
+            return
         times = {name: self._t(getattr(record, name)) for name in ("t", "end_t") if hasattr(record, name)}
-        if isinstance(record, Held):
-            record = msgspec.structs.replace(record, reason=UNTIL.sub("", record.reason))
+        if isinstance(record, Held) and UNTIL.match(record.reason):
+            record = msgspec.structs.replace(record, reason="")  # that of the grant, which says it too
         if isinstance(record, Used) and record.end_t > record.t:
             self.gpu_held_s += record.end_t - record.t
         self._write(msgspec.structs.replace(record, **times))
 
+    def _note_gated(self, record: Ready | Held) -> bool:
+        """Whether it is to be written. What may go at once is ready when Ray says so; Ray may tell of a start before
+        the site tells of anything."""
+        if (record.task, 1) in self._started:
+            return False
+        if isinstance(record, Ready):
+            self._at_gate.setdefault(record.task, record.t)
+        elif record.task in self._at_gate:
+            self._wait_at_gate(record.task, self._at_gate[record.task])
+            return True
+        return False
+
+    def _wait_at_gate(self, task: str, ready_s: float) -> None:
+        if task not in self._held:
+            self._held.add(task)
+            self._gated_ready[task] = ready_s
+            self._write(Ready(t=self._t(ready_s), workload=self._workload, task=task))
+
     def ordered(self, told: Ordered) -> None:
         """A task that waited at the gate may go to Ray, or one that had not to wait went: that may be told late."""
-        if (started := self._started.get((told.task_id, 1))) is None:
-            ready_s = self._gated_ready[told.task_id] = told.ready_s
-            granted_s = told.granted_s
-        else:
-            ready_s = granted_s = min(started.started_s or told.granted_s, self._ready_s(started))
-        self._write(*ordering_of(told, self._workload, self._t(ready_s), self._t(granted_s)))
+        if (started := self._started.get((told.task_id, 1))) is not None:
+            latest_s = told.granted_s if told.task_id in self._held else self._ready_s(started)
+            at_s = min(started.started_s or told.granted_s, latest_s)
+            self._write(granted_of(told, self._workload, self._t(at_s)))
+            return
+        self._gated_ready.setdefault(told.task_id, told.ready_s)
+        if told.granted_s > told.ready_s and told.task_id not in self._held:
+            self._wait_at_gate(told.task_id, told.ready_s)
+            self._write(Held(self._t(told.ready_s), self._workload, told.task_id, 0, "capacity"))
+        self._write(granted_of(told, self._workload, self._t(told.granted_s)))
 
     def nodes(self, rows: Iterable[dict[str, Any]], at_s: float) -> None:
         """What `ray.nodes()` says; only changes are written. The first ones were there when the session began."""
@@ -154,6 +181,7 @@ class SessionLog:
                 self._last_end_s = max(self._last_end_s, event.ended_s)
                 self._pending.discard(event.task_id)
             return
+        event = self._after_the_gate(event)
         if event.started_s is not None and key not in self._started:
             self._started[key] = event
             self._write_start(event, event.started_s)
@@ -163,6 +191,16 @@ class SessionLog:
             self._unstarted.pop(key, None)
             self.ended[key] = event.ended_s
             self._write_end(event, event.ended_s)
+
+    def _after_the_gate(self, event: TaskEvent) -> TaskEvent:
+        """No task that waits there begins before it waits: the clocks of machines differ, and the site may be told
+        a little late. What the task took stays as it is."""
+        late_s = self._gated_ready.get(event.task_id, 0.0) - (event.started_s or float("inf"))
+        if event.task_id not in self._held or late_s <= 0:
+            return event
+        names = ("started_s", "loaded_s", "ended_s")
+        times = {name: at_s + late_s for name in names if (at_s := getattr(event, name)) is not None}
+        return msgspec.structs.replace(event, **times)
 
     def actors_died(self, deaths: dict[str, float]) -> None:
         """When actors died, by actor id; perhaps before Ray told that they were created."""
@@ -244,9 +282,10 @@ class SessionLog:
 
     def _write_start(self, event: TaskEvent, at_s: float) -> None:
         task, process = self._tasks[event.task_id], (event.pid, event.name)
-        ready_s = min(at_s, self._gated_ready.pop(event.task_id, self._ready_s(event)))
+        if event.attempt > 1 or event.task_id not in self._held:
+            ready_s = min(at_s, self._gated_ready.pop(event.task_id, self._ready_s(event)))
+            self._write(Ready(t=self._t(ready_s), workload=self._workload, task=event.task_id, attempt=event.attempt))
         self._write(
-            Ready(t=self._t(ready_s), workload=self._workload, task=event.task_id, attempt=event.attempt),
             Started(
                 t=self._t(at_s),
                 workload=self._workload,

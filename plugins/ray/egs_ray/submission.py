@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from egs_core.runlog.records import Granted, Held, PhaseNeeds, Record, phase_needs
+from egs_core.runlog.records import Granted, PhaseNeeds, phase_needs
 from egs_ray.events import TaskEvent
 
 
@@ -83,9 +83,9 @@ def phase_of(task: Submission) -> PhaseNeeds:
     return phase_needs(task.cpus, task.gpus, task.memory_bytes)
 
 
-def ordering_of(told: Ordered, workload: str, ready_t: float, granted_t: float) -> list[Record]:
-    """The gate's decision as a run log has it; times on the log's clock."""
-    granted = Granted(
+def granted_of(told: Ordered, workload: str, granted_t: float) -> Granted:
+    """The gate's decision as a run log has it; the time is on the log's clock."""
+    return Granted(
         t=granted_t,
         workload=workload,
         task=told.task_id,
@@ -95,9 +95,6 @@ def ordering_of(told: Ordered, workload: str, ready_t: float, granted_t: float) 
         estimate_p50_s=told.p50_s,
         estimate_p95_s=told.p95_s,
     )
-    if granted_t <= ready_t:
-        return [granted]
-    return [Held(ready_t, workload, told.task_id, 0, "capacity", f"until {granted_t:.3f}: {told.reason}"), granted]
 
 
 def is_driver(task_id: str) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import ray
 
+from egs_core.runlog.io import read_run
+from egs_core.runlog.timeline import build_timeline
 from egs_core.site import Joining
 from egs_ray import Session
 from egs_ray.site import actor
@@ -116,7 +118,8 @@ def joined() -> int:
 
 @pytest.mark.proves("ray cluster", "order")
 def test_a_quota_holds_across_drivers(begin: Begin, tmp_path: Path) -> None:
-    """Two scripts, a queue with one of Ray's two GPUs: no two tasks at once, both results right, nothing said."""
+    """Two scripts, a queue with one of Ray's two GPUs: no two tasks at once, both results right, nothing said. The run
+    logs have the waits as waits for quota, which waste nothing."""
     scripts = [begin(SCRIPT, name, 10, 0.2) for name in ("a", "b")]
     t.until(lambda: len(held(tmp_path)) == 22)
     (tmp_path / "go").touch()
@@ -124,6 +127,10 @@ def test_a_quota_holds_across_drivers(begin: Begin, tmp_path: Path) -> None:
     rows = held(tmp_path)
     assert all(before[3] <= after[2] for before, after in pairwise(rows)), rows
     t.until(lambda: joined() == 0)
+    for name in ("a", "b"):
+        waits = build_timeline(read_run(tmp_path / f"{name}.jsonl").records).waits
+        for_quota = {wait.task for wait in waits if any(kind == "quota" for _, _, kind in wait.pieces)}
+        assert len(for_quota) >= 9, "all but the first, and the one that nobody waits for"
 
 
 @pytest.mark.proves("ray cluster", "order", "priority")

@@ -223,6 +223,38 @@ def test_why_of_a_run_log_whose_ids_say_nothing(tmp_path: Path, capsys: pytest.C
     assert "has 6 tasks named 'leaf' (say which: leaf-00000002," in capsys.readouterr().err
 
 
+def test_why_of_what_never_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A driver that was ended has tasks that wait: the log says for what, or what it knows of them."""
+    log = tmp_path / "run.jsonl"
+    one, two = (("gpu", 0.0, 1.0, 0),), (("gpu", 0.0, 2.0, 0),)
+    records: list[r.Record] = [
+        r.Capacity(0.0, "n0", 4.0, 1),
+        *[r.TaskAdded(0.0, "w", task, task, (), one) for task in ("runs", "held", "let_go", "silent", "gone", "left")],
+        r.TaskAdded(0.0, "w", "after", "after", ("runs",), one),
+        r.TaskAdded(0.0, "w", "large", "large", (), two),
+        *[r.Ready(0.0, "w", task) for task in ("runs", "held", "let_go", "left", "aborted")],
+        r.Started(0.0, "w", "runs", node="n0"),
+        r.Held(0.0, "w", "held", 0, "quota", "queue 'team' has no quota for that"),
+        r.Granted(3.0, "w", "let_go", 0),
+        r.Ended(4.0, "w", "gone", outcome="skipped"),
+        r.TaskAdded(0.0, "w", "aborted", "aborted", (), one),
+        r.Ended(5.0, "w", "aborted", outcome="aborted", reason="by ann"),
+    ]
+    write_run(log, r.Header(run_id="run", driver="ray", policy="egs", mode="on"), records)
+    assert run(["why", str(log), "held", "let_go", "after", "large", "silent", "gone", "left", "aborted"]) == 0
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith(" ")]
+    assert shown == [
+        "gpu phase 0: ready at 0.000 s, never started: queue 'team' has no quota for that",
+        "gpu phase 0: ready at 0.000 s, never started: it was let go at 3.000 s, and the log ends before its start",
+        "not ready, as far as the log goes: it comes after runs, of which the log has no end",
+        "not ready, as far as the log goes: it needs 2 GPUs on one node, and the largest had 1",
+        "not ready, as far as the log goes: its framework has told of no start, and nothing that it waited for",
+        "not ready, as far as the log goes: it was skipped at 4.000 s",
+        "gpu phase 0: ready at 0.000 s, never started: the log ends before",
+        "gpu phase 0: ready at 0.000 s, never started: aborted: by ann",
+    ]
+
+
 # --- what cannot be ---------------------------------------------------------------------------------------------------
 
 

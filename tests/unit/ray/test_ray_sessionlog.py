@@ -14,6 +14,7 @@ from egs_core.runlog.records import (
     Ended,
     Granted,
     Header,
+    Held,
     Ready,
     Record,
     Started,
@@ -22,6 +23,7 @@ from egs_core.runlog.records import (
     WorkloadEnded,
     WorkloadSubmitted,
 )
+from egs_core.runlog.timeline import build_timeline
 from egs_ray.events import TaskEvent
 from egs_ray.sessionlog import SessionLog
 from egs_ray.submission import Ordered, Submission
@@ -164,6 +166,50 @@ def test_gates_word_before_and_after_rays(log: SessionLog, told_late: bool) -> N
         log.ordered(told)
     times = [record.t for record in written(log) if isinstance(record, Ready | Granted | Started)]
     assert times == ([2.25, 2.25, 2.5] if told_late else [1.0, 2.0, 2.5])
+
+
+def test_what_a_task_waits_for_at_the_gate(log: SessionLog) -> None:
+    """Ready when it was so at the gate, and held by what the site says, as it says it: a wait for quota is no waste."""
+    for letter in "ab":
+        log.submitted(submission(letter, gpus=1.0))
+        log.phased(Ready(1.0, "w", task_id(letter)))
+        log.phased(Held(1.0, "w", task_id(letter), 0, "quota", "queue 'team' has no quota for that"))
+    log.ordered(Ordered(task_id("a"), 1.0, 4.0, decision=1, reason="ready_order", p50_s=1.0, p95_s=2.0))
+    log.seen(msgspec.structs.replace(event(task_id("a"), 5.0, 6.0), ready_s=4.5))
+    records = written(log)
+    told = TaskAdded | Ready | Held | Granted | Started | Ended
+    times = [(type(record), record.t) for record in records if isinstance(record, told) and record.task == task_id("a")]
+    assert times == [(TaskAdded, 1.0), (Ready, 1.0), (Held, 1.0), (Granted, 4.0), (Started, 5.0), (Ended, 6.0)]
+    waits = {wait.task: wait for wait in build_timeline(records).waits}
+    assert [(kind, start, end) for start, end, kind in waits[task_id("a")].pieces] == [("quota", 1.0, 5.0)]
+    assert waits[task_id("b")].pieces[0][2] == "quota", "it never had a turn, and its wait is there"
+
+
+def test_the_gates_word_of_a_task_that_ray_saw_start(log: SessionLog) -> None:
+    """What went at once is ready by Ray's word; what was held took as long as it took, from when it may have begun by
+    the site's clock; and what the site tells of a task that has begun comes too late to say more."""
+    for letter in "abc":
+        log.submitted(submission(letter, gpus=1.0))
+    for letter in "bc":
+        log.phased(Ready(3.0, "w", task_id(letter)))
+    log.phased(Held(3.0, "w", task_id("c"), 0, "capacity"))
+    for letter in "abc":
+        log.seen(event(task_id(letter), 2.0, 2.5))
+    log.phased(Ready(1.5, "w", task_id("a")))
+    log.phased(Held(1.5, "w", task_id("a"), 0, "capacity"))
+    for letter in "abc":
+        log.ordered(Ordered(task_id(letter), 3.0, 4.0, decision=1, reason="", p50_s=1.0, p95_s=2.0))
+    records = written(log)
+    granted = {record.task[0]: record.t for record in records if isinstance(record, Granted)}
+    assert granted == {"a": 1.0, "b": 1.0, "c": 3.0}, "a grant is told late, and is no later than the start"
+    told = Ready | Held | Started | Ended
+    found = [(record.t, type(record), record.task[0]) for record in records if isinstance(record, told)]
+    assert sorted(found, key=lambda one: one[2]) == [
+        *[(1.0, Ready, "a"), (2.0, Started, "a"), (2.5, Ended, "a")],
+        *[(1.0, Ready, "b"), (2.0, Started, "b"), (2.5, Ended, "b")],
+        *[(3.0, Ready, "c"), (3.0, Held, "c"), (3.0, Started, "c"), (3.5, Ended, "c")],
+    ]
+    assert log.gpu_held_s == 1.5
 
 
 @pytest.mark.parametrize("death_told_first", [False, True])

@@ -377,14 +377,17 @@ class Program:
     # --- the run log, and failures ---
 
     def record(self, record: r.Record) -> None:
-        """A line of the run log about one of its tasks. Those of tasks without phases come from what Ray tells."""
+        """A line of the run log about one of its tasks. Those of tasks without phases come from what Ray tells, but for
+        how long they wait for their turn, and for what."""
         task = getattr(record, "task", "")
         index = self.books.numbers.get(task)
-        if isinstance(record, r.Work) or (index is not None and self.books.jobs[index].way is Way.SHELL):
+        way = None if index is None else self.books.jobs[index].way
+        if isinstance(record, r.Ready) and way is not Way.SHELL:
+            self._ready[task] = record.t
+        waits = way in WITH_TICKET and isinstance(record, (r.Ready, r.Held))
+        if isinstance(record, r.Work) or way is Way.SHELL or waits:
             wall = {name: self._wall_s + getattr(record, name) for name in ("t", "end_t") if hasattr(record, name)}
             self._outlook.record(msgspec.structs.replace(record, **wall))
-        elif isinstance(record, r.Ready):
-            self._ready[task] = record.t
         elif isinstance(record, r.Granted):
             ready_s = min(record.t, self._ready.pop(task, record.t))
             times = self._wall_s + ready_s, self._wall_s + record.t
