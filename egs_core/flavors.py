@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,7 @@ class _File(FileModel):
     """The kinds of hardware."""
 
 
+@lru_cache(maxsize=1024)  # a run that is submitted asks it for each device
 def flavor_of_product(product: str) -> str:
     """The flavor of what a driver calls a GPU; "" where it says nothing.
 

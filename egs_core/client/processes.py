@@ -22,6 +22,9 @@ PROC = Path("/proc")
 PIECE = 16 * 1024  # most environments are read at once
 ZOMBIE = b"Z"
 PR_SET_CHILD_SUBREAPER = 36
+STACK, ARGUMENTS = 25, slice(45, 49)  # in `stat`, from the state on: where a program begins its stack, its arguments
+_Stat = tuple[int, int, bytes]  # parent; start, in ticks; where stack, arguments and environment of its program are
+_Program = tuple[int, bytes]  # start and places: a process that starts another program has others
 
 
 def lease_mark(run: str, token: int, site: str) -> str:
@@ -55,11 +58,17 @@ def descendants(pid: int) -> list[Process]:
 
 
 class Snapshot:
-    """All processes of the host at one moment, with the marks that they carry."""
+    """All processes of the host at one moment, with the marks that they carry. before: of an earlier moment: what runs
+    the same program since then carries the same mark, which is not read again."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Snapshot | None = None) -> None:
         self._table = _table()
-        self._marks = {pid: mark for pid in self._table if (mark := _mark(pid))}
+        known: dict[int, tuple[_Program, str]] = {} if before is None else before._read
+        self._read: dict[int, tuple[_Program, str]] = {}
+        for pid, (_, started, places) in self._table.items():
+            old, program = known.get(pid), (started, places)
+            self._read[pid] = old if old is not None and old[0] == program else (program, _mark(pid))
+        self._marks = {pid: mark for pid, (_, mark) in self._read.items() if mark}
 
     def living(self, named: Iterable[Process], mark: str, but: Process | None = None) -> list[Process]:
         """The processes that live and belong to a lease, see the module. but: its supervisor, which does not count."""
@@ -84,19 +93,20 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "cannot become the parent of orphaned processes")
 
 
-def _table() -> dict[int, tuple[int, int]]:
-    """Of each process its parent and its start, in ticks."""
+def _table() -> dict[int, _Stat]:
     pids = [int(name) for name in os.listdir(PROC) if name.isdecimal()]
     return {pid: found for pid in pids if (found := _stat(pid)) is not None}
 
 
-def _stat(pid: int) -> tuple[int, int] | None:
+def _stat(pid: int) -> _Stat | None:
     try:
         text = _read(pid, "stat")
     except OSError:
         return None
     fields = text.rpartition(b")")[2].split()  # the name before may have spaces and brackets
-    return None if fields[0] == ZOMBIE else (int(fields[1]), int(fields[19]))
+    if fields[0] == ZOMBIE:
+        return None
+    return int(fields[1]), int(fields[19]), b" ".join([fields[STACK], *fields[ARGUMENTS]])
 
 
 def _read(pid: int, name: str) -> bytes:
@@ -123,11 +133,11 @@ def _mark(pid: int) -> str:
     return ""
 
 
-def _below(roots: set[int], table: dict[int, tuple[int, int]]) -> list[Process]:
+def _below(roots: set[int], table: dict[int, _Stat]) -> list[Process]:
     if not roots:
         return []
     children: dict[int, list[int]] = {}
-    for pid, (parent, _) in table.items():
+    for pid, (parent, *_) in table.items():
         children.setdefault(parent, []).append(pid)
     found: list[Process] = []
     pending, seen = sorted(roots), set(roots)

@@ -87,6 +87,7 @@ class Site:
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._looking = asyncio.Lock()
         self._next_look: asyncio.Task[Snapshot] | None = None
+        self._last_look: Snapshot | None = None
         self.writer = make_writer(self._changed)
 
     async def ask(self, question: Callable[[SiteLogic], T]) -> T:
@@ -126,7 +127,8 @@ class Site:
     async def _look(self) -> Snapshot:
         async with self._looking:
             self._next_look = None  # who asks from now on needs a later one
-            return await asyncio.to_thread(Snapshot)
+            self._last_look = await asyncio.to_thread(Snapshot, self._last_look)
+            return self._last_look
 
     def wake_all(self) -> None:
         """Answer all that wait: the server ends."""
