@@ -18,7 +18,7 @@ function of the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from egs_core.engine.order.timers import Timers
 from egs_core.engine.specs import NO_QUEUE, ORDERS, UNLIMITED, Amounts
@@ -50,6 +50,9 @@ class SubmissionOrder:
         self.due = self.timers.at
         self._seen: dict[str, tuple[int, ...]] = {}  # queue -> what its history said of work that nobody knows
         self._totals: dict[str, int] = {}  # name of a submission that grew -> what its last run took, as seen last
+        self._open: dict[
+            str, set[int]
+        ] = {}  # queue -> its submissions in `places` that have open tasks, and some others
         if state.submissions:  # restored: ends are heard also of those of which nothing waits
             self.place(len(state.submissions) - 1)
 
@@ -58,7 +61,21 @@ class SubmissionOrder:
         for new in range(len(self.places), number + 1):
             self._classes.append(self._class_of(new))
             self.places.append(self._count(new))
+            self.joined(new)
         return self.places[number]
+
+    def joined(self, number: int) -> None:
+        """Tasks have joined the submission."""
+        if number < len(self.places):
+            self._open.setdefault(self._state.submissions[number].history, set()).add(number)
+
+    def _open_in(self, names: Iterable[str]) -> list[int]:
+        """The submissions of these queues that have open tasks, in the order in which they came."""
+        submissions, found = self._state.submissions, list[int]()
+        for known in [self._open[name] for name in names if name in self._open]:
+            known.difference_update([number for number in known if not submissions[number].open_tasks])
+            found += known
+        return sorted(found)
 
     def set_leaf(self, number: int, leaf: int) -> bool:
         """Say whether nothing waits for the submission's next task; whether that changes its place."""
@@ -100,13 +117,17 @@ class SubmissionOrder:
         if number >= len(self.places):
             return ()
         if history.guesses:
-            total = self._state.grown_totals.get(submission.name)
-            if total is not None and total != self._totals.get(submission.name):
-                self._totals[submission.name] = total  # what is believed of others with this name
-                return self._recount_queue(submission.history)
-            if (seen := _guesses(history)) != self._seen.get(submission.history):
-                self._seen[submission.history] = seen
-                return self._recount_queue(submission.history)
+            name, queue = submission.name, submission.history
+            total, seen = self._state.grown_totals.get(name), _guesses(history)
+            is_told = total is not None and total != self._totals.get(name)
+            if total is not None:
+                self._totals[name] = total
+            if seen != self._seen.get(queue):
+                self._seen[queue] = seen
+                return self._recount_these(self._open_in((queue,)), may_wait=True)
+            if is_told:  # what is believed of others with this name
+                alike = [n for n in self._open_in((queue,)) if self._state.submissions[n].name == name]
+                return self._recount_these(alike, may_wait=True)
             work = remaining_work(self._state, submission)
         else:
             work = submission.left_device if submission.needs_devices else submission.left_slot
@@ -123,35 +144,27 @@ class SubmissionOrder:
         self._classes[number] = work_class
         return self._changed(number)
 
-    def _recount_queue(self, name: str) -> list[int]:
-        """Its history says something new of what nobody knows."""
+    def _recount_these(self, numbers: Iterable[int], *, may_wait: bool = False) -> list[int]:
+        """Something new is known of these open submissions; those that have a new place. may_wait: also of how long
+        they may wait."""
         changed = []
-        for number, place in enumerate(self.places):
-            submission = self._state.submissions[number]
-            if submission.history == name and submission.open_tasks:
+        for number in numbers:
+            place = self.places[number]
+            if may_wait:
                 self.look_again(number)
-                self._reclassify(number)
-                self._changed(number)
-                if self.places[number] != place:
-                    changed.append(number)
+            self._reclassify(number)
+            self._changed(number)
+            if self.places[number] != place:
+                changed.append(number)
         return changed
 
     def recount_all(self) -> list[int]:
         """Anything may have changed."""
-        changed = []
         seen = {name: _guesses(history) for name, history in self._state.histories.items() if history.guesses}
         told = {name for name, guesses in seen.items() if guesses != self._seen.get(name)}
         self._seen.update(seen)
-        for number, place in enumerate(self.places):
-            submission = self._state.submissions[number]
-            if submission.open_tasks:
-                if submission.history in told:
-                    self.look_again(number)
-                self._reclassify(number)
-                self._changed(number)
-                if self.places[number] != place:
-                    changed.append(number)
-        return changed
+        changed = self._recount_these(self._open_in(told), may_wait=True)
+        return sorted([*changed, *self._recount_these(self._open_in(self._open.keys() - told))])
 
     def stale(self) -> list[int]:
         """Open submissions that are not where the state puts them; none, always."""

@@ -92,6 +92,7 @@ class Reordering:
         """Tasks have joined a workload: how long its submission waits for others, by the queue's load now."""
         if self._submissions is not None:
             number = self._state.workloads[workload].submission
+            self._submissions.joined(number)
             submission = self._state.submissions[number]
             wait = backlog_wait(self._state, submission, self._queue.capacity())
             if wait != (submission.wait_s, submission.wait_lengths):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.order.submission_order import LEAST_WAIT_S, remaining_work
-from egs_core.engine.specs import QueueSpec
-from egs_core.engine.state.histories import Lengths, amount_of
+from egs_core.engine.specs import Limits, QueueSpec
+from egs_core.engine.state.histories import Lengths, Submission, amount_of
 from egs_core.graph.columns import CPU, Graph, Shape, TaskOptions
 from egs_core.graph.load import LoadedWorkload
 from egs_core.runlog import records as r
@@ -141,6 +142,38 @@ def test_what_has_grown_may_grow_again() -> None:
                 bench.start(f"r0.{i}")
                 bench.end(f"r0.{i}", bench.now + 100.0)
     assert remaining_work(bench.state, bench.state.submissions[1]) == 400 * 1000 * 1000
+
+
+class Counted(list[Submission]):
+    """Submissions, and how often one of them was looked at."""
+
+    looks = 0
+
+    def __getitem__(self, number: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(number)
+
+
+@pytest.mark.parametrize("limits", [None, Limits(max_runtime_s=1e9)])
+def test_what_is_over_is_not_counted_again(limits: Limits | None) -> None:
+    """However many workloads have come and gone, news of the queue's lengths, or a limit, costs a look at those that
+    are open: one workload after the other, of unknown and ever other lengths, some of which grow."""
+    engine, now, count = Engine(EngineConfig()), 0.0, 200
+    submissions = engine.state.submissions = Counted()
+    engine.handle(m.NodeAdded("n0", 1.0), now)
+    unknown = graph_of({"a": ()}, default=(cpu(None),))
+    for number in range(count):
+        engine.handle(m.WorkloadSubmitted(f"w{number}", f"n{number % 3}", limits=limits), now)
+        engine.handle(m.TasksAdded(f"w{number}", unknown), now)
+        for _ in range(2 if number % 4 == 0 else 1):
+            phase = len(engine.state.status) - 1
+            engine.handle(m.PhaseStarted(phase, 1), now)
+            now += 2.0 ** (number % 11)
+            if number % 4 == 0 and len(engine.state.workloads[number].numbers) == 1:
+                engine.handle(m.TasksAdded(f"w{number}", graph_of({"b": ("a",)}, known=("a",))), now)
+            engine.handle(m.PhaseEnded(phase, 1), now)
+    assert not any(workload.open_tasks for workload in engine.state.workloads)
+    assert submissions.looks < 30 * count, submissions.looks
 
 
 def _cut(graph: Graph, parts: int, seed: int) -> list[Graph]:
