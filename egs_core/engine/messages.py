@@ -236,8 +236,8 @@ class Checkpointed(Event, frozen=True, tag="checkpoint"):
 
 
 class Activity(Event, frozen=True, tag="activity"):
-    """Whoever holds what the running task has been given has done something: it is not idle. No adapter sends this yet;
-    the site server will."""
+    """Whoever holds what the running task has been given has done something: it is not idle. Only tests send it: hints
+    and files of queues refuse idle time-outs, and that of `egs run` is kept where its command runs."""
 
     task: int
     attempt: int

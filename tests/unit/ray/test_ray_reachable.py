@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+import ray._private.utils as its_own
 
 from egs_core.errors import InputError
-from egs_ray.control import reachable
+from egs_ray.control import commands, reachable
 
 NODE = "192.0.2.7"
 
@@ -64,3 +65,14 @@ def test_of_several_the_own_one_is_taken(host: Path) -> None:
     with pytest.raises(InputError, match=rf"several clusters: {NODE}:6380, {NODE}:6381 \(say which with --address"):
         reachable.chosen_address("auto", "here")
     assert reachable.chosen_address(f"{NODE}:6381", "here") == f"{NODE}:6381"
+
+
+def test_what_ray_says_of_another_version_is_told_whole() -> None:
+    """Its message has the versions in lines of their own; the first line alone ends with a colon."""
+    others = {"ray_version": "1.0.0", "python_version": "3.8.0"}
+    with pytest.raises(RuntimeError, match="Version mismatch") as said:
+        its_own.check_version_info(others, "this process", raise_on_mismatch=True)
+    told = commands.in_one_line(said.value)
+    assert "\n" not in told
+    assert "Ray: 1.0.0" in told
+    assert f"Ray: {its_own.ray.__version__}" in told

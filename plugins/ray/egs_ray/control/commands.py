@@ -147,7 +147,12 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=chosen, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(PLACE, f"no cluster found: {str(error).splitlines()[0]}", hint) from None
+        raise InputError(PLACE, f"no cluster found: {in_one_line(error)}", hint) from None
+
+
+def in_one_line(error: Exception) -> str:
+    """All that Ray says: of two versions that differ the lines after the first have the numbers."""
+    return " ".join(str(error).split())
 
 
 def _table(address: str) -> tuple[Any, Table]:
