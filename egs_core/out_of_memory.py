@@ -50,6 +50,16 @@ def lack_of(error: BaseException) -> str:
     return ""
 
 
+def gpu_lack_in(text: str) -> str:
+    """GPU with the last line that says so, of what a command has printed; "" where none does.
+
+    >>> gpu_lack_in("step 3\\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\\n")
+    'out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'
+    """
+    found = [line.strip()[:200] for line in text.splitlines() if any(words in line.lower() for words in ON_A_GPU)]
+    return f"{GPU}: {found[-1]}" if found else ""
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error, and what it came of. A framework may keep that in `cause`: then its own error's text is a traceback,
     in which lines of source may say anything, and it is left out."""

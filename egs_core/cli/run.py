@@ -106,6 +106,10 @@ def run(
         list[int] | None,
         typer.Option(min=0, max=255, help="Only after this exit code; default: any but 0, 126 and 127. Repeatable."),
     ] = None,
+    or_flavor: Annotated[
+        list[str] | None,
+        typer.Option(help="Where it ends for lack of a GPU's memory it is tried again on this flavor. Repeatable."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only say when it would start, and why not now.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on without this terminal; `egs logs` has its output.")
@@ -147,6 +151,10 @@ def run(
         with connected(address) as client:
             _show_check(client.check(request), as_json)
         return 0
+    if or_flavor:
+        with connected(address) as client:
+            for one in or_flavor:
+                client.check(request_of({**fields, "flavors": [one]}))  # refused now, not when it is needed
     job = Job(
         command,
         os.getcwd(),
@@ -158,6 +166,7 @@ def run(
         has_terminal=pty,
         idle_s=idle_s,
         torch_env=torch_env,
+        or_flavors=or_flavor or [],
     )
     every = [job] if array is None else members(job, array)
     if array is not None:

@@ -16,6 +16,7 @@ NEEDS = {
     "--checkpoint-takes": (("--checkpoint-signal",), "it is asked for none"),
     "--split": (("--gpus", "--gpu-memory"), "there is nothing to split"),
     "--flavor": (("--gpus", "--gpu-memory", "--in"), "there is nothing to choose"),
+    "--or-flavor": (("--gpus", "--gpu-memory"), "there is nothing to choose"),
 }
 """Option -> those of which one has to be there, and why."""
 COUNTED = ("--cpus", "--memory")
@@ -48,6 +49,13 @@ EXCLUDES = {
         "--split": "it tells when all its GPUs are free at its start",
     },
     "--split": {"--gang": "no GPUs are held at the start"},
+    "--or-flavor": {
+        "--detach": "its output and its number are those of one run",
+        "--pty": "its output goes to a terminal",
+        "--split": "its GPUs are other runs'",
+        "--gang": "the others of a gang end with it",
+        "--check": CHECKED,
+    },
     "--array": {"--pty": "an array's commands cannot share a terminal"},
 }
 """Option -> those that do nothing beside it, and why."""

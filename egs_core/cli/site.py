@@ -118,6 +118,8 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
     text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
     on = f", on {view.host}" if view.host else ""
     typer.echo(f"run {view.id} ({view.name}, {view.user}{on}): {view.state}: {text}{when}")
+    if view.note:
+        typer.echo(view.note)
     if view.progress is not None and view.progress.words:
         ago_s = max(0.0, time.time() - view.progress.told_at)
         typer.echo(f"progress: {view.progress.words}, told {ago_s:,.0f} s ago")

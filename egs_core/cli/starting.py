@@ -17,6 +17,8 @@ from egs_core.client.jobs import Job, keep
 from egs_core.client.places import Address
 from egs_core.client.supervise import ENDING, Supervisor
 from egs_core.errors import EgsError, InputError
+from egs_core.flavors import is_meant
+from egs_core.out_of_memory import GPU
 
 MOST_MEMBERS = 256  # each is a process of its own, that of its supervisor
 
@@ -26,7 +28,11 @@ def supervised(address: Address, job: Job) -> Callable[[Callable[[str], None], C
     owners = trusted_owners()
 
     def supervise(tell: Callable[[str], None], known: Callable[[c.RunView], None]) -> int:
+        mine, run = job, ""
+
         def is_known(view: c.RunView) -> None:
+            nonlocal run
+            run = view.id
             try:
                 keep(job, view)
             except OSError as error:
@@ -37,7 +43,16 @@ def supervised(address: Address, job: Job) -> Callable[[Callable[[str], None], C
             os.chdir(job.folder)
         except OSError as error:
             raise EgsError(f"{job.folder}: {error.strerror}") from None
-        return Supervisor(lambda: SiteClient(address, owners), job, tell).run(is_known)
+        while True:
+            supervisor = Supervisor(lambda: SiteClient(address, owners), mine, tell)
+            code, lack = supervisor.run(is_known), supervisor.lack
+            left = [one for one in mine.or_flavors if not is_meant(one, supervisor.flavor)]
+            if not (code and lack and left):
+                return code
+            note = f"tried again on {left[0]}: run {run} was {GPU}"  # not the line: that is the command's own
+            tell(f"run {run}: {lack}; it is tried again on {left[0]}" + (f", then on {left[1]}" if left[1:] else ""))
+            fields = {**mine.fields, "flavors": [left[0]], "note": note}
+            mine = msgspec.structs.replace(mine, fields=fields, or_flavors=left[1:])
 
     return supervise
 

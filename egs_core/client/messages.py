@@ -105,7 +105,8 @@ class RunRequest(Ask):
     take; for_s: after so long it is ended, and has had what it asked for; deadline_s: until when it should have ended,
     from now; hold: it does not start before it is resumed; inside: of a GPU request (`egs_core.client.requests`) whose
     GPUs it has, and whose place in the queue: it names neither; requeue: it may be evicted for another, and then starts
-    again; gang: with which it starts together; flavors: of GPUs that it may have, none named: all."""
+    again; gang: with which it starts together; flavors: of GPUs that it may have, none named: all. note: why it
+    is asked for, which `egs why` tells."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     supervisor: Process
@@ -126,6 +127,7 @@ class RunRequest(Ask):
     gang: Gang | None = None
     flavors: Annotated[tuple[FlavorName, ...], Field(max_length=100)] = ()
     saving: Saving | None = None
+    note: Annotated[str, Field(max_length=400, pattern=PLAIN)] | None = None
 
 
 class Change(Ask):
@@ -305,7 +307,7 @@ class RunView(Told):
     told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last; wants_progress: and where
     it is. flavors: of GPUs that it may have, none named: all; flavor: of those that it has, or had, where they are of
     one. progress: where it is, while it runs and tells that. checkpoints: how often it was asked for one, by the signal
-    `checkpoint_signal`, "" for a run that states none.
+    `checkpoint_signal`, "" for a run that states none. note: why it was asked for.
     """
 
     id: str
@@ -355,6 +357,7 @@ class RunView(Told):
     progress: ProgressView | None = None
     checkpoint_signal: str = ""
     checkpoints: int = 0
+    note: str = ""
 
     @property
     def doing(self) -> str:

@@ -25,6 +25,7 @@ import msgspec
 from egs_core.client import late_ends
 from egs_core.client import messages as c
 from egs_core.client.arguments import written
+from egs_core.client.error_tail import ErrorTail
 from egs_core.client.groups import LeaseGroup, make_group
 from egs_core.client.http import Refused, SiteClient, Unreachable
 from egs_core.client.idle import ACTIVITY, IdleWatch
@@ -38,6 +39,7 @@ from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
 from egs_core.client.waiting_words import ends_line, why_words
 from egs_core.errors import EgsError
+from egs_core.out_of_memory import gpu_lack_in
 
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -64,6 +66,9 @@ class Supervisor:
         self._checkpoints = 0  # that it was asked for
         self._group: LeaseGroup | None = None  # of the lease's processes
         self._version = 0  # news of earlier ones is old
+        self._errors: ErrorTail | None = None  # where it may be tried again on another flavor
+        self.lack = ""  # of a GPU's memory, by which the command has ended
+        self.flavor = ""  # of the GPUs that it had
 
     def run(self, known: Callable[[c.RunView], None] = lambda _: None) -> int:
         """From the request to the exit code. known: called once the server has the run. Raises EgsError for a request
@@ -162,7 +167,7 @@ class Supervisor:
     def _supervise(self, view: c.RunView, link: Link) -> int:
         lease = view.lease
         assert lease is not None
-        self._run, self._checkpoints = view.id, view.checkpoints
+        self._run, self._checkpoints, self.flavor = view.id, view.checkpoints, view.flavor
         if self._job.idle_s is not None:
             handle, name = tempfile.mkstemp(prefix="egs-activity-")
             os.close(handle)
@@ -194,6 +199,8 @@ class Supervisor:
         if self._is_evicted:
             return code
         link.stop()
+        if self._errors is not None and code and not self._is_to_end:
+            self.lack = gpu_lack_in(self._errors.text())
         self._tell_end(view, "succeeded" if code == 0 or self._was_idle else "failed", code)
         return code
 
@@ -235,7 +242,14 @@ class Supervisor:
         with self._group.entered() if self._group is not None else contextlib.nullcontext():
             if self._job.has_terminal:
                 return self._start_with_terminal(spawn)
-            return spawn(setsigmask=self._mask) if self._has_terminal else spawn(setsigmask=self._mask, setpgroup=0)
+            if self._job.or_flavors:
+                self._errors = errors = ErrorTail()
+                spawn = partial(spawn, file_actions=[(os.POSIX_SPAWN_DUP2, errors.writing, 2)])
+            try:
+                return spawn(setsigmask=self._mask) if self._has_terminal else spawn(setsigmask=self._mask, setpgroup=0)
+            finally:
+                if self._errors is not None:
+                    self._errors.start()
 
     def _forget_activity(self) -> None:
         if self._job.idle_s is not None:

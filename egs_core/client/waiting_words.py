@@ -16,7 +16,8 @@ def ends_line(view: c.RunView, ends_at: float) -> str:
 
 def why_words(view: c.RunView) -> str:
     """waits, for what, and until when as far as that is known."""
-    return f"waits: {view.reason}; {starts_words(view)}"
+    note = f"; {view.note}" if view.note else ""
+    return f"waits: {view.reason}; {starts_words(view)}{note}"
 
 
 def starts_words(view: c.RunView) -> str:

@@ -192,6 +192,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     checkpoints: int = 0
     checkpoint_at: float | None = None
     lost_token: int = 0
+    note: str = ""
 
     @property
     def workload(self) -> str:
@@ -262,5 +263,6 @@ class Run(msgspec.Struct, omit_defaults=True):
             is_paused=request.hold,
             requeue=request.requeue,
             flavors=request.flavors,
+            note=request.note or "",
             saving=None if request.saving is None else Saving(request.saving.signal, request.saving.takes_s),
         )

@@ -186,6 +186,7 @@ class Views:
             progress=self.progress.get(run.id),
             checkpoint_signal=run.saving.signal if run.saving else "",
             checkpoints=run.checkpoints,
+            note=run.note,
         )
 
     def _reason(self, run: Run, sees: Sees) -> tuple[str, str]:

@@ -65,6 +65,53 @@ def test_a_task_starts_where_history_says_that_it_ends_first(site: RealSite, tmp
     assert [run.flavor for run in ended] == ["slow", "fast", "fast", "fast", "slow"]
 
 
+LACKS = """#!/bin/sh
+echo "step 1" >&2
+if [ "$CUDA_VISIBLE_DEVICES" = 0 ]; then
+  echo "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB." >&2
+  exit 1
+fi
+echo "ran on $CUDA_VISIBLE_DEVICES"
+"""
+
+
+def test_what_lacks_memory_on_one_flavor_is_tried_on_another(site: RealSite, tmp_path: Path) -> None:
+    """Once for each that is named: the second run has the fast GPU and its exit code is the command's; what it prints
+    passes through, and the line between says why. While that waits, `egs why` says it too. A command that fails for
+    another reason, or lacks memory on the last one, is not tried again; nor one that had that flavor already."""
+    task = tmp_path / "task.sh"
+    task.write_text(LACKS)
+    task.chmod(task.stat().st_mode | stat.S_IXUSR)
+    site.start()
+    line = ("--gpus", "1", "--flavor", "slow", "--or-flavor", "fast")
+    done = site.egs("run", *line, "--", str(task))
+    assert (done.returncode, done.stdout) == (0, "ran on 1\n"), done.stderr
+    lack = "out of GPU memory: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB."
+    assert f"egs: run 1: {lack}; it is tried again on fast" in done.stderr.splitlines()
+    assert done.stderr.count("step 1") == 2
+    gate = tmp_path / "gate"
+    hold = site.run("--gpus", "1", "--flavor", "fast", "--", "sh", "-c", HOLD, str(gate))
+    wait_for(lambda: site.devices().get("1"), "the fast one is held")
+    waiting = site.run(*line, "--", str(task))
+    wait_for(lambda: any(run.note for run in site.client.queue().runs), "the second waits")
+    (second,) = [run for run in site.client.queue().runs if run.note]
+    said = site.egs("why", second.id).stdout.splitlines()
+    assert said[-1] == f"tried again on fast: run {int(second.id) - 1} was out of GPU memory"
+    gate.touch()
+    assert (hold.wait(60), waiting.wait(60)) == (0, 0)
+    other = site.egs("run", *line, "--", "sh", "-c", "echo no luck >&2; exit 3")
+    assert (other.returncode, "tried again" in other.stderr) == (3, False), other.stderr
+    last = site.egs("run", "--gpus", "1", "--flavor", "slow", "--or-flavor", "slow", "--", str(task))
+    assert (last.returncode, "tried again" in last.stderr) == (1, False), last.stderr
+    ended = [(run.name, run.flavor, run.outcome) for run in site.client.runs(with_ended=True).runs]
+    assert ended[:2] == [("task.sh", "slow", "failed"), ("task.sh", "fast", "succeeded")]
+    unknown = site.egs("run", "--gpus", "1", "--or-flavor", "h100", "--", "true")
+    assert (unknown.returncode, "there is no GPU of flavor 'h100'" in unknown.stderr) == (2, True), unknown.stderr
+    detached = site.egs("run", "--gpus", "1", "--or-flavor", "fast", "--detach", "--", "true")
+    assert detached.returncode == 2
+    assert "--detach: does nothing with --or-flavor: its output and its number are those of one run" in detached.stderr
+
+
 def test_a_gpu_request_has_the_flavor_that_it_names(site: RealSite) -> None:
     """The second device, which is fast; one more waits for it while the slow one is free, also over a restart; of
     several flavors any will do; one that nobody has is refused in one line. Where none is named, nothing is said of it
