@@ -13,8 +13,10 @@ from egs_core.server.book import Book
 from egs_core.server.joining import views
 from egs_core.server.principals import Principal, queues_of
 from egs_core.server.runs import Run
+from egs_core.server.steps import Steps, at_once
 
 MOST_RUNNING = 500
+MOST_IN_A_STEP = 100
 MOST_WAITING = 100
 MOST_COMPARED = 20_000  # why a run waits is found by comparing it with all that wait, and nothing is granted meanwhile
 GPUS = KINDS.index("gpus")
@@ -23,17 +25,31 @@ THOUSANDTHS = 1000
 
 def overview(book: Book, who: Principal) -> Overview:
     """What it sees. Raises Refusal for the role that sees nothing."""
+    return at_once(overview_steps(book, who))
+
+
+def overview_steps(book: Book, who: Principal) -> Steps[Overview]:
+    """The same in steps, between which others may be answered: what has no lease any more by then is not shown as
+    running."""
     who.need_to_see()
     waiting = book.views.waiting(who.sees)
     running = [run for run in book.open_runs() if run.lease is not None and who.sees(run)]
     explained = min(MOST_WAITING, MOST_COMPARED // max(1, len(book.open_runs())))
     shown = book.views.explained(waiting[:MOST_WAITING], who.sees, explained)
+    queues = _queues(book, who, waiting, shown)
+    yield
+    devices, hosts = book.views.held_devices(who.sees), views(book.views.listed_hosts(who.sees)).hosts
+    run_views: list[c.RunView] = []
+    for begin in range(0, min(len(running), MOST_RUNNING), MOST_IN_A_STEP):
+        yield
+        part = running[begin : min(begin + MOST_IN_A_STEP, MOST_RUNNING)]
+        run_views += [book.views.view(run, sees=who.sees) for run in part if run.lease is not None]
     return Overview(
         now=book.facts.epoch + book.now,
-        devices=book.views.held_devices(who.sees),
-        hosts=views(book.views.listed_hosts(who.sees)).hosts,
-        queues=_queues(book, who, waiting, shown),
-        running=tuple([book.views.view(run, sees=who.sees) for run in running[:MOST_RUNNING]]),
+        devices=devices,
+        hosts=hosts,
+        queues=queues,
+        running=tuple(run_views),
         running_count=len(running),
         waiting=shown,
         waiting_count=len(waiting),

@@ -10,8 +10,9 @@ from fastapi import FastAPI, Response
 
 from egs_core.client.overview import Me, Overview
 from egs_core.server.logic import SiteLogic
-from egs_core.server.overview import overview
+from egs_core.server.overview import overview_steps
 from egs_core.server.sharing import Sharing
+from egs_core.server.steps import in_turns
 from egs_core.server.who import Who
 
 
@@ -31,8 +32,8 @@ def add_overview_routes(app: FastAPI, site: Asks) -> None:
     @app.get("/v1/overview", response_model=Overview)
     async def whole(who: Who, own: bool = True) -> Response:
         asker = who if own else msgspec.structs.replace(who, name="")  # nobody's runs are its own
-        found: Overview = await site.ask(lambda logic: overview(logic.book, asker))
-        drivers = await site.sharing.ask(lambda pools: pools.listed(asker))
+        found: Overview = await in_turns(site.ask, lambda logic: overview_steps(logic.book, asker))
+        drivers = await in_turns(site.sharing.ask, lambda pools: pools.listed_steps(asker))
         # Written here: FastAPI would look at each of some thousand fields once more, and nothing is granted meanwhile.
         body = found.model_copy(update={"drivers": drivers}).model_dump_json()
         return Response(body, media_type="application/json")

@@ -13,9 +13,10 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.server.moments import wall_clock
 from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
 from egs_core.server.spending import Spending
+from egs_core.server.steps import Steps, at_once
 from egs_core.site import messages as s
 from egs_core.site import wire
-from egs_core.site.pooled import GONE, TTL_S, About, Driver, SharedPools, batch_of
+from egs_core.site.pooled import GONE, TTL_S, About, Driver, Pool, SharedPools, batch_of
 from egs_core.site.refusal import Refusal
 from egs_core.site.spanning import Spanning
 
@@ -87,8 +88,16 @@ class Pools(SharedPools):
 
     def listed(self, who: Principal) -> tuple[c.RunView, ...]:
         """All drivers that the asker sees, those that joined first first."""
-        heads = self._heads()
-        return tuple([self._view(who, one, heads) for one in self._drivers.values() if who.sees(one)])
+        return at_once(self.listed_steps(who))
+
+    def listed_steps(self, who: Principal) -> Steps[tuple[c.RunView, ...]]:
+        """The same in steps, a pool each, between which others may be answered."""
+        found: dict[str, c.RunView] = {}
+        for pool in list(self._pools.values()):
+            heads = self._heads_of(pool)
+            found |= {one.id: self._view(who, one, heads) for one in pool.drivers.values() if who.sees(one)}
+            yield
+        return tuple([found[one] for one in self._drivers if one in found])
 
     def queue(self, who: Principal) -> tuple[c.RunView, ...]:
         """Those with tasks that wait, in the order of their first ones; pools one after the other."""
@@ -144,13 +153,21 @@ class Pools(SharedPools):
     def _heads(self) -> dict[str, list[int]]:
         """By driver, in the order of their first ones: its phases with GPUs that are ready and wait."""
         found: dict[str, list[int]] = {}
-        by_seat = {id(one.seat): one.id for one in self._drivers.values()}
         for pool in self._pools.values():
-            state = pool.engine.state
-            for phase in pool.engine.ready_order():
-                driver = by_seat.get(id(pool.shared.owner(state.task_of[phase])))
-                if driver is not None and state.shape_of(phase).gpu_milli:
-                    found.setdefault(driver, []).append(phase)
+            found |= self._heads_of(pool)
+        return found
+
+    def _heads_of(self, pool: Pool) -> dict[str, list[int]]:
+        """Of one pool: an order of ten thousands is gone through once, so by workload and shape."""
+        state, found = pool.engine.state, dict[str, list[int]]()
+        by_seat = {id(one.seat): one.id for one in pool.drivers.values()}
+        driver_of = [by_seat.get(id(seat)) for seat in pool.shared.owners]
+        has_gpu = [shape.gpu_milli > 0 for shape in state.shapes]
+        task_of, workload_of, shape_of = state.task_of, state.task_workload, state.shape
+        for phase in pool.engine.ready_order():
+            driver = driver_of[workload_of[task_of[phase]]]
+            if driver is not None and has_gpu[shape_of[phase]]:
+                found.setdefault(driver, []).append(phase)
         return found
 
     def _view(self, who: Principal, driver: Driver, heads: dict[str, list[int]]) -> c.RunView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from egs_core.calendar import Window
 from egs_core.client import messages as c
@@ -301,9 +302,9 @@ class Views:
             for n, one in enumerate(self.devices_of(host)):
                 idle = "suspect" if is_suspect else "drained" if n in node.drained else ""
                 idle = idle or ("occupied" if n in occupied else "free")
-                view = _device(one, holders.get((host, n), []), node.devices[n] / WHOLE_DEVICE, idle, sees)
                 more = {"host": node.name, "drained": n in node.drained, "suspect": is_suspect}
-                views.append(view.model_copy(update={**more, "processes": occupied.get(n, ())}))
+                more["processes"] = occupied.get(n, ())
+                views.append(_device(one, holders.get((host, n), []), node.devices[n] / WHOLE_DEVICE, idle, sees, more))
         return tuple(views)
 
     def _occupied(self, host: str) -> dict[int, tuple[int, ...]]:
@@ -320,8 +321,8 @@ class Views:
         return self.hosts.is_silent(host) or (node is not None and bool(devices) and len(node.drained) == len(devices))
 
 
-def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees) -> c.Device:
-    """idle: its state where nobody holds it."""
+def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees, more: Mapping[str, Any]) -> c.Device:
+    """idle: its state where nobody holds it; more: fields that follow from its host."""
     runs = tuple([run.id for run in holders if sees(run)])
     return c.Device(
         id=one.id,
@@ -333,4 +334,5 @@ def _device(one: Device, holders: list[Run], free: float, idle: str, sees: Sees)
         memory_bytes=one.memory_bytes,
         free=max(0.0, free),
         others=len(runs) < len(holders),
+        **more,
     )

@@ -80,6 +80,11 @@ class SharedEngine:
     def seats(self) -> Sequence[Seat]:
         return self._seats
 
+    @property
+    def owners(self) -> Sequence[Seat]:
+        """Whose each workload is, by the engine's number."""
+        return self._owners
+
     def leave(self, seat: Seat) -> None:
         """The holder is gone: its work leaves the engine, and what that held is free. It is told nothing more."""
         seat.is_open = False

@@ -13,11 +13,11 @@ from egs_core.engine import Engine
 from egs_core.server.access import user_name
 from egs_core.server.book import CONFIG
 from egs_core.server.logic import SiteLogic
-from egs_core.server.overview import MOST_WAITING, overview
+from egs_core.server.overview import MOST_IN_A_STEP, MOST_WAITING, overview, overview_steps
 from egs_core.server.principals import Principal
-from egs_core.server.runs import SiteFacts
+from egs_core.server.runs import Device, SiteFacts
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, RealApp
-from tests.unit.server.site_steps import request
+from tests.unit.server.site_steps import ANN, end, request, start
 from tests.unit.server.site_world import OFFER
 
 
@@ -127,3 +127,38 @@ def test_a_token_instead_of_the_process_that_asks(app: RealApp) -> None:
     assert root.get("/v1/me", **by_token, Authorization=viewer).told["name"] == "ann"
     assert root.post("/v1/tokens", {"role": "admin"}, **by_token, Authorization=viewer).status == 403
     assert app.over_socket(70003).get("/v1/me", **by_token).status == 401
+
+
+def test_who_wants_a_gpu_waits_for_one_step_of_it_at_most(site_of_many: SiteLogic) -> None:
+    """A page of many runs is made in steps of bounded length, between which others are answered: one that ends there is
+    not shown as running, one that begins comes with the next page; without that it is what one step would tell."""
+    site = site_of_many
+    whole, steps = overview(site.book, ANN), overview_steps(site.book, ANN)
+    assert len(whole.running) == MOST_IN_A_STEP + 1
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as told:
+            found = told.value
+            break
+        count += 1
+        if count == 2:
+            last = site.view(ANN, whole.running[-1].id)
+            end(site, last)
+            assert site.submit(ANN, request(500)).lease is not None
+    assert count == 3
+    assert [one.id for one in found.running] == [one.id for one in whole.running[:-1]]
+    assert overview(site.book, ANN).running[-1].name == "job500"
+
+
+@pytest.fixture
+def site_of_many() -> SiteLogic:
+    """With one run more than a step shows, each on a device of its own."""
+    logic = SiteLogic(SiteFacts("site", 1000.0), Engine(CONFIG))
+    number = MOST_IN_A_STEP + 1
+    devices = tuple([Device(str(one)) for one in range(number)])
+    logic.offer(msgspec.structs.replace(OFFER, devices=devices))
+    for one in range(1, number + 1):
+        start(logic, one)
+    return logic
