@@ -196,6 +196,12 @@ def manifests(
     token_secret: Annotated[
         str, typer.Option(help="With --egs-url: Secret in that namespace whose `token` is the controller's EGS_TOKEN.")
     ] = "",
+    ca_config_map: Annotated[
+        str,
+        typer.Option(
+            help="With --egs-url: ConfigMap in that namespace whose `ca.crt` signs the server's certificate (EGS_CA)."
+        ),
+    ] = "",
     egs_queue: Annotated[
         str, typer.Option(help="With --egs-url: the queue of namespaces that have none of their name there.")
     ] = "",
@@ -218,8 +224,8 @@ def manifests(
 
     if egs_url:
         parse_url(egs_url)
-    elif token_secret or egs_queue:
-        option = "--token-secret" if token_secret else "--egs-queue"
+    elif token_secret or egs_queue or ca_config_map:
+        option = "--token-secret" if token_secret else "--egs-queue" if egs_queue else "--ca-config-map"
         raise InputError(option, "does nothing without --egs-url", "name the site server, or leave it out")
     asked = Installation(
         image,
@@ -232,6 +238,7 @@ def manifests(
         egs_url,
         token_secret,
         egs_queue,
+        ca_config_map,
     )
     if helm is None:
         typer.echo(yaml.safe_dump_all(objects(asked), sort_keys=False, width=110), nl=False)

@@ -40,6 +40,7 @@ VALUES = (
     Value("image", "image", "with egs-core[kubernetes], its entry point `egs`"),
     Value("egsUrl", "url", "the site server that orders the pods"),
     Value("egsTokenSecret", "token_secret", "a Secret in the release's namespace: its `token` is the controller's"),
+    Value("egsCaConfigMap", "ca", "a ConfigMap in the release's namespace: the server's certificate is its `ca.crt`"),
     Value("egsQueue", "queue", "of namespaces that have no queue of their name at the site server"),
 )
 

@@ -38,11 +38,14 @@ KINDS = {
 PRELOAD_PRIORITY = -100
 """A cluster autoscaler adds no node for pods below -10, and keeps none for them (--expendable-pods-priority-cutoff)."""
 
+CA_FOLDER = "/etc/egs-ca"
+
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
     the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images. url: of
-    the site server that it joins; token_secret: the Secret with its token, under `token`; queue: its `EGS_QUEUE`."""
+    the site server that it joins; token_secret: the Secret with its token, under `token`; queue: its `EGS_QUEUE`;
+    ca: the ConfigMap with the certificates that its `EGS_CA` names, under `ca.crt`."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -54,6 +57,7 @@ class Installation(msgspec.Struct, frozen=True):
     url: str = ""
     token_secret: str = ""
     queue: str = ""
+    ca: str = ""
 
 
 def objects(of: Installation) -> list[Object]:
@@ -149,6 +153,9 @@ def _deployment(of: Installation) -> Object:
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
     if of.url:
         pod["containers"][0]["env"] = _environment(of)
+    if of.ca:
+        pod["volumes"].append({"name": "ca", "configMap": {"name": of.ca}})
+        pod["containers"][0]["volumeMounts"].append({"name": "ca", "mountPath": CA_FOLDER, "readOnly": True})
     pod["containers"][0] |= {"ports": [{"containerPort": PORT}], "readinessProbe": probe}
     template = {"metadata": {"labels": APP}, "spec": pod}
     spec = {"replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": APP}, "template": template}
@@ -163,6 +170,8 @@ def _environment(of: Installation) -> list[Object]:
     if of.token_secret:
         token = {"secretKeyRef": {"name": of.token_secret, "key": "token"}}
         found.append({"name": "EGS_TOKEN", "valueFrom": token})
+    if of.ca:
+        found.append({"name": "EGS_CA", "value": f"{CA_FOLDER}/ca.crt"})
     return found
 
 

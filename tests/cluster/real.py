@@ -36,14 +36,15 @@ def until(what: Callable[[], object]) -> None:
 
 
 class Site:
-    """A namespace of its own with a node of one GPU, what `egs kubernetes manifests` prints applied for it alone."""
+    """A namespace of its own with a node of so many GPUs, what `egs kubernetes manifests` prints applied for it
+    alone."""
 
-    def __init__(self, folder: Path, **more: Any) -> None:
+    def __init__(self, folder: Path, gpus: int = 1, **more: Any) -> None:
         self.folder, self.admin = folder, Cluster(Path(FILE))
         self.name = f"egs-test-{uuid.uuid4().hex[:8]}"
         self.of = Installation("egs:1", f"{self.name}-system", (self.name,), **more)
         self.admin.create(KINDS["Namespace"], {"metadata": {"name": self.name}})
-        made = node(self.name, gpus=1, labels={"egs-test": self.name})
+        made = node(self.name, gpus=gpus, labels={"egs-test": self.name})
         self.admin.create(NODES, made)
         status = {**made["status"], "capacity": made["status"]["allocatable"]}
         self.admin.patch(Kind("/api/v1", "nodes", False), f"{self.name}/status", {"status": status})
@@ -78,6 +79,10 @@ class Site:
         """As its kubelet would say."""
         status = {"phase": "Running", "startTime": moment(time.time() - seconds_ago)}
         self.admin.patch(Kind("/api/v1", "pods"), f"{name}/status", {"status": status}, self.name)
+
+    def end(self, name: str) -> None:
+        """As its kubelet would say."""
+        self.admin.patch(Kind("/api/v1", "pods"), f"{name}/status", {"status": {"phase": "Succeeded"}}, self.name)
 
     def delete(self, name: str) -> None:
         self.admin.delete(PODS, f"{name}?gracePeriodSeconds=0", self.name)

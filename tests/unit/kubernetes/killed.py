@@ -45,12 +45,16 @@ class Books:
             self._open[pod.uid] = pod
         self.most = max(self.most, sum(one.shape.gpu_milli for one in self._open.values()) // 1000)
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is gated, or open and not ended."""
+        return not (self._gated or self._open)
+
     def check(self, gpus: int, pods: int) -> None:
         """No device was given twice, each gate was opened once and for its turn, and no pod was forgotten."""
         assert len(self.opened) == pods
         assert {tuple(one) for one in self.opened.values()} == {(ORDER,)}
-        assert not self._gated
-        assert not self._open
+        assert self.is_settled
         assert self.most <= gpus
 
 

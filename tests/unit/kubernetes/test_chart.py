@@ -13,6 +13,7 @@ import yaml
 from egs_core.cli.app import run
 
 SERVER = ["--egs-url", "https://gpus.example:8470", "--token-secret", "egs-token", "--egs-queue", "rest"]
+SERVER += ["--ca-config-map", "site-ca"]
 
 
 def rendered(text: str, values: dict[str, str], namespace: str) -> str:

@@ -186,6 +186,7 @@ def test_no_server_at_all(api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.
 def test_manifests_name_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     """The controller's environment, the token by a Secret that the kubelet reads; the second process needs none."""
     words = ["--egs-url", "https://gpus.example:8470", "--token-secret", "egs-token", "--egs-queue", "rest"]
+    words += ["--ca-config-map", "site-ca"]
     assert run(["kubernetes", "manifests", "--image", "egs:1", *words]) == 0
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     for one in found:
@@ -196,6 +197,11 @@ def test_manifests_name_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert environment["EGS_QUEUE"]["value"] == "rest"
     assert environment["EGS_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "egs-token", "key": "token"}}
     assert str(found).count("EGS_TOKEN") == 1
+    spec = deployment["spec"]["template"]["spec"]
+    (volume,) = [one for one in spec["volumes"] if one.get("configMap") == {"name": "site-ca"}]
+    (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == volume["name"]]
+    assert environment["EGS_CA"]["value"] == f"{mount['mountPath']}/ca.crt"
+    assert mount["readOnly"]
     assert not any("secrets" in rule["resources"] for one in found for rule in one.get("rules") or ())
 
 
@@ -203,6 +209,7 @@ def test_manifests_name_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "named"),
     [
         (["manifests", "--image", "egs:1", "--token-secret", "x"], "--token-secret"),
+        (["manifests", "--image", "egs:1", "--ca-config-map", "x"], "--ca-config-map"),
         (["manifests", "--image", "egs:1", "--egs-url", "gpus.example"], "gpus.example"),
         (["controller", "--cluster-name", "blue"], "--cluster-name"),
     ],
