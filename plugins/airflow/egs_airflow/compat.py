@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from egs_airflow import own_process, own_supervisor
+from egs_airflow import own_process, own_scheduler, own_supervisor
 from egs_core.compat import Feature, Features, installed_version, left_out
 
 KNOWN_VERSIONS = ("3.3", "3.2")
@@ -255,6 +255,13 @@ FEATURES = Features(
         lambda: own_supervisor.can_watch(),
         "none",
         "a task's end is heard of later, and its start makes two requests more before the user's code",
+    ),
+    Feature(
+        "handing_out",
+        "SchedulerJobRunner: one pass",
+        lambda: own_scheduler.can_hand_out(),
+        "none",
+        "slots that come free are handed out at the end of a pass",
     ),
     Feature(
         "queueing",

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -53,6 +55,18 @@ CHAIN = """
 
 LARGE = """
     begun >> [large(), small.expand(number=[0])]
+"""
+
+ONE_BY_ONE = """
+import time
+from airflow.sdk import DAG, task
+
+with DAG("order_one_by_one", tags=["egs-on"], schedule=None):
+    @task(pool="order_one_by_one")
+    def hold(number):
+        time.sleep(3.0)  # the scheduler has nothing more to do, and sleeps
+
+    hold.expand(number=[0, 1, 2, 3])
 """
 
 WEIGHTS = """
@@ -411,3 +425,23 @@ def _created(airflow: LiveAirflow, dag_id: str) -> list[dict[str, Any]]:
 def _wait_states(airflow: LiveAirflow, dag_id: str, run: str, states: list[str]) -> None:
     """Wait until the run's tasks are in these states, in alphabetical order."""
     wait_until(lambda: sorted(str(ti["state"]) for ti in airflow.task_instances(dag_id, run)) == states, dag_id)
+
+
+def test_a_slot_is_given_again_before_dag_runs_are_looked_at(airflow: LiveAirflow) -> None:
+    """Four tasks of a pool of one slot, without successors: as soon as one has ended the next one is queued, and not
+    only when the scheduler has looked at all DAG runs, as Airflow does. No two have the slot at once."""
+    make_pool(airflow, "order_one_by_one", 1)
+    airflow.add_dags(order_one_by_one=ONE_BY_ONE)
+    steps = airflow.home / "steps"
+    steps.touch()
+    try:
+        run = airflow.run("order_one_by_one")
+        noted = steps.read_text().splitlines()
+    finally:
+        steps.unlink()
+    first = [step for before, step in pairwise(noted) if before != "looks" and step.startswith("queues")]
+    assert "queues 1" in first
+    tasks = airflow.task_instances("order_one_by_one", run)
+    assert len(tasks) == 4
+    spans = [tuple(datetime.fromisoformat(one[name]) for name in ("start_date", "end_date")) for one in tasks]
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egs_airflow import config
+from egs_airflow import compat, config
 from egs_airflow.executors import reading
 from egs_airflow.executors.gangs import Gangs
 from egs_airflow.executors.gate import Gate, Started
@@ -109,6 +110,32 @@ def test_the_scheduler_is_kept_awake_and_celery_forgets_nothing() -> None:
     executor._keep_awake()
     assert executor.event_buffer == {"key": ("running", "external")}
     assert executor.workloads == {"key": "result"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "waits", "follows", "may"),
+    [
+        ([True], "gpus", "cpus", True),
+        ([True], "gpus", "gpus", False),  # for it slots are to be kept, once the scheduler has made it ready
+        ([True], "", "cpus", False),
+        ([True, False], "gpus", "cpus", False),  # whom a failure makes ready is not known
+        ([], "gpus", "cpus", False),
+    ],
+)
+def test_when_slots_are_handed_out_before_dag_runs_are_looked_at(
+    ends: list[bool], waits: str, follows: str, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody waits in the pool of what has ended, and no successor of it does: of one whose DAG is not known yet
+    nobody can say that."""
+    monkeypatch.setattr(compat, "connect", nullcontext)
+    monkeypatch.setattr(reading, "contended", lambda *_: {waits} - {""})
+    monkeypatch.setattr(reading, "just_ready", lambda *_: [reading.Ready("second", follows, 1, 90)])
+    gate = Gate(lambda **_: None, clock=lambda: 0.0)
+    over = [reading.End(number, is_success, None) for number, is_success in enumerate(ends)]
+    gate.started[0] = Started("first", "version", None)
+    assert not gate.may_hand_out(over)
+    gate.shapes["version"] = reading.Shape({"first": ["second"]})
+    assert gate.may_hand_out(over) == may
 
 
 def test_a_look_before_the_end_was_written_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

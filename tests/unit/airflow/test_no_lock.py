@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from egs_airflow.executors import gang_rows, reading
 from egs_airflow.order.record import read_record
 
 ROWS = 2_000
+ID = uuid.uuid4()
 READS: dict[str, Callable[[Connection], Any]] = {
     "scheduled_runs": gang_rows.scheduled_runs,
     "scheduled_versions": gang_rows.scheduled_versions,
     "tags_of": lambda connection: reading.tags_of(connection, "a"),
     "active_tasks": lambda connection: reading.active_tasks(connection, [("a", "r")]),
+    "contended": lambda connection: reading.contended(connection, [ID]),
     "waiting": lambda connection: reading.waiting(connection, "p", 4, 1, 60.0, frozenset()),
 }
 

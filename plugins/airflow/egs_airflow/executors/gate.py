@@ -229,6 +229,21 @@ class Gate:
                 found += ready
         return found
 
+    def may_hand_out(self, over: Collection[reading.End]) -> bool:
+        """Whether others wait for what these tasks gave back when they ended, and no successor of theirs does: for one
+        the scheduler has to look at DAG runs first."""
+        if not over or not all(end.is_success for end in over):
+            return False
+        with compat.connect() as connection:
+            pools = reading.contended(connection, [end.id for end in over])
+            tasks = [self.started[end.id] for end in over if pools and end.id in self.started]
+            if not pools or any(task.version not in self.shapes for task in tasks):
+                return False
+            ready = [
+                one for task in tasks for one in reading.just_ready(connection, task.key, self.shapes[task.version])
+            ]
+        return not any(one.pool in pools for one in ready)
+
     def _record(self, kept: Mapping[str, list[Kept]], now_s: float) -> None:
         """Note since when slots are kept; the end of each time is one line in Airflow's own log of events."""
         current = {(pool, one.key): one for pool, several in kept.items() for one in several}

@@ -14,9 +14,11 @@ from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
 
-from egs_airflow import compat, config, own_supervisor
+from egs_airflow import compat, config, own_scheduler, own_supervisor
 from egs_airflow.executors import bell
+from egs_airflow.executors.gate import Gate
 from egs_airflow.executors.mixin import KeepsSlots, is_on
+from egs_airflow.executors.reading import End
 from egs_airflow.executors.ready import ReadyQueue
 from egs_airflow.executors.room import Room
 from egs_airflow.executors.waking import Running, Runs, sleep_until
@@ -66,6 +68,19 @@ class EgsLocalExecutor(KeepsSlots, LocalExecutor):  # type: ignore[misc]  # Airf
             self._open.callback(
                 compat.wrap_idle_sleep(lambda longest_s: sleep_until(self._has_news, longest_s, self._hear))
             )
+
+        if self._open is not None and compat.available("handing_out"):
+            self._open.callback(own_scheduler.wrap_scheduling(self._before_pass))
+
+    def _before_pass(self, hand_out: own_scheduler.HandOut) -> None:
+        """A slot that a task has given back goes at once to a task that waits for it, where that is for sure."""
+        over, gate = self._started.take_over(), self.gate
+        if gate is not None and over and self.slots_available > 0:
+            gate.guard(lambda: self._hand_out(gate, over, hand_out))
+
+    def _hand_out(self, gate: Gate, over: Sequence[End], hand_out: own_scheduler.HandOut) -> None:
+        if gate.may_hand_out(over) and hand_out():
+            self.heartbeat()
 
     def _hear(self, longest_s: float) -> None:
         """Sleep until a task rings, or a process has ended."""

@@ -69,6 +69,15 @@ def ended(connection: Any, ids: Collection[Any]) -> list[End]:
     ]
 
 
+def contended(connection: Any, ids: Collection[Any]) -> set[str]:
+    """The pools of these tasks in which others wait for slots."""
+    from airflow.models.taskinstance import TaskInstance as TI
+
+    own = TI.__table__.alias()
+    mine = select(own.c.pool).where(own.c.id.in_(list(ids)))
+    return set(connection.scalars(select(TI.pool).where(TI.state == "scheduled", TI.pool.in_(mine)).distinct()))
+
+
 def newest_queued_run(connection: Any) -> int:
     """The newest DAG run that no scheduler has begun, as its row's number, which grows; 0 where there is none."""
     from airflow.models.dagrun import DagRun

@@ -49,9 +49,11 @@ class Runs:
 
 @dataclass
 class Running:
-    """The tasks that an executor has started, and whose ends are still to come. ids: those of their rows."""
+    """The tasks that an executor has started, and whose ends are still to come. ids: those of their rows; over: the
+    ends that were news, until somebody takes them."""
 
     ids: set[Any] = field(default_factory=set)
+    over: list[reading.End] = field(default_factory=list)
     asked_s: float = 0.0
 
     def note(self, workloads: Iterable[Any]) -> None:
@@ -69,9 +71,15 @@ class Running:
             return False
         self.asked_s = now_s
         with compat.connect() as connection:
-            ended = {end.id for end in reading.ended(connection, list(self.ids))}
-        self.ids -= ended
+            ended = reading.ended(connection, list(self.ids))
+        self.ids -= {end.id for end in ended}
+        self.over += ended
         return bool(ended)
+
+    def take_over(self) -> list[reading.End]:
+        """The ends that were news since this was asked."""
+        over, self.over = self.over, []
+        return over
 
 
 def sleep_until(has_news: Callable[[], bool], longest_s: float, hear: Callable[[float], object] = time.sleep) -> None:
