@@ -9,6 +9,7 @@ import numpy as np
 from egs_core.report.lanes import Bar, Lane, lay_out
 from egs_core.runlog.flow import build_flow
 from egs_core.runlog.intervals import Hold, Timeline
+from egs_core.runlog.labels import label_of
 from egs_core.runlog.steps import Floats, Steps, subtract
 
 BINS = 480
@@ -74,7 +75,8 @@ def _item(bar: Bar, lane: Lane, line: Timeline, names: _Names, workloads: dict[s
     if bar.preload is not None:
         p = bar.preload
         parts = [[LOADING, _ms(p.start_s - start), _ms(p.work_end_s - start)]]
-        return [*head, workloads.get(p.workload, 0), "preload", names.of(p.task), names.of(p.outcome or "open"), parts]
+        name = names.of(_task_name(p.workload, p.task, line))
+        return [*head, workloads.get(p.workload, 0), "preload", name, names.of(p.outcome or "open"), parts]
     assert bar.hold is not None
     hold = bar.hold
     item = [*head, workloads[hold.workload], hold.demand.kind, names.of(_phase_name(hold, line))]
@@ -87,7 +89,12 @@ def _phase_name(hold: Hold, line: Timeline) -> str:
     added = line.tasks.get((hold.workload, hold.task))
     many = added is not None and len(added.phases) > 1
     attempt = f", attempt {hold.attempt}" if hold.attempt > 1 else ""
-    return hold.task + (f" [{hold.phase}]" if many else "") + attempt
+    return _task_name(hold.workload, hold.task, line) + (f" [{hold.phase}]" if many else "") + attempt
+
+
+def _task_name(workload: str, task: str, line: Timeline) -> str:
+    added = line.tasks.get((workload, task))
+    return task if added is None else label_of(added)
 
 
 def _parts(hold: Hold, group: str) -> list[tuple[int, float, float]]:

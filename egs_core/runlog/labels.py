@@ -15,8 +15,12 @@ OPAQUE = re.compile(r"\b[0-9a-f]{32,}\b")  # an id that says nothing to a reader
 def labels_of(records: Iterable[Record]) -> dict[str, str]:
     """What a reader calls each task: its id; where that is only a number of the framework's, its name and how that
     begins."""
-    names = {x.task: x.name for x in records if isinstance(x, TaskAdded)}
-    return {task: labelled(name, task) if name and OPAQUE.fullmatch(task) else task for task, name in names.items()}
+    return {added.task: label_of(added) for added in records if isinstance(added, TaskAdded)}
+
+
+def label_of(added: TaskAdded) -> str:
+    """What a reader calls one task, as of `labels_of`."""
+    return labelled(added.name, added.task) if added.name and OPAQUE.fullmatch(added.task) else added.task
 
 
 def relabelled(text: str, labels: Mapping[str, str]) -> str:

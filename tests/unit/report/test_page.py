@@ -227,6 +227,21 @@ def test_held_but_unused_and_cold_parts_reach_the_chart() -> None:
     assert sum(chart["flows"]["gpu"]["useful"]) / len(chart["flows"]["gpu"]["useful"]) == pytest.approx(3 / 9, abs=1e-3)
 
 
+def test_ids_that_are_only_numbers_have_names() -> None:
+    """A bar of a task whose id a framework has drawn is called by the task's name and how the id begins."""
+    task = "57d80a5a4ac40d46" + "f" * 24
+    records: list[Record] = [
+        Capacity(0, "n", cpus=1, gpus=1),
+        WorkloadSubmitted(0, "w"),
+        TaskAdded(0, "w", task, name="train"),
+        Started(1, "w", task, node="n", devices=(0,), cpus=1, gpus=1),
+        Ended(2, "w", task),
+    ]
+    (name,) = [one for one in run_chart(build_timeline(records), "t")["names"] if "train" in one]
+    assert task not in name
+    assert "57d8" in name
+
+
 def test_lanes_never_overlap_and_lose_nothing() -> None:
     """Every phase is in a lane once per device, and bars of one lane follow each other."""
     line = build_timeline(made_run("native").records)
