@@ -7,12 +7,12 @@ outlives the machine. Revisions of the schema are Alembic's, and run in one tran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from egs_core.errors import InputError, listed
 from egs_core.server.tables import ENTRIES, META, RUNS
@@ -73,8 +73,7 @@ def make_engine(where: Path | sa.URL) -> sa.Engine:
 
 def upsert(dialect: sa.Dialect, table: sa.Table) -> Any:
     """An INSERT of rows of which some may be there: those become as these. By the primary key."""
-    insert = sqlite.insert if dialect.name == "sqlite" else postgresql.insert
-    new = insert(table)
+    new = import_module(f"sqlalchemy.dialects.{dialect.name}").insert(table)  # only the dialect that is used is loaded
     others = {column.name: new.excluded[column.name] for column in table.columns if not column.primary_key}
     return new.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=others)
 
