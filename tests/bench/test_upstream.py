@@ -56,7 +56,7 @@ def test_a_run_is_a_process_of_its_own_with_an_empty_home(tmp_path: Path, monkey
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "hello.py").write_text(
-        "import os, sys, time\ntime.sleep(0.2)\n"
+        "import os, sys, time\nwhile time.process_time() < 0.1:\n    pass\ntime.sleep(0.2)\n"
         "print('(f pid=%d) b' % os.getpid(), os.listdir(os.environ['HOME']))\nprint('a')\n"
         "names = ('EGS_', 'RAY_RUN', 'RAY_ADD', 'PYTHONDONT')\n"
         "print(sorted(n for n in os.environ if n.startswith(names)), file=sys.stderr)\n"

@@ -46,8 +46,9 @@ def test_tutorials_show_files_that_the_tests_run(page: Path) -> None:
 
 
 def test_every_example_is_in_a_tutorial() -> None:
-    """A new example is shown, or left out by a decision that changes this test; the adapter has a page of its own."""
-    pages = [*TUTORIALS, ROOT / "docs" / "adding-a-framework.md"]
+    """A new example is shown, or left out by a decision that changes this test; the adapter and the split model have
+    pages of their own."""
+    pages = [*TUTORIALS, *(ROOT / "docs" / name for name in ("adding-a-framework.md", "model-split.md"))]
     shown = "".join(page.read_text(encoding="utf-8") for page in pages)
     scripts = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "examples").rglob("*.py"))]
     assert [name for name in scripts if name not in shown] == []
