@@ -111,11 +111,11 @@ class Queues:
 
     def _write(self, raised: Iterable[Raise], leads: Callable[[], bool]) -> None:
         """Until others may come first by now."""
-        until = time.monotonic() + RAISING_S
+        until = self._clock() + RAISING_S
         for one in raised:
             if not leads():
                 return
-            if time.monotonic() > until:
+            if self._clock() > until:
                 self._next = float("-inf")
                 self._woken()
                 return

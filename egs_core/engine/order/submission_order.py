@@ -50,9 +50,7 @@ class SubmissionOrder:
         self.due = self.timers.at
         self._seen: dict[str, tuple[int, ...]] = {}  # queue -> what its history said of work that nobody knows
         self._totals: dict[str, int] = {}  # name of a submission that grew -> what its last run took, as seen last
-        self._open: dict[
-            str, set[int]
-        ] = {}  # queue -> its submissions in `places` that have open tasks, and some others
+        self._open: dict[str, set[int]] = {}  # by queue: submissions in `places` that may have open tasks
         if state.submissions:  # restored: ends are heard also of those of which nothing waits
             self.place(len(state.submissions) - 1)
 
