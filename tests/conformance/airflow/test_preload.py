@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from datetime import datetime
 
 import psutil
 import pytest
@@ -28,20 +27,6 @@ with DAG("preload_looks", schedule=None):
 
     look.expand(n=[1, 2, 3])
 """
-
-READS = """
-import time
-READ = time.time()
-from airflow.sdk import DAG, task
-
-with DAG("preload_reads", schedule=None, tags=["egs-on"]):
-    @task
-    def read(n):
-        return READ
-
-    read.expand(n=list(range(10)))
-"""
-
 
 CLOSES = """
 import os, time
@@ -71,22 +56,6 @@ def test_preloaded_modules_are_there_in_tasks(airflow: LiveAirflow) -> None:
     looks = [airflow.rest("GET", f"{path}?map_index={n}")["value"] for n in range(3)]
     assert looks == [[True, False]] * 3
     assert airflow.logs().count("no_such_module is not preloaded: ModuleNotFoundError") == 1
-
-
-def test_dag_files_are_read_before_their_tasks_come(airflow: LiveAirflow) -> None:
-    """Ten tasks for eight processes, twice: some have their DAG file read when they begin to run, by a process that
-    stood ready; without those each reads it after that. No task fails."""
-    airflow.add_dags(preload_reads=READS)
-    ahead = []
-    for _ in range(2):
-        run = airflow.run("preload_reads")
-        for ti in airflow.task_instances("preload_reads", run):
-            path = f"/dags/preload_reads/dagRuns/{run}/taskInstances/read/xcomEntries/return_value"
-            read = airflow.rest("GET", f"{path}?map_index={ti['map_index']}")["value"]
-            ahead.append(read < datetime.fromisoformat(ti["start_date"]).timestamp())
-    assert len(ahead) == 20
-    assert any(ahead)
-    assert not ahead[0]  # nobody knew
 
 
 def test_a_process_of_the_executor_hears_when_its_task_has_ended(airflow: LiveAirflow) -> None:

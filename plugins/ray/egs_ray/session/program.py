@@ -174,8 +174,14 @@ class Program:
         late = self.site.now() - PASSED_OVER_S
         passed_over = [index for index, since_s in self._waiting_actors.items() if since_s < late]
         after = [self.books.markers[index].index for index in passed_over]
+        has_passed = False
         while self._arrivals:
+            waits = self.tickets.waits(self._arrivals[0][0].key)
+            if has_passed and waits:  # the site hears of what has passed first, else it would give that room away
+                self._pace.wake(may_rest=False)
+                break
             arrival, named, described = self._arrivals.popleft()
+            has_passed = has_passed or (bool(arrival.key) and not waits)
             refs.update(named)
             if arrival.task_id in self.books.numbers:
                 continue

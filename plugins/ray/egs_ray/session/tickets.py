@@ -161,6 +161,11 @@ class Tickets:
 
     # --- on the holder's thread ---
 
+    def waits(self, key: str) -> bool:
+        """Whether the task with this ticket waits for it."""
+        ticket = self._held.get(key)
+        return ticket is not None and not ticket.is_open
+
     def wait(self, key: str, number: int) -> tuple[float, int, str] | None:
         """The site knows the task with this ticket now, by this number. Where it is open already: when that was, the
         decision and why."""
