@@ -21,7 +21,7 @@ GANGS = """
     from datetime import timedelta
     import egs_core as egs
 
-    AGAIN = Path({again!r})
+    BEGUN, AGAIN = Path({begun!r}), Path({again!r})
 
     @task(pool={name!r})
     @egs.task(gang="shards")
@@ -39,12 +39,14 @@ GANGS = """
     @task(pool={name!r}, pool_slots=2)
     @egs.task(gang="pair")
     def steady():
+        BEGUN.touch()
         wait(AGAIN)
 
     @task(pool={name!r}, retries=1, retry_delay=timedelta(0))
     @egs.task(gang="pair")
     def shaky():
         if get_current_context()["ti"].try_number == 1:
+            wait(BEGUN)
             raise ValueError("the first time")
         AGAIN.touch()
 
@@ -65,10 +67,13 @@ def test_gangs_begin_whole_or_not_at_all(airflow: LiveAirflow) -> None:
     member runs. Then two gangs of two, named and mapped, get their slots each in one pass, in that order. A retry waits
     for nobody, and a gang that is too large is said to be so."""
     airflow.tell_durations({"gangs_egs": LEARNED})
-    again = airflow.home / "again"
-    again.unlink(missing_ok=True)
+    begun, again = airflow.home / "steady_begun", airflow.home / "again"
+    for file in (begun, again):
+        file.unlink(missing_ok=True)
     tags = {f"gangs_{side}": tags for side, tags in SIDES.items()}
-    rests = {name: GANGS.format(name=name, again=str(again), is_chosen=bool(tags[name])) for name in tags}
+    rests = {
+        name: GANGS.format(name=name, begun=str(begun), again=str(again), is_chosen=bool(tags[name])) for name in tags
+    }
     found = {}
     with held_runs(airflow, rests, SLOTS, tags) as runs:
 
