@@ -199,3 +199,9 @@ def _dial(host: str, port: int, key: bytes) -> Peer:
         peer.close()
         raise OSError(f"{host}:{port} is not this run's driver: {type(error).__name__} {error}") from None
     return peer
+
+
+def tell(peer: Peer, message: Message) -> None:
+    """Send it, if the line still stands."""
+    with contextlib.suppress(OSError):
+        peer.send(message)

@@ -390,3 +390,43 @@ def test_values_go_with_the_script(run_script: Script, tmp_path: Path, is_contro
     that owns a part of it alive; also where the task was told to a controller, by which operators reach it."""
     done = run_script(LETS_GO, EGS_MODE="on", MAY_END=str(tmp_path / "may-end") if is_controlled else "")
     assert done.stdout == "2 1\nkept 0\n", done.stderr
+
+
+NOTHING_COMPETES = """
+import sys
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+@ray.remote(num_cpus=0.1)
+def child(x):
+    return x
+
+@ray.remote(num_cpus=0.1)
+def parent(x):
+    return ray.get(child.remote(x))
+
+@ray.remote(num_cpus=0, num_gpus=1)
+class Actor:
+    def one(self):
+        return 1
+
+ray.init(log_to_driver=False)
+print(ray.get([parent.remote(1), child.remote(2)], timeout=120))
+group = placement_group([{"CPU": 1, "GPU": 1}])
+actor = Actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0)).remote()
+print(ray.get(actor.one.remote(), timeout=120))
+remove_placement_group(group)
+engine = ("egs_core.engine", "egs_core.site", "egs_ray.session.session", "egs_ray.convert")
+print([name for name in engine if name in sys.modules])
+print(sorted(one["ActorClassName"] for one in ray._private.state.actors(job_id=JOB).values()))
+print(ray.get(Actor.remote().one.remote(), timeout=120), "egs_core.engine" in sys.modules)
+""".replace("JOB", "ray.get_runtime_context().job_id")
+
+
+def test_a_script_in_which_nothing_competes_has_no_engine(run_script: Script) -> None:
+    """CPU tasks, tasks of tasks and what a placement group has set apart: no engine is imported and no actor made. The
+    first actor that asks for a GPU like any other brings the engine."""
+    done = run_script(NOTHING_COMPETES, EGS_MODE="on")
+    assert done.stdout.splitlines() == ["[1, 2]", "1", "[]", "['Actor']", "1 True"], done.stderr
+    assert egs_lines(done)[0].startswith("egs: ordered 1 GPU tasks")

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from egs_core.graph.columns import KIND_NAMES, Graph, Shape
 from egs_core.history.opened import open_history
@@ -33,14 +33,12 @@ from egs_ray.gate.ordering import AnyGate, Ordering
 from egs_ray.gate.ticketing import with_ticket
 from egs_ray.observe import FLUSH_S, Observer, runlog_path, script_name
 from egs_ray.session import learning
-from egs_ray.session.api import default_session
-from egs_ray.session.nested import Desk
-from egs_ray.session.outlook import Outlook
-from egs_ray.session.program import Program
-from egs_ray.session.shells import HintedShells
 from egs_ray.submission import Needs, Ordered, Submission
 from egs_ray.worker.reach import with_line
 from egs_ray.worker.spec import Address
+
+if TYPE_CHECKING:  # the engine and all that uses it is imported when something first needs it: a script that submits
+    from egs_ray.session.nested import Desk  # nothing for a GPU does not pay for it in `ray.init`
 
 SOON_S = 0.3  # three times what passes between two words of a process
 
@@ -56,7 +54,7 @@ class Orderer(Observer):
     def __init__(self, path: Path) -> None:
         super().__init__(path, policy="egs", mode="on")
         self._ordering = Ordering(
-            self._make_gate, self._estimate, self._switch_off, HintedShells(self._reached_at), self._with_ticket
+            self._make_gate, self._estimate, self._switch_off, self._make_hinted, self._with_ticket
         )
         self._desk: Desk | None = None  # where this driver's workers tell what they submit
         self._desk_lock = threading.Lock()
@@ -127,14 +125,25 @@ class Orderer(Observer):
         return self._ordering.gate
 
     def _make_gate(self) -> AnyGate:
+        from egs_ray.session.api import default_session
+        from egs_ray.session.outlook import Outlook
+        from egs_ray.session.program import Program
+
         self._learn_from_history()
         outlook = Outlook(self._estimate, self._beliefs, self._tell, self._tell, self._switch_off, self.log.reasons)
         return Program(default_session(), self._name, script_name(), outlook)
+
+    def _make_hinted(self) -> Any:
+        from egs_ray.session.shells import HintedShells
+
+        return HintedShells(self._reached_at)
 
     def _reached_at(self) -> Address | None:
         """From submitting threads: where workers of this Ray session tell what they submit."""
         with self._desk_lock:
             if self._desk is None and waiting.is_plain_driver():
+                from egs_ray.session.nested import Desk
+
                 self._desk = Desk(self._ordering.gate_for_workers, self._estimate)
             return None if self._desk is None else self._desk.address
 

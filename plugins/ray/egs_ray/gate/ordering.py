@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import msgspec
@@ -59,7 +59,7 @@ class Ordering:
     """Gives tickets to the submissions of this process. One gate for each Ray session, made at its first GPU task.
 
     on_failure: called with what went wrong here; it is to call `switch_off`, and everything passes from then on.
-    hinted: what knows tasks with hints. with_ticket: makes the twin of a function.
+    make_hinted: makes what knows tasks with hints, at the first of these. with_ticket: makes the twin of a function.
     works_for: the task with a turn for which the submitting code works, by its id; "": none.
     """
 
@@ -68,7 +68,7 @@ class Ordering:
         make_gate: Callable[[], AnyGate],
         estimate: Callable[[Needs], float | None],
         on_failure: Callable[[BaseException], None],
-        hinted: Any,
+        make_hinted: Callable[[], Any],
         with_ticket: WithTicket = with_ticket,
         works_for: Callable[[], str] = str,
     ) -> None:
@@ -79,7 +79,7 @@ class Ordering:
         self._lock = threading.Lock()
         self._is_off = False
         self._twins = Twins(with_ticket, splits_all=chosen_split()[0] == "auto")
-        self._hinted = hinted
+        self._make_hinted = make_hinted
         self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
@@ -97,6 +97,10 @@ class Ordering:
         if (gate := self.gate) is not None and not self._is_off:
             self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
         return result
+
+    @cached_property
+    def _hinted(self) -> Any:
+        return self._make_hinted()
 
     def switch_off(self) -> bool:
         """Let everything pass until the session ends; whether it did not already. From any thread."""
@@ -182,10 +186,12 @@ class Ordering:
         try:
             if not available("actor_handles"):
                 return None
-            described = self._hinted.described_actor(target, actors.class_behind(target), hints, options)
             is_own = not options.get("get_if_exists") and options.get("lifetime") != "detached"
-            is_own = is_own and not actors.is_of_library(target)
-            if not (described.payload.gpus and is_free_to_order(asked) and is_own):
+            is_own = is_own and not actors.is_of_library(target) and is_free_to_order(asked)
+            if not is_own and hints is None:
+                return None
+            described = self._hinted.described_actor(target, actors.class_behind(target), hints, options)
+            if not (described.payload.gpus and is_own):
                 if hints is not None:
                     self._hinted.warn_of_lost(target, hints)
                 return None

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from egs_core.runlog import records as r
-from egs_core.site import Learning
 from egs_ray.observe import runlog_path
+
+if TYPE_CHECKING:  # a driver reserves its file before it needs the engine
+    from egs_core.site import Learning
 
 _used_paths: set[Path] = set()
 
 
 def make_learning(runlog: str | None, history: str | None, policy: str) -> Learning:
     """Of one session. runlog: a file, by default one of this process; history: a URL, by default the user's."""
+    from egs_core.site import Learning
+
     path = _unused(Path(runlog) if runlog else runlog_path())
     header = r.Header(
         run_id=path.stem, driver="ray", policy=policy, mode="on", started_at=time.time(), label=f"EGS ({policy})"

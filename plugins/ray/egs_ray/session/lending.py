@@ -19,7 +19,8 @@ import msgspec
 
 from egs_core.engine import messages as m
 from egs_core.engine.specs import PROCESS_BYTES, usual_process_slots
-from egs_ray.session.shared import Shared, tell
+from egs_ray.link import tell
+from egs_ray.session.shared import Shared
 from egs_ray.session.tasks import Job
 
 MOST_SLOTS = 64  # of a node whose memory nobody knows

@@ -24,10 +24,7 @@ from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.runlog.records import Work
 from egs_ray import submitting
-from egs_ray.link import Message, Peer, Server
-from egs_ray.payload import Payload
-from egs_ray.session.described import Described
-from egs_ray.session.shared import tell
+from egs_ray.link import Message, Peer, Server, tell
 from egs_ray.submission import Arrival, Needs
 from egs_ray.worker.spec import Address
 
@@ -169,8 +166,11 @@ def _over(name: str, peer: Peer) -> NestedRef:
     return ref
 
 
-def _described(arrival: Arrival, options: dict[str, Any]) -> Described:
+def _described(arrival: Arrival, options: dict[str, Any]) -> Any:
     """What its hints say of its place in the order."""
+    from egs_ray.payload import Payload  # of Ray's graphs, which a script's first task without a GPU needs not pay
+    from egs_ray.session.described import Described
+
     needs = arrival.needs
     payload = Payload("", _elsewhere, None, (), {}, {})
     payload.cpus, payload.gpus, payload.memory_bytes = needs.cpus, needs.gpus, needs.memory_bytes

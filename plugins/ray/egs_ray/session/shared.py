@@ -7,7 +7,6 @@ Each part uses those to its right only.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from egs_core.notices import warn
 from egs_core.site import Learning, Offers, Site
 from egs_ray import waiting
 from egs_ray.labels import ACCELERATOR
-from egs_ray.link import Message, Peer, Server
+from egs_ray.link import Message, Server, tell
 from egs_ray.promises import Promises
 from egs_ray.session.leases import Leases
 from egs_ray.session.tasks import Job, RunBooks
@@ -112,11 +111,6 @@ class Shared:
         if problem not in self._warned:
             self._warned.add(problem)
             warn(problem)
-
-
-def tell(peer: Peer, message: Message) -> None:
-    with contextlib.suppress(OSError):
-        peer.send(message)
 
 
 def first_line(error: BaseException) -> str:

@@ -16,9 +16,9 @@ from egs_core.engine import messages as m
 from egs_core.hints import hints_of
 from egs_core.site import Stop
 from egs_ray import actors
-from egs_ray.link import Message, Peer
+from egs_ray.link import Message, Peer, tell
 from egs_ray.session.endings import Endings
-from egs_ray.session.shared import Shared, tell
+from egs_ray.session.shared import Shared
 from egs_ray.session.tasks import Job
 
 

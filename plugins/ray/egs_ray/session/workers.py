@@ -8,10 +8,10 @@ from collections.abc import Callable
 from egs_core.engine import messages as m
 from egs_core.runlog import records as r
 from egs_core.site import PreloadOver
-from egs_ray.link import Message, Peer
+from egs_ray.link import Message, Peer, tell
 from egs_ray.session.endings import Endings
 from egs_ray.session.phases import Phases
-from egs_ray.session.shared import Shared, tell
+from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, Way
