@@ -131,7 +131,8 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
         wanted = describe_shape(Shape(*quota.demand(state, phases)))
         levels = levels_of(state, phases)
         where = f", {describe_levels(state, levels)}" if levels else ""
-        text = f"the {len(phases)} phases of its gang {called} need {wanted} at once{where}"
+        need = "needs" if len(phases) == 1 else "need"
+        text = f"the {counted(len(phases), 'phase')} of its gang {called} {need} {wanted} at once{where}"
         text += "; the nodes never have room for that"
         return Reason(name, "ready", "infeasible", text)
     return None

@@ -9,6 +9,7 @@ import msgspec
 from egs_core.engine.rules.locality import start_delay_s
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.processes import has_slot_for, process_pressure, takes_process_to_gpu, warmth_on
+from egs_core.engine.rules.topology import has_level
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.slices import smallest
 from egs_core.engine.state.state import State
@@ -61,10 +62,12 @@ def offers_slice(node: Node, shape: Shape) -> bool:
 
 
 def fits_task(state: State, task: int, node: Node) -> bool:
-    """Whether an empty node could run every phase of the task, which stays where it starts, and is of a flavor that it
-    may have."""
+    """Whether an empty node could run every phase of the task, which stays where it starts, and is of a flavor and in
+    a group that it may have."""
     shapes = [state.shape_of(p) for p in state.phases_of(task)]
-    if not is_allowed(state, task, node) or not all(fits_ever(node, shape) for shape in shapes):
+    if not is_allowed(state, task, node) or not has_level(state, task, node):
+        return False
+    if not all(fits_ever(node, shape) for shape in shapes):
         return False
     if not node.device_flavors:
         return True
@@ -211,7 +214,9 @@ def may_start_on(state: State, phase: int, number: int) -> bool:
     if is_split and not fits_task(state, task, node):
         return False
     has_wishes = is_split or task in state.options
-    return not has_wishes or (is_allowed(state, task, node) and has_slot_for(state, task, number))
+    if not has_wishes:
+        return True
+    return is_allowed(state, task, node) and has_level(state, task, node) and has_slot_for(state, task, number)
 
 
 def is_allowed(state: State, task: int, node: Node) -> bool:

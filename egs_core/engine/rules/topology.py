@@ -3,8 +3,9 @@
     zone a  |  rack r1: n0 n1  |  rack r2: n2 n3  |        gang_same="rack": on n0 and n1, or on n2 and n3
     zone b  |  rack r3: n4     |
 
-A node says in which group of each level it is (`NodeAdded.topology`); "node" is a level that every node has. Of the
-groups with room a gang takes the one with the least GPU left, so that a large group stays for a large gang.
+A node says in which group of each level it is (`NodeAdded.topology`); "node" is a level that every node has. Where a
+node does not say it, no member starts, not even one that is its whole gang. Of the groups with room a gang takes the
+one with the least GPU left, so that a large group stays for a large gang.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ Group = tuple[str, ...]  # one value for each level
 def levels_of(state: State, phases: Sequence[int]) -> tuple[str, ...]:
     """The levels at which the phases of a gang must agree; none for most."""
     return tuple(sorted({state.options_of(state.task_of[p]).gang_same for p in phases} - {""}))
+
+
+def has_level(state: State, task: int, node: Node) -> bool:
+    """Whether the node says in which group it is of the level at which the task's gang must be together."""
+    options = state.options_of(task)
+    level = options.gang_same if options.gang else ""
+    return not level or level == NODE or bool(node.topology.get(level))
 
 
 def groups_of(nodes: Mapping[int, Node], levels: Sequence[str]) -> list[tuple[Group, dict[int, Node]]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from egs_core.engine import EngineConfig
 from egs_core.engine import messages as m
+from egs_core.engine.specs import FlavorSpec
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, gpu, graph_of
 
@@ -100,6 +103,38 @@ def test_larger_than_any_rack_is_explained_with_the_numbers() -> None:
     bench = racks(r1=(4,))
     names = submit_gang(bench, 2, TaskOptions(gang="g", gang_same="row"))
     assert "no node says in which row it is" in bench.reason(names[0]).text
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize("bare", [1, 2])
+def test_one_alone_starts_where_its_level_is_known(bare: int, unlike: bool) -> None:
+    """A gang of one task, as a pipeline has it whose number of shards came out as one, starts in a rack like a larger
+    one: it waits for that while the node that is in none has room, also where the engine chooses between flavors; and
+    once it is overdue room is kept for it in the rack."""
+    bench = EngineBench(config=EngineConfig(default_max_wait_s=0.0))
+    bench.send(m.NodeAdded("bare", 8.0, bare, flavor="A"))
+    bench.send(m.NodeAdded("racked", 8.0, 1, flavor="B", topology=(("rack", "r1"),)))
+    if unlike:
+        bench.send(m.FlavorsChanged((FlavorSpec("A", 4.0), FlavorSpec("B", 1.0))))
+    hold(bench, "B")
+    (name,) = submit_gang(bench, 1)
+    assert bench.status(name) == "ready"
+    bench.send(m.Tick(), 0.5)
+    kept = next(iter(bench.state.reservations.values()))
+    assert [bench.state.nodes[node].name for _, node in kept.places] == ["racked"]
+    bench.end("h B", 5.0)
+    assert places(bench, [name]) == {"racked"}
+
+
+def test_one_alone_is_told_that_no_node_is_in_a_rack() -> None:
+    """No room will ever come: the reason says why."""
+    bench = EngineBench(cpus=8.0, gpus=2)
+    (name,) = submit_gang(bench, 1)
+    assert bench.status(name) == "ready"
+    reason = bench.reason(name)
+    assert reason.kind == "infeasible"
+    assert "1 phase of its gang g needs 1 GPU at once" in reason.text
+    assert "no node says in which rack it is" in reason.text
 
 
 def test_members_that_name_different_levels_get_both() -> None:
