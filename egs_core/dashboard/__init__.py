@@ -10,10 +10,14 @@ own and keeps nothing on disk.
 sessions   who is logged in
 asking     questions to the server, each with somebody's token
 snapshot   what there is to see, as rows of text, and what has changed of it; pure
+source     what those who see the same are told: each question once
 feed       one snapshot a second for all viewers who see the same
 measured   what the GPUs of this host do
-pages      the login page, and the page whose rows page.js fills in
+pages      the login page, the page whose rows page.js fills in, and frames whose parts come as trees (view.js)
 app        the routes
+
+Pages of parts (decision 127): mirror has the runs of a site, and which belong together; views says of what a page is
+made, site_workloads makes it, tree has it as plain values. workloads and parts are what pages of run logs have, too.
 
 And run logs in a browser, for one person, without a site (decision 111): log_pages makes the pages, log_serving is the
 server of `egs dashboard`.

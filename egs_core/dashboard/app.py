@@ -6,7 +6,8 @@ GET  /dashboard                  the page; the login page for nobody that is kno
 GET  /dashboard/login            the login page
 POST /dashboard/login            token ─► a session
 POST /dashboard/logout
-GET  /dashboard/events           what changes, as server-sent events
+GET  /dashboard/workloads        the list of workloads; /RUN: the one of a run, as a graph
+GET  /dashboard/events           what changes, as server-sent events; ?view=…&of=…: of one of those pages
 POST /dashboard/runs/ID/VERB     abort, pause, resume, priority: asked of the server with the viewer's token
 GET  /dashboard/assets/NAME
 """
@@ -18,6 +19,7 @@ import json
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -36,8 +38,9 @@ from egs_core.client import messages as c
 from egs_core.client.http import Refused, Unreachable
 from egs_core.dashboard.asking import PRIORITY, RUN, TOKEN, VERBS, Asking
 from egs_core.dashboard.feed import AWAY, Feeds, Measure, Viewer, event
-from egs_core.dashboard.pages import ASSETS, PATH, entered_page, login_page, main_page
+from egs_core.dashboard.pages import ASSETS, PATH, entered_page, login_page, main_page, view_page
 from egs_core.dashboard.sessions import LASTS_S, Session, Sessions
+from egs_core.dashboard.views import VIEWS
 
 SILENCE_S = 10.0  # after so long a stream says that it lives, and its token is looked at again
 MOST_LOGINS = 4  # at once
@@ -66,7 +69,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-TYPES = {"page.css": "text/css", "page.js": "text/javascript"}
+TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
 class App:
@@ -84,6 +87,24 @@ class App:
     async def page(self, request: Request) -> Response:
         session = self._session(request)
         return _html(login_page()) if session is None else _html(main_page(session), session)
+
+    async def workloads(self, request: Request) -> Response:
+        return self._view(request, "workloads", "/workloads", ("list",), "workloads")
+
+    async def workload(self, request: Request) -> Response:
+        run = request.path_params["run"]
+        if not RUN.fullmatch(run):
+            return _refusal(404, "there is no such run")
+        return self._view(request, f"workload of {run}", "/workloads", ("graph", "path", "runs"), "workload", run)
+
+    def _view(
+        self, request: Request, title: str, place: str, parts: tuple[str, ...], view: str, of: str = ""
+    ) -> Response:
+        """Its frame: what is in it comes over the stream, which a cookie alone does not open."""
+        session = self._session(request)
+        if session is None:
+            return _html(login_page())
+        return _html(view_page(session, title, place, parts, view, of), session)
 
     async def entrance(self, _: Request) -> Response:
         return _html(login_page())
@@ -109,7 +130,7 @@ class App:
         if session is not None:
             if not self._is_own(request) or not session.allows((await _form(request)).get("csrf", "")):
                 return _refusal(403, "this form is not of this session: load the page again")
-            self._feeds.of(session).end(session)
+            self._feeds.end(session)
         answer = RedirectResponse(PATH, 303, HEADERS)
         answer.delete_cookie(self._cookie, path=PATH, secure=self._is_secure, httponly=True, samesite="strict")
         return answer
@@ -120,8 +141,11 @@ class App:
             return _refusal(401, "log in again")
         if not session.allows(request.headers.get("x-egs-csrf", "")):
             return _refusal(403, "this is not of this session's page: log in again")
+        view, of = request.query_params.get("view", ""), request.query_params.get("of", "")
+        if (view and view not in VIEWS) or (of and not RUN.fullmatch(of)):
+            return _refusal(404, "there is no such page")
         headers = {**_headers(session), "X-Accel-Buffering": "no"}  # a proxy in front is to pass each event on at once
-        return StreamingResponse(self._stream(session), 200, headers, "text/event-stream")
+        return StreamingResponse(self._stream(session, view, of), 200, headers, "text/event-stream")
 
     async def control(self, request: Request) -> Response:
         session = self._session(request)
@@ -152,7 +176,9 @@ class App:
         name = request.path_params["name"]
         if name not in ASSETS:
             return _refusal(404, "there is no such file")
-        return Response(ASSETS[name], 200, {**HEADERS, "Cache-Control": "private, max-age=86400"}, TYPES[name])
+        return Response(
+            ASSETS[name], 200, {**HEADERS, "Cache-Control": "private, max-age=86400"}, TYPES[Path(name).suffix]
+        )
 
     async def _begin(self, token: str) -> tuple[str, Session]:
         """Raises Refused and Unreachable."""
@@ -164,9 +190,9 @@ class App:
             raise Refused(403, "a token of role agent sees nothing: use one of role viewer")
         return self.sessions.begin(token, me)
 
-    async def _stream(self, session: Session) -> AsyncIterator[bytes]:
+    async def _stream(self, session: Session, view: str, of: str) -> AsyncIterator[bytes]:
         """What the feed tells, until the session ends: also while others look on with tokens of their own."""
-        viewer, feed = Viewer(session), self._feeds.of(session)
+        viewer, feed = Viewer(session), self._feeds.of(session, view, of)
         feed.join(viewer)
         checked_at = time.monotonic()
         try:
@@ -219,6 +245,8 @@ def make_app(
             Route(f"{PATH}/login", app.entrance),
             Route(f"{PATH}/login", app.login, methods=["POST"]),
             Route(f"{PATH}/logout", app.logout, methods=["POST"]),
+            Route(f"{PATH}/workloads", app.workloads),
+            Route(f"{PATH}/workloads/{{run}}", app.workload),
             Route(f"{PATH}/events", app.events),
             Route(f"{PATH}/runs/{{run}}/{{verb}}", app.control, methods=["POST"]),
             Route(f"{PATH}/assets/{{name}}", app.asset),

@@ -11,8 +11,11 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
+
 from egs_core.client import messages as c
-from egs_core.client.http import SiteClient
+from egs_core.client.http import SiteClient, Unreachable
+from egs_core.client.outlines import Outlines
 from egs_core.client.overview import BY_TOKEN_HEADER, Me, Overview
 from egs_core.client.places import Address
 
@@ -37,6 +40,15 @@ class Asking:
     async def overview(self, token: str) -> Overview:
         """What all see who are of the same teams."""
         return Overview.model_validate_json(await self._ask("GET", "/v1/overview?own=false", token))
+
+    async def outlines(self, token: str, epoch: str, since: int) -> Outlines:
+        """What has changed of the runs that all see who are of the same teams; see `client.outlines`."""
+        try:
+            return msgspec.json.decode(
+                await self._ask("GET", f"/v1/outlines?epoch={epoch}&since={since}", token), type=Outlines
+            )
+        except msgspec.MsgspecError as error:
+            raise Unreachable(f"{self._address.url}: no answer from an EGS server ({error})") from None
 
     async def control(self, token: str, run: str, verb: str, ask: c.Control) -> c.RunView:
         body = ask.model_dump_json().encode()

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from egs_core.cost.ledger import NONE, Amounts, Ledger
+from egs_core.cost.ledger import Amounts, Ledger
 from egs_core.cost.prices import Prices
 from egs_core.cost.uses import uses_of
+from egs_core.dashboard.parts import BINS, chart, costs_table, table
+from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
 from egs_core.report import units
 from egs_core.report.compare import cards, shown_runs
-from egs_core.report.graph_picture import MOST, Box, critical, grouped, picture
 from egs_core.report.html import Markup, linked_head, tag
 from egs_core.runlog.flow import build_flow
 from egs_core.runlog.io import Run
@@ -26,31 +27,7 @@ from egs_core.runlog.labels import labels_of, relabelled, term_words
 from egs_core.runlog.standing import Standing, standing
 from egs_core.runlog.steps import Floats
 
-MOST_ROWS = 200
-LONG_ID = 30  # letters
-BINS, CHART_W, CHART_H = 240, 960.0, 120.0
-OPEN = ("pending", "waiting", "running")
 TeamOf = Callable[[str], str]
-
-
-class Workload(msgspec.Struct, frozen=True):
-    """key: as the log has it; critical: ids of its critical path, first first; critical_s: how long that takes."""
-
-    key: str
-    name: str
-    queue: str
-    tasks: dict[str, Standing]
-    critical: list[str]
-    critical_s: float
-
-    @property
-    def state(self) -> str:
-        """One word for all of its tasks."""
-        states = {task.state for task in self.tasks.values()}
-        for state in ("failed", "running", "waiting"):
-            if state in states:
-                return state
-        return "pending" if states == {"pending"} else "waiting" if "pending" in states else "done"
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -80,12 +57,9 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
     named = Counter(span.name for span in spans.values())
     workloads = []
     for key, tasks in stand.tasks.items():
-        boxes = boxes_of(tasks, stand.now_s)
-        chain = critical(boxes)
-        length = sum(box.seconds for box in boxes if box.key in set(chain))
         name, queue = (spans[key].name, spans[key].queue) if key in spans else (key, "")
         name = name if named[name] < 2 else key
-        workloads.append(Workload(key, name, queue, tasks, chain, length))
+        workloads.append(workload_of(key, name, queue, tasks, stand.now_s))
     ledger = Ledger(prices)
     for use in uses_of(run.header, run.records, team_of):
         ledger.add(use)
@@ -129,23 +103,6 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
     )
 
 
-def boxes_of(tasks: dict[str, Standing], now_s: float) -> list[Box]:
-    """What has not run is believed to take as long as the middle one of its name did, else as that of all."""
-    ran: dict[str, list[float]] = {}
-    for task in tasks.values():
-        if task.state == "succeeded":
-            ran.setdefault(task.name, []).append(task.ran_s)
-    every = sorted(s for found in ran.values() for s in found)
-    usual = every[len(every) // 2] if every else 1.0
-    found = []
-    for task in tasks.values():
-        known = sorted(ran.get(task.name, ()))
-        believed = known[len(known) // 2] if known else usual
-        seconds = task.duration_s(now_s) if task.ended_s is not None else max(believed, task.duration_s(now_s))
-        found.append(Box(task.task, task.name, task.state, task.parents, seconds))
-    return found
-
-
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
@@ -161,13 +118,13 @@ def run_page(home: str, runs: Sequence[Seen], number: int, version: str) -> str:
         f"{count} {state}" for state, count in by_state.most_common()
     )
     sections = [
-        _table("Workloads", WORKLOADS, [_workload_row(f"{home}/run/{number}", n, w) for w, n in _numbered(one)]),
-        None if one.is_over else _table("Running", RUNNING, [_running_row(w, t, one) for w, t in running]),
-        None if one.is_over else _table("Waiting", WAITING, [_waiting_row(w, t, one) for w, t in waiting]),
-        _table("What waited longest", WAITED, [_waited_row(w, t, one) for w, t in waited[:10]]),
-        _table("Loaded ahead", LOADED, one.loaded),
-        _table("GPUs", DEVICES, one.devices),
-        _costs(one),
+        table("Workloads", WORKLOADS, [_workload_row(f"{home}/run/{number}", n, w) for w, n in _numbered(one)]),
+        None if one.is_over else table("Running", RUNNING, [_running_row(w, t, one) for w, t in running]),
+        None if one.is_over else table("Waiting", WAITING, [_waiting_row(w, t, one) for w, t in waiting]),
+        table("What waited longest", WAITED, [_waited_row(w, t, one) for w, t in waited[:10]]),
+        table("Loaded ahead", LOADED, one.loaded),
+        table("GPUs", DEVICES, one.devices),
+        costs_table(one.costs, one.currency),
     ]
     body = [
         tag("header", tag("h1", "EGS: ", one.title), tag("p", status, id="status")),
@@ -187,23 +144,11 @@ def run_page(home: str, runs: Sequence[Seen], number: int, version: str) -> str:
 def workload_page(home: str, runs: Sequence[Seen], number: int, which: int, version: str) -> str:
     """The page of a workload: its graph, and its tasks with why each waits or waited."""
     one, workload = runs[number], runs[number].workloads[which]
-    boxes = boxes_of(workload.tasks, one.now_s)
-    is_grouped, called = len(boxes) > MOST, _called(workload)
-    drawn = grouped(boxes) if is_grouped else [msgspec.structs.replace(box, name=called[box.key]) for box in boxes]
-    words = f"{len(boxes)} tasks, {'those of a name in one box, ' if is_grouped else ''}from left to right"
-    if len(drawn) > MOST:
-        words += f"; the first {MOST} of {len(drawn)} boxes"
-    label = f"Graph of {workload.name}: {words}. The table below has the same."
-    chain = " → ".join(units.short(called[key]) for key in workload.critical[:40])
     body = [
         tag("header", tag("h1", workload.name), tag("p", workload.state, id="status")),
         tag("p", tag("a", f"EGS: {one.title}", href=f"{home}/run/{number}")),
-        tag("h2", "Graph", id="h-graph"),
-        tag("p", f"{words}; in bold the critical path, the chain that takes the longest.", class_="note"),
-        tag("div", picture(drawn, label), class_="scroll", tabindex=0, role="region", aria_labelledby="h-graph"),
-        tag("h2", "Critical path"),
-        tag("p", f"{units.seconds(workload.critical_s)}: {chain}", " …" if len(workload.critical) > 40 else None),
-        _table("Tasks", TASKS, [_task_row(t, one, workload) for t in sorted(workload.tasks.values(), key=_when)]),
+        *graph_parts(workload, one.now_s),
+        table("Tasks", TASKS, [_task_row(t, one, workload) for t in sorted(workload.tasks.values(), key=_when)]),
     ]
     return _page(home, workload.name, version, one.is_over, body)
 
@@ -212,14 +157,6 @@ def _when(task: Standing) -> float:
     """In the order in which they started, or began to wait; what has not come last."""
     at = task.started_s if task.started_s is not None else task.since_s
     return float("inf") if at is None else at
-
-
-def _called(workload: Workload) -> dict[str, str]:
-    """What a reader calls each task: its name; where several have that, its id, unless that is a long number."""
-    count = Counter(task.name for task in workload.tasks.values())
-    return {
-        key: task.name if count[task.name] < 2 or len(key) > LONG_ID else key for key, task in workload.tasks.items()
-    }
 
 
 WORKLOADS = ("Workload", "State", "Tasks", "Done", "Running", "Waiting", "Critical path", "Queue")
@@ -294,22 +231,6 @@ def _where(task: Standing) -> str:
     return ", ".join(part for part in (units.short(task.node, 24), devices) if part)
 
 
-def _costs(one: Seen) -> Markup | None:
-    rows = [
-        (
-            "no team" if name == NONE else name,
-            f"{found.gpu_h_held:.3g}",
-            f"{found.gpu_h_used:.3g}",
-            f"{found.gpu_h_wasted:.3g}",
-            "" if found.cost is None else f"{found.cost:.2f} {one.currency}",
-            "" if found.cost_wasted is None else f"{found.cost_wasted:.2f} {one.currency}",
-        )
-        for name, found in one.costs.items()
-    ]
-    heads = ("Team", "GPU hours held", "Used", "Wasted", "Cost", "Of that not used")
-    return _table("Cost so far" if one.currency else "GPU hours so far", heads, rows)
-
-
 def _others(home: str, runs: Sequence[Seen], number: int) -> Markup | None:
     if len(runs) == 1:
         return tag("nav", tag("a", "The report of this run", href=f"{home}/report"), aria_label="Runs")
@@ -324,82 +245,9 @@ def _chart(one: Seen) -> Markup | None:
     """Useful and wasted GPUs over the time of the run, as shares of what there is."""
     if one.chart is None:
         return None
-    capacity, useful, wasted = one.chart
-    most = float(capacity.max())
     label = "GPUs over time: useful work below, wasted above it; the line is what there is"
-    shapes = [
-        tag("path", d=_area(np.zeros_like(useful), useful, most), class_="useful"),
-        tag("path", d=_area(useful, useful + wasted, most), class_="wasted"),
-        tag("path", d=_line(capacity, most), class_="capacity"),
-    ]
-    svg = tag(
-        "svg",
-        tag("title", label),
-        *shapes,
-        viewBox=f"0 0 {CHART_W:g} {CHART_H:g}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
-        class_="flow",
-    )
-    legend = tag(
-        "p",
-        tag("span", class_="swatch useful"),
-        " useful work ",
-        tag("span", class_="swatch wasted"),
-        " wasted: idle, or held and not used, while work waits for it; the line: all GPUs",
-        class_="note",
-    )
-    took = units.seconds(one.now_s - one.begin_s)
-    return tag("section", tag("h2", "GPUs over time"), svg, tag("p", "0 s", tag("span", took), class_="axis"), legend)
-
-
-def _area(low: Floats, high: Floats, most: float) -> str:
-    there = [f"{_x(n)},{_y(v, most)} {_x(n + 1)},{_y(v, most)}" for n, v in enumerate(high)]
-    back = [f"{_x(n + 1)},{_y(v, most)} {_x(n)},{_y(v, most)}" for n, v in reversed(list(enumerate(low)))]
-    return f"M{' L'.join([*there, *back])}Z"
-
-
-def _line(values: Floats, most: float) -> str:
-    return f"M{' L'.join(f'{_x(n)},{_y(v, most)} {_x(n + 1)},{_y(v, most)}' for n, v in enumerate(values))}"
-
-
-def _x(n: int) -> str:
-    return f"{CHART_W * n / BINS:g}"
-
-
-def _y(value: float, most: float) -> str:
-    return f"{1 + (CHART_H - 2) * (1 - float(value) / most):.1f}"
-
-
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup | None:
-    """Nothing for no rows; a column in which nothing stands is left out."""
-    used = [n for n in range(len(heads)) if any(row[n] for row in rows)]
-    heads, rows = [heads[n] for n in used], [[row[n] for n in used] for row in rows]
-    if not rows:
-        return None
-    ident = "h-" + title.replace(" ", "-")
-    more = len(rows) - MOST_ROWS
-    body = [
-        tag(
-            "tr",
-            tag("th", row[0], scope="row"),
-            *(tag("td", cell, class_="long" if len(str(cell)) > 30 else None) for cell in row[1:]),
-        )
-        for row in rows[:MOST_ROWS]
-    ]
-    table = tag(
-        "table",
-        tag("caption", title, class_="unseen"),
-        tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))),
-        tag("tbody", *body),
-    )
-    return tag(
-        "section",
-        tag("h2", title, id=ident),
-        tag("div", table, class_="scroll", tabindex=0, role="region", aria_labelledby=ident),
-        tag("p", f"and {more} more", class_="note") if more > 0 else None,
-    )
+    legend = "wasted: idle, or held and not used, while work waits for it; the line: all GPUs"
+    return chart("GPUs over time", label, *one.chart, ("0 s", units.seconds(one.now_s - one.begin_s)), legend)
 
 
 def _page(home: str, title: str, version: str, is_over: bool, body: Sequence[object]) -> str:
@@ -407,6 +255,6 @@ def _page(home: str, title: str, version: str, is_over: bool, body: Sequence[obj
     if not is_over:
         box = tag("input", type="checkbox", id="follow", checked=True)
         follow = tag("p", tag("label", box, " show by itself what is new"), class_="note")
-    head = linked_head(title, f"{home}/page.css", "" if is_over else f"{home}/log.js")
+    head = linked_head(title, f"{home}/page.css", *([] if is_over else [f"{home}/log.js"]))
     page = tag("body", tag("main", *body[:1], follow, *body[1:]), data_version=version, data_home=home, class_="log")
     return f"<!doctype html>\n{tag('html', head, page, lang='en')}\n"

@@ -1,8 +1,8 @@
-// Fills the tables of the dashboard with what the server tells. No library, no other host. Text goes in as text only:
-// the page's policy forbids all that would read it as HTML.
+// Fills the tables of the dashboard, or the parts of its other pages (view.js), with what the server tells. No library,
+// no other host. Text goes in as text only: the page's policy forbids all that would read it as HTML.
 (() => {
   "use strict";
-  const { csrf: given, role, name: user } = document.body.dataset;
+  const { csrf: given, role, name: user, view, of } = document.body.dataset;
   const KEPT = "egs-dashboard"; // the session's secret, where no other port's pages can read it
   if (given) {
     localStorage.setItem(KEPT, given);
@@ -63,8 +63,17 @@
       cell.replaceChildren(meter, " " + percent);
       return;
     }
+    if (kind === "run") return fillRun(cell, value);
     const shown = text(kind, value);
     if (cell.textContent !== shown) cell.textContent = shown;
+  }
+
+  function fillRun(cell, value) { // to the workload that it is of
+    if (cell.textContent === value) return;
+    const link = cell.querySelector("a") || document.createElement("a");
+    link.href = `/dashboard/workloads/${encodeURIComponent(cell.parentNode.dataset.key)}`;
+    link.textContent = value;
+    if (!link.parentNode) cell.replaceChildren(link);
   }
 
   function fillActions(cell, value, row) {
@@ -117,6 +126,7 @@
   }
 
   function tick() {
+    for (const time of document.querySelectorAll("time[data-since]")) time.textContent = span(now() - time.dataset.since);
     for (const table of tables.values()) {
       table.kinds.forEach((kind, n) => {
         if (kind !== "since" && kind !== "starts") return;
@@ -133,7 +143,7 @@
     document.body.classList.toggle("stale", Boolean(words));
   }
 
-  function change({ now: at, sections, totals }) {
+  function change({ now: at, sections = {}, totals, parts }) {
     ahead = at - Date.now() / 1000;
     tries = 0;
     problem("");
@@ -143,6 +153,10 @@
       if (order) setOrder(table, order);
     }
     if (totals) $("status").textContent = totals;
+    if (parts) {
+      showParts(parts);
+      tick();
+    }
   }
 
   function told(event) { // "event: KIND\ndata: JSON", or a comment
@@ -154,7 +168,8 @@
 
   async function listen() { // not an EventSource: that can send no header
     try {
-      const answer = await fetch("/dashboard/events", { headers: { "X-EGS-CSRF": csrf }, cache: "no-store" });
+      const asked = view ? `?view=${encodeURIComponent(view)}&of=${encodeURIComponent(of)}` : "";
+      const answer = await fetch(`/dashboard/events${asked}`, { headers: { "X-EGS-CSRF": csrf }, cache: "no-store" });
       if (answer.status === 401 || answer.status === 403) return location.replace("/dashboard/login");
       if (answer.ok) {
         const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -192,9 +207,9 @@
     dialog.showModal();
   });
 
-  $("no").addEventListener("click", () => dialog.close());
+  $("no")?.addEventListener("click", () => dialog.close());
 
-  dialog.querySelector("form").addEventListener("submit", async (event) => {
+  dialog?.querySelector("form").addEventListener("submit", async (event) => {
     event.preventDefault();
     $("yes").disabled = true;
     let words = "";

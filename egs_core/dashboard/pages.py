@@ -11,7 +11,10 @@ from egs_core.dashboard.snapshot import SECTIONS, Section
 from egs_core.report.html import Markup, linked_head, tag
 
 PATH = "/dashboard"
-ASSETS = {name: (resources.files("egs_core.dashboard") / name).read_bytes() for name in ("page.css", "page.js")}
+ASSETS = {
+    name: (resources.files("egs_core.dashboard") / name).read_bytes() for name in ("page.css", "page.js", "view.js")
+}
+NAVIGATION = (("", "Now"), ("/workloads", "Workloads"))
 VERSION = hashlib.sha256(b"".join(ASSETS.values())).hexdigest()[:12]
 
 
@@ -50,7 +53,7 @@ def login_page(problem: str = "") -> str:
         id="hint",
         class_="note",
     )
-    return _page("log in", tag("main", tag("h1", "EGS: log in"), form, hint), with_script=False)
+    return _page("log in", tag("main", tag("h1", "EGS: log in"), form, hint), scripts=())
 
 
 def entered_page(session: Session) -> str:
@@ -58,14 +61,56 @@ def entered_page(session: Session) -> str:
     words = tag(
         "p", "The dashboard needs JavaScript, and storage for its pages; ", tag("code", "egs top"), " does not."
     )
-    return _page("logging in", tag("main", words), with_script=True, data_csrf=session.csrf)
+    return _page("logging in", tag("main", words), scripts=("page.js",), data_csrf=session.csrf)
 
 
 def main_page(session: Session) -> str:
     """Whoever has but the cookie reads who is logged in, and nothing else."""
+    links = [tag("a", section.title, href=f"#{name}", data_count=name) for name, section in SECTIONS.items()]
+    status = tag("p", "Loading…", id="status", role="status", aria_live="polite")
+    body = tag(
+        "main",
+        tag("header", tag("h1", "EGS"), status, _log_out(session)),
+        _navigation(""),
+        *_words(),
+        tag("nav", *links, aria_label="Tables"),
+        *(_section(name, section) for name, section in SECTIONS.items()),
+        _dialog(),
+    )
+    data = {"data_role": session.me.role, "data_name": session.me.name}
+    return _page("dashboard", body, scripts=("page.js",), **data)
+
+
+def view_page(session: Session, title: str, place: str, parts: tuple[str, ...], view: str, of: str = "") -> str:
+    """A page that is made of parts, which come later: see `views`. place: of it in the navigation."""
+    body = tag(
+        "main",
+        tag("header", tag("div", id="part-title"), _log_out(session)),
+        _navigation(place),
+        *_words(),
+        *(tag("div", id=f"part-{name}") for name in parts),
+    )
+    return _page(title, body, scripts=("view.js", "page.js"), class_="log", data_view=view, data_of=of)
+
+
+def _navigation(place: str) -> Markup:
+    links = [
+        tag("a", name, href=PATH + path, aria_current="page" if path == place else None) for path, name in NAVIGATION
+    ]
+    return tag("nav", *links, aria_label="Pages")
+
+
+def _words() -> tuple[Markup, Markup]:
+    """Where the script cannot help, and what it says of trouble."""
+    no_script = tag("p", "The figures here need JavaScript; ", tag("code", "egs top"), " shows them in a terminal.")
+    problem = tag("p", "", id="problem", role="alert", class_="problem", hidden=True)
+    return tag("noscript", no_script), problem
+
+
+def _log_out(session: Session) -> Markup:
     me = session.me
     team = "all teams" if me.every_team else f"team {me.team}" if me.team else "no team"
-    out = tag(
+    return tag(
         "form",
         tag("span", f"{me.name}, {me.role}, {team} "),
         tag("input", type="hidden", id="csrf", name="csrf"),
@@ -73,21 +118,6 @@ def main_page(session: Session) -> str:
         method="post",
         action=f"{PATH}/logout",
     )
-    links = [tag("a", section.title, href=f"#{name}", data_count=name) for name, section in SECTIONS.items()]
-    status = tag("p", "Loading…", id="status", role="status", aria_live="polite")
-    problem = tag("p", "", id="problem", role="alert", class_="problem", hidden=True)
-    no_script = tag("p", "The figures here need JavaScript; ", tag("code", "egs top"), " shows them in a terminal.")
-    body = tag(
-        "main",
-        tag("header", tag("h1", "EGS"), status, out),
-        tag("noscript", no_script),
-        problem,
-        tag("nav", *links, aria_label="Tables"),
-        *(_section(name, section) for name, section in SECTIONS.items()),
-        _dialog(),
-    )
-    data = {"data_role": me.role, "data_name": me.name}
-    return _page("dashboard", body, with_script=True, **data)
 
 
 def _section(name: str, section: Section) -> Markup:
@@ -136,7 +166,7 @@ def _dialog() -> Markup:
     )
 
 
-def _page(title: str, body: Markup, *, with_script: bool, **data: str) -> str:
-    script = f"{PATH}/assets/page.js?{VERSION}" if with_script else ""
-    head = linked_head(title, f"{PATH}/assets/page.css?{VERSION}", script)
+def _page(title: str, body: Markup, *, scripts: tuple[str, ...], **data: str) -> str:
+    linked = [f"{PATH}/assets/{name}?{VERSION}" for name in scripts]
+    head = linked_head(title, f"{PATH}/assets/page.css?{VERSION}", *linked)
     return f"<!doctype html>\n{tag('html', head, tag('body', body, **data), lang='en')}\n"

@@ -23,7 +23,8 @@ Rows = dict[str, Row]
 
 
 class Column(msgspec.Struct, frozen=True):
-    """kind: text, since, starts, share, or actions: verbs with spaces between, buttons for whoever may use them."""
+    """kind: text, since, starts, share; run: leads to its workload; or actions: verbs with spaces between, buttons for
+    whoever may use them."""
 
     head: str
     kind: str = "text"
@@ -68,7 +69,7 @@ SECTIONS = {
         "Waiting",
         "Nothing waits.",
         (
-            Column("Run"),
+            Column("Run", "run"),
             Column("User"),
             Column("Why"),
             Column("Starts", "starts"),
@@ -83,7 +84,7 @@ SECTIONS = {
         "Running",
         "Nothing runs.",
         (
-            Column("Run"),
+            Column("Run", "run"),
             Column("User"),
             Column("State"),
             Column("Started", "since"),

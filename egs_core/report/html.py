@@ -56,8 +56,8 @@ def asset(name: str) -> str:
     return (resources.files(__package__ or "egs_core.report") / name).read_text(encoding="utf-8")
 
 
-def linked_head(title: str, css: str, script: str = "") -> Markup:
-    """The head of a page of a server: addresses of its style and of its script, "" for none."""
+def linked_head(title: str, css: str, *scripts: str) -> Markup:
+    """The head of a page of a server: addresses of its style and of its scripts, which run in this order."""
     return tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -66,7 +66,7 @@ def linked_head(title: str, css: str, script: str = "") -> Markup:
         tag("link", rel="icon", href="data:,"),
         tag("link", rel="stylesheet", href=css),
         tag("title", "EGS: ", title),
-        tag("script", src=script, defer=True) if script else None,
+        *(tag("script", src=script, defer=True) for script in scripts),
     )
 
 

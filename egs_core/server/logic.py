@@ -28,6 +28,7 @@ from egs_core.server.book import CONFIG, Book, LogLine
 from egs_core.server.gangs import AGAIN_S, check_together
 from egs_core.server.hosts import OWN, JoinedHost
 from egs_core.server.hosts import SILENT_S as HOST_SILENT_S
+from egs_core.server.outlines import Changes
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Known, Offer, Refusal, Run, SiteFacts
 from egs_core.server.spending import Saved
@@ -81,6 +82,7 @@ class SiteLogic:
         self.facts = facts
         self.book = book = Book(facts, engine, runs, hosts)
         self.runs, self.views = book.runs, book.views
+        self.changes = Changes(book.runs)
 
     # --- the writer's side ---
 
@@ -153,6 +155,8 @@ class SiteLogic:
         book = self.book
         hosts = list(book.hosts.all.values()) if book.hosts.is_dirty else []
         book.hosts.is_dirty = False
+        self.changes.note(book.dirty)
+        self.changes.forget(book.forgotten)
         batch = Batch(book.barrier.take(), list(book.dirty.values()), book.forgotten, book.lines, hosts)
         self.book.dirty, self.book.forgotten, self.book.lines = {}, [], []
         return batch

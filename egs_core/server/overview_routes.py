@@ -1,15 +1,18 @@
-"""The routes of `egs_core.client.overview`."""
+"""The routes of `egs_core.client.overview` and `egs_core.client.outlines`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Query, Response
+from fastapi.responses import JSONResponse
 
+from egs_core.client.outlines import Outlines
 from egs_core.client.overview import Me, Overview
 from egs_core.server.logic import SiteLogic
+from egs_core.server.outlines import outlines_steps
 from egs_core.server.overview import overview_steps
 from egs_core.server.sharing import Sharing
 from egs_core.server.steps import in_turns
@@ -37,3 +40,16 @@ def add_overview_routes(app: FastAPI, site: Asks) -> None:
         # Written here: FastAPI would look at each of some thousand fields once more, and nothing is granted meanwhile.
         body = found.model_copy(update={"drivers": drivers}).model_dump_json()
         return Response(body, media_type="application/json")
+
+    @app.get("/v1/outlines", response_class=JSONResponse)
+    async def outlines(
+        who: Who,
+        epoch: Annotated[str, Query(max_length=64)] = "",
+        since: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    ) -> Response:
+        """Of the asker's teams alone, as `overview` without its own."""
+        asker = msgspec.structs.replace(who, name="")
+        found: Outlines = await in_turns(
+            site.ask, lambda logic: outlines_steps(logic.book, logic.changes, asker, epoch, since)
+        )
+        return Response(msgspec.json.encode(found), media_type="application/json")

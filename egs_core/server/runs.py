@@ -140,7 +140,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     its latest lease, from the moment on at which it was its turn to wait. flavors: that it may have, none named: all;
     flavor: of the devices of its latest lease, where these are of one. saving: how it is asked for a checkpoint, None:
     it has not said; checkpoints: how often it was; checkpoint_at: when last.
-    lost_token: of the lease with which it was lost: its supervisor may still tell how it ended.
+    lost_token: of the lease with which it was lost: its supervisor may still tell how it ended. follows: all runs after
+    which it was submitted to come.
     """
 
     id: str
@@ -193,6 +194,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     checkpoint_at: float | None = None
     lost_token: int = 0
     note: str = ""
+    follows: tuple[str, ...] = ()
 
     @property
     def workload(self) -> str:

@@ -50,16 +50,16 @@ class Visitor:
         sent = {"X_EGS_CSRF": self.csrf if csrf is None else csrf, "Cookie": self.cookie or None, **headers}
         return self._asker.ask("POST", f"/dashboard/runs/{run}/priority", body, None, **sent)
 
-    def stream(self) -> Stream:
-        return Stream(self.port, self.cookie, self.csrf)
+    def stream(self, query: str = "") -> Stream:
+        return Stream(self.port, self.cookie, self.csrf, query)
 
 
 class Stream:
     """The events of a session. seen: kinds and data of all that came; text: of all that came."""
 
-    def __init__(self, port: int, cookie: str, csrf: str) -> None:
+    def __init__(self, port: int, cookie: str, csrf: str, query: str = "") -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        self._connection.request("GET", "/dashboard/events", headers={"Cookie": cookie, "X-EGS-CSRF": csrf})
+        self._connection.request("GET", f"/dashboard/events{query}", headers={"Cookie": cookie, "X-EGS-CSRF": csrf})
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200, self._answer.read()
         self.seen: list[tuple[str, Any]] = []

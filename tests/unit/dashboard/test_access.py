@@ -286,3 +286,47 @@ def test_names_are_text(site: Teams) -> None:
     assert EVIL not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#x27;&amp;, viewer, all teams" in page
     assert page.count("<script") == 1
+
+
+def test_a_page_of_a_workload_is_its_teams(site: Teams) -> None:
+    """Its frame has nothing but who is logged in; its stream needs the session's secret, and tells of the team's runs
+    alone, hostile names as texts. Of another team's run it says what it says of none."""
+    after = site.vision.submit("after-key", gpus=0, name=EVIL, after=[{"run": site.run}]).told["id"]
+    viewer = site.visitor(site.app.token("viewer", "vision", "vera"))
+    for path in ("/dashboard/workloads", f"/dashboard/workloads/{after}", f"/dashboard/workloads/{site.own}"):
+        answer = viewer.get(path)
+        assert (answer.status, is_safe(answer), b"project" in answer.body) == (200, True, False)
+        assert Visitor(site.app.port).get(path).body.count(b'name="token"') == 1
+    query = f"?view=workload&of={after}"
+    for sent in ("", "x"):
+        assert viewer.get(f"/dashboard/events{query}", X_EGS_CSRF=sent).status == 403
+    stream = viewer.stream(query)
+    parts = stream.until(lambda kind, _: kind == "change", "the workload")["parts"]
+    stream.close()
+    assert set(parts) == {"title", "graph", "path", "runs"}
+    assert "secret project" in stream.text
+    assert EVIL.replace('"', '\\"') in stream.text
+    listed = viewer.stream("?view=workloads")
+    listed.until(lambda kind, data: kind == "change" and f"/dashboard/workloads/{after}" in str(data), "the list")
+    listed.close()
+    assert "own project" not in stream.text + listed.text
+    for run in (site.own, "999"):
+        other = viewer.stream(f"?view=workload&of={run}")
+        problem = other.until(lambda kind, _: kind == "problem", "there is none")
+        other.close()
+        assert "there is no such run" in problem
+        assert "own project" not in other.text
+    for query in ("?view=x", "?view=workload&of=..%2f1", "?view=workload&of=" + "1" * 40, "?view=__class__"):
+        assert viewer.get(f"/dashboard/events{query}", X_EGS_CSRF=viewer.csrf).status == 404
+    assert viewer.get("/dashboard/workloads/..%2fx").status == 404
+    assert viewer.get(f"/dashboard/workloads/{'1' * 40}").status == 404
+    assert site.vision.post(f"/v1/runs/{after}/abort", {"reason": "over"}).status == 200
+
+
+def test_logging_out_ends_the_streams_of_all_pages(site: Teams) -> None:
+    visitor = site.visitor(site.vision)
+    stream = visitor.stream("?view=workloads")
+    stream.until(lambda kind, _: kind == "change", "the list")
+    assert visitor.post("/dashboard/logout", {"csrf": visitor.csrf}).status == 303
+    stream.until(lambda kind, _: kind == "ended", "the stream ends")
+    stream.close()

@@ -10,9 +10,10 @@ import pytest
 
 from egs_core.client.overview import Me, Overview
 from egs_core.dashboard.asking import Asking
-from egs_core.dashboard.feed import MOST_UNREAD, Feed, Feeds, Viewer
+from egs_core.dashboard.feed import MOST_UNREAD, Feeds, Tables, Viewer
 from egs_core.dashboard.sessions import Session, Sessions
 from egs_core.dashboard.snapshot import snapshot
+from egs_core.dashboard.source import Source
 from tests.unit.dashboard.test_snapshot import run, site
 from tests.unit.server.real_app import FILE, Asker, RealApp
 from tests.unit.server.real_site import PATIENCE_S
@@ -64,7 +65,7 @@ def test_nobody_looks_and_nothing_is_asked(app: RealApp, monkeypatch: pytest.Mon
     """A feed whose last viewer has gone ends; the next one begins with what is then."""
     monkeypatch.setattr("egs_core.dashboard.feed.EVERY_S", 0.0)
     sessions, asking = Sessions(lambda: 0.0), Counting(app.path)
-    feed = Feed(asking, sessions, dict)
+    feed = Tables(Source(asking), sessions, dict)
     viewer = Viewer(session(sessions, app.admin))
 
     async def look() -> None:
@@ -89,7 +90,7 @@ def test_a_revoked_token_is_not_anothers_trouble(app: RealApp, monkeypatch: pyte
     """The first viewer's token ends: its stream does, and the second one is told what there is, by its own."""
     monkeypatch.setattr("egs_core.dashboard.feed.EVERY_S", 0.0)
     sessions = Sessions(lambda: 0.0)
-    feed = Feed(Asking(app.path), sessions, dict)
+    feed = Tables(Source(Asking(app.path)), sessions, dict)
     first, second = (Viewer(session(sessions, app.token("viewer", "vision", name))) for name in ("first", "second"))
     token = next(one["id"] for one in app.admin.get("/v1/tokens").told["tokens"] if one["name"] == "first")
     app.admin.post(f"/v1/tokens/{token}/revoke")
@@ -112,7 +113,7 @@ def test_a_revoked_token_is_not_anothers_trouble(app: RealApp, monkeypatch: pyte
 def test_a_slow_viewer_gets_the_whole(app: RealApp) -> None:
     """Who reads nothing has but a few events waiting; the last of them has all that there is, with no gap before it."""
     sessions = Sessions(lambda: 0.0)
-    feed = Feed(Asking(app.path), sessions, dict)
+    feed = Tables(Source(Asking(app.path)), sessions, dict)
     viewer = Viewer(session(sessions, app.admin))
     feed._viewers[viewer] = None
     for number in range(2, 100):
@@ -129,7 +130,7 @@ def test_a_slow_viewer_gets_the_whole(app: RealApp) -> None:
 def test_a_slow_viewer_keeps_the_problem(app: RealApp) -> None:
     """A problem that comes when too much is unread is the last that is told: a change after it would take it back."""
     sessions = Sessions(lambda: 0.0)
-    feed = Feed(Asking(app.path), sessions, dict)
+    feed = Tables(Source(Asking(app.path)), sessions, dict)
     viewer = Viewer(session(sessions, app.admin))
     feed._viewers[viewer] = None
     for number in range(2, 2 + MOST_UNREAD):

@@ -55,6 +55,11 @@ class Seen:
         self.page.evaluate("document.querySelector('form').requestSubmit()")
         self.until("document.title === 'EGS: dashboard'", "the page is there")
 
+    def open_page(self, path: str, part: str, width: int = 1280, dark: bool = False) -> None:
+        """One that is made of parts, once this one is there."""
+        self.page.open(self.url + path, width, dark=dark)
+        self.until(f"document.querySelector('#part-{part} *') !== null", f"{part} of {path} is there")
+
     def until(self, script: str, words: str) -> Any:
         return wait_for(lambda: self._asked(script), words)
 
@@ -173,6 +178,61 @@ def test_a_priority_by_keys_alone(seen: Seen) -> None:
     assert next(one.priority for one in seen.site.client.runs().runs if one.name == "more-urgent") == 12
     seen.site.client.control(seen.site.queued()["more-urgent"], "abort", Control(grace_s=0))
     urgent.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def chained(seen: Seen) -> Iterator[str]:
+    """A run that comes after the one that waits."""
+    if {one.name: one.state for one in seen.site.client.runs().runs}[LONG] == "paused":  # by a test before
+        seen.site.client.control(seen.site.queued()[LONG], "resume", Control())
+    begun = seen.site.run("--name", EVIL + "after", "--after", seen.site.queued()[LONG], "--", "sleep", "600")
+    run = wait_for(lambda: seen.site.queued().get(EVIL + "after"), "it waits for the other")
+    yield run
+    seen.site.client.control(run, "abort", Control(grace_s=0))
+    begun.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_pages_of_workloads_fit_and_are_quiet(seen: Seen, chained: str, width: int, dark: bool) -> None:
+    """The list, and a graph: no message, nothing from elsewhere, nothing beside the page, nothing grave for axe; names
+    are texts, also those in the picture, and nothing of them has run."""
+    for path, part in (("/workloads", "list"), (f"/workloads/{chained}", "graph")):
+        seen.open_page(path, part, width, dark)
+        page = seen.page
+        assert page.problems == [], path
+        assert {request.split("/dashboard")[0] for request in page.requests} == {seen.site.ready["url"]}
+        assert page.evaluate(OVERFLOW) <= 0, path
+        assert page.evaluate(UNNAMED) == []
+        assert page.evaluate(HEADERS)
+        assert page.evaluate(IDS) == 0
+        assert grave(page) == [], path
+        assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert EVIL in page.evaluate("document.querySelector('main').textContent")
+        assert page.evaluate("document.title").startswith("EGS: workload")
+    boxes = "[...document.querySelectorAll('svg.graph g')].map(g => [g.getAttribute('class'), g.namespaceURI])"
+    svg = "http://www.w3.org/2000/svg"
+    assert seen.page.evaluate(boxes) == [["waiting critical", svg], ["pending critical", svg]]
+    assert seen.page.evaluate("document.querySelectorAll('path.edge.critical').length") == 1
+
+
+def test_a_workload_by_keys_alone_and_as_it_changes(seen: Seen, chained: str) -> None:
+    """Enter on a run of a table leads to its workload; there the picture changes by itself, and what has the focus
+    keeps it."""
+    seen.open(1280)
+    link = f"#waiting tr[data-key='{chained}'] th a"
+    seen.until(f'document.querySelector("{link}") !== null', "it is shown")
+    seen.page.evaluate(f'document.querySelector("{link}").focus()')
+    seen.page.press("Enter")
+    seen.until(f"document.title === 'EGS: workload of {chained}'", "its page is there")
+    seen.until("document.querySelector('svg.graph') !== null", "its picture is there")
+    seen.page.evaluate("document.querySelector('#part-graph .scroll').focus()")
+    seen.site.client.control(seen.site.queued()[LONG], "pause", Control())
+    seen.until("document.querySelector('svg.graph g.paused') !== null", "it is shown as paused")
+    assert seen.page.evaluate("document.activeElement.className") == "scroll"
+    seen.site.client.control(seen.site.queued()[LONG], "resume", Control())
+    seen.until("document.querySelector('svg.graph g.paused') === null", "it waits again")
+    assert seen.page.problems == []
 
 
 def test_the_secret_is_in_this_origins_storage_alone(seen: Seen) -> None:

@@ -1,0 +1,127 @@
+"""Runs of a site that belong together, as a graph with states; and the list of such workloads. Pure.
+
+outlines ─► Standing, as of a run log's tasks ─► the parts that run logs' pages have
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from egs_core.client.messages import RunView
+from egs_core.client.outlines import Outline
+from egs_core.dashboard.parts import moment, table
+from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
+from egs_core.report import units
+from egs_core.report.html import Markup, tag
+from egs_core.runlog.standing import Standing
+
+HEADS = ("Run", "State", "Waits", "Waited", "Runs", "Ran", "GPUs", "Where", "User", "Why")
+LIST_HEADS = ("Workload", "State", "Runs", "Done", "Running", "Waiting", "Critical path", "User", "Queue")
+RUNS = {"granted": "running", "running": "running", "stopping": "running"}
+ENDED = {"succeeded": "succeeded", "failed": "failed", "lost": "failed"}
+Parts = dict[str, tuple[Markup, ...]]
+
+
+def workload_parts(runs: Sequence[Outline], now: float, waiting: Mapping[str, RunView]) -> Parts:
+    """The page of one. now: seconds since 1970; waiting: what is known of those that wait, and why."""
+    workload = _workload(runs, now)
+    called = {run.id: f"{run.id} {run.name}" for run in runs}
+    counts = Counter(task.state for task in workload.tasks.values())
+    status = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    rows = [_row(run, workload, waiting.get(run.id)) for run in runs]
+    *graph, path_head, path = graph_parts(workload, now, called, is_live=True)
+    return {
+        "title": (tag("h1", workload.name), tag("p", f"{workload.state}: {status}", id="status", role="status")),
+        "graph": tuple(graph),
+        "path": (path_head, path),
+        "runs": _kept(table("Runs", HEADS, rows)),
+    }
+
+
+def list_parts(workloads: Sequence[Sequence[Outline]], now: float) -> Parts:
+    """The page of all, of what changed last first: what has not ended stands above the rest."""
+    found = [(_workload(runs, now), runs) for runs in workloads]
+    found.sort(key=lambda one: all(run.ended_at is not None for run in one[1]))
+    shown = table("Workloads of several runs", LIST_HEADS, [_list_row(*one) for one in found])
+    none = tag("p", "None yet: ", tag("code", "egs run --after RUN"), " makes one of two runs.", class_="empty")
+    return {"title": (tag("h1", "Workloads"),), "list": _kept(shown) or (none,)}
+
+
+def _workload(runs: Sequence[Outline], now: float) -> Workload:
+    """Called by its latest run, for which the others are."""
+    known = {run.id for run in runs}
+    last = next((run for run in reversed(runs) if run.follows), runs[-1])
+    name = last.name if len(runs) == 1 else f"{last.name} and {len(runs) - 1} more"
+    queues = ", ".join(dict.fromkeys(run.queue for run in runs if run.queue))
+    return workload_of(last.id, name, queues, {run.id: _standing(run, known) for run in runs}, now)
+
+
+def _standing(run: Outline, known: set[str]) -> Standing:
+    """Its times in seconds since 1970."""
+    began, ended = run.started_at, run.ended_at
+    state = ENDED.get(run.outcome, "stopped") if ended is not None else RUNS.get(run.state, run.state)
+    if state == "waiting" and run.after:
+        state = "pending"
+    return Standing(
+        run.id,
+        run.name,
+        tuple([one for one in run.follows if one in known]),
+        state,
+        since_s=ended if ended is not None else began if state == "running" else run.submitted_at,
+        started_s=began,
+        ended_s=ended,
+        waited_s=run.waited_s or 0.0,
+        ran_s=ended - began if ended is not None and began is not None else 0.0,
+        node=run.host,
+        expected_s=run.expected_s,
+    )
+
+
+def _row(run: Outline, workload: Workload, seen: RunView | None) -> tuple[object, ...]:
+    task = workload.tasks[run.id]
+    is_open = run.ended_at is None
+    waits = is_open and task.state != "running"
+    ran = units.seconds(task.ran_s) if run.started_at is not None and not is_open else ""
+    where = f"{run.host}, GPU {', '.join(run.devices)}" if run.devices else run.host if run.started_at else ""
+    return (
+        f"{run.id} {run.name}" + (" (critical path)" if run.id in workload.critical else ""),
+        task.state if is_open or not run.outcome or run.outcome == "succeeded" else run.outcome,
+        moment(run.submitted_at if waits else None),
+        "" if run.waited_s is None else units.seconds(run.waited_s),
+        moment(run.started_at if is_open else None),
+        ran,
+        f"{run.gpus:g}" if run.gpus else "",
+        where,
+        run.user,
+        _why(run, task, seen),
+    )
+
+
+def _why(run: Outline, task: Standing, seen: RunView | None) -> str:
+    inside = f"in request {run.inside}" if run.inside else ""
+    if task.state == "pending":
+        return f"waits for {', '.join(f'run {one}' for one in run.after)}"
+    if task.state in ("waiting", "paused"):
+        return seen.reason if seen is not None and seen.reason else f"`egs why {run.id}` says it"
+    return run.why or inside
+
+
+def _list_row(workload: Workload, runs: Sequence[Outline]) -> tuple[object, ...]:
+    counts = Counter(task.state for task in workload.tasks.values())
+    last = next(run for run in runs if run.id == workload.key)
+    return (
+        tag("a", f"{last.id} {workload.name}", href=f"/dashboard/workloads/{last.id}"),
+        workload.state,
+        str(len(workload.tasks)),
+        str(len(workload.tasks) - sum(counts[state] for state in OPEN)),
+        str(counts["running"] or ""),
+        str(sum(counts[state] for state in ("waiting", "pending", "paused")) or ""),
+        units.seconds(workload.critical_s),
+        last.user,
+        workload.queue,
+    )
+
+
+def _kept(part: Markup | None) -> tuple[Markup, ...]:
+    return () if part is None else (part,)

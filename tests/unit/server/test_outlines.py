@@ -1,0 +1,108 @@
+"""What a site tells of its runs to whoever draws them: what has changed since, some at a time, of the asker's teams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from egs_core.server import outlines as module
+from egs_core.server.outlines import Changes, outlines, outlines_steps
+from egs_core.server.principals import Principal
+from tests.unit.server.real_app import FILE, Asker, RealApp
+from tests.unit.server.site_steps import ANN, behind, end, request, start, three_devices
+
+
+@pytest.fixture
+def app() -> Iterator[RealApp]:
+    found = RealApp(FILE)
+    yield found
+    found.close()
+
+
+def told(asker: Asker, epoch: str = "", since: int = 0) -> dict[str, object]:
+    answer = asker.get(f"/v1/outlines?epoch={epoch}&since={since}")
+    assert answer.status == 200, answer.body
+    found: dict[str, object] = answer.told
+    return found
+
+
+def names(found: dict[str, object]) -> list[str]:
+    runs = found["runs"]
+    assert isinstance(runs, list)
+    return [run["name"] for run in runs]
+
+
+def test_a_team_sees_its_own(app: RealApp) -> None:
+    """Nothing of another team's runs; an admin sees all, and a token that sees nothing is refused."""
+    ann, bob = app.token("submitter", "vision", "ann"), app.token("submitter", "speech", "bob")
+    ann.submit("vision-1", name="secret")
+    bob.submit("speech-1", name="own")
+    answer = bob.get("/v1/outlines")
+    assert (names(answer.told), b"secret" in answer.body) == (["own"], False)
+    assert names(told(app.admin)) == ["secret", "own"]
+    assert app.token("agent").get("/v1/outlines").status == 403
+    assert app.over_tcp().get("/v1/outlines").status == 401
+
+
+def test_only_what_has_changed_is_told_again(app: RealApp) -> None:
+    """By number; after another start, of which the epoch tells, all of it."""
+    first = app.admin.submit("first-key", name="first", queue="common").told["id"]
+    app.admin.submit("other-key", name="second", queue="common")
+    before = told(app.admin)
+    assert names(before) == ["first", "second"]
+    again = told(app.admin, str(before["epoch"]), int(str(before["number"])))
+    assert (names(again), again["number"], again["more"]) == ([], before["number"], False)
+    app.admin.post(f"/v1/runs/{first}/abort", {"reason": "enough"})
+    changed = told(app.admin, str(before["epoch"]), int(str(before["number"])))
+    assert names(changed) == ["first"]
+    assert int(str(changed["number"])) > int(str(before["number"]))
+    assert sorted(names(told(app.admin, "another", int(str(before["number"]))))) == ["first", "second"]
+
+
+def test_what_a_run_followed_is_told_also_when_that_has_ended() -> None:
+    """Of runs that the asker sees alone."""
+    site = three_devices()
+    first = start(site, 1)
+    second = site.submit(ANN, behind(2, first))
+    assert {run.id: (run.follows, run.after) for run in outlines(site.book, Changes(site.runs), ANN).runs} == {
+        first.id: ((), ()),
+        second.id: ((first.id,), (first.id,)),
+    }
+    end(site, first)
+    site.take()
+    found = {run.id: run for run in outlines(site.book, site.changes, ANN).runs}
+    assert (found[second.id].follows, found[second.id].after) == ((first.id,), ())
+    assert (found[first.id].state, found[first.id].outcome) == ("ended", "succeeded")
+    site.runs[first.id].team, site.runs[second.id].team = "vision", "speech"
+    of_speech = Principal("", "viewer", ("speech",))
+    assert [(run.id, run.follows) for run in outlines(site.book, site.changes, of_speech).runs] == [(second.id, ())]
+
+
+def test_many_are_told_in_parts_and_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer and no step has more than so many; asked again and again all come, once."""
+    monkeypatch.setattr(module, "MOST_TOLD", 20)
+    monkeypatch.setattr(module, "MOST_IN_A_STEP", 8)
+    site = three_devices()
+    for number in range(1, 51):
+        site.submit(ANN, request(number))
+    site.take()
+    seen: list[str] = []
+    epoch, since, more = "", 0, True
+    while more:
+        steps = outlines_steps(site.book, site.changes, ANN, epoch, since)
+        count = 0
+        while True:
+            try:
+                next(steps)
+                count += 1
+            except StopIteration as stop:
+                found = stop.value
+                break
+        assert count <= 2
+        assert len(found.runs) <= 24
+        seen += [run.id for run in found.runs]
+        epoch, since, more = found.epoch, found.number, found.more
+    assert seen == [str(number) for number in range(1, 51)]
+    site.changes.forget(["50"])
+    assert site.changes.after(49) == []
