@@ -39,7 +39,7 @@ reservations:
     zone: Europe/Berlin
     lead: 4h                     # so long before, only what ends in time starts on them: by its time box
 
-And what is promised to those who use a queue (`egs slo`); it changes no decision:
+And what is promised to those who use a queue (`egs slo`); what would break it goes first within the queue:
 
 queues:
   - name: research
@@ -178,7 +178,8 @@ class Queue(FileModel):
     budget: GpuBudget | None = None
     """GPU hours, or money, that it may use in a month, for the site server alone."""
     slo: Objectives = Objectives()
-    """What is promised to its users, for `egs slo` and alerts, by the site server alone; it changes no decision."""
+    """What is promised to its users, for `egs slo` and alerts, by the site server alone. While too much fails, what
+    would break a promise next goes first within the queue."""
 
     def to_spec(self) -> QueueSpec:
         """What the engine is told."""

@@ -55,7 +55,8 @@ class Slo(NamedTuple):
 
 
 class Objectives(FileModel):
-    """What is promised to those who use a queue, for `egs slo` and alerts; it changes no decision."""
+    """What is promised to those who use a queue, for `egs slo` and alerts; while it is at risk the queue's order heeds
+    it."""
 
     wait_p95: Target | None = None
     """95 of 100 runs get their GPUs within so long of their turn."""

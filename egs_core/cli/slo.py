@@ -82,8 +82,9 @@ def _print(found: Slos) -> None:
         rates = ["-" if (rate := one.burn.get(name)) is None else f"{rate:.1f}" for name in SHOWN]
         left = "-" if one.budget_left is None else f"{one.budget_left:.0%}"
         counts = f"{one.events:,}", f"{one.bad:,}"
-        rows.append((one.queue, one.slo, _promised(one), *counts, left, *rates, one.alert or "-"))
-    print_rows(("queue", "objective", "promised", "runs", "bad", "budget left", *SHOWN, "look"), rows)
+        order = "goes first" if one.at_risk else "-"
+        rows.append((one.queue, one.slo, _promised(one), *counts, left, *rates, one.alert or "-", order))
+    print_rows(("queue", "objective", "promised", "runs", "bad", "budget left", *SHOWN, "look", "order"), rows)
 
 
 def _promised(one: SloView) -> str:

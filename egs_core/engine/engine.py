@@ -89,8 +89,8 @@ class Engine:
             self._issuer, self._queue, self._processes, self._readiness, self._aborts, self._granting, self._limits
         )
         placements = self.config.search_placements if self.policy.looks_ahead else 0
-        is_cheap, horizon_s = objective == "cost", self.config.scaling_horizon_s
-        self._scaling = Scaling(self._issuer, horizon_s, is_cheap) if self.config.scaling_hints else None
+        scaling = self._issuer, self.config.scaling_horizon_s, objective == "cost"
+        self._scaling = Scaling(*scaling) if self.config.scaling_hints else None
         self._look_ahead = LookAhead(self._issuer, self._queue, placements, self.config.seed)
         self._takeover = TakeOver(self._issuer)
         self._reordering = Reordering(self._issuer, self._queue, self._processes)
@@ -108,6 +108,7 @@ class Engine:
             m.GrantsHeld: self._on_held,
             m.UsedElsewhere: capacity.elsewhere_changed,
             m.OrderChosen: capacity.order_chosen,
+            m.PromisesAtRisk: capacity.promises_at_risk,
             m.FlavorsChanged: capacity.flavors_changed,
             m.WorkloadSubmitted: self._on_workload,
             m.TasksAdded: self._on_tasks,
@@ -196,8 +197,8 @@ class Engine:
 
     def next_wakeup(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
-        if self.state.held_until is not None:  # what else is due comes behind it
-            return min(self.state.held_until, self._limits.next_due() or self.state.held_until)
+        if (held := self.state.held_until) is not None:  # what else is due comes behind it
+            return min(held, self._limits.next_due() or held)
         first = self.state.review_at
         for kept, next_due in self._moments:
             if kept and (due := next_due()) is not None and (first is None or due < first):
@@ -336,14 +337,12 @@ class Engine:
             self._transitions.applied(event.decision)
 
     def _on_rejected(self, event: m.DecisionRejected, now: float) -> None:
-        phase = self._open_grant(event.decision)
-        if phase is not None:
+        if (phase := self._open_grant(event.decision)) is not None:
             self._readiness.freed()
             self._restarts.rejected(phase, now)
 
     def _on_lost(self, event: m.DecisionLost, now: float) -> None:
-        phase = self._open_grant(event.decision)
-        if phase is not None:
+        if (phase := self._open_grant(event.decision)) is not None:
             self._readiness.freed()
             self._restarts.lost(self.state.task_of[phase], now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from egs_core.engine.messages import Moment, Reason, in_seconds
-from egs_core.engine.order.place_words import chosen_order, why_another_goes_first
+from egs_core.engine.order.place_words import chosen_order, promise, why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.deadlines import window_of
@@ -241,7 +241,7 @@ def _ready(
     in_line += why_another_goes_first(state, queue, phase, ahead[0]) if ahead else ""
     in_line += chosen_order(state, state.queue_of(task), moment)
     phases = queue.members(queue.leader_of(phase))
-    in_line += _deadline(state, phases, moment) if state.has_deadlines else ""
+    in_line += _deadline(state, phases, moment) + promise(state, queue, phases, moment) if state.has_deadlines else ""
     kind = "capacity" if not room else "reservation"
     if not room and (scattered := _scattered([state.nodes[i] for i in fitting], shape)):
         kind, missing = "fragment", f"{scattered}: {missing}"

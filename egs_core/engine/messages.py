@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from egs_core.engine.specs import NO_LIMIT, NOTHING, Amounts, FlavorSpec, Limits, QueueSpec
+from egs_core.engine.specs import NO_LIMIT, NOTHING, SAFE, Amounts, AtRisk, FlavorSpec, Limits, QueueSpec
 from egs_core.graph.columns import Graph
 
 
@@ -93,6 +93,14 @@ class OrderChosen(Event, frozen=True, tag="order_chosen"):
     queue: str
     order: str
     why: str = ""
+
+
+class PromisesAtRisk(Event, frozen=True, tag="at_risk"):
+    """From now on these promises of a queue are at risk, all of them; none: it keeps them. What is about to break one
+    goes first within the queue."""
+
+    queue: str
+    risk: AtRisk = SAFE
 
 
 class FlavorsChanged(Event, frozen=True, tag="flavors"):
@@ -296,6 +304,7 @@ AnyEvent = (
     | GrantsHeld
     | UsedElsewhere
     | OrderChosen
+    | PromisesAtRisk
     | FlavorsChanged
     | WorkloadSubmitted
     | TasksAdded

@@ -107,6 +107,22 @@ class QueueSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     order: str = "remaining_work"
 
 
+class AtRisk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a queue promises and is about to break. waits_s: so soon after its turn a task is to start; ends_s: so soon
+    after its submission a workload is to end; share: of how many of them that is promised; why: for who asks."""
+
+    waits_s: tuple[float, ...] = ()
+    ends_s: tuple[float, ...] = ()
+    share: float = 1.0
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.waits_s or self.ends_s)
+
+
+SAFE = AtRisk()
+
+
 SEVENTHS, EIGHTHS = 7, 8
 WHOLE = 1000
 

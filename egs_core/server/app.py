@@ -34,6 +34,7 @@ from egs_core.server.ordering import Ordering
 from egs_core.server.overview_routes import add_overview_routes
 from egs_core.server.pools import is_driver
 from egs_core.server.principals import Principal
+from egs_core.server.promises import Promises
 from egs_core.server.request_routes import add_request_routes
 from egs_core.server.runs import Refusal
 from egs_core.server.sharing import Sharing
@@ -82,6 +83,7 @@ class Site:
         self.dashboard: Dashboard | None = None
         self.watcher: Watcher | None = None
         self.ordering: Ordering | None = None
+        self.promises: Promises | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answers = Answers()
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -210,6 +212,7 @@ def make_app(site: Site) -> FastAPI:
         loops = [site.look_at_processes(), site.sharing.tick()]
         loops += [site.watcher.follow(site)] if site.watcher is not None else []
         loops += [site.ordering.follow(site)] if site.ordering is not None else []
+        loops += [site.promises.follow(site)] if site.promises is not None else []
         tasks = [asyncio.create_task(one) for one in loops]
         yield
         for task in tasks:

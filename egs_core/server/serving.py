@@ -35,6 +35,7 @@ from egs_core.server.devices import DeviceLocks, users_of
 from egs_core.server.doors import Door
 from egs_core.server.leader import Leader
 from egs_core.server.ordering import Ordering
+from egs_core.server.promises import Promises
 from egs_core.server.runs import Offer
 from egs_core.server.sharing import Sharing
 from egs_core.server.spending import Rates as PriceRates
@@ -129,6 +130,7 @@ def serve(
         site.watcher = Watcher(rules, offer) if rules is not None else None
         learned = [queue.name for queue in queues if queue.order == LEARNED]
         site.ordering = Ordering(learned) if learned else None
+        site.promises = Promises(teams.slos) if queues else None
         is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy
         dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=is_secure, behind_proxy=behind_proxy)
         ids = tuple([device.id for device in offer.devices])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egs_core.client.slo import Slos, SloView
+from egs_core.engine.specs import SAFE, AtRisk
 from egs_core.server.book import Book
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Run
@@ -28,11 +29,16 @@ def slos_of(book: Book, objectives: Objectives, who: Principal) -> Slos:
         if run.queue in by_queue:
             by_queue[run.queue].append(run)
     since = max(book.facts.epoch, book.facts.epoch + book.now - PERIOD_S)
-    found = [_view(queue, slo, by_queue[queue], book.now) for queue, slos in visible.items() for slo in slos]
+    risks = {queue.spec.name: queue.at_risk for queue in book.engine.state.queues}
+    found = [
+        _view(queue, slo, by_queue[queue], book.now, risks.get(queue, SAFE))
+        for queue, slos in visible.items()
+        for slo in slos
+    ]
     return Slos(since=since, slos=tuple(found))
 
 
-def _view(queue: str, slo: Slo, runs: Iterable[Run], now: float) -> SloView:
+def _view(queue: str, slo: Slo, runs: Iterable[Run], now: float, risk: AtRisk) -> SloView:
     found = report(slo, events_of(slo, runs), now)
     return SloView(
         queue=queue,
@@ -44,6 +50,7 @@ def _view(queue: str, slo: Slo, runs: Iterable[Run], now: float) -> SloView:
         budget_left=found.budget_left,
         burn=found.burn,
         alert=found.alert,
+        at_risk=slo.target_s in {"wait": risk.waits_s, "jct": risk.ends_s}.get(slo.kind, ()),
     )
 
 

@@ -21,6 +21,7 @@ from egs_core.engine.order.classes import PhaseClass
 from egs_core.engine.order.fronts import ClassFronts
 from egs_core.engine.order.policy import DEPENDENTS_TERM, FullKey, Key, Policy
 from egs_core.engine.order.submission_order import NO_ORDER, WAITED_LONG, Place, SubmissionOrder, Waiter
+from egs_core.engine.rules.promises import PROMISED
 from egs_core.engine.state.state import State
 
 Entry = tuple[Any, ...]  # key, and its phase as the last
@@ -77,7 +78,11 @@ class Lines:
         """Among overdue phases submissions are not told apart."""
         # spelled out for the hot path; a policy that tells submissions apart has these terms (`EGS_TERMS`)
         priority, overdue, deadline, path, dependents, warmth, ready_order = key
-        return priority, overdue, deadline, place if overdue else NO_ORDER, path, dependents, warmth, ready_order
+        if not overdue:
+            place = NO_ORDER
+        elif place[0] == WAITED_LONG and deadline > PROMISED:
+            deadline = PROMISED  # beside what goes first for a promise, and there the first
+        return priority, overdue, deadline, place, path, dependents, warmth, ready_order
 
     # --- in and out ---
 
@@ -210,6 +215,8 @@ class Lines:
         if order is not None:  # as `_placed`
             priority, overdue, deadline, path, dependents, warmth, ready_order = key
             place = order.places[number] if overdue else NO_ORDER
+            if not place[0] and deadline > PROMISED:
+                deadline = PROMISED
             key = priority, overdue, deadline, place, path, dependents, warmth, ready_order
         if len(line.heaps) == 1:
             self._fronts.put(phase_class, key, phase)

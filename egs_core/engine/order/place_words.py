@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from egs_core.engine.messages import Moment
-from egs_core.engine.order.queue import ReadyQueue
+from egs_core.engine.order.queue import PROMISE, ReadyQueue
 from egs_core.engine.order.submission_order import remaining_work
 from egs_core.engine.specs import LEARNED, NO_QUEUE
 from egs_core.engine.state.state import State
@@ -13,7 +15,8 @@ WORK_UNITS = 1_000_000  # thousandths times milliseconds of a second
 
 
 def why_another_goes_first(state: State, queue: ReadyQueue, phase: int, first: int) -> str:
-    """Of two queued phases of different submissions the second goes first: why, "" where submissions do not decide."""
+    """Of two queued phases of different submissions the second goes first: why, "" where neither submissions nor a
+    promise decide."""
     term = queue.place_term(first, phase)
     own, other = (state.workloads[state.task_workload[state.task_of[p]]] for p in (phase, first))
     mine, theirs = f"workload {own.id!r}", f"workload {other.id!r}"
@@ -23,6 +26,8 @@ def why_another_goes_first(state: State, queue: ReadyQueue, phase: int, first: i
     if term == "remaining_work":
         left = f"{_work(state, own.submission)} left, that of the first {_work(state, other.submission)}"
         return f"; {mine} has about {left}: less work goes first"
+    if term == PROMISE:
+        return "; that one would be the next to break a promise of its queue"
     if term == "dependents":
         return f"; tasks wait for what is next in {theirs}, nothing waits for what is next in {mine}"
     if term == "workload_wait":
@@ -40,6 +45,18 @@ def chosen_order(state: State, number: int, moment: Moment) -> str:
     since = f" since {moment(queue.chosen_at)}" if queue.chosen else ""
     why = f": {queue.chosen_why}" if queue.chosen_why else ""
     return f"; queue {queue.spec.name!r} learns its order, which is {queue.order}{since}{why}"
+
+
+def promise(state: State, ready: ReadyQueue, phases: Sequence[int], moment: Moment) -> str:
+    """Until when phases that start together go first, or from when on, for a promise of their queue; else ""."""
+    if not (windows := [one for one in ready.urgency.promised(phases) if state.now < one.too_late_at]):
+        return ""
+    queue = state.queues[state.queue_of(state.task_of[phases[0]])]
+    window = min(windows, key=lambda one: (one.urgent_at > state.now, one.too_late_at))
+    when = f"until {moment(window.too_late_at)}" if window.is_open(state.now) else f"from {moment(window.urgent_at)} on"
+    why = f": {queue.at_risk.why}" if queue.at_risk.why else ""
+    since = f"since {moment(queue.at_risk_since)}{why}"
+    return f"; queue {queue.spec.name!r} puts it forward {when} for a promise that is at risk {since}"
 
 
 def _work(state: State, number: int) -> str:

@@ -28,7 +28,7 @@ from egs_core.engine.order.policy import (
 )
 from egs_core.engine.order.urgency import Urgency
 from egs_core.engine.rules import quota
-from egs_core.engine.rules.deadlines import NO_DEADLINE
+from egs_core.engine.rules.promises import PROMISED
 from egs_core.engine.specs import NO_QUEUE, Amounts
 from egs_core.engine.state.state import State
 
@@ -36,6 +36,7 @@ Standing = tuple[bool, float]
 SAME_STANDING: Standing = (False, 0.0)
 QUEUE_TERMS = ("nominal_quota", "fair_share")
 ONLY_CANDIDATE = "only_candidate"
+PROMISE = "promise"
 
 
 class ReadyQueue:
@@ -61,7 +62,7 @@ class ReadyQueue:
         self.gangs = Gathering(state)
         self.members, self.leader_of = self.gangs.members, self.gangs.leader_of
         self.ages = Ages(state, self.keys, default_max_wait_s)
-        self.urgency = Urgency(state, self.keys, self.members)
+        self.urgency = Urgency(state, self.keys, self.members, heeds_promises=policy.by_submission)
         self._capacity: Amounts | None = None
 
     # --- in and out ---
@@ -241,7 +242,7 @@ class ReadyQueue:
         """What fits, or does not fit, together with this class; None where more than free room counts: gangs, tasks
         that need a process or choose among flavors, and phases that may reserve: overdue and urgent ones, and late ones
         while nothing is reserved for others."""
-        if self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] != NO_DEADLINE):
+        if self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] < PROMISED):
             return None
         if self._by_submission and not key[PATH_TERM][0]:
             reservations = self.state.reservations
@@ -271,6 +272,8 @@ class ReadyQueue:
                 return names[-1]
         if not names[at]:
             return next(n for n, a, b in zip(PLACE_TERMS, key[at], following[at], strict=True) if a != b)
+        if at == DEADLINE_TERM and self._ages and key[at] == PROMISED:
+            return PLACE_TERMS[0] if self.is_late(key) else PROMISE
         return names[OVERDUE_TERM] if at == self._age_term and not key[OVERDUE_TERM] else names[at]
 
     def _deciding_queue(self, phase_class: PhaseClass) -> str:
@@ -285,8 +288,9 @@ class ReadyQueue:
         return QUEUE_TERMS[0] if min(others)[0] else QUEUE_TERMS[1]
 
     def has_come_forward(self, key: FullKey) -> bool:
-        """Whether it is overdue, a deadline has put it forward, or its submission has waited too long for others."""
-        is_forward = self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] != NO_DEADLINE)
+        """Whether it may reserve: it is overdue, a deadline has put it forward, or its submission has waited too long
+        for others."""
+        is_forward = self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] < PROMISED)
         return is_forward or (self._by_submission and not key[PATH_TERM][0])
 
     def is_overdue(self, key: FullKey) -> bool:
@@ -393,11 +397,16 @@ class ReadyQueue:
         return self.is_late(key) and self.lines.are_several()
 
     def place_term(self, first: int, second: int) -> str:
-        """What of their submissions' places puts one queued phase before another; "" when something else does."""
-        keys = [self.full_key(self.leader_of(phase)) for phase in (first, second)]
-        if not self.policy.by_submission or keys[0][:PATH_TERM] != keys[1][:PATH_TERM]:
+        """What of their submissions' places, or PROMISE, puts one queued phase before another; "" when something else
+        does."""
+        one, other = [self.full_key(self.leader_of(phase)) for phase in (first, second)]
+        if not self.policy.by_submission or one[:DEADLINE_TERM] != other[:DEADLINE_TERM]:
             return ""
-        return next((n for n, a, b in zip(PLACE_TERMS, *(key[PATH_TERM] for key in keys), strict=True) if a != b), "")
+        if one[DEADLINE_TERM] != other[DEADLINE_TERM]:
+            if one[DEADLINE_TERM] != PROMISED:
+                return ""
+            return PLACE_TERMS[0] if self.is_late(one) else PROMISE
+        return next((n for n, a, b in zip(PLACE_TERMS, one[PATH_TERM], other[PATH_TERM], strict=True) if a != b), "")
 
     def full_key(self, phase: int) -> FullKey:
         """The key of a queued phase, with the place of its submission."""
@@ -405,4 +414,4 @@ class ReadyQueue:
 
     def is_urgent(self, key: FullKey) -> bool:
         """Whether a deadline has put it forward."""
-        return self._ages and key[DEADLINE_TERM] != NO_DEADLINE
+        return self._ages and key[DEADLINE_TERM] < PROMISED

@@ -76,6 +76,14 @@ class Capacity:
             self._requeue()
             self._readiness.freed()
 
+    def promises_at_risk(self, event: m.PromisesAtRisk, _now: float) -> None:
+        """A queue is about to break what it promises, or is not any more."""
+        number = self._state.queue_numbers.get(event.queue, NO_QUEUE)
+        if number != NO_QUEUE and (event.risk or self._state.queues[number].at_risk):
+            self._transitions.absorb_risk(event)
+            self._requeue()
+            self._readiness.freed()
+
     def flavors_changed(self, event: m.FlavorsChanged, _now: float) -> None:
         self._transitions.absorb_flavors(event)
         self._reconfigured()

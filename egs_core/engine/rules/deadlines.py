@@ -32,7 +32,11 @@ class Window(msgspec.Struct, frozen=True):
 
     def term(self, now: float) -> float:
         """The number in the order: the earliest latest start first; NO_DEADLINE outside of the window."""
-        return self.latest_start if self.urgent_at <= now < self.too_late_at else NO_DEADLINE
+        return self.latest_start if self.is_open(now) else NO_DEADLINE
+
+    def is_open(self, now: float) -> bool:
+        """Whether it is urgent now."""
+        return self.urgent_at <= now < self.too_late_at
 
     def next_change(self, now: float) -> float | None:
         if now < self.urgent_at:
@@ -49,15 +53,17 @@ def window_of(state: Columns, phases: Iterable[int]) -> Window | None:
 def _windows(state: Columns, phase: int) -> list[Window]:
     """By its workload's deadline, with all that follows on the longest path; and by what tasks of their own state."""
     task = state.task_of[phase]
-    workload = state.workloads[state.task_workload[task]]
+    submitted_at = state.workloads[state.task_workload[task]].submitted_at
     ends = range(phase, state.first_phase[task + 1])
     own_s = sum(state.estimate_s[p] for p in ends)
-    spread_s = sum(state.estimate_p95_s[p] - state.estimate_s[p] for p in ends)
     whole_s, own_end_s = state.workload_deadline_s(task), state.latest_end_s.get(task)
-    found = []
-    for path_s, end_s in ((state.rank_s[phase], whole_s), (own_s, own_end_s)):
-        if end_s is not None:
-            deadline = workload.submitted_at + end_s
-            latest, lead_s = deadline - path_s - spread_s, LEAD * (path_s + spread_s)
-            found.append(Window(deadline, latest - lead_s, latest, deadline - path_s))
-    return found
+    stated = ((state.rank_s[phase], whole_s), (own_s, own_end_s))
+    return [window_before(state, phase, submitted_at + end_s, path_s) for path_s, end_s in stated if end_s is not None]
+
+
+def window_before(state: Columns, phase: int, deadline: float, path_s: float) -> Window:
+    """Of a phase with this path before that moment."""
+    ends = range(phase, state.first_phase[state.task_of[phase] + 1])
+    spread_s = sum(state.estimate_p95_s[p] - state.estimate_s[p] for p in ends)
+    latest, lead_s = deadline - path_s - spread_s, LEAD * (path_s + spread_s)
+    return Window(deadline, latest - lead_s, latest, deadline - path_s)

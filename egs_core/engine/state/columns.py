@@ -73,7 +73,7 @@ class Columns(msgspec.Struct):
     pauses: dict[str, Pause] = {}  # "scope:target" -> who has paused it
     paused: set[int] = set()  # held phases that wait for a resume
 
-    has_deadlines: bool = False
+    has_deadlines: bool = False  # whether a deadline, or a promise at risk, was ever told: time moves what waits
     latest_end_s: dict[int, float] = {}  # task -> after its workload's submission, by what it and tasks after it state
     is_metered: bool = False  # whether anybody has limited anything
     meters: dict[int, Meter] = {}  # task -> what it has used, from its first start to its end

@@ -14,10 +14,13 @@ from math import exp, isqrt, log
 
 import msgspec
 
+from egs_core.engine.specs import UNLIMITED
+
 UNKNOWN, OVER = -1, -2  # of `left_ms`: its length is not known; it has ended
 PRIOR_MS = 1000  # what a phase counts while none has ended
 SLOT_MILLI = 1000  # what a phase counts that asks for no CPU
 MOST_NAMES = 10_000  # of workloads that grow, whose last total is remembered
+FEW = 20  # of which nobody can say what is much among them
 Z95 = 1.6449  # the 95th percentile of the standard normal distribution
 
 
@@ -65,6 +68,17 @@ class Lengths(msgspec.Struct):
     def median(self) -> int:
         """Within a fifth; 0 while there is none."""
         return amount_of(self.middle) if self.count else 0
+
+    def most_of(self, share: float) -> int:
+        """An amount that so many of them do not exceed, or a little more; UNLIMITED where too few are known."""
+        if self.count < FEW:
+            return UNLIMITED
+        below = 0
+        for step in sorted(self.steps):
+            below += self.steps[step]
+            if below >= share * self.count:
+                return isqrt(1 << step)
+        return UNLIMITED
 
     def mean_step(self) -> int:
         """The step of the mean, 0 for none: it changes seldom."""

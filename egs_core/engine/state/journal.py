@@ -20,6 +20,7 @@ TRANSITIONS = frozenset(
         "absorb_queues",
         "absorb_elsewhere",
         "choose_order",
+        "absorb_risk",
         "absorb_flavors",
         "absorb_flavor_estimates",
         "review",

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from egs_core.engine.specs import LEARNED, NO_LIMIT, NO_LIMITS, NOTHING, ORDERS, Amounts, Limits, QueueSpec
+from egs_core.engine.specs import (
+    LEARNED,
+    NO_LIMIT,
+    NO_LIMITS,
+    NOTHING,
+    ORDERS,
+    SAFE,
+    UNLIMITED,
+    Amounts,
+    AtRisk,
+    Limits,
+    QueueSpec,
+)
 from egs_core.graph.columns import Shape
 
 TIME, GPU_TIME, COST, IDLE = range(4)
@@ -87,7 +99,8 @@ class Over(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct):
     """A queue's usage. used: of this engine's leases; elsewhere, most: see `Elsewhere`. smoothed: all usage averaged
     over the past with the half-life, as it was at `smoothed_at`. chosen, chosen_at, chosen_why: its order, since when
-    and why, where that is learned; "" until somebody has chosen."""
+    and why, where that is learned; "" until somebody has chosen. at_risk, at_risk_since: what it is about to break of
+    its promises; at_risk_most: work of CPUs and of devices, as `Submission` counts it: what is more may break them."""
 
     spec: QueueSpec
     cohort: tuple[int, ...] = ()  # numbers of the queues it shares quota with, itself included
@@ -99,6 +112,9 @@ class QueueState(msgspec.Struct):
     chosen: str = ""
     chosen_at: float = 0.0
     chosen_why: str = ""
+    at_risk: AtRisk = SAFE
+    at_risk_since: float = 0.0
+    at_risk_most: tuple[int, int] = (UNLIMITED, UNLIMITED)
 
     @property
     def order(self) -> str:
@@ -147,6 +163,8 @@ def make_queues(specs: Sequence[QueueSpec], known: Sequence[QueueState] = ()) ->
             before = used[queue.spec.name]
             queue.used, queue.smoothed, queue.smoothed_at = list(before.used), list(before.smoothed), before.smoothed_at
             queue.elsewhere, queue.most = before.elsewhere, before.most
+            queue.at_risk, queue.at_risk_since = before.at_risk, before.at_risk_since
+            queue.at_risk_most = before.at_risk_most
             if queue.spec.order == LEARNED:
                 queue.chosen, queue.chosen_at, queue.chosen_why = before.chosen, before.chosen_at, before.chosen_why
     for number, queue in enumerate(out):

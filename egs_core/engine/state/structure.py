@@ -11,12 +11,14 @@ from egs_core.engine.messages import (
     FlavorsChanged,
     NodeAdded,
     OrderChosen,
+    PromisesAtRisk,
     QueuesChanged,
     TasksAdded,
     UsedElsewhere,
     WorkloadSubmitted,
 )
 from egs_core.engine.state.growth import append_block, detach, pass_up, reads_of, refresh_ranks
+from egs_core.engine.state.histories import QueueHistory
 from egs_core.engine.state.metering import UsageState
 from egs_core.engine.state.nodes import Node
 from egs_core.engine.state.records import Workload, make_queues
@@ -56,6 +58,14 @@ class StructureState(UsageState):
         if event.order != queue.order or not queue.chosen:
             queue.chosen_at = self.now
         queue.chosen, queue.chosen_why = event.order, event.why
+
+    def absorb_risk(self, event: PromisesAtRisk) -> None:
+        """What a queue is about to break of its promises."""
+        queue, history = self.queues[self.queue_numbers[event.queue]], self.histories.get(event.queue, QueueHistory())
+        queue.at_risk_since = queue.at_risk_since if queue.at_risk and event.risk else self.now
+        queue.at_risk, share = event.risk, event.risk.share
+        queue.at_risk_most = history.totals.most_of(share), history.gpu_totals.most_of(share)
+        self.has_deadlines = self.has_deadlines or bool(event.risk)
 
     def absorb_elsewhere(self, event: UsedElsewhere) -> None:
         """What other pools use of the queues' quotas."""

@@ -89,7 +89,7 @@ def test_ends_count_for_times_and_deadlines() -> None:
     assert deadline.budget_left == pytest.approx(1 - (2 / 3) / 0.5)
 
 
-def test_objectives_change_no_decision() -> None:
+def test_while_none_is_at_risk_objectives_change_no_decision() -> None:
     """Nothing of them is in the engine's state."""
     with_them, without = Site(), Site()
     without.tally.slos.objectives = {}
