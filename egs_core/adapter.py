@@ -296,7 +296,8 @@ class ProfiledPool(msgspec.Struct, frozen=True):
 class ClusterProfile(msgspec.Struct, frozen=True):
     """What a profile says that is of use in the cluster itself. namespace: where pods run; controller_namespace: where
     what serves them runs; queues: of Kueue, which pods name in a label; cpu_limit_s, gpu_limit_s: the longest that a
-    pod without, or with, a GPU runs that states no time; pull_s: how long an image takes to be pulled."""
+    pod without, or with, a GPU runs that states no time; pull_s: how long an image takes to be pulled; placeholders: so
+    many pods may stand for what needs a node, each of placeholder_image; node_s: how long a node takes to come."""
 
     namespace: str
     controller_namespace: str
@@ -305,6 +306,9 @@ class ClusterProfile(msgspec.Struct, frozen=True):
     cpu_limit_s: float | None = None
     gpu_limit_s: float | None = None
     pull_s: float | None = None
+    placeholders: int = 0
+    node_s: float | None = None
+    placeholder_image: str = ""
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from egs_core.adapter import ClusterProfile
 from egs_core.cli import kubernetes_pods, kubernetes_steering
 from egs_core.cli.printable import printable
 from egs_core.cli.profiles import lint, profiling
@@ -17,8 +18,10 @@ from egs_core.client.places import URL, parse_url
 from egs_core.errors import EgsError, InputError
 from egs_core.hint_checks import check_limit
 from egs_core.kubernetes import names
+from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.images import PULL_S
+from egs_core.kubernetes.placeholders import IMAGE, NODE_S
 from egs_core.units import parse_seconds
 
 QUEUE = "EGS_QUEUE"
@@ -79,6 +82,18 @@ def controller(
             help="With --preload: how long a pull takes, until one was seen; default: the profile's, or 120s."
         ),
     ] = "",
+    placeholders: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="So many pods stand for what needs a node, for an autoscaler; default: the profile's, or 0."
+        ),
+    ] = None,
+    node_time: Annotated[
+        str, typer.Option(help="With placeholders: how long a node takes to come; default: the profile's, or 180s.")
+    ] = "",
+    placeholder_image: Annotated[
+        str, typer.Option(help=f"Of placeholders; it has to wait for its end. Default: the profile's, or {IMAGE}.")
+    ] = "",
     cluster_name: Annotated[
         str, typer.Option(help="With EGS_URL: what people at the site server see; default: the API server's address.")
     ] = "",
@@ -93,13 +108,16 @@ def controller(
     while the controller lives; and its certificate is written into the webhook's configuration. With --preempt: a pod
     is deleted for one of higher priority that waits, where a Job makes it again or Argo under `retryPolicy: Always`
     (with the annotation `egs.io/preempted` and an event). With --preload: pods with the label `egs.io/preload` are made
-    and removed, which load an image on a node and ask for nothing. Else no pod is made, deleted or placed, and of
+    and removed, which load an image on a node and ask for nothing. With --placeholders: pods with the label
+    `egs.io/placeholder` are made and removed in the namespace of the Lease, which ask for what pods that wait ask for,
+    so that a cluster autoscaler adds a node, and make way for them. Else no pod is made, deleted or placed, and of
     running ones the deadline alone is changed. Argo's Workflows are read where there are any.
 
     With --profile: its namespace is served where --serve names none, its controller_namespace has the Lease where
     --lease-namespace names none, its time_limits hold where --cpu-limit and --gpu-limit are left out, its preload.takes
-    where --pull-time is, and one line at the start tells of each pool and queue that the cluster has not as the profile
-    says. That changes nothing; of quotas and priority classes a controller makes no use.
+    where --pull-time is, its capacity where --placeholders, --node-time and --placeholder-image are, and one line at
+    the start tells of each pool and queue that the cluster has not as the profile says. That changes nothing; of quotas
+    and priority classes a controller makes no use.
 
     With EGS_URL in its environment, and EGS_TOKEN over TCP, the pods are ordered by that site server with all else that
     shares its queues: those of a namespace in the queue of its name, others in that of EGS_QUEUE. Nothing is preempted
@@ -131,6 +149,7 @@ def controller(
         with_kueue=kueue,
         preempts=preempt,
         preloads=preload,
+        placeholders=_ahead(placeholders, node_time, placeholder_image, site),
         pull_s=parse_seconds(pull_time, "--pull-time") if pull_time else (site and site.pull_s) or PULL_S,
         limits=Rules(
             _limit(cpu_limit, "--cpu-limit") or (site.cpu_limit_s if site else None),
@@ -192,6 +211,15 @@ def manifests(
         bool,
         typer.Option("--preload", help="With the rights to make and delete preload pods, and the argument for it."),
     ] = False,
+    placeholders: Annotated[
+        int, typer.Option(min=0, help="With the rights to make so many placeholder pods, and the argument for it.")
+    ] = 0,
+    node_time: Annotated[
+        str, typer.Option(help="With --placeholders: how long a node takes to come; default: 180s.")
+    ] = "",
+    placeholder_image: Annotated[
+        str, typer.Option(help=f"With --placeholders: of these, and of nothing else; default: {IMAGE}.")
+    ] = "",
     egs_url: Annotated[str, typer.Option(help="The site server that the controller joins: its EGS_URL.")] = "",
     token_secret: Annotated[
         str, typer.Option(help="With --egs-url: Secret in that namespace whose `token` is the controller's EGS_TOKEN.")
@@ -239,6 +267,7 @@ def manifests(
         token_secret,
         egs_queue,
         ca_config_map,
+        _ahead(placeholders, node_time, placeholder_image),
     )
     if helm is None:
         typer.echo(yaml.safe_dump_all(objects(asked), sort_keys=False, width=110), nl=False)
@@ -270,8 +299,9 @@ def leave(
     """Take EGS out of a cluster: what runs and what waits goes on without it.
 
     Changes in the cluster, in this order: the webhook's configuration is deleted; the gate `egs.io/order` is taken off
-    every pod that has it; what `egs kubernetes manifests` has printed (with the same --namespace and --serve) is
-    deleted, but for the namespace; the pods with which images were loaded ahead are. It may be repeated.
+    every pod that has it (with --serve, in these namespaces); what `egs kubernetes manifests` has printed (with the
+    same --namespace and --serve) is deleted, but for the namespace; the pods with which images were loaded ahead are,
+    and placeholders. It may be repeated.
     """
     from egs_core.kubernetes.cluster import ApiError, Cluster
     from egs_core.kubernetes.leaving import leave as go
@@ -293,6 +323,20 @@ for _command in (
     kubernetes_steering.resume,
 ):
     kubernetes.command(_command.__name__)(_command)
+
+
+def _ahead(most: int | None, node_time: str, image: str, site: ClusterProfile | None = None) -> Ahead:
+    """What is said, else what the profile says. Raises InputError for what would do nothing."""
+    many = most if most is not None else site.placeholders if site else 0
+    for option, stated in (("--node-time", node_time), ("--placeholder-image", image)):
+        if stated and not many:
+            raise InputError(
+                option, "does nothing without --placeholders", f"add --placeholders, or leave {option} out"
+            )
+    node_s = parse_seconds(node_time, "--node-time") if node_time else (site and site.node_s) or NODE_S
+    if node_s < 1:
+        raise InputError("--node-time", "is less than a second", "say how long a node takes to come, such as 3m")
+    return Ahead(many, node_s, image or (site.placeholder_image if site else "") or IMAGE)
 
 
 def _limit(stated: str, place: str) -> float | None:

@@ -36,7 +36,7 @@ def to_come(runs: Iterable[Run], now: float) -> list[Wanted]:
             if asks.image and "{{" not in asks.image:  # else only the run knows it
                 shape = Shape(asks.cpu_milli, round(1000 * asks.gpus), asks.memory_bytes)
                 place = run.workflow.namespace, shape, asks.where, takes_s, ready_at
-                found.append(Wanted(owner, *place, (full_name(asks.image),), asks.pull_secrets))
+                found.append(Wanted(owner, *place, (full_name(asks.image),), asks.pull_secrets, asks.gpu))
     return sorted(found, key=lambda one: one.ready_at)
 
 

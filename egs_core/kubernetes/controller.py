@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 
-from egs_core.kubernetes import foreseen, gates, names, places, telling
+from egs_core.kubernetes import foreseen, gates, names, placeholders, places, telling
+from egs_core.kubernetes.capacity import Ahead, Capacity
 from egs_core.kubernetes.cluster import NODES, PODS, WORKFLOWS, ApiError, Cluster
 from egs_core.kubernetes.coming import to_come
 from egs_core.kubernetes.images import PULL_S, node_with_images, pod_with_images
@@ -50,8 +51,9 @@ class Settings(msgspec.Struct, frozen=True):
     """namespaces: whose pods are served; none named: all. window: so many opened pods may wait for a node at once;
     ahead: so many are opened although the engine sees no room. longest_s: of a gate that states no release-by time;
     limits: of pods that state none; preempts: a pod may be deleted for another, where what made it makes it again;
-    preloads: images are loaded ahead, which takes pull_s where it is not known. url: of the site server at which the
-    pods are ordered, "": at none; cluster_name: what people see there; queue: of namespaces that have none there."""
+    preloads: images are loaded ahead, which takes pull_s where it is not known; placeholders: so many pods stand for
+    what needs a node. url: of the site server at which the pods are ordered, "": at none; cluster_name: what people see
+    there; queue: of namespaces that have none there."""
 
     namespaces: tuple[str, ...] = ()
     window: int = 50
@@ -64,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True):
     preempts: bool = False
     preloads: bool = False
     pull_s: float = PULL_S
+    placeholders: Ahead = Ahead()
     url: str = ""
     cluster_name: str = ""
     queue: str = ""
@@ -97,6 +100,7 @@ class Controller:
             Preempting(cluster, lambda: self._workflows.items().values(), say) if settings.preempts else None
         )
         self._preloading = Preloading(cluster, settings.pull_s, self._note) if settings.preloads else None
+        self._capacity = Capacity(cluster, settings.placeholders, settings.lease_namespace, self._note)
         self._preloads = Mirror(
             cluster,
             PODS,
@@ -179,7 +183,7 @@ class Controller:
     def step(self, now: float) -> None:
         """Tell what is new, open what may be opened. now: Unix time."""
         pods, nodes = self._served(), list(self._nodes.items().values())
-        listed = self._pods.items()
+        listed, stand_ins = self._capacity.split(self._pods.items())
         others = {uid: msgspec.structs.replace(pod, run="") for uid, pod in listed.items() if uid not in pods}
         self._limiting.look(pods.values(), now)
         self._open(gates.overdue(pods.values(), now, self._settings.longest_s), in_line=True)
@@ -195,6 +199,7 @@ class Controller:
         self._limit(now)
         self._tell_why(pods, now)
         self._preload({**others, **pods}, nodes, now)
+        self._have_nodes_added(stand_ins, {**others, **pods}, nodes, now)
         if self._queues is not None:
             self._queues.order({uid: pod for uid, pod in pods.items() if pod.queue}, lambda: self.leader.leads)
 
@@ -295,6 +300,19 @@ class Controller:
         wanted = [*foreseen.waiting(pods, self._gated.order()), *to_come(self._traces.runs(), now)[: foreseen.MOST]]
         there = [one for one in self._preloads.items().values() if one is not None]
         self._preloading.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
+
+    def _have_nodes_added(self, there: list[Pod], pods: dict[str, Pod], nodes: list[Node], now: float) -> None:
+        """Placeholders for what the nodes there leave waiting. At a site server quotas say who waits, and
+        no node would change that."""
+        if self._gated is None or not self._capacity.is_due(there, now):
+            return
+        opened = {
+            uid for uid, pod in self._pods.items().items() if not pod.is_gated and uid in pods and pods[uid].is_gated
+        }
+        pods |= {uid: msgspec.structs.replace(pods[uid], is_gated=False) for uid in opened}  # in this very step
+        coming = to_come(self._traces.runs(), now)[: foreseen.MOST]
+        wanted = [] if self._gated.is_shared else placeholders.to_stand_for(pods, self._gated.order(), coming)
+        self._capacity.look(wanted, there, pods, nodes, now, lambda: self.leader.leads)
 
     def _placeless(self, pods: Iterable[Pod], nodes: list[Node]) -> set[str]:
         """Pods, by uid, that no node could ever take; demands are looked at once each."""

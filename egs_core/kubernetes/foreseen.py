@@ -43,7 +43,8 @@ class Owner(msgspec.Struct, frozen=True):
 
 class Wanted(msgspec.Struct, frozen=True):
     """What will start: a pod that is there or one to come. where: as `Pod.where`; takes_s: None: not known; ready_at:
-    not before this moment; images: none where nothing is to be done for it, and it only takes its room."""
+    not before this moment; images: none where nothing is to be done for it, and it only takes its room. gpu: the name
+    of its GPUs' resource; is_seen: a scheduler knows of it already."""
 
     owner: Owner
     namespace: str
@@ -53,6 +54,8 @@ class Wanted(msgspec.Struct, frozen=True):
     ready_at: float = 0.0
     images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
+    gpu: str = ""
+    is_seen: bool = False
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -78,14 +81,26 @@ def starts(
     until: float,
     had: Mapping[str, Collection[str]] | None = None,
 ) -> list[Start]:
-    """Of those of which it can be said, in the same order. pods: all of the cluster, also those of others; had: by
-    node, images that it has or is getting."""
+    """Of those of which it can be said, in the same order; see `placed`."""
+    return [start for _, start in placed(wanted, pods, nodes, now, until, had) if start is not None]
+
+
+def placed(
+    wanted: Iterable[Wanted],
+    pods: Iterable[Pod],
+    nodes: Iterable[Node],
+    now: float,
+    until: float,
+    had: Mapping[str, Collection[str]] | None = None,
+) -> list[tuple[Wanted, Start | None]]:
+    """Each with its start; None: not until then, as far as is known. pods: all of the cluster, also those of others;
+    had: by node, images that it has or is getting."""
     rooms = {node.name: _Room(node) for node in nodes if node.is_open}
     for pod in pods:
         if pod.holds and pod.node in rooms:
             rooms[pod.node].hold(_need(pod.shape), end_of(pod, now))
     fitting: dict[str, list[_Room]] = {}
-    found = []
+    found: list[tuple[Wanted, Start | None]] = []
     for one in wanted:
         if one.where not in fitting:
             fitting[one.where] = [room for room in rooms.values() if places.allows(one.where, room.node)]
@@ -93,6 +108,7 @@ def starts(
         firsts = [(max(room.first(need, until), one.ready_at, now), room) for room in fitting[one.where]]
         soonest = min((at for at, _ in firsts), default=NEVER)
         if soonest > until:
+            found.append((one, None))
             continue
         latest = soonest + max(SAME_S, SAME_SHARE * (soonest - now))
         at, room = min(
@@ -100,7 +116,7 @@ def starts(
             key=lambda pair: (not pair[1].has(one.images, had or {}), pair[0], pair[1].node.name),
         )
         room.take(need, at, at + (PRIOR_S if one.takes_s is None else one.takes_s))
-        found.append(Start(one, room.node.name, at))
+        found.append((one, Start(one, room.node.name, at)))
     return found
 
 

@@ -3,14 +3,16 @@
 `patch` on pods is a right to much. So the API server itself refuses these accounts every change of a pod but that our
 gate goes, that its deadline comes or comes earlier, and what is said of both; that a pod is deleted that was not told
 so; and every change of a Workload but its priority. `create` on pods is a right to more: it is refused for all but
-preloads, of which each field is named here, and what is not named is refused. Policies concern nobody else.
+preloads and placeholders, of which each field is named here, and what is not named is refused. Policies concern nobody
+else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from egs_core.kubernetes import names
+from egs_core.kubernetes import names, placeholders
 from egs_core.kubernetes.preloads import COMMAND, CONFINED, DEADLINE_S, LIMITS, MOST_IMAGES, NO_SIDECAR, NOBODY
 
 Object = dict[str, Any]
@@ -85,15 +87,23 @@ def _has(side: str, what: str, key: str) -> str:
 
 
 _MAKES_WAY = f"{_has('oldObject', 'labels', names.WORKLOAD)} && {_has('oldObject', 'annotations', names.PREEMPTED)}"
-_IS_PRELOAD = (
-    f"has({{0}}.metadata.labels) && '{names.PRELOAD}' in {{0}}.metadata.labels"
-    f" && {{0}}.metadata.labels['{names.PRELOAD}'] == '{names.BY_CONTROLLER}'"
-    f" && has({{0}}.spec.priorityClassName) && {{0}}.spec.priorityClassName == '{names.PRELOAD_CLASS}'"
-)
+
+
+def _is_made(side: str, label: str, priority_class: str) -> str:
+    """CEL: a pod of one of the kinds that the controller makes."""
+    return (
+        f"has({side}.metadata.labels) && '{label}' in {side}.metadata.labels"
+        f" && {side}.metadata.labels['{label}'] == '{names.BY_CONTROLLER}'"
+        f" && has({side}.spec.priorityClassName) && {side}.spec.priorityClassName == '{priority_class}'"
+    )
+
+
+_PRELOAD = names.PRELOAD, names.PRELOAD_CLASS
+_PLACEHOLDER = names.PLACEHOLDER, names.PLACEHOLDER_CLASS
 DELETE_RULES = (
     (
-        f"({_MAKES_WAY}) || ({_IS_PRELOAD.format('oldObject')})",
-        "the pod is none that was told that it makes way, and no preload",
+        f"({_MAKES_WAY}) || ({_is_made('oldObject', *_PRELOAD)}) || ({_is_made('oldObject', *_PLACEHOLDER)})",
+        "the pod is none that was told that it makes way, no preload and no placeholder",
     ),
 )
 
@@ -140,31 +150,30 @@ _CONTAINER = (
     "terminationMessagePath",
     "terminationMessagePolicy",
 )
-PRELOAD_RULES = (
-    (_IS_PRELOAD.format("object"), "the pod is no preload"),
-    (
-        f"object.metadata.labels.all(k, k in ['{names.PRELOAD}', '{NO_SIDECAR}'])",
-        "the pod has another label",
-    ),
-    (_only("object.metadata", _META), "the pod has annotations, finalizers or a name to come"),
-    (
-        "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.size() == 1"
-        " && object.metadata.ownerReferences.all(o, has(o.controller) && o.controller"
-        " && !has(o.blockOwnerDeletion) && o.kind in ['Pod', 'Workflow'])",
-        "the pod does not go with a pod or a Workflow",
-    ),
-    (f"{_only(_NEW, _SPEC)} && {_NEW}.containers.size() <= {MOST_IMAGES}", "the pod has more than a preload has"),
+
+
+def _of_its_kind(label: str, meta: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return (
+        (f"object.metadata.labels.all(k, k in ['{label}', '{NO_SIDECAR}'])", "the pod has another label"),
+        (_only("object.metadata", meta), "the pod has annotations, finalizers or a name to come"),
+    )
+
+
+def _ends(most_s: int) -> tuple[str, str]:
+    rule = (
+        f"has({_NEW}.activeDeadlineSeconds) && {_NEW}.activeDeadlineSeconds <= {most_s}"
+        f" && has({_NEW}.restartPolicy) && {_NEW}.restartPolicy == 'Never'"
+        f" && has({_NEW}.terminationGracePeriodSeconds) && {_NEW}.terminationGracePeriodSeconds == 0"
+    )
+    return rule, "the pod does not end by itself"
+
+
+_CONFINED = (
     (f"has({_NEW}.priority) && {_NEW}.priority < 0", "the pod's priority is not below others'"),
     (
         f"has({_NEW}.automountServiceAccountToken) && !{_NEW}.automountServiceAccountToken"
         f" && (!has({_NEW}.serviceAccountName) || {_NEW}.serviceAccountName == 'default')",
         "the pod gets the token of a service account, or names one",
-    ),
-    (
-        f"has({_NEW}.activeDeadlineSeconds) && {_NEW}.activeDeadlineSeconds <= {DEADLINE_S}"
-        f" && has({_NEW}.restartPolicy) && {_NEW}.restartPolicy == 'Never'"
-        f" && has({_NEW}.terminationGracePeriodSeconds) && {_NEW}.terminationGracePeriodSeconds == 0",
-        "the pod does not end by itself",
     ),
     (
         f"!has({_NEW}.schedulerName) || {_NEW}.schedulerName == 'default-scheduler'",
@@ -179,8 +188,6 @@ PRELOAD_RULES = (
         f" && {_NEW}.securityContext.seccompProfile.type == 'RuntimeDefault'",
         "the pod is not confined",
     ),
-    (_each(_only("c", _CONTAINER)), "a container has more than a preload's has"),
-    (_each(f"has(c.command) && c.command == {COMMAND}"), "a container has another command"),
     (
         _each(
             "has(c.securityContext)"
@@ -193,6 +200,22 @@ PRELOAD_RULES = (
         ),
         "a container may gain privileges",
     ),
+)
+"""Of both kinds."""
+PRELOAD_RULES = (
+    (_is_made("object", *_PRELOAD), "the pod is no preload"),
+    *_of_its_kind(names.PRELOAD, _META),
+    (
+        "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.size() == 1"
+        " && object.metadata.ownerReferences.all(o, has(o.controller) && o.controller"
+        " && !has(o.blockOwnerDeletion) && o.kind in ['Pod', 'Workflow'])",
+        "the pod does not go with a pod or a Workflow",
+    ),
+    (f"{_only(_NEW, _SPEC)} && {_NEW}.containers.size() <= {MOST_IMAGES}", "the pod has more than a preload has"),
+    _ends(DEADLINE_S),
+    *_CONFINED,
+    (_each(_only("c", _CONTAINER)), "a container has more than a preload's has"),
+    (_each(f"has(c.command) && c.command == {COMMAND}"), "a container has another command"),
     (
         _each(
             "has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
@@ -208,9 +231,40 @@ PRELOAD_RULES = (
 )
 
 
-def policies(accounts: dict[str, str], *, preloads: bool = False) -> list[Object]:
+def placeholder_rules(namespace: str, image: str) -> tuple[tuple[str, str], ...]:
+    """What may be made as a placeholder: in that namespace, of that image, and nothing that it runs is said."""
+    meta = tuple(name for name in _META if name != "ownerReferences")
+    spec = tuple(name for name in _SPEC if name != "imagePullSecrets")
+    return (
+        (_is_made("object", *_PLACEHOLDER), "the pod is no placeholder"),
+        *_of_its_kind(names.PLACEHOLDER, meta),
+        (f"object.metadata.namespace == '{namespace}'", "the pod is elsewhere than the controller"),
+        (f"{_only(_NEW, spec)} && {_NEW}.containers.size() == 1", "the pod has more than a placeholder has"),
+        (f"has({_NEW}.preemptionPolicy) && {_NEW}.preemptionPolicy == 'Never'", "the pod may take others' places"),
+        _ends(placeholders.LIFE_S),
+        *_CONFINED,
+        (
+            _each(_only("c", tuple(name for name in _CONTAINER if name != "command"))),
+            "a container has more than a placeholder's has",
+        ),
+        (_each(f"c.image == '{image}'"), "a container has another image"),
+        (
+            _each(
+                "has(c.resources) && dyn(c.resources).all(k, k in ['limits', 'requests'])"
+                " && has(dyn(c.resources).limits) && has(dyn(c.resources).requests)"
+                " && dyn(c.resources).limits == dyn(c.resources).requests"
+                " && dyn(c.resources).limits.all(n, n in ['cpu', 'memory'] || n.endsWith('/gpu'))"
+            ),
+            "a container asks for more than CPUs, memory and GPUs",
+        ),
+    )
+
+
+def policies(
+    accounts: dict[str, str], *, preloads: bool = False, placeholder: Sequence[tuple[str, str]] = ()
+) -> list[Object]:
     """The policies and their bindings. accounts: by name the namespace of each; preloads: with what holds the right to
-    make pods."""
+    make pods to these; placeholder: the rules that hold it to placeholders, where they may be made."""
     users = ", ".join(f"'system:serviceaccount:{where}:{name}'" for name, where in accounts.items())
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
     gone, made = pods | {"operations": ["DELETE"]}, pods | {"operations": ["CREATE"]}
@@ -220,17 +274,23 @@ def policies(accounts: dict[str, str], *, preloads: bool = False) -> list[Object
         "operations": ["UPDATE"],
         "resources": ["workloads"],
     }
+    is_placeholder = f"has(object.metadata.labels) && '{names.PLACEHOLDER}' in object.metadata.labels"
+    # with both, each policy has its own kind; what is of neither is the preloads'
+    theirs = [{"name": "no-placeholder", "expression": f"!({is_placeholder})"}] if placeholder else []
+    own = [{"name": "placeholder", "expression": is_placeholder}] if preloads else []
     found = []
-    for name, rules, resources in (
-        (f"{names.CONTROLLER}-opens-gates", POD_RULES, pods),
-        (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone),
-        (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue),
-        *([(f"{names.CONTROLLER}-preloads", PRELOAD_RULES, made)] if preloads else []),
+    for name, rules, resources, more in (
+        (f"{names.CONTROLLER}-opens-gates", POD_RULES, pods, []),
+        (f"{names.CONTROLLER}-deletes", DELETE_RULES, gone, []),
+        (f"{names.CONTROLLER}-raises", WORKLOAD_RULES, kueue, []),
+        *([(f"{names.CONTROLLER}-preloads", PRELOAD_RULES, made, theirs)] if preloads else []),
+        *([(f"{names.CONTROLLER}-placeholders", placeholder, made, own)] if placeholder else []),
     ):
+        by = {"name": "by-egs", "expression": f"request.userInfo.username in [{users}]"}
         spec = {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [resources]},
-            "matchConditions": [{"name": "by-egs", "expression": f"request.userInfo.username in [{users}]"}],
+            "matchConditions": [by, *more],
             "validations": [{"expression": rule, "message": message, "reason": "Forbidden"} for rule, message in rules],
         }
         bound = {"policyName": name, "validationActions": ["Deny"]}

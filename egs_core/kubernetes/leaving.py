@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from egs_core.kubernetes import gates, names
+from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.cluster import PODS, WEBHOOKS, ApiError, Cluster
 from egs_core.kubernetes.manifests import KINDS, Installation, objects
 from egs_core.kubernetes.overdue import open_all
-from egs_core.kubernetes.pods import pod_of
+from egs_core.kubernetes.pods import Object, pod_of
 from egs_core.kubernetes.preloads import preload_of
 
 QUIET_ROUNDS = 3
@@ -21,22 +22,26 @@ Say = Callable[[str], None]
 def leave(cluster: Cluster, of: Installation, say: Say, wait: Callable[[float], None] = time.sleep) -> int:
     """Do it. How many gates could not be opened: then what opens them later is not deleted. Raises ApiError."""
     _delete(cluster, WEBHOOKS.plural, "MutatingWebhookConfiguration", names.CONTROLLER, "", say)
-    if failed := _open_until_quiet(cluster, say, wait):
+    if failed := _open_until_quiet(cluster, of.serve, say, wait):
         return failed
-    for one in reversed(objects(msgspec.structs.replace(of, preloads=True))):
+    all_of_it = msgspec.structs.replace(of, preloads=True, ahead=Ahead(most=1))
+    for one in reversed(objects(all_of_it)):
         if one["kind"] not in ("Namespace", "MutatingWebhookConfiguration"):
             meta = one["metadata"]
             _delete(cluster, KINDS[one["kind"]].plural, one["kind"], meta["name"], meta.get("namespace", ""), say)
-    _delete_preloads(cluster, say)  # last: its controller may have been making some
+    _delete_made(cluster, names.PRELOAD, say, lambda raw: preload_of(raw) is not None)
+    _delete_made(cluster, names.PLACEHOLDER, say, lambda raw: pod_of(raw).is_placeholder)
     say(f"namespace {of.namespace} is left: others may use it")
     return 0
 
 
-def _open_until_quiet(cluster: Cluster, say: Say, wait: Callable[[float], None]) -> int:
-    """Until a few times in a row no gate is closed: a pod may have been under way through the webhook."""
+def _open_until_quiet(cluster: Cluster, serve: Sequence[str], say: Say, wait: Callable[[float], None]) -> int:
+    """Until a few times in a row no gate is closed: a pod may have been under way through the webhook. Gates in
+    namespaces that are not served are somebody else's."""
     quiet = 0
     while quiet < QUIET_ROUNDS:
-        closed = [pod for pod in map(pod_of, cluster.list(PODS)[0]) if pod.is_gated]
+        found = (raw for where in serve or ("",) for raw in cluster.list(PODS, where)[0])
+        closed = [pod for pod in map(pod_of, found) if pod.is_gated]
         quiet = 0 if closed else quiet + 1
         if failed := open_all(cluster, gates.all_gates(closed, gates.LEAVING), say):
             return failed
@@ -44,9 +49,11 @@ def _open_until_quiet(cluster: Cluster, say: Say, wait: Callable[[float], None])
     return 0
 
 
-def _delete_preloads(cluster: Cluster, say: Say) -> None:
-    for one in map(preload_of, cluster.list(PODS, labels=f"{names.PRELOAD}={names.BY_CONTROLLER}")[0]):
-        if one is not None:
+def _delete_made(cluster: Cluster, label: str, say: Say, is_its: Callable[[Object], bool]) -> None:
+    """The pods that the controller has made. Last: it may have been making some."""
+    for raw in cluster.list(PODS, labels=f"{label}={names.BY_CONTROLLER}")[0]:
+        if is_its(raw):
+            one = pod_of(raw)
             try:
                 cluster.delete(PODS, one.name, one.namespace, uid=one.uid)
             except ApiError as error:

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from egs_core.kubernetes import names
+from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.cluster import Kind
 from egs_core.kubernetes.gates import RELEASE_BY_S
 from egs_core.kubernetes.guard import API as ADMISSION
-from egs_core.kubernetes.guard import policies
+from egs_core.kubernetes.guard import placeholder_rules, policies
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
@@ -33,19 +34,23 @@ KINDS = {
     "Service": Kind("/api/v1", "services"),
     "Deployment": Kind("/apis/apps/v1", "deployments"),
     "CronJob": Kind("/apis/batch/v1", "cronjobs"),
+    "ResourceQuota": Kind("/api/v1", "resourcequotas"),
     "PriorityClass": Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
 }
 PRELOAD_PRIORITY = -100
 """A cluster autoscaler adds no node for pods below -10, and keeps none for them (--expendable-pods-priority-cutoff)."""
+PLACEHOLDER_PRIORITY = -5
+"""For these it does; and every pod of EGS's goes before them."""
 
 CA_FOLDER = "/etc/egs-ca"
 
 
 class Installation(msgspec.Struct, frozen=True):
     """What is installed. serve: namespaces whose pods are served; none named: all but the system's. arguments: more of
-    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images. url: of
-    the site server that it joins; token_secret: the Secret with its token, under `token`; queue: its `EGS_QUEUE`;
-    ca: the ConfigMap with the certificates that its `EGS_CA` names, under `ca.crt`."""
+    the controller's; preempts: it may delete pods that make way; preloads: it may make pods that load images; ahead:
+    and so many that stand for what needs a node. url: of the site server that it joins; token_secret: the Secret with
+    its token, under `token`; queue: its `EGS_QUEUE`; ca: the ConfigMap with the certificates that its `EGS_CA` names,
+    under `ca.crt`."""
 
     image: str = ""
     namespace: str = names.SYSTEM
@@ -58,6 +63,7 @@ class Installation(msgspec.Struct, frozen=True):
     token_secret: str = ""
     queue: str = ""
     ca: str = ""
+    ahead: Ahead = Ahead()
 
 
 def objects(of: Installation) -> list[Object]:
@@ -70,8 +76,13 @@ def objects(of: Installation) -> list[Object]:
         },
         *(_made("v1", "ServiceAccount", name, of.namespace) for name in (names.CONTROLLER, names.OVERDUE)),
         *_rights(of),
-        *policies(dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace), preloads=of.preloads),
-        *([_preload_class()] if of.preloads else []),
+        *policies(
+            dict.fromkeys((names.CONTROLLER, names.OVERDUE), of.namespace),
+            preloads=of.preloads,
+            placeholder=placeholder_rules(of.namespace, of.ahead.image) if of.ahead.most else (),
+        ),
+        *([_priority_class(names.PRELOAD_CLASS, PRELOAD_PRIORITY, _ABOUT_PRELOADS)] if of.preloads else []),
+        *(_for_placeholders(of) if of.ahead.most else []),
         _service(of),
         _deployment(of),
         _cron_job(of),
@@ -105,11 +116,13 @@ def _rights(of: Installation) -> list[Object]:
             _rule("", ["events"], ["create"]),
             _rule("batch", ["jobs"], ["get"]),
         ]
+    makes = [_rule("", ["pods"], ["create", "delete"])]
     if of.preloads:
-        changes.append(_rule("", ["pods"], ["create", "delete"]))
+        changes += makes
     return [
         *_granted(names.CONTROLLER, "", controller, names.CONTROLLER, here),
         *_granted(f"{names.CONTROLLER}-lease", here, lease, names.CONTROLLER, here),
+        *(_granted(f"{names.CONTROLLER}-placeholders", here, makes, names.CONTROLLER, here) if of.ahead.most else []),
         *(
             one
             for where in of.serve or ("",)
@@ -148,7 +161,7 @@ def _deployment(of: Installation) -> Object:
     host = f"{names.CONTROLLER}.{of.namespace}.svc"
     arguments = ["kubernetes", "controller", "--webhook-host", host, f"--webhook-port={PORT}", *_stated(of)]
     chosen = {"--preempt": of.preempts, "--preload": of.preloads}
-    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *of.arguments]
+    more = [*(one for one, is_chosen in chosen.items() if is_chosen), *_stated_ahead(of.ahead), *of.arguments]
     pod = _pod_spec(of, names.CONTROLLER, [*arguments, "--lease-namespace", of.namespace, *more])
     probe = {"httpGet": {"path": "/healthz", "port": PORT, "scheme": "HTTPS"}, "periodSeconds": 5}
     if of.url:
@@ -193,6 +206,11 @@ def _stated(of: Installation) -> list[str]:
     return [f"--release-by={of.release_by_s:.0f}s", *(f"--serve={one}" for one in of.serve)]
 
 
+def _stated_ahead(ahead: Ahead) -> list[str]:
+    stated = [f"--placeholders={ahead.most}", f"--node-time={ahead.node_s:.0f}s", f"--placeholder-image={ahead.image}"]
+    return stated if ahead.most else []
+
+
 def _pod_spec(of: Installation, account: str, arguments: list[str]) -> Object:
     container = {
         "name": "egs",
@@ -211,15 +229,24 @@ def _pod_spec(of: Installation, account: str, arguments: list[str]) -> Object:
     return {"serviceAccountName": account, "securityContext": user, "volumes": volumes, "containers": [container]}
 
 
-def _preload_class() -> Object:
-    about = "Pods of EGS that load images ahead: they preempt nothing, and make way for everything."
-    stated: Object = {
-        "value": PRELOAD_PRIORITY,
-        "preemptionPolicy": "Never",
-        "globalDefault": False,
-        "description": about,
-    }
-    return _made("scheduling.k8s.io/v1", "PriorityClass", names.PRELOAD_CLASS, **stated)
+_ABOUT_PRELOADS = "Pods of EGS that load images ahead: they preempt nothing, and make way for everything."
+_ABOUT_PLACEHOLDERS = "Pods of EGS that stand for what needs a node: they preempt nothing, and make way for all work."
+
+
+def _priority_class(name: str, value: int, about: str) -> Object:
+    stated: Object = {"value": value, "preemptionPolicy": "Never", "globalDefault": False, "description": about}
+    return _made("scheduling.k8s.io/v1", "PriorityClass", name, **stated)
+
+
+def _for_placeholders(of: Installation) -> list[Object]:
+    """Their class, and how many pods may have it where they are made."""
+    name = names.PLACEHOLDER_CLASS
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": [name]}
+    spec = {"hard": {"pods": str(of.ahead.most)}, "scopeSelector": {"matchExpressions": [scope]}}
+    return [
+        _priority_class(name, PLACEHOLDER_PRIORITY, _ABOUT_PLACEHOLDERS),
+        _made("v1", "ResourceQuota", name, of.namespace, spec=spec),
+    ]
 
 
 def _webhook(of: Installation) -> Object:

@@ -25,6 +25,8 @@ _SUFFIXES = {
     **{unit: 1024.0**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
 MOST_PRIORITY = 499
+GPU_RESOURCE = "nvidia.com/gpu"
+"""Of GPUs, where nothing names another one."""
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -37,7 +39,8 @@ class Pod(msgspec.Struct, frozen=True):
     again; index: of that. may_restart: for all that is known of it. paused: what was paused with it, since when and
     by whom; is_paused: it is, or its stage or run is (`with_pauses`); resumed_at: when that was taken back. images,
     pull_secrets: what its containers are made of, and with whose rights that is pulled (`images.pod_with_images`
-    alone)."""
+    alone). gpu: the name of its GPUs' resource, "" without; is_placeholder: by its label and its class, it stands for
+    others."""
 
     uid: str
     name: str
@@ -82,6 +85,8 @@ class Pod(msgspec.Struct, frozen=True):
     resumed_at: float = 0.0
     images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
+    gpu: str = ""
+    is_placeholder: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -163,6 +168,8 @@ def pod_of(raw: Object) -> Pod:
         index=text(notes, names.JOB_INDEX),
         paused=text(notes, names.PAUSED),
         resumed_at=seconds_of(notes.get(names.RESUMED)),
+        gpu=_gpu_of(spec),
+        is_placeholder=names.PLACEHOLDER in labels and text(spec, "priorityClassName") == names.PLACEHOLDER_CLASS,
     )
 
 
@@ -282,6 +289,14 @@ def _amounts(resources: Object) -> list[float]:
 def _gpus(resources: Object) -> int:
     """Whole devices, of any vendor; slices and claims are the scheduler's affair."""
     return sum(math.ceil(quantity(amount)) for name, amount in resources.items() if str(name).endswith("/gpu"))
+
+
+def _gpu_of(spec: Object) -> str:
+    for one in items(spec, "containers"):
+        for name in part(part(one, "resources"), "limits"):
+            if str(name).endswith("/gpu"):
+                return str(name)
+    return ""
 
 
 def _where(spec: Object) -> str:

@@ -44,8 +44,8 @@ class Loop(msgspec.Struct, frozen=True):
 
 
 class Asks(msgspec.Struct, frozen=True):
-    """What the pod of a step will be made of, as its driver is told: its container's image and amounts, and of nodes
-    what `Pod.where` says."""
+    """What the pod of a step will be made of, as its driver is told: its container's image and amounts, of nodes what
+    `Pod.where` says, and the name of its GPUs' resource."""
 
     image: str = ""
     gpus: float = 0.0
@@ -53,6 +53,7 @@ class Asks(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     where: str = ""
     pull_secrets: tuple[str, ...] = ()
+    gpu: str = ""
 
 
 NOTHING = Asks()
@@ -223,6 +224,7 @@ def _asks(parameters: Mapping[str, str], arguments: Mapping[str, str]) -> Asks:
         math.ceil(_amount(resources, "Memory")),
         json.dumps(where, sort_keys=True, default=str) if where else "",
         tuple(secret for secret in secrets if secret),
+        _gpu(part(resources, "accelerator")),
     )
 
 
@@ -234,6 +236,12 @@ def _argument(value: str, arguments: Mapping[str, str]) -> Object:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, Mapping) else {}
+
+
+def _gpu(asked: Object) -> str:
+    """Where it is no input of the pipeline."""
+    found = text(asked, "resourceType") or text(asked, "type")
+    return found if found.endswith("/gpu") and "{{" not in found else ""
 
 
 def _gpus(asked: Object) -> float:

@@ -3,7 +3,9 @@ and never run. Each test takes away what it has made."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -25,6 +28,7 @@ from tests.unit.kubernetes.made_pods import node, pod
 FILE = os.environ.get("EGS_TEST_KUBECONFIG", "")
 LIMIT_S = 120.0
 APPLY = "application/apply-patch+yaml"
+TRIED = Kind("/api/v1", "pods?dryRun=All")
 HERE: dict[str, Any] = {"tolerations": [{"operator": "Exists"}]}
 
 
@@ -37,17 +41,26 @@ def until(what: Callable[[], object]) -> None:
 
 class Site:
     """A namespace of its own with a node of so many GPUs, what `egs kubernetes manifests` prints applied for it
-    alone."""
+    alone. One at a time in a cluster: accounts, policies and the webhook are the cluster's, and who leaves takes them
+    from the other. A second one on this machine waits."""
 
     def __init__(self, folder: Path, gpus: int = 1, **more: Any) -> None:
         self.folder, self.admin = folder, Cluster(Path(FILE))
+        self._alone = (Path(tempfile.gettempdir()) / f"egs-test-{urlsplit(self.admin.host).netloc}.lock").open("w")
+        fcntl.flock(self._alone, fcntl.LOCK_EX)
         self.name = f"egs-test-{uuid.uuid4().hex[:8]}"
         self.of = Installation("egs:1", f"{self.name}-system", (self.name,), **more)
         self.admin.create(KINDS["Namespace"], {"metadata": {"name": self.name}})
-        made = node(self.name, gpus=gpus, labels={"egs-test": self.name})
+        self._nodes: list[str] = []
+        self.add_node(self.name, gpus)
+
+    def add_node(self, name: str, gpus: int) -> None:
+        """One more, on which its pods may run."""
+        made = node(name, gpus=gpus, labels={"egs-test": self.name})
         self.admin.create(NODES, made)
+        self._nodes.append(name)
         status = {**made["status"], "capacity": made["status"]["allocatable"]}
-        self.admin.patch(Kind("/api/v1", "nodes", False), f"{self.name}/status", {"status": status})
+        self.admin.patch(Kind("/api/v1", "nodes", False), f"{name}/status", {"status": status})
 
     def apply(self) -> None:
         for one in objects(self.of):
@@ -93,12 +106,34 @@ class Site:
             with suppress(ApiError):  # it went with its owner
                 self.delete(one)
         for kind, name in (
-            (NODES, self.name),
+            *((NODES, name) for name in self._nodes),
             (KINDS["Namespace"], self.name),
             (KINDS["Namespace"], self.of.namespace),
         ):
             with suppress(ApiError):
                 self.admin.delete(kind, name)
+        self._alone.close()
+
+
+def refusal(cluster: Cluster, site: Site, body: dict[str, Any], namespace: str = "") -> str:
+    """What is said against a pod; "" where it may be made. Nothing is."""
+    try:
+        cluster.create(TRIED, body, namespace or site.name)
+    except ApiError as error:
+        if error.status not in (403, 422):
+            raise
+        return str(error)
+    return ""
+
+
+def understood(site: Site) -> list[str]:
+    """The site's policies: the API server has checked the types of each rule, and has nothing to say of any."""
+    kind = KINDS["ValidatingAdmissionPolicy"]
+    found = [one["metadata"]["name"] for one in objects(site.of) if one["kind"] == "ValidatingAdmissionPolicy"]
+    for name in found:
+        until(lambda one=name: "typeChecking" in site.admin.get(kind, one).get("status", {}))  # type: ignore[misc]  # one each
+        assert site.admin.get(kind, name)["status"]["typeChecking"] == {}
+    return found
 
 
 @contextmanager

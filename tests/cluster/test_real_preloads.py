@@ -24,7 +24,7 @@ from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
 from egs_core.kubernetes.pods import moment
 from egs_core.kubernetes.preloads import preload_of
-from tests.cluster.real import FILE, LIMIT_S, Site, controlled, until
+from tests.cluster.real import FILE, LIMIT_S, Site, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.kubernetes.test_preload_policy import preload, unwanted
 
@@ -32,7 +32,7 @@ __all__ = ["pytestmark"]
 
 PULL_S = 4.0
 POLICY = f"{names.CONTROLLER}-preloads"
-STATUS, TRIED = Kind("/api/v1", "pods"), Kind("/api/v1", "pods?dryRun=All")
+STATUS = Kind("/api/v1", "pods")
 
 
 @pytest.fixture
@@ -190,14 +190,14 @@ def test_its_account_makes_preloads_and_no_other_pod(site: Site) -> None:
     made["metadata"]["ownerReferences"][0]["uid"] = owner.uid
     site.admin.create(KINDS["ServiceAccount"], {"metadata": {"name": "admin"}}, site.name)
     tried = unwanted(made)
-    until(lambda: POLICY in _refusal(cluster, site, tried["a program"]))  # it is in force a moment after it was made
-    said = {what: _refusal(cluster, site, body) for what, body in tried.items()}
+    until(lambda: POLICY in refusal(cluster, site, tried["a program"]))  # it is in force a moment after it was made
+    said = {what: refusal(cluster, site, body) for what, body in tried.items()}
     assert [what for what, why in said.items() if not why] == []
     # the API server itself gives priorities by class, and knows no such runtime
     assert {what for what, why in said.items() if POLICY not in why} == {"a higher priority", "a runtime"}, said
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     site.admin.patch(KINDS["Namespace"], site.name, label)
-    assert _refusal(cluster, site, made) == ""
+    assert refusal(cluster, site, made) == ""
     for where in ("default", site.of.namespace):
         body = copy.deepcopy(made)
         body["metadata"]["namespace"] = where
@@ -215,25 +215,9 @@ def test_its_account_makes_preloads_and_no_other_pod(site: Site) -> None:
     until(lambda: made["metadata"]["name"] not in site.pods())
 
 
-def _refusal(cluster: Cluster, site: Site, body: dict[str, Any]) -> str:
-    """What is said against it; "" where it may be made. Nothing is."""
-    try:
-        cluster.create(TRIED, body, site.name)
-    except ApiError as error:
-        if error.status not in (403, 422):
-            raise
-        return str(error)
-    return ""
-
-
 def test_the_api_server_understands_the_policies(site: Site) -> None:
     """It has checked the types of each rule, and has nothing to say of any."""
-    kind = KINDS["ValidatingAdmissionPolicy"]
-    found = [one["metadata"]["name"] for one in objects(site.of) if one["kind"] == "ValidatingAdmissionPolicy"]
-    assert POLICY in found
-    for name in found:
-        until(lambda one=name: "typeChecking" in site.admin.get(kind, one).get("status", {}))  # type: ignore[misc]  # one each
-        assert site.admin.get(kind, name)["status"]["typeChecking"] == {}
+    assert POLICY in understood(site)
 
 
 def test_without_the_right_nothing_is_made(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
 from egs_core.kubernetes.foreseen import Owner, Start, Wanted
 from egs_core.kubernetes.guard import PRELOAD_RULES
-from egs_core.kubernetes.pods import quantity
 from egs_core.kubernetes.preloads import made
+from tests.unit.kubernetes.judged import Judge, judge
 
 BIG = "docker.io/library/big:1"
 OWNER = Owner("v1", "Pod", "p", "uid-p")
@@ -136,34 +136,12 @@ TRIED = unwanted(as_made(preload()))
 
 
 @pytest.fixture(scope="module")
-def refused() -> Callable[[dict[str, Any]], list[str]]:
-    """What the policy's rules have against a pod: evaluated, by another implementation of CEL than the API server's."""
-    celpy = pytest.importorskip("celpy", reason="the interpreter of the policies' rules is not installed")
-    numbers: dict[str, Any] = {
-        "quantity": lambda text: celpy.celtypes.DoubleType(quantity(text)),
-        "compareTo": lambda one, other: celpy.celtypes.IntType((one > other) - (one < other)),
-        "dyn": lambda found: found,
-    }
-    environment = celpy.Environment()
-    rules = [
-        (message, environment.program(environment.compile(rule), functions=numbers)) for rule, message in PRELOAD_RULES
-    ]
-
-    def found(raw: dict[str, Any]) -> list[str]:
-        values = {"object": celpy.json_to_cel(raw)}
-        against = []
-        for message, rule in rules:
-            try:
-                passes = bool(rule.evaluate(values))
-            except celpy.CELEvalError:  # the policy fails: so does the request
-                passes = False
-            against += [] if passes else [message]
-        return against
-
-    return found
+def refused() -> Judge:
+    """What the policy's rules have against a pod."""
+    return judge(PRELOAD_RULES)
 
 
-def test_its_account_may_make_what_it_makes(refused: Callable[[dict[str, Any]], list[str]]) -> None:
+def test_its_account_may_make_what_it_makes(refused: Judge) -> None:
     """With all that a task may ask of its nodes."""
     where = json.dumps(
         {"select": {"a": "b"}, "terms": [{"matchExpressions": []}], "tolerate": [{"operator": "Exists"}]}
@@ -173,6 +151,6 @@ def test_its_account_may_make_what_it_makes(refused: Callable[[dict[str, Any]], 
 
 
 @pytest.mark.parametrize("what", TRIED)
-def test_its_account_may_make_no_other_pod(what: str, refused: Callable[[dict[str, Any]], list[str]]) -> None:
+def test_its_account_may_make_no_other_pod(what: str, refused: Judge) -> None:
     """One that would gain anything is refused by some rule."""
     assert refused(TRIED[what])

@@ -35,7 +35,7 @@ def test_manifests_give_the_right_only_when_it_is_asked_for(capsys: pytest.Captu
     words = ["kubernetes", "manifests", "--image", "egs:1", "--serve", "a"]
     assert run(words) == 0
     plain = capsys.readouterr().out
-    assert "reload" not in plain.replace(names.PRELOAD, "").replace("and no preload", "").replace(
+    assert "reload" not in plain.replace(names.PRELOAD, "").replace("no preload and", "").replace(
         names.PRELOAD_CLASS, ""
     )
     assert run([*words, "--preload"]) == 0

@@ -14,6 +14,7 @@ pytest.importorskip("kubernetes", reason="the client of Kubernetes is not instal
 
 from egs_core.adapter import ClusterProfile, ProfiledPool
 from egs_core.cli.app import run
+from egs_core.kubernetes.capacity import Ahead
 from egs_core.kubernetes.cluster import Cluster
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.pods import node_of
@@ -115,6 +116,22 @@ def test_the_controller_serves_the_profiles_namespace_and_says_what_is_missing(
 
 
 @pytest.mark.parametrize(
+    ("words", "site", "ahead"),
+    [
+        ([], "", Ahead()),
+        ([], "capacity: {placeholders: 4, node_takes: 5m, image: mirror/pause}\n", Ahead(4, 300.0, "mirror/pause")),
+        (["--placeholders", "2", "--node-time", "1m"], "capacity: {placeholders: 4}\n", Ahead(2, 60.0)),
+        (["--placeholders", "0"], "capacity: {placeholders: 4}\n", Ahead()),
+    ],
+)
+def test_nodes_are_asked_for_as_the_profile_says_unless_it_is_said(
+    words: list[str], site: str, ahead: Ahead, api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many placeholders, how long a node takes and what they run; none where nobody says so."""
+    assert _settings(words, site, api, tmp_path, monkeypatch).placeholders == ahead
+
+
+@pytest.mark.parametrize(
     ("words", "site", "pull_s"),
     [([], "", 120.0), ([], "preload: {takes: 7s}\n", 7.0), (["--pull-time", "5m"], "preload: {takes: 7s}\n", 300.0)],
 )
@@ -122,6 +139,14 @@ def test_how_long_a_pull_takes_is_the_profiles_unless_it_is_said(
     words: list[str], site: str, pull_s: float, api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an image that has not been pulled yet."""
+    found = _settings(["--preload", *words], site, api, tmp_path, monkeypatch)
+    assert (found.preloads, found.pull_s) == (True, pull_s)
+
+
+def _settings(
+    words: list[str], site: str, api: EmulatedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    """What a controller is given, with these options and this more in its profile."""
     pytest.importorskip("egs_kubeflow", reason="no adapter that has profiles")
     (tmp_path / "site.yaml").write_text(PROFILE + site)
     seen: list[Settings] = []
@@ -133,9 +158,10 @@ def test_how_long_a_pull_takes_is_the_profiles_unless_it_is_said(
             self.stop()
 
     monkeypatch.setattr("egs_core.kubernetes.controller.Controller", Ends)
-    given = ["--kubeconfig", str(api.kubeconfig), "--profile", str(tmp_path / "site.yaml"), "--preload", *words]
+    given = ["--kubeconfig", str(api.kubeconfig), "--profile", str(tmp_path / "site.yaml"), *words]
     assert run(["kubernetes", "controller", *given]) == 0
-    assert [(one.preloads, one.pull_s) for one in seen] == [(True, pull_s)]
+    (found,) = seen
+    return found
 
 
 def test_a_mistyped_profile_is_an_error(api: EmulatedApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,6 +233,15 @@ def test_leaving_opens_every_gate_before_anything_else_goes(
     assert run(["kubernetes", "leave", "--kubeconfig", str(api.kubeconfig)]) == 0
 
 
+def test_leaving_some_namespaces_opens_no_gate_elsewhere(api: EmulatedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --serve: what is gated in others is somebody else's."""
+    for name, where in (("a", "team"), ("b", "others")):
+        api.add("pods", pod(name, namespace=where))
+    assert run(["kubernetes", "leave", "--kubeconfig", str(api.kubeconfig), "--serve", "team"]) == 0
+    assert api.gated() == {"b"}
+    assert "team/a: opened (leaving)" in capsys.readouterr().err
+
+
 def _plural(kind: str) -> str:
     return kind.lower()[:-1] + "ies" if kind.endswith("y") else kind.lower() + "s"
 

@@ -259,6 +259,18 @@ class TimeLimits(_Part):
     """Of tasks with a GPU."""
 
 
+class CapacityRules(_Part):
+    """How nodes are asked for ahead of need. placeholders: so many pods may stand for what needs a node; node_takes:
+    how long one takes to come; image: what these pods run once they have a node."""
+
+    placeholders: Annotated[int, Field(ge=0, le=1000)] = 0
+    """So many pods may stand for what needs a node, for a cluster autoscaler to see; 0: none."""
+    node_takes: Annotated[Seconds, Field(ge=1)] | None = None
+    """How long a node takes to come."""
+    image: Annotated[str, Field(pattern=r"^[^\s'\"]*$", max_length=1024)] = ""
+    """Image of these pods, which has to wait for its end; left out: Kubernetes' pause."""
+
+
 class Profile(_Part):
     """One site. gpu_resource: what a task asks for that hints need GPUs for, and no pool has them. namespace: where
     pipelines run; controller_namespace: where a controller that preloads would run."""
@@ -281,6 +293,8 @@ class Profile(_Part):
     """How long a pod may run whose author sets no limit."""
     preload: PreloadRules = PreloadRules()
     """How preloads are planned."""
+    capacity: CapacityRules = CapacityRules()
+    """How the controller asks for nodes ahead of need."""
 
     @model_validator(mode="after")
     def _is_unambiguous(self) -> Profile:
@@ -330,6 +344,7 @@ _PARTS: dict[str, type[FileModel]] = {
     "priority_classes": PriorityClass,
     "time_limits": TimeLimits,
     "preload": PreloadRules,
+    "capacity": CapacityRules,
 }
 """What is in the fields of a site that have fields themselves."""
 
@@ -370,8 +385,18 @@ def cluster_profile(site: Profile) -> ClusterProfile:
         for pool in site.pools
     ]
     queues = [queue.name for queue in site.queues if queue.exists]
-    here, limits = (site.namespace, site.controller_namespace), site.time_limits
-    return ClusterProfile(*here, tuple(pools), tuple(queues), limits.cpu, limits.gpu, site.preload.takes)
+    return ClusterProfile(
+        site.namespace,
+        site.controller_namespace,
+        tuple(pools),
+        tuple(queues),
+        site.time_limits.cpu,
+        site.time_limits.gpu,
+        site.preload.takes,
+        site.capacity.placeholders,
+        site.capacity.node_takes,
+        site.capacity.image,
+    )
 
 
 def read_profile(text: str, place: str) -> tuple[dict[str, Any], dict[Path_, int]]:

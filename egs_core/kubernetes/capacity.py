@@ -1,0 +1,98 @@
+"""Placeholder pods made and removed: one look in ten seconds, and each second while one has a node.
+
+The pods in the cluster say what is there; nothing is kept here but when to look again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from egs_core.kubernetes import placeholders
+from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
+from egs_core.kubernetes.foreseen import Wanted
+from egs_core.kubernetes.pods import Node, Pod
+
+LOOK_S, HELD_S = 10.0, 1.0
+REFUSALS = (403, 422)
+REFUSED_S = 600.0
+"""So long after one was refused none is made."""
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """most: so many placeholders may be there at once, 0: none are made. node_s: how long a node takes to come; image:
+    what they run, where they get a node."""
+
+    most: int = 0
+    node_s: float = placeholders.NODE_S
+    image: str = placeholders.IMAGE
+
+
+class Capacity:
+    """See the module. namespace: where they are made; note: hears what an administrator should know. Times are Unix
+    times."""
+
+    def __init__(self, cluster: Cluster, stated: Ahead, namespace: str, note: Callable[[str, str], None]) -> None:
+        self._cluster, self._stated, self._namespace, self._note = cluster, stated, namespace, note
+        self._looked_at = float("-inf")
+        self._refused_until = 0.0
+
+    def split(self, pods: Mapping[str, Pod]) -> tuple[dict[str, Pod], list[Pod]]:
+        """Pods by uid without the placeholders, and these."""
+        there = [one for one in pods.values() if one.is_placeholder and one.namespace == self._namespace]
+        gone = {one.uid for one in there}
+        return ({uid: pod for uid, pod in pods.items() if uid not in gone} if gone else dict(pods)), there
+
+    def is_due(self, there: Iterable[Pod], now: float) -> bool:
+        """Whether it is time to look again; asked before what is costly to know."""
+        found = list(there)
+        holds = any(one.holds and not one.is_leaving for one in found)
+        if now - self._looked_at < (HELD_S if holds else LOOK_S) or not (self._stated.most or found):
+            return False
+        self._looked_at = now
+        return True
+
+    def look(
+        self,
+        wanted: Sequence[Wanted],
+        there: Iterable[Pod],
+        pods: Mapping[str, Pod],
+        nodes: Sequence[Node],
+        now: float,
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """wanted: as `placeholders.to_stand_for` says; there, pods: as `split` says. leads: asked before each
+        request."""
+        stated = self._stated
+        steps = placeholders.select_steps(
+            wanted, there, list(pods.values()), nodes, now, node_s=stated.node_s, most=stated.most
+        )
+        for one in steps.remove:
+            if not leads():
+                return
+            self._remove(one)
+        for name, place in steps.make:
+            if not leads() or now < self._refused_until:
+                return
+            self._make(name, place, now)
+
+    def _remove(self, one: Pod) -> None:
+        try:
+            self._cluster.delete(PODS, one.name, one.namespace, uid=one.uid)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                self._note("placeholder", f"{one.namespace}/{one.name}: {error}: it makes way or ends by itself")
+
+    def _make(self, name: str, place: placeholders.Place, now: float) -> None:
+        """Where one is refused the others would be too."""
+        try:
+            self._cluster.create(
+                PODS, placeholders.made(name, place, self._namespace, self._stated.image), self._namespace
+            )
+        except ApiError as error:
+            if error.status in REFUSALS:
+                self._refused_until = now + REFUSED_S
+                self._note("placeholders", f"{error}: none is made for {REFUSED_S / 60:.0f} minutes")
+            elif error.status != 409:  # it is there
+                self._note("placeholders", str(error))

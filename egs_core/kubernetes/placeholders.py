@@ -1,0 +1,234 @@
+"""Which placeholder pods should be there: each stands for a place on a node that is not there yet, for an autoscaler to
+see. Pure functions of what is listed.
+
+    what waits, and steps to come ──► starts soon enough on the nodes there ──► nothing
+                                  └─► would wait for longer than twice the time in which a node comes
+                                        └─► a place that others may use after it ──► one placeholder of its shape
+
+      now              a node would be there            until
+       │───────────────────────│──────────────────────────│
+       n1  ██ runs ██│ first   │ second ██│ third ██      │      these start on what is there by then
+       placeholder             │ fourth ██████│ fifth ██  │      these do not, and take one place after each other
+
+A placeholder has the lowest priority but preloads and preempts nobody: every pod of EGS's takes its place. One that has
+its node is kept while something is to start there later, and no longer than `LIFE_S`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from egs_core.graph.columns import Shape
+from egs_core.kubernetes import names
+from egs_core.kubernetes.foreseen import NEVER, Start, Wanted, is_opened, placed, waiting
+from egs_core.kubernetes.pods import GPU_RESOURCE, Node, Pod
+from egs_core.kubernetes.preloads import CONFINED, NO_SIDECAR, NOBODY
+
+NODE_S = 180.0
+"""How long a node takes to come, where nobody says so."""
+LATER = 2.0
+"""What would wait so many times as long as a node takes to come gets a placeholder; what would wait as long keeps its
+one."""
+SOON_S = 5.0
+LIFE_S = 900
+"""So long one runs at most: without a controller it ends by itself."""
+STAYS_S = 86400.0
+"""For which nothing says how long it takes, as for an autoscaler: its place is not free again in sight."""
+IMAGE = "registry.k8s.io/pause:3.10"
+NAME = "placeholder"
+_PREFIX = "egs-placeholder-"
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a placeholder asks for. where: as `Pod.where`; gpu: the name of the resource, where the shape has any."""
+
+    shape: Shape
+    where: str = ""
+    gpu: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same for equal ones, and in their placeholders' names."""
+        amounts = (self.shape.cpu_milli, self.shape.gpu_milli, self.shape.memory_bytes)
+        return hashlib.sha256(json.dumps([amounts, self.where, self.gpu]).encode()).hexdigest()[:12]
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """What to do: placeholders to make, by name, and those that have to go."""
+
+    make: tuple[tuple[str, Place], ...] = ()
+    remove: tuple[Pod, ...] = ()
+
+
+def select_steps(
+    wanted: Sequence[Wanted],
+    there: Iterable[Pod],
+    pods: Collection[Pod],
+    nodes: Sequence[Node],
+    now: float,
+    *,
+    node_s: float,
+    most: int,
+) -> Steps:
+    """wanted: as `to_stand_for` says; there: placeholders that are listed; pods: all others. node_s: how long a node
+    takes to come; most: so many placeholders may be there at once, those included that go: what takes their place is
+    made in a later look."""
+    found = list(there)
+    listed = [one for one in found if not one.is_leaving]
+    over = [one for one in listed if one.is_over]
+    bound = [one for one in listed if one.node and not one.is_over]
+    pending = sorted((one for one in listed if not one.node and not one.is_over), key=lambda one: one.name)
+    looks = [_look(wanted, pods, nodes, now, now + times * node_s, now + node_s) for times in (1.0, LATER)]
+    (soon, keep), (_, make) = looks if most else [([], []), ([], [])]
+    kept = _kept(bound, soon, pods, nodes, now)
+    more = Counter(place.key for place in keep) - Counter(place.key for place in make)
+    left = Counter([*(place.key for place in make), *more.elements()][: max(0, most - len(kept))])
+    stay: list[Pod] = []
+    for one in pending:
+        if left[key_of(one.name)] > 0:
+            left[key_of(one.name)] -= 1
+            stay.append(one)
+    have, free = Counter(key_of(one.name) for one in stay), most - sum(not one.is_over for one in found)
+    taken = {one.name for one in found}
+    new: list[tuple[str, Place]] = []
+    for place in make:
+        if have[place.key]:
+            have[place.key] -= 1
+        elif len(new) < free:
+            number = next(n for n in range(len(taken) + 1) if f"{_PREFIX}{place.key}-{n}" not in taken)
+            name = f"{_PREFIX}{place.key}-{number}"
+            taken.add(name)
+            new.append((name, place))
+    gone = {one.uid for one in (*kept, *stay)}
+    return Steps(tuple(new), (*over, *(one for one in (*bound, *pending) if one.uid not in gone)))
+
+
+def to_stand_for(pods: Mapping[str, Pod], order: Sequence[str], to_come: Iterable[Wanted]) -> list[Wanted]:
+    """What takes its room, the first first: pods that are open, which an autoscaler sees itself; then those that wait,
+    then what will come. order: uids of what waits. A member of a gang keeps its place for as long as is looked, so
+    that no other member counts as starting after it."""
+    found = []
+    for one in waiting(pods, order):
+        pod = pods[one.owner.uid]
+        takes_s = STAYS_S if pod.gang else one.takes_s
+        found.append(msgspec.structs.replace(one, takes_s=takes_s, gpu=pod.gpu, is_seen=is_opened(pod)))
+    return [*found, *to_come]
+
+
+def key_of(name: str) -> str:
+    """Of the place for which a placeholder stands."""
+    return name.removeprefix(_PREFIX).rpartition("-")[0]
+
+
+def made(name: str, place: Place, namespace: str, image: str) -> dict[str, Any]:
+    """The pod. The scheduler places it as it would what it stands for."""
+    asked = {"cpu": f"{place.shape.cpu_milli}m", "memory": str(place.shape.memory_bytes)}
+    if place.shape.gpu_milli:
+        asked[place.gpu or GPU_RESOURCE] = str(place.shape.gpu_milli // 1000)
+    stated = json.loads(place.where) if place.where else {}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFE_S,
+        "terminationGracePeriodSeconds": 0,
+        "priorityClassName": names.PLACEHOLDER_CLASS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": NOBODY,
+            "runAsGroup": NOBODY,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": NAME,
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "resources": {"requests": asked, "limits": asked},
+                "securityContext": CONFINED,
+            }
+        ],
+    }
+    if stated.get("select"):
+        spec["nodeSelector"] = stated["select"]
+    if stated.get("tolerate"):
+        spec["tolerations"] = stated["tolerate"]
+    if stated.get("terms"):
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": stated["terms"]}}
+        spec["affinity"] = {"nodeAffinity": required}
+    labels = {names.PLACEHOLDER: names.BY_CONTROLLER, NO_SIDECAR: "false"}
+    meta = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _look(
+    wanted: Sequence[Wanted], pods: Collection[Pod], nodes: Sequence[Node], now: float, until: float, there_at: float
+) -> tuple[list[Start], list[Place]]:
+    """What starts by then on the nodes there, and the places that are lacking for the rest, the first first. there_at:
+    when a node would be there."""
+    known = [one if one.predicted_s is not None else msgspec.structs.replace(one, predicted_s=STAYS_S) for one in pods]
+    asked = [one if one.takes_s is not None else msgspec.structs.replace(one, takes_s=STAYS_S) for one in wanted]
+    starts, places = [], list[tuple[Place, float]]()
+    for one, start in placed(asked, known, nodes, now, until):
+        if start is not None:
+            starts.append(start)
+        elif not one.is_seen and one.ready_at <= there_at:
+            _take(places, one, max(there_at, one.ready_at), until)
+    return starts, [place for place, _ in places]
+
+
+def _take(places: list[tuple[Place, float]], one: Wanted, at: float, until: float) -> None:
+    """A place that is lacking anyway, and free again soon enough; else another one."""
+    takes_s = STAYS_S if one.takes_s is None else one.takes_s
+    fitting = [
+        (free_at, number)
+        for number, (place, free_at) in enumerate(places)
+        if (place.where, place.gpu) == (one.where, one.gpu) and _covers(place.shape, one.shape)
+    ]
+    free_at, number = min(fitting, default=(NEVER, -1))
+    if free_at <= until:
+        places[number] = places[number][0], max(free_at, at) + takes_s
+    else:
+        places.append((Place(one.shape, one.where, one.gpu), at + takes_s))
+
+
+def _kept(
+    bound: Iterable[Pod], starts: Iterable[Start], pods: Iterable[Pod], nodes: Iterable[Node], now: float
+) -> list[Pod]:
+    """Those on a node where something is to start later, as far as they leave room for what starts there now."""
+    found = list(bound)
+    room = {one.name: Shape(one.cpu_milli, 1000 * one.gpus, one.memory_bytes) for one in nodes}
+    later = {start.node for start in starts if start.at > now + SOON_S}
+    held = [(pod.node, pod.shape) for pod in pods if pod.holds]
+    held += [(start.node, start.wanted.shape) for start in starts if start.at <= now + SOON_S]
+    for node, shape in held if found else ():
+        if node in room:
+            room[node] = _less(room[node], shape)
+    kept = []
+    for one in found:
+        if one.node in later and _covers(room.get(one.node, Shape(0)), one.shape):
+            room[one.node] = _less(room[one.node], one.shape)
+            kept.append(one)
+    return kept
+
+
+def _covers(shape: Shape, other: Shape) -> bool:
+    return (
+        shape.cpu_milli >= other.cpu_milli
+        and shape.gpu_milli >= other.gpu_milli
+        and shape.memory_bytes >= other.memory_bytes
+    )
+
+
+def _less(shape: Shape, other: Shape) -> Shape:
+    return Shape(
+        shape.cpu_milli - other.cpu_milli,
+        shape.gpu_milli - other.gpu_milli,
+        shape.memory_bytes - other.memory_bytes,
+    )
