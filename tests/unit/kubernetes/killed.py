@@ -18,6 +18,7 @@ from egs_core.kubernetes.gates import ORDER
 from egs_core.kubernetes.pods import Pod, pod_of
 
 LIVES_S = (0.05, 0.8)
+Process = multiprocessing.process.BaseProcess
 
 
 class Books:
@@ -33,15 +34,14 @@ class Books:
     def take(self, kind: str, raw: dict[str, Any]) -> None:
         """An event of a watch, in the order in which they happened."""
         pod = pod_of(raw)
+        if pod.is_gated and kind != "DELETED":
+            self._gated.add(pod.uid)
+        elif pod.uid in self._gated:
+            self._gated.discard(pod.uid)
+            self.opened.setdefault(pod.name, []).append(pod.opened_for)
         if kind == "DELETED" or pod.is_over:
             self._open.pop(pod.uid, None)
-        elif pod.is_gated:
-            self._gated.add(pod.uid)
-        elif pod.is_ours:
-            if pod.uid in self._gated:
-                self._gated.discard(pod.uid)
-                why = raw["metadata"].get("annotations", {}).get("egs.io/opened", "").partition(" ")[2]
-                self.opened.setdefault(pod.name, []).append(why)
+        elif pod.is_ours and not pod.is_gated:
             self._open[pod.uid] = pod
         self.most = max(self.most, sum(one.shape.gpu_milli for one in self._open.values()) // 1000)
 
@@ -53,32 +53,43 @@ class Books:
     def check(self, gpus: int, pods: int) -> None:
         """No device was given twice, each gate was opened once and for its turn, and no pod was forgotten."""
         assert len(self.opened) == pods
-        assert {tuple(one) for one in self.opened.values()} == {(ORDER,)}
+        assert {name: why for name, why in self.opened.items() if why != [ORDER]} == {}
         assert self.is_settled
         assert self.most <= gpus
 
 
-def control(kubeconfig: Path, namespaces: tuple[str, ...], lease_namespace: str) -> None:
-    """In a process of its own, until it is killed."""
-    settings = Settings(namespaces, lease_namespace=lease_namespace, identity="the one that is killed", longest_s=1e6)
-    Controller(Cluster(kubeconfig), settings, lambda _: None, watch_s=5).run()
+def control(kubeconfig: Path, namespaces: tuple[str, ...], lease_namespace: str, name: str = "killed") -> None:
+    """In a process of its own, until it is killed. What it says is put into a file beside the kubeconfig."""
+    settings = Settings(namespaces, lease_namespace=lease_namespace, identity=name, longest_s=1e6)
+
+    def say(line: str) -> None:
+        with said_in(kubeconfig).open("a") as file:
+            file.write(f"{name}: {line}\n")
+
+    Controller(Cluster(kubeconfig), settings, say, watch_s=5).run()
 
 
-def kill_often(
-    times: int, rng: random.Random, kubeconfig: Path, trouble: Callable[[], None], **where: Any
-) -> multiprocessing.process.BaseProcess:
-    """Start a controller and kill it so many times, each at a random moment of its life; the last one lives. trouble:
-    called while each does. where: as `control` has it."""
+def said_in(kubeconfig: Path) -> Path:
+    return kubeconfig.with_name("said")
+
+
+def started(kubeconfig: Path, name: str = "killed", **where: Any) -> Process:
+    """A controller in a process of its own. where: as `control` has it."""
     forked = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload([__name__])
-    given = (kubeconfig, where.get("namespaces", ()), where.get("lease_namespace", "egs-system"))
+    given = (kubeconfig, where.get("namespaces", ()), where.get("lease_namespace", "egs-system"), name)
+    process = forked.Process(target=control, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def kill_often(times: int, rng: random.Random, kubeconfig: Path, trouble: Callable[[], None], **where: Any) -> Process:
+    """Start a controller and kill it so many times, each at a random moment of its life; the last one lives. trouble:
+    called while each does. where: as `control` has it."""
     for _ in range(times):
-        process = forked.Process(target=control, args=given, daemon=True)
-        process.start()
+        process = started(kubeconfig, **where)
         time.sleep(rng.uniform(*LIVES_S))  # a random moment is what is tested
         trouble()
         process.kill()
         process.join()
-    last = forked.Process(target=control, args=given, daemon=True)
-    last.start()
-    return last
+    return started(kubeconfig, **where)
