@@ -1,20 +1,13 @@
-"""Flavors of hardware as people and files name them: from what a driver calls a GPU, and with a site's prices.
+"""A site's file of flavors: what they cost, and how fast they are where nothing has been learned yet.
 
-    NVIDIA A100-SXM4-80GB ─► A100-SXM4-80GB        --flavor a100, --flavor a100-sxm4: meant, too
-    Tesla T4              ─► T4                    --flavor t4
-
-A site may say what they cost, and how fast they are where nothing has been learned yet:
-
-    flavors:
-      - {name: a100, gpu_hour: 2.5}                # all that `--flavor a100` would mean
-      - {name: t4, gpu_hour: 0.4, speed: 0.3}
+flavors:
+  - {name: a100, gpu_hour: 2.5}                # all that `--flavor a100` would mean
+  - {name: t4, gpu_hour: 0.4, speed: 0.3}
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +15,8 @@ from pydantic import Field, ValidationError
 
 from egs_core.engine.specs import FlavorSpec, mig_profiles
 from egs_core.errors import InputError
+from egs_core.flavor_names import is_meant
 from egs_core.yaml_file import FileModel, Size, input_error, line_of, read_text, read_yaml
-
-VENDOR = re.compile(r"^(NVIDIA|Tesla|Quadro|GeForce|AMD|Intel)\b[\s-]*", re.IGNORECASE)
-NO_NAME = re.compile(r"[^A-Za-z0-9.]+")
 
 Amount = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
@@ -60,58 +51,6 @@ class SiteFlavor(Flavor):
 class _File(FileModel):
     flavors: Annotated[tuple[SiteFlavor, ...], Field(min_length=1)]
     """The kinds of hardware."""
-
-
-@lru_cache(maxsize=1024)  # a run that is submitted asks it for each device
-def flavor_of_product(product: str) -> str:
-    """The flavor of what a driver calls a GPU; "" where it says nothing.
-
-    >>> [flavor_of_product(p) for p in ("NVIDIA A100-SXM4-80GB", "Tesla T4", "NVIDIA GeForce RTX 4090", "")]
-    ['A100-SXM4-80GB', 'T4', 'RTX-4090', '']
-    """
-    name = product.strip()
-    while (shorter := VENDOR.sub("", name)) != name:
-        name = shorter
-    return NO_NAME.sub("-", name).strip("-")
-
-
-LABELS = (
-    "nvidia.com/gpu.product",  # of NVIDIA's GPU feature discovery
-    "amd.com/gpu.product-name",
-    "beta.amd.com/gpu.product-name",
-    "cloud.google.com/gke-accelerator",
-    "k8s.amazonaws.com/accelerator",
-    "karpenter.k8s.aws/instance-gpu-name",
-)
-"""Labels of Kubernetes nodes that name the product of their GPUs; the first that a node has counts."""
-SHARED_PRODUCT = "-SHARED"  # how that says that several pods share each GPU
-
-
-def flavor_of_labels(labels: Mapping[str, str]) -> str:
-    """The flavor of a Kubernetes node's GPUs; "" where its labels do not tell.
-
-    >>> flavor_of_labels({"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-SHARED"})
-    'A100-SXM4-80GB'
-    >>> flavor_of_labels({"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}), flavor_of_labels({})
-    ('t4', '')
-    """
-    product = next((labels[name] for name in LABELS if labels.get(name)), "")
-    return flavor_of_product(product.replace("_", "-").removesuffix(SHARED_PRODUCT))
-
-
-def is_meant(wish: str, flavor: str) -> bool:
-    """Whether a wish means the flavor: its name, or the beginning of it up to a hyphen, in any case.
-
-    >>> is_meant("a100", "A100-SXM4-80GB"), is_meant("A10", "A100"), is_meant("", "A100")
-    (True, False, False)
-    """
-    wish, flavor = wish.lower(), flavor.lower()
-    return bool(wish) and (flavor == wish or flavor.startswith(f"{wish}-"))
-
-
-def meant(wishes: Sequence[str], flavors: Iterable[str]) -> tuple[str, ...]:
-    """Those of the flavors that one of the wishes means, in their order."""
-    return tuple([flavor for flavor in flavors if any(is_meant(wish, flavor) for wish in wishes)])
 
 
 def spec_for(flavor: str, specs: Iterable[FlavorSpec]) -> FlavorSpec:

@@ -18,7 +18,8 @@ from egs_core.client.http import connected
 from egs_core.client.messages import Device
 from egs_core.cost.prices import HOUR_S, Prices, load_prices
 from egs_core.errors import EgsError, InputError, counted, listed
-from egs_core.flavors import load_flavors, load_memory, meant, spec_for
+from egs_core.flavor_names import meant
+from egs_core.flavors import load_flavors, load_memory, spec_for
 from egs_core.graph.places import did_you_mean
 from egs_core.history.opened import open_history
 from egs_core.history.pending import learn_pending

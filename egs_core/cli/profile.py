@@ -21,7 +21,8 @@ from egs_core.cli.profile_runs import past_of_site, run_at_site, site_flavors, s
 from egs_core.cli.rows import print_table
 from egs_core.cli.run import name_of
 from egs_core.errors import InputError, listed
-from egs_core.flavors import load_flavors, meant, spec_for
+from egs_core.flavor_names import meant
+from egs_core.flavors import load_flavors, spec_for
 from egs_core.history.opened import open_history
 from egs_core.history.stored import StoredHistory
 from egs_core.profiling.running import BATCH, NO_GPU, Ran, local_gpus, run_here

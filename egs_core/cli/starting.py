@@ -17,7 +17,7 @@ from egs_core.client.jobs import Job, keep
 from egs_core.client.places import Address
 from egs_core.client.supervise import ENDING, Supervisor
 from egs_core.errors import EgsError, InputError
-from egs_core.flavors import is_meant
+from egs_core.flavor_names import is_meant
 from egs_core.out_of_memory import GPU
 
 MOST_MEMBERS = 256  # each is a process of its own, that of its supervisor

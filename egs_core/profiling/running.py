@@ -12,7 +12,7 @@ import msgspec
 
 from egs_core.client.told_work import WorkFolder
 from egs_core.errors import EgsError
-from egs_core.flavors import flavor_of_product
+from egs_core.flavor_names import flavor_of_product
 from egs_core.profiling.sampling import Sampler
 from egs_core.profiling.tiers import Measured
 

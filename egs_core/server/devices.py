@@ -18,7 +18,7 @@ from egs_core.client.hosts import HostName
 from egs_core.client.places import RUNTIME
 from egs_core.client.processes import Snapshot
 from egs_core.errors import InputError, listed
-from egs_core.flavors import flavor_of_product
+from egs_core.flavor_names import flavor_of_product
 from egs_core.server.logic import Watch
 from egs_core.server.runs import EMULATED, Device, Offer
 

@@ -20,7 +20,8 @@ from egs_core.engine import Engine
 from egs_core.engine import messages as m
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import counted
-from egs_core.flavors import meant, spec_for
+from egs_core.flavor_names import meant
+from egs_core.flavors import spec_for
 from egs_core.predict.estimate import sample_estimate
 from egs_core.server.hosts import OWN, Hosts
 from egs_core.server.runs import Device, Refusal, Run

@@ -9,7 +9,7 @@ import msgspec
 from egs_core.calendar import Reservation
 from egs_core.client.messages import Process, RunRequest
 from egs_core.engine.specs import FlavorSpec
-from egs_core.flavors import flavor_of_product
+from egs_core.flavor_names import flavor_of_product
 from egs_core.graph.columns import Shape
 from egs_core.site.refusal import Refusal as Refusal
 

@@ -14,7 +14,8 @@ from egs_core.client import messages as c
 from egs_core.engine import Engine
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
-from egs_core.flavors import flavor_of_product, is_meant, load_flavors, spec_for
+from egs_core.flavor_names import flavor_of_product, is_meant
+from egs_core.flavors import load_flavors, spec_for
 from egs_core.server.book import CONFIG
 from egs_core.server.devices import host_offer
 from egs_core.server.flavors import Learned

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from egs_core.flavors import flavor_of_labels
+from egs_core.flavor_names import flavor_of_labels
 from egs_core.out_of_memory import HOST
 from egs_kubeflow.audit.amounts import amounts_of, held_by
 from egs_kubeflow.audit.seen import NodeSeen, PodSeen, Seen, name_of, task_of
