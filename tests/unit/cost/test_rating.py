@@ -84,7 +84,7 @@ def test_the_interval_is_the_same_each_time_and_another_with_another_seed() -> N
     assert rated(blocks, has_interval=True)[1][1:] == (1_000_000.0, 1_000_000.0)  # what never differs has no spread
 
 
-@pytest.mark.parametrize(("tasks", "least"), [(40, 0.83), (1600, 0.83)])
+@pytest.mark.parametrize(("tasks", "least"), [(40, 0.83), pytest.param(1600, 0.83, marks=pytest.mark.slow)])
 def test_nine_of_ten_intervals_hold_the_true_rating(tasks: int, least: float) -> None:
     """Of 200 series of tasks whose true rating is known, also where so many are put together in blocks."""
     draw, true, hits = random.Random(7), 3.0, 0

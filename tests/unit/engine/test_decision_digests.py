@@ -14,7 +14,10 @@ STATED = stated()
 GROUPS = sorted({name.partition("/")[0] for name in CASES})
 
 
-@pytest.mark.parametrize("group", GROUPS)
+LARGE = {"world": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("group", [pytest.param(name, marks=LARGE.get(name, ())) for name in GROUPS])
 def test_the_decisions_are_those_that_are_stated(group: str) -> None:
     """Every decision with its time and all of its fields."""
     names = [name for name in CASES if name.startswith(f"{group}/")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -65,12 +66,25 @@ def test_every_workload_ends(config: EngineConfig, nodes: list[m.NodeAdded], cho
     world.drain()
 
 
-@quick
+@settings(quick, max_examples=40)
 @given(configs, clusters(), numbers, numbers)
 def test_a_restored_engine_decides_the_same(
     config: EngineConfig, nodes: list[m.NodeAdded], before: list[int], after: list[int]
 ) -> None:
     """Snapshot at any point, restore, same events: same decisions and same wake-ups from there on."""
+    restore(config, nodes, before, after)
+
+
+@pytest.mark.slow
+@settings(quick, max_examples=200)
+@given(configs, clusters(), numbers, numbers)
+def test_a_restored_engine_decides_the_same_after_many_histories(
+    config: EngineConfig, nodes: list[m.NodeAdded], before: list[int], after: list[int]
+) -> None:
+    restore(config, nodes, before, after)
+
+
+def restore(config: EngineConfig, nodes: list[m.NodeAdded], before: list[int], after: list[int]) -> None:
     world = World(config, nodes, before)
     world.run()
     world.restore_twin()

@@ -71,6 +71,7 @@ def test_an_end_that_no_server_took_is_told_when_one_is_back(site: RealSite, tmp
     wait_for(lambda: not tellers(site), "the process that told it ends")
 
 
+@pytest.mark.slow
 def test_a_run_that_counts_as_lost_is_corrected_by_the_next_egs_run(site: RealSite, tmp_path: Path) -> None:
     """A command of another lease leaves no process that tells: its run is lost some seconds after the server is back,
     and its GPU free. The next `egs run` of its user tells what was kept: code and outcome are there; once."""

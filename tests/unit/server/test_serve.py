@@ -326,6 +326,7 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
         site.close()
 
 
+@pytest.mark.slow
 def test_its_log_may_be_json(tmp_path: Path) -> None:
     """`--log-format json`: what somebody changed is a line on stderr once it is durable, with who and what; every line
     is JSON. Another word is one line and code 2."""

@@ -6,12 +6,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
 from tests.unit.server.served import UNTIL, content
 
 FILE = "queues: [{name: images, budget: {gpu_hours: HOURS, warn_at: 0.001}}]\n"
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_used_up(tmp_path: Path) -> None:
     """3.6 seconds of two GPUs: the first command goes on when they are used up, the second is told how much is used
     and waits for the next month, also at a server that was killed and comes back; with more hours it starts. A file

@@ -75,6 +75,7 @@ echo "ran on $CUDA_VISIBLE_DEVICES"
 """
 
 
+@pytest.mark.slow
 def test_what_lacks_memory_on_one_flavor_is_tried_on_another(site: RealSite, tmp_path: Path) -> None:
     """Once for each that is named: the second run has the fast GPU and its exit code is the command's; what it prints
     passes through, and the line between says why. While that waits, `egs why` says it too. A command that fails for
@@ -112,6 +113,7 @@ def test_what_lacks_memory_on_one_flavor_is_tried_on_another(site: RealSite, tmp
     assert "--detach: does nothing with --or-flavor: its output and its number are those of one run" in detached.stderr
 
 
+@pytest.mark.slow
 def test_a_gpu_request_has_the_flavor_that_it_names(site: RealSite) -> None:
     """The second device, which is fast; one more waits for it while the slow one is free, also over a restart; of
     several flavors any will do; one that nobody has is refused in one line. Where none is named, nothing is said of it
@@ -135,6 +137,7 @@ def test_a_gpu_request_has_the_flavor_that_it_names(site: RealSite) -> None:
     assert "flavors" not in plain.model_dump_json(exclude_none=True)
 
 
+@pytest.mark.slow
 def test_what_nobody_has_is_refused_with_one_line(site: RealSite, tmp_path: Path) -> None:
     """A flavor that there is not, a wish without GPUs, and a file of prices that is wrong; a right one is taken."""
     file = tmp_path / "flavors.yaml"

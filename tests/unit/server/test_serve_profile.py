@@ -31,6 +31,7 @@ def site(tmp_path: Path) -> Iterator[RealSite]:
         found.close()
 
 
+@pytest.mark.slow
 def test_each_flavor_is_tried_and_the_advice_is_the_same_from_runs_before(site: RealSite, tmp_path: Path) -> None:
     """One run on each with each size, in its turn and by its flavor; the cheaper one, as it takes less than twice as
     long, and what that saves; a size with which it fails is named. Then by its name, from the history and from the

@@ -171,6 +171,7 @@ def test_an_error_is_one_line(
     assert (error.count("\n"), told in error) == (1, True), error
 
 
+@pytest.mark.slow
 @pytest.mark.proves("egs run", "preempt")
 def test_an_evicted_command_starts_again(site: RealSite, tmp_path: Path) -> None:
     """One of higher priority comes: SIGTERM for the one that said `--requeue`, which waits and is started again after,

@@ -24,6 +24,7 @@ reservations:
 """
 
 
+@pytest.mark.slow
 def test_gpus_are_kept_for_a_queue(tmp_path: Path) -> None:
     """One of two is kept at all times: another queue has one at most, is told so, and `--check` says the same; the
     queue has it at once. Without the reservation what has waited starts. A file with a mistake is one error."""

@@ -185,6 +185,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_none_stops_a_run(tmp_path: Path) -> None:
     """What a command says by `egs.progress` is in `egs why` and `egs ps` while it runs; once it tells NaN the rule
     stops it. A server without rules hears of it, too."""
@@ -229,6 +230,7 @@ os.kill(int(open('child').read()), signal.SIGTERM)
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_asked_for_a_checkpoint_and_a_user_has_a_hook(tmp_path: Path) -> None:
     """`checkpoint`: those processes of the run that handle its signal get it, once, and none dies of it. `hook`: `egs
     watch follow` starts a command of its user's, once, with what fired; the server starts nothing."""
