@@ -66,6 +66,8 @@ OF_RUNS = (
     "loss_not_falling_steps",
     "unsaved_for",
 )
+OF_TASKS = ("over_learned",)
+"""Those that look at tasks of frameworks' drivers, too."""
 
 
 def _unsaved(value: object) -> object:
@@ -115,7 +117,8 @@ class When(FileModel):
     loss_not_falling_steps: Annotated[int, Field(ge=2, le=10**12)] | None = None
     """The same in so many steps."""
     over_learned: Annotated[float, Field(ge=1, le=1000)] | None = None
-    """A run takes longer than so many times the P99 of its like: of its user, name and GPUs; 20 at least."""
+    """A run takes longer than so many times the P99 of its like: of its user, name and GPUs; 20 at least. Also a task
+    with GPUs of a framework's driver, of its user, workload, name and GPUs."""
 
     unsaved_for: Annotated[float | Literal["auto"] | None, BeforeValidator(_unsaved)] = None
     """A run that says how it saves its work (`egs run --checkpoint-signal`) was not asked to for so long; auto: for as

@@ -17,7 +17,7 @@ from egs_core.client.following import NO_RULES, follow_rules
 from egs_core.client.http import connected
 from egs_core.client.watching import RuleView, Watching
 from egs_core.errors import InputError, counted, listed
-from egs_core.watch_rules import Rules, load_rules, span
+from egs_core.watch_rules import OF_TASKS, Rules, load_rules, span
 
 SHOWN = 30
 OUTCOMES = {"would": "would have", "done": "done", "left": "left", "failed": "failed", "waits": "waits"}
@@ -65,8 +65,12 @@ def check(
         dry = " (dry run)" if rule.is_dry else ""
         typer.echo(f"{rule.name}: when {rule.when.words}{for_}{queues}: {', '.join(rule.do)}{dry}")
     typer.echo(_summary(found))
-    if of_runs := [rule.name for rule in found.rules if rule.when.kind == "run"]:
-        typer.echo(f"note: {listed(of_runs)}: of commands of `egs run` alone, not of tasks of a framework", err=True)
+    of_runs = [rule for rule in found.rules if rule.when.kind == "run"]
+    if apart := [rule.name for rule in of_runs if rule.when.name not in OF_TASKS]:
+        typer.echo(f"note: {listed(apart)}: of commands of `egs run` alone, not of tasks of a framework", err=True)
+    both = [rule.name for rule in of_runs if rule.when.name in OF_TASKS and set(rule.do) - {"alert", "hook"}]
+    if both:
+        typer.echo(f"note: {listed(both)}: of tasks of a framework they only tell: alert, hook", err=True)
 
 
 @watch.command("follow")

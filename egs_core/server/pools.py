@@ -10,10 +10,12 @@ import msgspec
 from egs_core.client import messages as c
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
+from egs_core.engine.state.lifecycle import RUNNING, SUCCEEDED
 from egs_core.server.moments import wall_clock
 from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
 from egs_core.server.spending import Spending
 from egs_core.server.steps import Steps, at_once
+from egs_core.server.watching.tasks import GpuTask, Place, TaskTimes, WatchedTask
 from egs_core.site import messages as s
 from egs_core.site import wire
 from egs_core.site.pooled import GONE, TTL_S, About, Driver, Pool, SharedPools, batch_of
@@ -134,6 +136,22 @@ class Pools(SharedPools):
         ]
         return found, used
 
+    def watched(self, times: TaskTimes) -> list[WatchedTask]:
+        """The tasks with GPUs that run, for rules; `times` learns of those that have ended since the last call."""
+        running, succeeded = list[GpuTask](), list[Place]()
+        for pool in self._pools.values():
+            state, drivers = pool.engine.state, {id(one.seat): one for one in pool.drivers.values()}
+            for phase, lease in state.leases.items():
+                driver = drivers.get(id(pool.shared.owner(state.task_of[phase])))
+                if lease.gpu_milli and driver is not None and state.status[phase] == RUNNING:
+                    running.append(_gpu_task(pool, driver, phase))
+        for name, phase, attempt in times.seen:
+            if (known := self._pools.get(name)) is not None and phase < len(known.engine.state.status):
+                state = known.engine.state
+                if state.status[phase] == SUCCEEDED and state.attempt[state.task_of[phase]] == attempt:
+                    succeeded.append((name, phase, attempt))
+        return times.look(running, succeeded)
+
     def control(self, who: Principal, driver_id: str, verb: str, ask: c.Control) -> c.RunView:
         """abort, pause or resume: the driver is asked to. Raises Refusal."""
         driver = self._visible(who, driver_id)
@@ -205,6 +223,30 @@ class Pools(SharedPools):
             framework=driver.framework,
             tasks=c.DriverTasks(running=len(leases), waiting=len(waiting)),
         )
+
+
+def _gpu_task(pool: Pool, driver: Driver, phase: int) -> GpuTask:
+    """Of a phase that runs. What a driver calls its own may have any letters, and goes to terminals and into logs."""
+    state = pool.engine.state
+    task, lease = state.task_of[phase], state.leases[phase]
+    workload = state.workloads[state.task_workload[task]]
+    return GpuTask(
+        place=(pool.name, phase, state.attempt[task]),
+        driver=driver.id,
+        framework=driver.framework,
+        user=driver.user,
+        team=driver.team,
+        queue=workload.queue,
+        workload=_plain(workload.name),
+        task=_plain(state.task_ids[task]),
+        name=state.task_names[task],
+        gpus=lease.gpu_milli * len(lease.devices) / 1000,
+        took_s=pool.now - state.started_at[phase],
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in name)[:200]
 
 
 def is_driver(run: str) -> bool:

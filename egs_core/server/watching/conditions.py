@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from egs_core.client.watching import DeviceHealth
@@ -15,6 +15,7 @@ from egs_core.server.hosts import OWN
 from egs_core.server.runs import NOBODY, Run
 from egs_core.server.watching.health import Health, Place
 from egs_core.server.watching.saving import Failures, interval_s
+from egs_core.server.watching.tasks import GpuTask, WatchedTask
 from egs_core.server.watching.trends import Trend
 from egs_core.watch_rules import SAMPLES, Rule, span
 
@@ -22,8 +23,8 @@ LearnedKey = tuple[str, str, float, str]  # user, name, GPUs, and their flavor
 
 
 class Finding(NamedTuple):
-    """Of one device (place, and its number on its host) or run. holds: None: what the rule looks at is not known now.
-    text: what is, with the numbers."""
+    """Of one device (place, and its number on its host), run, or task of a framework. holds: None: what the rule looks
+    at is not known now. text: what is, with the numbers."""
 
     subject: str
     holds: bool | None
@@ -31,6 +32,7 @@ class Finding(NamedTuple):
     place: Place | None = None
     number: int = 0
     run: str = ""
+    task: GpuTask | None = None
 
 
 class Learned:
@@ -71,8 +73,10 @@ class Past(NamedTuple):
     failures: Failures
 
 
-def findings(rule: Rule, book: Book, health: Health, past: Past) -> Iterator[Finding]:
-    """One for each device or run that it looks at."""
+def findings(
+    rule: Rule, book: Book, health: Health, past: Past, tasks: Sequence[WatchedTask] = ()
+) -> Iterator[Finding]:
+    """One for each device or run that it looks at. tasks: of frameworks, that run."""
     if rule.when.kind == "device":
         for place, number in devices(book):
             holds, text = _of_device(rule, book, health, place)
@@ -84,6 +88,11 @@ def findings(rule: Rule, book: Book, health: Health, past: Past) -> Iterator[Fin
             found = _of_run(rule, book, health, past, run)
             if found is not None:
                 yield Finding(run.id, found[0], f"run {run.id} ({run.name}) {found[1]}", run=run.id)
+    for task, p99_s in tasks if rule.when.name == "over_learned" else ():
+        if not rule.queues or task.queue in rule.queues:
+            holds, text = _over_learned(rule, task.took_s, p99_s)
+            called = f"task {task.task} of driver {task.driver} ({task.framework}: {task.workload}, {task.user})"
+            yield Finding(task.called, holds, f"{called} {text}", task=task)
 
 
 def devices(book: Book) -> list[tuple[Place, int]]:
@@ -197,10 +206,12 @@ def _of_run(rule: Rule, book: Book, health: Health, past: Past, run: Run) -> Tol
         return silent_s >= _number(rule), text
     if rule.when.name == "unsaved_for":
         return _unsaved(rule, book, past.failures, run)
-    p99_s = past.learned.p99_s(book, run)
+    return _over_learned(rule, book.now - run.started_at, past.learned.p99_s(book, run))
+
+
+def _over_learned(rule: Rule, took_s: float, p99_s: float | None) -> Told:
     if p99_s is None:
-        return None, f"has no {SAMPLES} runs before it that succeeded"
-    took_s = book.now - run.started_at
+        return None, f"has no {SAMPLES} like it before it that succeeded"
     is_over = took_s > _number(rule) * p99_s
     text = f"has taken {took_s:.0f} s, {_side(is_over, 'more than')} {_number(rule):g} times its P99 of {p99_s:.0f} s"
     return is_over, text

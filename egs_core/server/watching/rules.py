@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -22,6 +22,7 @@ from egs_core.server.watching.health import STALE_S, Health
 from egs_core.server.watching.hysteresis import Holding, Hysteresis
 from egs_core.server.watching.saving import Failures
 from egs_core.server.watching.steps import UNBOUND, issue_step, select_steps, who_is
+from egs_core.server.watching.tasks import WatchedTask
 from egs_core.watch_rules import Rule, Rules, span
 
 HOUR_S = 3600.0
@@ -100,9 +101,9 @@ class SiteRules:
             )
         return self._health
 
-    def look(self, book: Book, own: Iterable[w.DeviceHealth]) -> list[Alert]:
-        """What is true now, and what follows. own: what was measured on the server's host since the last look. The
-        alerts are to go out once what was done is durable."""
+    def look(self, book: Book, own: Iterable[w.DeviceHealth], tasks: Sequence[WatchedTask] = ()) -> list[Alert]:
+        """What is true now, and what follows. own: what was measured on the server's host since the last look; tasks:
+        of frameworks, that run. The alerts are to go out once what was done is durable."""
         now, health = book.now, self.health(book.now)
         self._did += self._new
         self.steps.update((one.rule, one.action, one.outcome) for one in self._new)
@@ -118,7 +119,7 @@ class SiteRules:
         health.forget_runs(book.views.open)
         alerts: list[Alert] = []
         for rule in self.rules.rules:
-            found = list(findings(rule, book, health, self._past))
+            found = list(findings(rule, book, health, self._past, tasks))
             self._looked[rule.name] = len(found), sum(one.holds is None for one in found)
             for due in self._states[rule.name].advance(found, now):
                 alerts += self._fire(rule, book, due)
@@ -148,7 +149,7 @@ class SiteRules:
             elif rule.is_dry:
                 outcome, more = "would", ""
             else:
-                more = issue_step(rule, book, step, why)
+                more = issue_step(rule, book, step, why, due.finding.task)
                 outcome = "failed" if more else "done"
             text = f"{why}; {more}" if more else why
             self._note(book, rule, step.action, due.finding, outcome, text, step.subject)
@@ -166,15 +167,17 @@ class SiteRules:
         self._note(book, rule, "alert", due.finding, _first(rule), why)
         if rule.is_dry:
             return []
-        run = book.runs.get(due.finding.run)
-        book.lines.append(LogLine(book.now, who_is(rule), "alert", due.finding.subject, run.team if run else "", why))
+        whose = due.finding.task or book.runs.get(due.finding.run)
+        team = whose.team if whose else ""
+        book.lines.append(LogLine(book.now, who_is(rule), "alert", due.finding.subject, team, why))
         return [Alert(book.facts.epoch + book.now, rule.name, due.finding.subject, why)]
 
     def _note(
         self, book: Book, rule: Rule, action: str, found: Finding, outcome: str, text: str, subject: str = ""
     ) -> None:
-        run = book.runs.get(subject or found.subject)
+        run, task = book.runs.get(subject or found.subject), found.task
         whose = (run.id, run.user, run.team) if run else ("", "", "")
+        whose = (task.driver, task.user, task.team) if task is not None else whose
         self._new.append(Did(book.now, rule.name, action, subject or found.subject, outcome, text, *whose))
 
     # --- what is told ---
@@ -194,7 +197,7 @@ class SiteRules:
             )
             for rule in self.rules.rules
             for one in self._states[rule.name].holding.values()
-            if one.gone_since is None and self._may_see(book, who, one.finding.run)
+            if one.gone_since is None and self._may_see(book, who, one.finding)
         ]
         done = [
             w.DoneView(at=epoch + x.at, rule=x.rule, action=x.action, subject=x.subject, outcome=x.outcome, text=x.text)
@@ -209,9 +212,9 @@ class SiteRules:
             done=tuple(done),
         )
 
-    def _may_see(self, book: Book, who: Principal, number: str) -> bool:
-        run = book.runs.get(number)
-        return not number or (run is not None and who.sees(run))
+    def _may_see(self, book: Book, who: Principal, found: Finding) -> bool:
+        whose = found.task or book.runs.get(found.run)
+        return who.sees(whose) if whose is not None else not found.run
 
     def _rule_view(self, rule: Rule, who: Principal) -> w.RuleView:
         """How many runs there are is not one team's to see."""

@@ -17,6 +17,7 @@ from egs_core.server.book import CONFIG, Book, LogLine
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, Run
 from egs_core.server.watching.conditions import Finding, called_device, holders
+from egs_core.server.watching.tasks import GpuTask
 from egs_core.watch_rules import Action, Rule
 
 ORDER: tuple[Action, ...] = ("drain", "drain_host", "checkpoint", "requeue", "stop", "hook")
@@ -47,6 +48,9 @@ def _steps(rule: Rule, book: Book, found: Finding, action: Action) -> Iterator[S
         return
     if action == "hook":
         yield Step(action, found.subject)
+        return
+    if found.task is not None:
+        yield Step(action, found.subject, "is a task of a framework, which starts and stops it: rules tell of it")
         return
     if found.place is not None and action in ("drain", "drain_host"):
         host, drained = found.place[0], book.drained_of(found.place[0])
@@ -80,8 +84,9 @@ def _left(book: Book, run: Run, action: Action) -> str:
     return ""
 
 
-def issue_step(rule: Rule, book: Book, step: Step, why: str) -> str:
-    """Do it; "" where it is done, else why it is not. It is in the log once the batch is durable."""
+def issue_step(rule: Rule, book: Book, step: Step, why: str, task: GpuTask | None = None) -> str:
+    """Do it; "" where it is done, else why it is not. It is in the log once the batch is durable. task: of a framework,
+    for whose sake it is done."""
     who, reason = who_is(rule), shortened(why)
     try:
         if step.action in ("drain", "drain_host"):
@@ -91,8 +96,8 @@ def issue_step(rule: Rule, book: Book, step: Step, why: str) -> str:
         elif step.action == "checkpoint":
             ask_for_checkpoint(book, who, book.runs[step.subject], reason)
         elif step.action == "hook":
-            run = book.runs.get(step.subject)
-            book.lines.append(LogLine(book.now, who, "hook", step.subject, run.team if run else "", reason))
+            whose = task or book.runs.get(step.subject)
+            book.lines.append(LogLine(book.now, who, "hook", step.subject, whose.team if whose else "", reason))
         elif step.action == "requeue":
             evict(book, who, book.runs[step.subject], reason)
     except Refusal as refusal:

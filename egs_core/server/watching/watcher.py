@@ -13,9 +13,11 @@ from egs_core.client.watching import DeviceHealth
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import SiteLogic
 from egs_core.server.runs import Offer
+from egs_core.server.sharing import Sharing
 from egs_core.server.watching.alerts import Alerts
 from egs_core.server.watching.readings import LOOK_S, Readings
 from egs_core.server.watching.rules import Alert, SiteRules
+from egs_core.server.watching.tasks import TaskTimes, WatchedTask
 from egs_core.server.writer import Unavailable
 from egs_core.watch_rules import Rules
 
@@ -23,7 +25,9 @@ LOG = logging.getLogger("uvicorn.error")
 
 
 class Asks(Protocol):
-    """Whoever takes a question to the logic, and answers once that is durable."""
+    """Whoever takes a question to the logic, and answers once that is durable. sharing: the pools of drivers."""
+
+    sharing: Sharing
 
     async def ask(self, question: Callable[[SiteLogic], Any]) -> Any: ...
 
@@ -34,6 +38,7 @@ class Watcher:
     def __init__(self, rules: Rules, offer: Offer) -> None:
         self.site_rules = SiteRules(rules)
         self.reads_progress = rules.uses("no_progress_for")
+        self._times = TaskTimes() if rules.uses("over_learned") else None
         self._readings = Readings([one.id for one in offer.devices] if offer.is_watched else ())
         self._alerts = Alerts(rules.webhook, offer.host)
 
@@ -44,8 +49,9 @@ class Watcher:
         try:
             while not self.site_rules.problem:
                 own = self._readings.take()
+                tasks = await self._tasks(site)
                 try:
-                    for alert in await site.ask(partial(self._look, own)):
+                    for alert in await site.ask(partial(self._look, own, tasks)):
                         self._alerts.send(alert)
                 except (Unavailable, NotActive):  # the writer has said why; nothing that was done is durable
                     self.site_rules.forget()
@@ -55,16 +61,30 @@ class Watcher:
             self._readings.close()
             self._alerts.close()
 
+    async def _tasks(self, site: Asks) -> list[WatchedTask]:
+        """Those of drivers, where a rule looks at tasks. A bug turns the rules off, and nothing else."""
+        times = self._times
+        if times is None:
+            return []
+        try:
+            return await site.sharing.ask(lambda pools: pools.watched(times))
+        except Exception as error:
+            self._give_up(error)
+            return []
+
     # --- on the writer's thread ---
 
-    def _look(self, own: list[DeviceHealth], logic: SiteLogic) -> list[Alert]:
+    def _look(self, own: list[DeviceHealth], tasks: list[WatchedTask], logic: SiteLogic) -> list[Alert]:
         """A bug must not stop the server: the writer goes on from what is durable, and the rules are off."""
         try:
-            return self.site_rules.look(logic.book, own)
+            return self.site_rules.look(logic.book, own, tasks)
         except Exception as error:
-            self.site_rules.problem = f"{type(error).__name__}: {error}"
-            LOG.exception("the rules are not followed any more, until the server is started again: this is a bug")
+            self._give_up(error)
             raise
+
+    def _give_up(self, error: Exception) -> None:
+        self.site_rules.problem = f"{type(error).__name__}: {error}"
+        LOG.exception("the rules are not followed any more, until the server is started again: this is a bug")
 
     def measured(self, logic: SiteLogic, host: str, found: Iterable[DeviceHealth]) -> None:
         """What the agent of a joined host has read there."""

@@ -46,7 +46,7 @@ class Client:
     def send(self, *items: wire.Item) -> tuple[wire.Answer, ...]:
         self.seq += 1
         body = msgspec.json.encode(
-            wire.Encoded(EPOCH, self.seq, [msgspec.Raw(msgspec.json.encode(item)) for item in items])
+            wire.Encoded(self.driver.epoch, self.seq, [msgspec.Raw(msgspec.json.encode(item)) for item in items])
         )
         answer = self.pools.batch(self.who, self.id, body)
         assert self.pools.batch(self.who, self.id, body) == answer, "a repeated batch has another answer"
@@ -68,7 +68,7 @@ class Client:
 
     def poll(self) -> None:
         """Take what there is; grants are held and started."""
-        for message in self.pools.poll(self.who, self.id, c.Poll(epoch=EPOCH, ack=self.ack)):
+        for message in self.pools.poll(self.who, self.id, c.Poll(epoch=self.driver.epoch, ack=self.ack)):
             assert message.number == self.ack + 1
             self.ack = message.number
             if isinstance(message.told, s.Grant):
@@ -89,7 +89,7 @@ class Client:
         self.report(m.PhaseEnded(grant.phase, grant.attempt))
 
     def leave(self) -> None:
-        self.pools.leave(self.who, self.id, c.Leave(epoch=EPOCH))
+        self.pools.leave(self.who, self.id, c.Leave(epoch=self.driver.epoch))
 
 
 def wait(pools: Pools, begin: float, end: float, *others: Client) -> None:

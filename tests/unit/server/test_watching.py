@@ -232,7 +232,7 @@ def test_a_bug_turns_the_rules_off(monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = Watcher(parse_rules(f"{ALERTS}rules: {HOT}"), OFFER)
     asked = 0
 
-    def broken(book: Book, _own: object) -> list[Alert]:
+    def broken(book: Book, _own: object, _tasks: object) -> list[Alert]:
         book.lines.append(LogLine(book.now, ROOT, "half", "done"))
         raise ZeroDivisionError("a rule")
 

@@ -14,6 +14,7 @@ from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import SiteFacts
 from egs_core.server.watching.rules import Alert, SiteRules
+from egs_core.server.watching.tasks import WatchedTask
 from egs_core.watch_rules import parse_rules
 from tests.unit.server.site_steps import ROOT
 from tests.unit.server.site_world import OFFER
@@ -46,9 +47,13 @@ class Site:
         self._last = [ok("0", **of_0), ok("1"), ok("2")] if found is None else list(found)
         return alerts + self._look(after_s, self._last)
 
-    def _look(self, after_s: float, found: Sequence[DeviceHealth]) -> list[Alert]:
+    def see_tasks(self, tasks: Sequence[WatchedTask], after_s: float = 1.0) -> list[Alert]:
+        """The same of tasks of frameworks that run then, where no device is measured."""
+        return self._look(after_s, (), tasks)
+
+    def _look(self, after_s: float, found: Sequence[DeviceHealth], tasks: Sequence[WatchedTask] = ()) -> list[Alert]:
         self.logic.at(self.logic.now + after_s)
-        alerts = self.rules.look(self.logic.book, found)
+        alerts = self.rules.look(self.logic.book, found, tasks)
         self.logic.validate()
         return alerts
 
