@@ -85,7 +85,8 @@ def serve(
     ] = None,
     queues: Annotated[Path | None, typer.Option(help="YAML file with queues, their quotas, and teams.")] = None,
     prices: Annotated[
-        Path | None, typer.Option(help="YAML file with the prices of GPUs, for budgets in money (`cost:`).")
+        Path | None,
+        typer.Option(help="YAML file with the prices of GPUs, for budgets in money (`cost:`) and the dashboard."),
     ] = None,
     rules: Annotated[
         Path | None,
@@ -173,6 +174,7 @@ def serve(
         rules_for(rules, [spec.name for spec in specs]) if rules is not None else None,
         known,
         provider,
+        prices,
     )
 
 

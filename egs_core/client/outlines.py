@@ -38,6 +38,7 @@ class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     is_request: bool = False
     devices: tuple[str, ...] = ()
     why: str = ""
+    evictions: int = 0
 
     @property
     def framework(self) -> str:

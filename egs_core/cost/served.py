@@ -7,14 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from egs_core.client.messages import Device, RunView
+from egs_core.client.outlines import Outline
 from egs_core.cost.uses import Use
 from egs_core.runlog.steps import Interval, clip, union
 
 
-def uses_of_runs(runs: Iterable[RunView], now: float, devices: Iterable[Device] = ()) -> Iterator[Use]:
+def uses_of_runs(
+    runs: Iterable[RunView] | Iterable[Outline], now: float, devices: Iterable[Device] = ()
+) -> Iterator[Use]:
     """What each held, until now where it does so still. runs: all that the server keeps; now: second since 1970;
     devices: of the site, by which hosts with unlike ones are known."""
-    known, mixed = list(runs), unlike_hosts(devices)
+    known: list[RunView | Outline] = [*runs]
+    mixed = unlike_hosts(devices)
     inside: dict[str, list[Interval]] = defaultdict(list)
     for run in known:
         if run.inside and run.started_at is not None:
@@ -36,10 +40,10 @@ def unlike_hosts(devices: Iterable[Device]) -> frozenset[str]:
     return frozenset(host for host, found in flavors.items() if len(found) > 1)
 
 
-def node_of(run: RunView, unlike: frozenset[str]) -> str:
+def node_of(run: RunView | Outline, unlike: frozenset[str]) -> str:
     """Where it held its GPUs, as prices are found: HOST/FLAVOR where the host has unlike ones."""
     return f"{run.host}/{run.flavor}" if run.flavor and run.host in unlike else run.host
 
 
-def _end_of(run: RunView, now: float) -> float:
+def _end_of(run: RunView | Outline, now: float) -> float:
     return now if run.ended_at is None else run.ended_at

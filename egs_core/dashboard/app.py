@@ -7,6 +7,7 @@ GET  /dashboard/login            the login page
 POST /dashboard/login            token ─► a session
 POST /dashboard/logout
 GET  /dashboard/workloads        the list of workloads; /RUN: the one of a run, as a graph
+GET  /dashboard/usage            GPUs over time and by team, of the last 24 hours; /SPAN: of 1h, 7d, 30d
 GET  /dashboard/events           what changes, as server-sent events; ?view=…&of=…: of one of those pages
 POST /dashboard/runs/ID/VERB     abort, pause, resume, priority: asked of the server with the viewer's token
 GET  /dashboard/assets/NAME
@@ -36,14 +37,17 @@ from starlette.routing import Route
 
 from egs_core.client import messages as c
 from egs_core.client.http import Refused, Unreachable
+from egs_core.cost.prices import Prices
 from egs_core.dashboard.asking import PRIORITY, RUN, TOKEN, VERBS, Asking
 from egs_core.dashboard.feed import AWAY, Feeds, Measure, Viewer, event
 from egs_core.dashboard.pages import ASSETS, PATH, entered_page, login_page, main_page, view_page
 from egs_core.dashboard.sessions import LASTS_S, Session, Sessions
+from egs_core.dashboard.usage import SPANS
 from egs_core.dashboard.views import VIEWS
 
 SILENCE_S = 10.0  # after so long a stream says that it lives, and its token is looked at again
 MOST_LOGINS = 4  # at once
+DAY = "24h"
 NOBODY = "nobody is known by that token here: it is wrong, has expired, or was revoked"
 NO_REASON = "the reason may have 200 characters, and none that control a terminal"
 NO_PRIORITY = "the priority is a whole number of at most a million, below zero too"
@@ -76,12 +80,21 @@ class App:
     """The routes. port: of the server, whose cookie is its own; is_secure: browsers come over TLS, so the cookie is
     for that alone, and no server without TLS sets it; behind_proxy: something in front says which host they asked."""
 
-    def __init__(self, asking: Asking, measure: Measure, port: int, *, is_secure: bool, behind_proxy: bool) -> None:
+    def __init__(
+        self,
+        asking: Asking,
+        measure: Measure,
+        port: int,
+        *,
+        is_secure: bool,
+        behind_proxy: bool,
+        prices: Prices | None = None,
+    ) -> None:
         self.sessions = Sessions(time.monotonic)
         self._asking, self._is_secure = asking, is_secure
         self._cookie = f"{'__Secure-' if is_secure else ''}egs_dashboard_{port}"
         self._hosts = ("host", "x-forwarded-host") if behind_proxy else ("host",)
-        self._feeds = Feeds(asking, self.sessions, measure)
+        self._feeds = Feeds(asking, self.sessions, measure, prices)
         self._logins = asyncio.Semaphore(MOST_LOGINS)
 
     async def page(self, request: Request) -> Response:
@@ -96,6 +109,12 @@ class App:
         if not RUN.fullmatch(run):
             return _refusal(404, "there is no such run")
         return self._view(request, f"workload of {run}", "/workloads", ("graph", "path", "runs"), "workload", run)
+
+    async def usage(self, request: Request) -> Response:
+        over = request.path_params.get("over", DAY)
+        if over not in SPANS:
+            return _refusal(404, "there is no such page")
+        return self._view(request, "usage", "/usage", ("now", "time", "teams", "notes"), "usage", over)
 
     def _view(
         self, request: Request, title: str, place: str, parts: tuple[str, ...], view: str, of: str = ""
@@ -142,7 +161,7 @@ class App:
         if not session.allows(request.headers.get("x-egs-csrf", "")):
             return _refusal(403, "this is not of this session's page: log in again")
         view, of = request.query_params.get("view", ""), request.query_params.get("of", "")
-        if (view and view not in VIEWS) or (of and not RUN.fullmatch(of)):
+        if (view and view not in VIEWS) or (of and not RUN.fullmatch(of)) or (view == "usage" and of not in SPANS):
             return _refusal(404, "there is no such page")
         headers = {**_headers(session), "X-Accel-Buffering": "no"}  # a proxy in front is to pass each event on at once
         return StreamingResponse(self._stream(session, view, of), 200, headers, "text/event-stream")
@@ -234,10 +253,16 @@ class App:
 
 
 def make_app(
-    asking: Asking, measure: Measure, port: int, *, is_secure: bool = False, behind_proxy: bool = False
+    asking: Asking,
+    measure: Measure,
+    port: int,
+    *,
+    is_secure: bool = False,
+    behind_proxy: bool = False,
+    prices: Prices | None = None,
 ) -> Starlette:
     """The application. measure: what the GPUs of this host do."""
-    app = App(asking, measure, port, is_secure=is_secure, behind_proxy=behind_proxy)
+    app = App(asking, measure, port, is_secure=is_secure, behind_proxy=behind_proxy, prices=prices)
     return Starlette(
         routes=[
             Route(PATH, app.page),
@@ -247,6 +272,8 @@ def make_app(
             Route(f"{PATH}/logout", app.logout, methods=["POST"]),
             Route(f"{PATH}/workloads", app.workloads),
             Route(f"{PATH}/workloads/{{run}}", app.workload),
+            Route(f"{PATH}/usage", app.usage),
+            Route(f"{PATH}/usage/{{over}}", app.usage),
             Route(f"{PATH}/events", app.events),
             Route(f"{PATH}/runs/{{run}}/{{verb}}", app.control, methods=["POST"]),
             Route(f"{PATH}/assets/{{name}}", app.asset),

@@ -18,12 +18,13 @@ import msgspec
 from pydantic import ValidationError
 
 from egs_core.client.http import Refused, Unreachable
+from egs_core.cost.prices import Prices
 from egs_core.dashboard.asking import Asking
 from egs_core.dashboard.measured import Use
 from egs_core.dashboard.sessions import Session, Sessions
 from egs_core.dashboard.snapshot import NOTHING, Snapshot, change, snapshot
 from egs_core.dashboard.source import Source
-from egs_core.dashboard.views import VIEWS
+from egs_core.dashboard.views import VIEWS, Pace, Seeing
 
 LOG = logging.getLogger("uvicorn.error")
 EVERY_S, EVERY_VIEW_S = 1.0, 2.0
@@ -160,8 +161,8 @@ class ViewChange(msgspec.Struct):
     parts: dict[str, msgspec.Raw]
 
 
-class Parts(Feed):
-    """A page that is made of parts. make: all of them, encoded; see `views`."""
+class Pages(Feed):
+    """A page that is made of parts. make: all of them, encoded; see `views.View`."""
 
     def __init__(
         self, sessions: Sessions, make: Callable[[str], Awaitable[tuple[dict[str, bytes], float]]], every_s: float
@@ -181,10 +182,11 @@ class Parts(Feed):
 class Feeds:
     """All of them, and what measures the devices: at most one look at a time, for a driver may hang."""
 
-    def __init__(self, asking: Asking, sessions: Sessions, measure: Measure) -> None:
+    def __init__(self, asking: Asking, sessions: Sessions, measure: Measure, prices: Prices | None = None) -> None:
         self._asking, self._sessions, self._measure = asking, sessions, measure
         self._feeds: dict[tuple[str | None, str, str], Feed] = {}
         self._sources: dict[str | None, Source] = {}
+        self._pace, self._prices = Pace(), prices
         self._used: dict[str, Use] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -206,7 +208,8 @@ class Feeds:
         source = self._sources.setdefault(session.sees, Source(self._asking))
         if not view:
             return Tables(source, self._sessions, self._measured)
-        return Parts(self._sessions, VIEWS[view](source, of), EVERY_VIEW_S)
+        seeing = Seeing(source, session.sees is None, self._pace, self._prices)
+        return Pages(self._sessions, VIEWS[view](seeing, of), EVERY_VIEW_S)
 
     def _measured(self) -> Mapping[str, Use]:
         """What was last found, while the next look is under way."""

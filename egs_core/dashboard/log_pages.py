@@ -16,7 +16,7 @@ import numpy as np
 from egs_core.cost.ledger import Amounts, Ledger
 from egs_core.cost.prices import Prices
 from egs_core.cost.uses import uses_of
-from egs_core.dashboard.parts import BINS, chart, costs_table, table
+from egs_core.dashboard.parts import BINS, card_row, chart, costs_table, table
 from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
 from egs_core.report import units
 from egs_core.report.compare import cards, shown_runs
@@ -130,11 +130,7 @@ def run_page(home: str, runs: Sequence[Seen], number: int, version: str) -> str:
         tag("header", tag("h1", "EGS: ", one.title), tag("p", status, id="status")),
         tag("p", one.facts, class_="note") if one.facts else None,
         _others(home, runs, number),
-        tag(
-            "div",
-            *(tag("div", tag("h2", name), tag("p", value), class_="card") for name, value in one.cards),
-            class_="cards",
-        ),
+        card_row(one.cards),
         _chart(one),
         *sections,
     ]

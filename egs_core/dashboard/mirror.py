@@ -13,11 +13,12 @@ MOST_ENDED, SLACK = 10_000, 2_000  # as many as the server keeps; beyond that an
 
 
 class Mirror:
-    """See the module. runs: in the order in which they changed last; count: of changes so far."""
+    """See the module. runs: in the order in which they changed last; count: of changes so far; misses: ended ones
+    were left out, the last of them ended at this second of 1970, None for none."""
 
-    def __init__(self, runs: Iterable[Outline] = (), count: int = 0) -> None:
+    def __init__(self, runs: Iterable[Outline] = (), count: int = 0, misses: float | None = None) -> None:
         self.runs: dict[str, Outline] = {}
-        self._ended, self.count = 0, count
+        self._ended, self.count, self.misses = 0, count, misses
         self._group: dict[str, str] = {}  # what a workload is called here, by each of its members
         self._members: dict[str, list[str]] = {}
         self._changes: dict[str, int] = {}
@@ -42,8 +43,9 @@ class Mirror:
             return self
         ended = [run for run in self.runs.values() if run.ended_at is not None]
         ended.sort(key=lambda run: run.ended_at or 0.0)
-        gone = {run.id for run in ended[: len(ended) - MOST_ENDED]}
-        return Mirror([run for run in self.runs.values() if run.id not in gone], self.count)
+        gone = {run.id: run.ended_at for run in ended[: len(ended) - MOST_ENDED]}
+        left = [run for run in self.runs.values() if run.id not in gone]
+        return Mirror(left, self.count, max(filter(None, gone.values()), default=self.misses))
 
     def workload_of(self, run: str) -> str | None:
         """What the workload of a run is called here: the same for all of its runs; None for a run that is not known."""

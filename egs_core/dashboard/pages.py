@@ -8,13 +8,14 @@ from importlib import resources
 
 from egs_core.dashboard.sessions import Session
 from egs_core.dashboard.snapshot import SECTIONS, Section
+from egs_core.dashboard.usage import SPANS, WORDS
 from egs_core.report.html import Markup, linked_head, tag
 
 PATH = "/dashboard"
 ASSETS = {
     name: (resources.files("egs_core.dashboard") / name).read_bytes() for name in ("page.css", "page.js", "view.js")
 }
-NAVIGATION = (("", "Now"), ("/workloads", "Workloads"))
+NAVIGATION = (("", "Now"), ("/workloads", "Workloads"), ("/usage", "Usage"))
 VERSION = hashlib.sha256(b"".join(ASSETS.values())).hexdigest()[:12]
 
 
@@ -88,6 +89,7 @@ def view_page(session: Session, title: str, place: str, parts: tuple[str, ...], 
         tag("header", tag("div", id="part-title"), _log_out(session)),
         _navigation(place),
         *_words(),
+        _spans(of) if view == "usage" else None,
         *(tag("div", id=f"part-{name}") for name in parts),
     )
     return _page(title, body, scripts=("view.js", "page.js"), class_="log", data_view=view, data_of=of)
@@ -98,6 +100,13 @@ def _navigation(place: str) -> Markup:
         tag("a", name, href=PATH + path, aria_current="page" if path == place else None) for path, name in NAVIGATION
     ]
     return tag("nav", *links, aria_label="Pages")
+
+
+def _spans(over: str) -> Markup:
+    links = [
+        tag("a", WORDS[one], href=f"{PATH}/usage/{one}", aria_current="page" if one == over else None) for one in SPANS
+    ]
+    return tag("nav", "The last ", *links, aria_label="Time")
 
 
 def _words() -> tuple[Markup, Markup]:

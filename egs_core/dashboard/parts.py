@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from egs_core.cost.ledger import NONE, Amounts
 from egs_core.report.html import Markup, tag
 from egs_core.runlog.steps import Floats
+from egs_core.units import two_places
 
 MOST_ROWS = 200
+Parts = dict[str, tuple[Markup, ...]]
+"""Of a page, by their names."""
 LONG = 30  # letters, of a cell that wants room
 BINS, CHART_W, CHART_H = 240, 960.0, 120.0
 
@@ -20,15 +23,15 @@ def costs_table(costs: Mapping[str, Amounts], currency: str) -> Markup | None:
     rows = [
         (
             "no team" if name == NONE else name,
-            f"{found.gpu_h_held:.3g}",
-            f"{found.gpu_h_used:.3g}",
-            f"{found.gpu_h_wasted:.3g}",
+            two_places(found.gpu_h_held),
+            two_places(found.gpu_h_used),
+            two_places(found.gpu_h_wasted),
             "" if found.cost is None else f"{found.cost:.2f} {currency}",
             "" if found.cost_wasted is None else f"{found.cost_wasted:.2f} {currency}",
         )
         for name, found in costs.items()
     ]
-    heads = ("Team", "GPU hours held", "Used", "Wasted", "Cost", "Of that not used")
+    heads = ("Team", "GPU hours held", "Used", "Not used", "Cost", "Of that not used")
     return table("Cost so far" if currency else "GPU hours so far", heads, rows)
 
 
@@ -119,3 +122,14 @@ def _is_long(cell: object) -> bool:
 def moment(at: float | None) -> Markup | str:
     """The time since this second of 1970, which the page's script keeps up to date; "" where it is not known."""
     return "" if at is None else tag("time", data_since=f"{at:.0f}")
+
+
+def card_row(found: Iterable[tuple[str, str]]) -> Markup:
+    """Headline figures, each with its name."""
+    return tag(
+        "div", *(tag("div", tag("h2", name), tag("p", value), class_="card") for name, value in found), class_="cards"
+    )
+
+
+def kept(part: Markup | None) -> tuple[Markup, ...]:
+    return () if part is None else (part,)

@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from egs_core.client.messages import RunView
 from egs_core.client.outlines import Outline
-from egs_core.dashboard.parts import moment, table
+from egs_core.dashboard.parts import Parts, kept, moment, table
 from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
 from egs_core.report import units
-from egs_core.report.html import Markup, tag
+from egs_core.report.html import tag
 from egs_core.runlog.standing import Standing
 
 HEADS = ("Run", "State", "Waits", "Waited", "Runs", "Ran", "GPUs", "Where", "User", "Why")
 LIST_HEADS = ("Workload", "State", "Runs", "Done", "Running", "Waiting", "Critical path", "User", "Queue")
 RUNS = {"granted": "running", "running": "running", "stopping": "running"}
 ENDED = {"succeeded": "succeeded", "failed": "failed", "lost": "failed"}
-Parts = dict[str, tuple[Markup, ...]]
 
 
 def workload_parts(runs: Sequence[Outline], now: float, waiting: Mapping[str, RunView]) -> Parts:
@@ -35,7 +34,7 @@ def workload_parts(runs: Sequence[Outline], now: float, waiting: Mapping[str, Ru
         "title": (tag("h1", workload.name), tag("p", f"{workload.state}: {status}", id="status", role="status")),
         "graph": tuple(graph),
         "path": (path_head, path),
-        "runs": _kept(table("Runs", HEADS, rows)),
+        "runs": kept(table("Runs", HEADS, rows)),
     }
 
 
@@ -45,7 +44,7 @@ def list_parts(workloads: Sequence[Sequence[Outline]], now: float) -> Parts:
     found.sort(key=lambda one: all(run.ended_at is not None for run in one[1]))
     shown = table("Workloads of several runs", LIST_HEADS, [_list_row(*one) for one in found])
     none = tag("p", "None yet: ", tag("code", "egs run --after RUN"), " makes one of two runs.", class_="empty")
-    return {"title": (tag("h1", "Workloads"),), "list": _kept(shown) or (none,)}
+    return {"title": (tag("h1", "Workloads"),), "list": kept(shown) or (none,)}
 
 
 def _workload(runs: Sequence[Outline], now: float) -> Workload:
@@ -121,7 +120,3 @@ def _list_row(workload: Workload, runs: Sequence[Outline]) -> tuple[object, ...]
         last.user,
         workload.queue,
     )
-
-
-def _kept(part: Markup | None) -> tuple[Markup, ...]:
-    return () if part is None else (part,)

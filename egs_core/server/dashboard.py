@@ -42,14 +42,22 @@ class Away(Exception):
 
 class Dashboard:
     """See the module. site: the server's own Unix socket; is_secure: browsers reach it over TLS only; behind_proxy:
-    one that says under what name."""
+    one that says under what name; prices: file with those of GPUs, None for none."""
 
     def __init__(
-        self, folder: Path, port: int, site: Path, *, is_secure: bool = False, behind_proxy: bool = False
+        self,
+        folder: Path,
+        port: int,
+        site: Path,
+        *,
+        is_secure: bool = False,
+        behind_proxy: bool = False,
+        prices: Path | None = None,
     ) -> None:
         self._folder, self._name = folder.absolute(), f"dashboard-{port}.sock"
         self._site, self._port = site.absolute(), port
         self._options = ["--secure"] * is_secure + ["--behind-proxy"] * behind_proxy
+        self._options += [f"--prices={prices.absolute()}"] if prices is not None else []
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._listening: socket.socket | None = None

@@ -96,6 +96,7 @@ def _outline(book: Book, run: Run, who: Principal) -> Outline:
         is_request=run.is_request,
         devices=tuple([devices[number].id for number in lease.devices]) if lease is not None and devices else (),
         why=views.told_text(run.stop or run.why, who.sees) if run.stop or run.why else "",
+        evictions=run.evictions,
     )
 
 

@@ -76,11 +76,13 @@ def serve(
     rules: Rules | None = None,
     prices: PriceRates | None = None,
     provider: Provider | None = None,
+    price_file: Path | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. told: called when clients can connect; rate: requests a second that one principal
     may make, 0: no bound; database: of PostgreSQL, which another server may have besides; gather_s: see `SharedPools`;
     rules: by which it watches, None for none; prices: of GPUs, for budgets of money; provider: of
-    tokens that count besides the server's own, closed with it. Raises EgsError."""
+    tokens that count besides the server's own, closed with it; price_file: of the prices, for its dashboard. Raises
+    EgsError."""
     door.check()
     tls = door.tls()
     lock = None
@@ -132,7 +134,9 @@ def serve(
         site.ordering = Ordering(learned) if learned else None
         site.promises = Promises(teams.slos) if queues else None
         is_secure, behind_proxy = tls is not None or door.behind_proxy, door.behind_proxy
-        dashboard = site.dashboard = Dashboard(folder, port, path, is_secure=is_secure, behind_proxy=behind_proxy)
+        dashboard = site.dashboard = Dashboard(
+            folder, port, path, is_secure=is_secure, behind_proxy=behind_proxy, prices=price_file
+        )
         ids = tuple([device.id for device in offer.devices])
         is_emulated = any(device.label == "emulated" for device in offer.devices)
         ready = Ready(url, str(path), str(token_file(url)), store.place if leader else str(folder), ids, is_emulated)

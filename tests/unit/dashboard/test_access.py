@@ -330,3 +330,20 @@ def test_logging_out_ends_the_streams_of_all_pages(site: Teams) -> None:
     assert visitor.post("/dashboard/logout", {"csrf": visitor.csrf}).status == 303
     stream.until(lambda kind, _: kind == "ended", "the stream ends")
     stream.close()
+
+
+def test_the_usage_page_is_a_teams_own(site: Teams) -> None:
+    """Its frame has no figure; a team is told of its own GPU time, an admin also of all GPUs and teams."""
+    page = site.visitor(site.app.token("viewer", "vision"))
+    assert (page.get("/dashboard/usage").status, page.get("/dashboard/usage/7d").status) == (200, 200)
+    assert page.get("/dashboard/usage/9d").status == 404
+    for query in ("?view=usage", "?view=usage&of=9d"):
+        assert page.get(f"/dashboard/events{query}", X_EGS_CSRF=page.csrf).status == 404
+    texts = []
+    for asker in (site.app.token("viewer", "vision"), site.app.admin):
+        stream = site.visitor(asker).stream("?view=usage&of=24h")
+        stream.until(lambda kind, _: kind == "change", "the figures")
+        texts.append(stream.text)
+        stream.close()
+    assert ["Used of all GPUs" in text for text in texts] == [False, True]
+    assert not any("speech" in text for text in texts[:1])

@@ -79,7 +79,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     program = find_chromium()
     assert program is not None
     site = RealSite(tmp_path_factory.mktemp("s") / "s", gpus=1)
-    site.start()
+    prices = site.folder / "prices.yaml"
+    prices.write_text("currency: EUR\nflavors: [{name: a, prices: [{since: 2020-01-01, on_demand: 3.2}]}]")
+    site.start("--prices", str(prices))
     try:
         with Page(program, tmp_path_factory.mktemp("profile")) as page:
             found = Seen(site, page)
@@ -194,10 +196,10 @@ def chained(seen: Seen) -> Iterator[str]:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_pages_of_workloads_fit_and_are_quiet(seen: Seen, chained: str, width: int, dark: bool) -> None:
-    """The list, and a graph: no message, nothing from elsewhere, nothing beside the page, nothing grave for axe; names
-    are texts, also those in the picture, and nothing of them has run."""
-    for path, part in (("/workloads", "list"), (f"/workloads/{chained}", "graph")):
+def test_pages_of_parts_fit_and_are_quiet(seen: Seen, chained: str, width: int, dark: bool) -> None:
+    """Usage, the list, and a graph: no message, nothing from elsewhere, nothing beside the page, nothing grave for axe;
+    names are texts, also those in the picture, and nothing of them has run."""
+    for path, part in (("/usage", "time"), ("/workloads", "list"), (f"/workloads/{chained}", "graph")):
         seen.open_page(path, part, width, dark)
         page = seen.page
         assert page.problems == [], path
@@ -208,8 +210,9 @@ def test_pages_of_workloads_fit_and_are_quiet(seen: Seen, chained: str, width: i
         assert page.evaluate(IDS) == 0
         assert grave(page) == [], path
         assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
-        assert EVIL in page.evaluate("document.querySelector('main').textContent")
-        assert page.evaluate("document.title").startswith("EGS: workload")
+        shown = page.evaluate("document.querySelector('main').textContent")
+        assert (EVIL in shown, " EUR" in shown) == ((False, True) if part == "time" else (True, False))
+        assert page.evaluate("document.title").startswith("EGS: usage" if part == "time" else "EGS: workload")
     boxes = "[...document.querySelectorAll('svg.graph g')].map(g => [g.getAttribute('class'), g.namespaceURI])"
     svg = "http://www.w3.org/2000/svg"
     assert seen.page.evaluate(boxes) == [["waiting critical", svg], ["pending critical", svg]]

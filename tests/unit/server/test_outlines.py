@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
+from egs_core.client.messages import Runs
+from egs_core.client.outlines import Outlines
+from egs_core.cost.served import uses_of_runs
 from egs_core.server import outlines as module
 from egs_core.server.outlines import Changes, outlines, outlines_steps
 from egs_core.server.principals import Principal
@@ -106,3 +110,20 @@ def test_many_are_told_in_parts_and_made_in_steps(monkeypatch: pytest.MonkeyPatc
     assert seen == [str(number) for number in range(1, 51)]
     site.changes.forget(["50"])
     assert site.changes.after(49) == []
+
+
+def test_what_was_held_is_reckoned_the_same_from_outlines(app: RealApp) -> None:
+    """As `egs cost` reckons from the runs themselves: of a run, one that waits, a GPU request and a command in it."""
+    ann = app.token("submitter", "vision", "ann")
+    view = ann.submit("held-run", gpus=1).told
+    ann.post(f"/v1/runs/{view['id']}/claim", {"token": view["lease"]["token"]})
+    ann.submit("waits", gpus=3)
+    asked = ann.post("/v1/requests", {"key": "request-key", "gpus": 1, "for_s": 600})
+    assert asked.status == 200, asked.body
+    command = ann.submit("command-key", inside=asked.told["id"]).told
+    ann.post(f"/v1/runs/{command['id']}/claim", {"token": command["lease"]["token"]})
+    runs = Runs.model_validate(ann.get("/v1/runs?ended=true").told)
+    outlines = msgspec.json.decode(ann.get("/v1/outlines").body, type=Outlines)
+    found = list(uses_of_runs(outlines.runs, outlines.now, runs.devices))
+    assert found == list(uses_of_runs(runs.runs, outlines.now, runs.devices))
+    assert [(use.gpus, use.team, len(use.used)) for use in found] == [(1.0, "vision", 1)] * 2
