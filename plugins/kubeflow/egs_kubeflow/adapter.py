@@ -75,7 +75,7 @@ SURFACES = (
             "split": "yes: where `@egs_kubeflow.component` compiles phases; what is compiled stays whole",
             "preload": "no: its plan is files; but `egs kubernetes controller --preload` loads images ahead",
             "gang": "no: but by Kueue's pod groups, which are written, or by `egs kubernetes controller`",
-            "preempt": "no: nothing recreates a pod that was deleted",
+            "preempt": "no: but `egs kubernetes controller --preempt` deletes a pod where a retry makes it again",
             "limits": "yes: by Kubernetes: time limits are written",
             "abort": "no: but `egs kubernetes abort` ends a run's Workflow or a pod",
             "audit": "yes: from what kubectl exports",

@@ -57,10 +57,12 @@ def begin(site: RealSite) -> None:
     site.start("--queues", str(site.folder.parent / "queues.yaml"))
 
 
-def joined(api: EmulatedApi, site: RealSite, said: list[str] | None = None) -> AbstractContextManager[Controller]:
+def joined(
+    api: EmulatedApi, site: RealSite, said: list[str] | None = None, cluster: str = "blue"
+) -> AbstractContextManager[Controller]:
     """A controller at that server. Its pods may be old, so that they are told at once why they wait."""
     url = f"unix://{site.ready['socket']}"
-    return controlled(api, says="server: ", said=said, url=url, cluster_name="blue", queue="rest", longest_s=LONGEST_S)
+    return controlled(api, says="server: ", said=said, url=url, cluster_name=cluster, queue="rest", longest_s=LONGEST_S)
 
 
 def notes(api: EmulatedApi, name: str) -> dict[str, str]:
@@ -118,6 +120,30 @@ def test_a_quota_holds_over_commands_and_pods(
         api.end("train")
         assert second.wait(240) == 0
     wait_for(lambda: driver(site) is None, "the controller has left")
+
+
+def test_a_quota_holds_over_two_clusters(api: EmulatedApi, site: RealSite, tmp_path: Path) -> None:
+    """A controller each, one server: the queue `team` has one GPU, which is a pod's in the one cluster; that of the
+    other one waits though its node is free, until the first has ended. What is of another queue goes meanwhile."""
+    (tmp_path / "green").mkdir()
+    green = EmulatedApi(tmp_path / "green")
+    try:
+        for one in (api, green):
+            one.add("nodes", node("n1", gpus=2))
+        with joined(api, site), joined(green, site, cluster="green"):
+            api.add("pods", pod("train", gpus=1))
+            api.until(lambda: api.opened() == ["train"])
+            api.bind("train", "n1")
+            wait_for(lambda: {one.name: one.gpus for one in site.client.runs().runs}.get("blue") == 1.0, "it is known")
+            green.add("pods", pod("train", gpus=1))
+            green.add("pods", pod("other", gpus=1, namespace="lab"))
+            green.until(lambda: green.opened() == ["other"])
+            assert green.gated() == {"train"}
+            assert {one.name for one in site.client.runs().runs} == {"blue", "green"}
+            api.end("train")
+            green.until(lambda: green.opened() == ["other", "train"])
+    finally:
+        green.close()
 
 
 def test_pods_with_new_demands_keep_what_they_hold(api: EmulatedApi, site: RealSite, tmp_path: Path) -> None:
