@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from egs_core.engine.messages import Moment, Reason, in_seconds
+from egs_core.engine.meters import described
 from egs_core.engine.order.place_words import chosen_order, promise, why_another_goes_first
 from egs_core.engine.order.queue import ReadyQueue
 from egs_core.engine.rules import quota
@@ -26,7 +27,7 @@ from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept, 
 from egs_core.engine.rules.topology import describe_levels, levels_of
 from egs_core.engine.specs import NO_QUEUE, Amounts
 from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
-from egs_core.engine.state.metering import described, task_reaches
+from egs_core.engine.state.metering import task_reaches
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.records import QueueState
 from egs_core.engine.state.state import State

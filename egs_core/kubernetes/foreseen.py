@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from egs_core.engine.rules.durations import remaining
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import places
 from egs_core.kubernetes.pods import Node, Pod
 from egs_core.site import PRIOR_S
+from egs_core.time_estimates import remaining
 
 MOST = 64
 """So many are looked at, the first of the order."""

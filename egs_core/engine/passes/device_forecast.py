@@ -14,12 +14,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from egs_core.engine.rules.durations import TimeEstimate
 from egs_core.engine.rules.fit import devices_of, lacking
 from egs_core.engine.state.lifecycle import READY, WARMING
 from egs_core.engine.state.nodes import WHOLE_DEVICE
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import GPU
+from egs_core.time_estimates import TimeEstimate
 
 GpuPart = tuple[float, float, int]
 """Seconds from a task's start to its GPU phase, seconds of that, devices."""

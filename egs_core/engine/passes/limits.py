@@ -6,13 +6,14 @@ something is done meanwhile; whatever makes a meter run faster enters it again.
 
 from __future__ import annotations
 
+from egs_core.engine.meters import MOST_REQUEUES, described
 from egs_core.engine.order.timers import Timers
 from egs_core.engine.passes.aborts import Aborts
 from egs_core.engine.passes.issuer import Issuer
 from egs_core.engine.passes.restarts import Restarts
 from egs_core.engine.specs import END, FAIL, REQUEUE
 from egs_core.engine.state.lifecycle import FAILED, SUCCEEDED
-from egs_core.engine.state.metering import MOST_REQUEUES, described, task_reaches, workload_reaches
+from egs_core.engine.state.metering import task_reaches, workload_reaches
 
 
 class Limiter:

@@ -26,7 +26,10 @@ import msgspec
 from egs_core.engine.passes.device_forecast import DeviceForecast, gpu_part, is_held_up
 from egs_core.engine.passes.outlook import FAR, LOOKAHEAD_STEPS, Outlook
 from egs_core.engine.passes.process_room import ProcessRoom
-from egs_core.engine.rules.durations import (
+from egs_core.engine.state.lifecycle import HOLDS_LEASE, PENDING, RUNNING
+from egs_core.engine.state.state import State
+from egs_core.graph.columns import TaskOptions
+from egs_core.time_estimates import (
     TimeEstimate,
     after,
     any_moment,
@@ -35,9 +38,6 @@ from egs_core.engine.rules.durations import (
     length_of,
     remaining,
 )
-from egs_core.engine.state.lifecycle import HOLDS_LEASE, PENDING, RUNNING
-from egs_core.engine.state.state import State
-from egs_core.graph.columns import TaskOptions
 
 MAX_CANDIDATES = 64
 LEAD_FACTOR, LEAD_S = 1.2, 0.1  # a warm-up takes a little longer than believed

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import msgspec
 
+from egs_core.engine.meters import Meter
 from egs_core.engine.specs import NO_QUEUE, Amounts, FlavorSpec
 from egs_core.engine.state.histories import QueueHistory, Submission
 from egs_core.engine.state.lifecycle import SKIPPED, SUCCEEDED
 from egs_core.engine.state.nodes import Lease, Node
-from egs_core.engine.state.records import Gang, Meter, Over, Pause, QueueState, Rates, Reads, Reservation, Workload
+from egs_core.engine.state.records import Gang, Over, Pause, QueueState, Rates, Reads, Reservation, Workload
 from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 
 STATE_VERSION = 1

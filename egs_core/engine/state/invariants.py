@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from egs_core.engine.meters import COST, GPU_TIME, TIME
 from egs_core.engine.specs import KINDS, NO_QUEUE, REQUEUE, UNLIMITED
 from egs_core.engine.state.histories import OVER, SLOT_MILLI, UNKNOWN, Submission
 from egs_core.engine.state.lifecycle import (
@@ -20,7 +21,7 @@ from egs_core.engine.state.lifecycle import (
 )
 from egs_core.engine.state.metering import limits_of, task_reaches, workload_reaches
 from egs_core.engine.state.nodes import ELSEWHERE, UNTRACKED, WHOLE_DEVICE
-from egs_core.engine.state.records import COST, GPU_TIME, TIME, amounts_of
+from egs_core.engine.state.records import amounts_of
 from egs_core.engine.state.state import State
 
 

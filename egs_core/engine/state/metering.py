@@ -20,18 +20,15 @@ Only work that somebody has limited is metered: without limits `is_metered` is F
 
 from __future__ import annotations
 
-from math import isfinite
-
 import msgspec
 
+from egs_core.engine.meters import COST, GPU_TIME, TIME, Meter, reached_at
 from egs_core.engine.specs import END, HOUR_S, NO_LIMITS, NO_QUEUE, REQUEUE, Limits, limits_in, strictest
 from egs_core.engine.state.columns import Columns
 from egs_core.engine.state.lifecycle import RUNNING
 from egs_core.engine.state.processes import ProcessState
-from egs_core.engine.state.records import COST, GPU_TIME, IDLE, TIME, Meter, Over, Rates, amounts_of
+from egs_core.engine.state.records import Over, Rates, amounts_of
 from egs_core.graph.columns import Graph
-
-MOST_REQUEUES = 3  # of one task by its own limits; the next time it fails
 
 
 class UsageState(ProcessState):
@@ -161,21 +158,6 @@ class UsageState(ProcessState):
             del self.over_limit[task]
 
 
-def reached_at(meter: Meter) -> tuple[float, int] | None:
-    """When, if all goes on as it does, the first limit is reached, and its kind; None: never."""
-    limits, found = meter.limits, None
-    for kind, limit in enumerate(limits.amounts):
-        if limit is None or meter.rates[kind] <= 0:
-            continue
-        at = meter.at + max(0.0, limit - meter.used[kind]) / meter.rates[kind]
-        if isfinite(at) and (found is None or at < found[0]):
-            found = at, kind
-    if limits.idle_timeout_s is not None and meter.running:
-        at = meter.active_at + limits.idle_timeout_s
-        found = (at, IDLE) if found is None or at < found[0] else found
-    return found
-
-
 def task_reaches(state: Columns, task: int) -> tuple[float, int] | None:
     """When a running task reaches its first limit; None for one without limits, or that is being stopped."""
     meter = state.meters.get(task)
@@ -203,18 +185,6 @@ def limits_of(state: Columns, task: int) -> Limits:
 def is_over_limit(state: Columns, task: int) -> bool:
     """Whether the task has reached a limit, and is being stopped or was stopped for good because of it."""
     return task in state.over_limit
-
-
-def described(limits: Limits, kind: int) -> str:
-    """The limit that was reached, in words."""
-    if kind == IDLE:
-        return f"idle for {_plain(limits.idle_timeout_s)} s"
-    what = ("s", "s of GPU time", "in cost")[kind]
-    return f"over its limit of {_plain(limits.amounts[kind])} {what}"
-
-
-def _plain(value: float | None) -> str:
-    return f"{value or 0.0:.3f}".rstrip("0").rstrip(".")
 
 
 def price_of(state: Columns, phase: int) -> float:

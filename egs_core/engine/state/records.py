@@ -9,7 +9,6 @@ import msgspec
 from egs_core.engine.specs import (
     LEARNED,
     NO_LIMIT,
-    NO_LIMITS,
     NOTHING,
     ORDERS,
     SAFE,
@@ -21,7 +20,6 @@ from egs_core.engine.specs import (
 )
 from egs_core.graph.columns import Shape
 
-TIME, GPU_TIME, COST, IDLE = range(4)
 Rates = tuple[float, float, float]  # seconds, GPU seconds and cost a second
 Reads = tuple[tuple[int, int], ...]  # parent, bytes
 
@@ -67,26 +65,6 @@ class Pause(msgspec.Struct, frozen=True):
     actor: str
     reason: str
     at: float
-
-
-class Meter(msgspec.Struct):
-    """Used by kind up to `at`, and how fast that grows. running: phases that use; active_at: last sign of life;
-    limits: what holds now, of the task and its queue or of the workload."""
-
-    at: float
-    used: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])
-    rates: list[float] = msgspec.field(default_factory=lambda: [0.0, 0.0, 0.0])
-    running: int = 0
-    active_at: float = 0.0
-    limits: Limits = NO_LIMITS
-
-    def used_at(self, now: float) -> list[float]:
-        passed = max(0.0, now - self.at)
-        return [used + rate * passed for used, rate in zip(self.used, self.rates, strict=True)]
-
-    def settle(self, now: float) -> None:
-        """Count what was used until now; before the rates change."""
-        self.used, self.at = self.used_at(now), max(now, self.at)
 
 
 class Over(msgspec.Struct, frozen=True):

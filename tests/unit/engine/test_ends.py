@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from egs_core.engine.rules.durations import Z95, after, early_quantile, latest, length_of, remaining
+from egs_core.time_estimates import Z95, after, early_quantile, latest, length_of, remaining
 
 
 def test_a_length_is_its_median_and_how_early_it_may_end() -> None:

@@ -8,8 +8,9 @@ import pytest
 from egs_core.driver.journal import encode_entry, folded
 from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
+from egs_core.engine.meters import MOST_REQUEUES
 from egs_core.engine.specs import FlavorSpec, Limits, QueueSpec
-from egs_core.engine.state.metering import MOST_REQUEUES, is_over_limit
+from egs_core.engine.state.metering import is_over_limit
 from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, PhaseSpec, cpu, gpu, graph_of
 

@@ -25,9 +25,8 @@ from pydantic import ValidationError
 
 from egs_airflow import config
 from egs_airflow.agent.declare import KEY, OTHERS
+from egs_core.engine.meters import MOST_REQUEUES, Meter, described, reached_at
 from egs_core.engine.specs import FAIL, NO_LIMITS, REQUEUE, Limits, strictest
-from egs_core.engine.state.metering import MOST_REQUEUES, described, reached_at
-from egs_core.engine.state.records import Meter
 from egs_core.errors import InputError
 from egs_core.queues import TaskLimits
 from egs_core.yaml_file import FileModel, input_error, read_text, read_yaml

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from egs_core.engine.rules.durations import NOW, TimeEstimate, after, latest, length_of
 from egs_core.graph.analysis import topological_order
 from egs_core.graph.columns import Graph
 from egs_core.predict import Predictor
+from egs_core.time_estimates import NOW, TimeEstimate, after, latest, length_of
 from egs_kubeflow.convert.documents import Documents, checked
 from egs_kubeflow.convert.pipeline import Converted, convert_spec
 from egs_kubeflow.rewrite.expected import Length, lengths_of
