@@ -23,7 +23,17 @@ PACKAGES = (
     ROOT / "plugins/kubeflow/egs_kubeflow",
 )
 ENGINE = "egs_core.engine"
-FLOORS = ("specs", "meters", "messages", "state", "rules", "order", "passes", "explain", "engine")  # each imports only leftwards
+FLOORS = (
+    "specs",
+    "meters",
+    "messages",
+    "state",
+    "rules",
+    "order",
+    "passes",
+    "explain",
+    "engine",
+)  # each imports only leftwards
 NOT_PUBLIC = ("cli", "driver", "engine", "sim", "testing")
 MOST_ROOMS, MOST_ARROWS = 14, 50
 
