@@ -75,7 +75,7 @@ class Capacity:
         for name, place in steps.make:
             if not leads() or now < self._refused_until:
                 return
-            self._make(name, place, now)
+            self._make(name, place, nodes, now)
 
     def _remove(self, one: Pod) -> None:
         try:
@@ -84,12 +84,12 @@ class Capacity:
             if error.status not in (404, 409):
                 self._note("placeholder", f"{one.namespace}/{one.name}: {error}: it makes way or ends by itself")
 
-    def _make(self, name: str, place: placeholders.Place, now: float) -> None:
+    def _make(self, name: str, place: placeholders.Place, nodes: Iterable[Node], now: float) -> None:
         """Where one is refused the others would be too."""
+        not_on = placeholders.hosts_of(place, nodes)
+        body = placeholders.made(name, place, self._namespace, self._stated.image, not_on)
         try:
-            self._cluster.create(
-                PODS, placeholders.made(name, place, self._namespace, self._stated.image), self._namespace
-            )
+            self._cluster.create(PODS, body, self._namespace)
         except ApiError as error:
             if error.status in REFUSALS:
                 self._refused_until = now + REFUSED_S

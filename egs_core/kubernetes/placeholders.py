@@ -10,8 +10,9 @@ see. Pure functions of what is listed.
        n1  ██ runs ██│ first   │ second ██│ third ██      │      these start on what is there by then
        placeholder             │ fourth ██████│ fifth ██  │      these do not, and take one place after each other
 
-A placeholder has the lowest priority but preloads and preempts nobody: every pod of EGS's takes its place. One that has
-its node is kept while something is to start there later, and no longer than `LIFE_S`.
+A placeholder has the lowest priority but preloads and preempts nobody: every pod of EGS's takes its place. It asks for
+a node that is not there yet, so that what is given back on the others is the next pod's at once. One that has its node
+is kept while something is to start there later, and no longer than `LIFE_S`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import msgspec
 
 from egs_core.graph.columns import Shape
-from egs_core.kubernetes import names
+from egs_core.kubernetes import names, places
 from egs_core.kubernetes.foreseen import NEVER, Start, Wanted, is_opened, placed, waiting
 from egs_core.kubernetes.pods import GPU_RESOURCE, Node, Pod
 from egs_core.kubernetes.preloads import CONFINED, NO_SIDECAR, NOBODY
@@ -42,6 +43,9 @@ STAYS_S = 86400.0
 """For which nothing says how long it takes, as for an autoscaler: its place is not free again in sight."""
 IMAGE = "registry.k8s.io/pause:3.10"
 NAME = "placeholder"
+HOST = "kubernetes.io/hostname"
+MOST_HOSTS = 1000
+"""So many nodes are named in one; on others it may take what is given back until a pod wants it."""
 _PREFIX = "egs-placeholder-"
 
 
@@ -126,8 +130,19 @@ def key_of(name: str) -> str:
     return name.removeprefix(_PREFIX).rpartition("-")[0]
 
 
-def made(name: str, place: Place, namespace: str, image: str) -> dict[str, Any]:
-    """The pod. The scheduler places it as it would what it stands for."""
+def hosts_of(place: Place, nodes: Iterable[Node]) -> tuple[str, ...]:
+    """By their label, nodes that are there and could take it if nothing else were on them."""
+    found = (
+        dict(node.labels).get(HOST, "")
+        for node in nodes
+        if _covers(Shape(node.cpu_milli, 1000 * node.gpus, node.memory_bytes), place.shape)
+        and places.allows(place.where, node)
+    )
+    return tuple(sorted(set(found) - {""})[:MOST_HOSTS])
+
+
+def made(name: str, place: Place, namespace: str, image: str, not_on: Sequence[str] = ()) -> dict[str, Any]:
+    """The pod. The scheduler places it as it would what it stands for, but on none of these hosts."""
     asked = {"cpu": f"{place.shape.cpu_milli}m", "memory": str(place.shape.memory_bytes)}
     if place.shape.gpu_milli:
         asked[place.gpu or GPU_RESOURCE] = str(place.shape.gpu_milli // 1000)
@@ -159,8 +174,12 @@ def made(name: str, place: Place, namespace: str, image: str) -> dict[str, Any]:
         spec["nodeSelector"] = stated["select"]
     if stated.get("tolerate"):
         spec["tolerations"] = stated["tolerate"]
-    if stated.get("terms"):
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": stated["terms"]}}
+    terms = [term for term in stated.get("terms") or () if term]  # an empty one is met by no node
+    if not_on:
+        new = {"key": HOST, "operator": "NotIn", "values": list(not_on)}
+        terms = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), new]} for term in terms or [{}]]
+    if terms:
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
     labels = {names.PLACEHOLDER: names.BY_CONTROLLER, NO_SIDECAR: "false"}
     meta = {"name": name, "namespace": namespace, "labels": labels}
@@ -174,28 +193,28 @@ def _look(
     when a node would be there."""
     known = [one if one.predicted_s is not None else msgspec.structs.replace(one, predicted_s=STAYS_S) for one in pods]
     asked = [one if one.takes_s is not None else msgspec.structs.replace(one, takes_s=STAYS_S) for one in wanted]
-    starts, places = [], list[tuple[Place, float]]()
+    starts, lacking = [], list[tuple[Place, float]]()
     for one, start in placed(asked, known, nodes, now, until):
         if start is not None:
             starts.append(start)
         elif not one.is_seen and one.ready_at <= there_at:
-            _take(places, one, max(there_at, one.ready_at), until)
-    return starts, [place for place, _ in places]
+            _take(lacking, one, max(there_at, one.ready_at), until)
+    return starts, [place for place, _ in lacking]
 
 
-def _take(places: list[tuple[Place, float]], one: Wanted, at: float, until: float) -> None:
+def _take(lacking: list[tuple[Place, float]], one: Wanted, at: float, until: float) -> None:
     """A place that is lacking anyway, and free again soon enough; else another one."""
     takes_s = STAYS_S if one.takes_s is None else one.takes_s
     fitting = [
         (free_at, number)
-        for number, (place, free_at) in enumerate(places)
+        for number, (place, free_at) in enumerate(lacking)
         if (place.where, place.gpu) == (one.where, one.gpu) and _covers(place.shape, one.shape)
     ]
     free_at, number = min(fitting, default=(NEVER, -1))
     if free_at <= until:
-        places[number] = places[number][0], max(free_at, at) + takes_s
+        lacking[number] = lacking[number][0], max(free_at, at) + takes_s
     else:
-        places.append((Place(one.shape, one.where, one.gpu), at + takes_s))
+        lacking.append((Place(one.shape, one.where, one.gpu), at + takes_s))
 
 
 def _kept(

@@ -4,7 +4,10 @@ and who gets the node that comes. No autoscaler is there: the test adds the node
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,13 @@ import pytest
 
 from egs_core.kubernetes import names
 from egs_core.kubernetes.capacity import Ahead
-from egs_core.kubernetes.cluster import PODS, ApiError
+from egs_core.kubernetes.cluster import PODS, ApiError, Cluster
 from egs_core.kubernetes.gates import OVERDUE
 from egs_core.kubernetes.leaving import leave
 from egs_core.kubernetes.manifests import KINDS, objects
 from egs_core.kubernetes.opening import open_gate
 from egs_core.kubernetes.pods import pod_of
-from tests.cluster.real import Site, controlled, refusal, understood, until
+from tests.cluster.real import FILE, Site, controlled, refusal, understood, until
 from tests.cluster.test_real_cluster import pytestmark
 from tests.unit.kubernetes.test_placeholder_policy import placeholder, unwanted
 from tests.unit.kubernetes.test_preload_policy import preload
@@ -85,6 +88,46 @@ def test_a_step_to_come_finds_its_node_kept_and_takes_it(site: Site) -> None:
         (left,) = [one.name for one in site.pods().values() if one.is_gated]
         site.delete(left)
         until(lambda: not stand_ins(site))
+
+
+def test_a_gpu_that_is_given_back_is_the_next_pods_at_once(site: Site) -> None:
+    """While placeholders wait for a node, pods end and others get their GPU: no placeholder ever has it in between, as
+    the scheduler would have to take it away again."""
+    full(site)
+    with watched(site) as placed, controlled(site, placeholders=AHEAD):
+        for number in range(6):
+            site.add(f"p{number}", gpus=1, predicted=3600)
+        until(lambda: len(stand_ins(site)) == 2)
+        site.end("first")
+        took = []
+        for _ in range(3):
+            gave_back = time.monotonic()
+            until(lambda: running(site))
+            took.append(time.monotonic() - gave_back)
+            site.end(running(site)[0])
+        print(f"a GPU given back was the next pod's after {[round(one, 2) for one in took]} s; placed: {placed}")
+    assert placed == []
+
+
+def running(site: Site) -> list[str]:
+    return [one.name for one in site.pods().values() if one.holds]
+
+
+@contextmanager
+def watched(site: Site) -> Iterator[list[str]]:
+    """Placeholders that got a node, as it happens: one line each."""
+    found: list[str] = []
+    cluster, version = Cluster(Path(FILE)), site.admin.list(PODS, site.of.namespace)[1]
+
+    def follow() -> None:
+        with suppress(ApiError):
+            for event in cluster.watch(PODS, version, site.of.namespace, timeout_s=600):
+                pod = pod_of(event["object"])
+                if pod.is_placeholder and pod.node and f"{pod.name} {pod.node}" not in found:
+                    found.append(f"{pod.name} {pod.node}")
+
+    threading.Thread(target=follow, daemon=True).start()
+    yield found
 
 
 def test_without_a_controller_the_scheduler_takes_its_place_for_the_pod(site: Site) -> None:

@@ -11,8 +11,19 @@ import pytest
 
 from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names
+from egs_core.kubernetes import places as places_
 from egs_core.kubernetes.foreseen import Owner, Wanted
-from egs_core.kubernetes.placeholders import LATER, STAYS_S, Place, Steps, key_of, made, select_steps, to_stand_for
+from egs_core.kubernetes.placeholders import (
+    LATER,
+    STAYS_S,
+    Place,
+    Steps,
+    hosts_of,
+    key_of,
+    made,
+    select_steps,
+    to_stand_for,
+)
 from egs_core.kubernetes.pods import Node, Pod, node_of, pod_of
 from tests.unit.kubernetes.made_pods import node, pod
 from tests.unit.kubernetes.test_preloads import NOW, runs, wanted
@@ -212,6 +223,24 @@ def test_a_placeholder_as_an_object_of_kubernetes() -> None:
     assert not pod_of(raw | {"spec": raw["spec"] | {"priorityClassName": ""}}).is_placeholder
     assert raw["spec"]["priorityClassName"] == names.PLACEHOLDER_CLASS
     pytest.importorskip("kubernetes_validate").validate(raw, "1.36", strict=True)
+
+
+def test_it_asks_for_a_node_that_is_not_there_yet() -> None:
+    """So it takes nothing that is given back on those there: they are named, as far as they could take it. What its
+    pod says of nodes holds besides, each of several terms."""
+    nodes = [gpu_node("n1"), gpu_node("n2", 2), gpu_node("cpus", 0), node_of(node("b", gpus=1, labels={"pool": "b"}))]
+    assert hosts_of(ONE, nodes) == ("b", "n1", "n2")
+    two = Place(Shape(1000, 2000, 0))
+    assert hosts_of(two, nodes) == ("n2",)
+    terms = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": [name]}]} for name in ("b", "c")]
+    only_b = Place(ONE.shape, json.dumps({"terms": terms}))
+    assert hosts_of(only_b, nodes) == ("b",)
+    raw = made("egs-placeholder-x-0", only_b, "egs-system", "pause", hosts_of(only_b, nodes))
+    where = pod_of(raw).where
+    assert [places_.allows(where, one) for one in nodes] == [False] * 4
+    assert places_.allows(where, node_of(node("new", gpus=1, labels={"pool": "c"})))
+    plain = pod_of(made("egs-placeholder-x-0", ONE, "egs-system", "pause", ("n1",))).where
+    assert [places_.allows(plain, one) for one in nodes] == [False, True, True, True]
 
 
 def test_what_will_come_is_asked_for_last() -> None:
