@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import ray
 
+from egs_ray.audit.seen import amount_of
 from egs_ray.compat import available
 
 # Numbers of Ray's protobuf enums TaskStatus, TaskType and ErrorType; wire formats, so they do not change.
@@ -109,9 +110,9 @@ def _from_message(message: Any, task_id: str, attempt: int) -> TaskEvent:
         name=info.func_or_class_name,
         kind=_KINDS[info.type],
         actor_id=info.actor_id.hex(),
-        cpus=resources.get("CPU", 0.0),
-        gpus=resources.get("GPU", 0.0),
-        memory_bytes=int(resources.get("memory", 0)),
+        cpus=amount_of(resources, "CPU"),
+        gpus=amount_of(resources, "GPU"),
+        memory_bytes=int(amount_of(resources, "memory")),
         submitted_s=times.get(_SUBMITTED),
         ready_s=times.get(_READY),
         pushed_s=times.get(_PUSHED),

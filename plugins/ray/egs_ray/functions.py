@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, cast
@@ -22,10 +23,22 @@ def submit_classes() -> list[type]:
 
 def function_behind(target: Any) -> Callable[..., Any] | None:
     """The plain Python function of a RemoteFunction; None for anything whose call is more than a call of it."""
+    return _function_of(target) if not getattr(target, "_is_generator", False) else None
+
+
+def generator_behind(target: Any) -> Callable[..., Any] | None:
+    """The generator function of a RemoteFunction of the script's; None for anything else, and for those of Ray's own
+    libraries, which place their tasks themselves."""
+    function = _function_of(target)
+    is_own = inspect.isgeneratorfunction(function) and str(function.__module__).partition(".")[0] != "ray"
+    return function if is_own else None
+
+
+def _function_of(target: Any) -> Callable[..., Any] | None:
     from ray.remote_function import RemoteFunction
     from ray.util.tracing.tracing_helper import _is_tracing_enabled
 
-    if not isinstance(target, RemoteFunction) or target._is_generator or target._is_cross_language:
+    if not isinstance(target, RemoteFunction) or target._is_cross_language:
         return None
     if target._decorator is not None or _is_tracing_enabled():
         return None

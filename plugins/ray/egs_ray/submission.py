@@ -38,7 +38,8 @@ class Arrival(msgspec.Struct):
     key: of its ticket; "" for one that passed ungated. direct: references that Ray waits for, each (its own id, that of
     the task behind it); nested: ids of the tasks behind all others, for which the task may wait or not. seconds: that
     it is believed to take. parent: the task with a turn, or the creation of the actor, for which the code works
-    that has submitted it on a worker. is_nested: on a worker, and not in the driver.
+    that has submitted it on a worker. is_nested: on a worker, and not in the driver. streams: its values are there one
+    by one before its end, so who takes one does not wait for that.
     """
 
     key: str
@@ -49,6 +50,7 @@ class Arrival(msgspec.Struct):
     seconds: float | None = None
     parent: str = ""
     is_nested: bool = False
+    streams: bool = False
 
 
 class Ordered(msgspec.Struct):

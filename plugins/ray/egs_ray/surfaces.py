@@ -48,7 +48,7 @@ _BY_RUN_HINTS = hint_answers(
 _WHOLE = "no: tasks without hints are ordered only"
 _BY_HOOK = {
     "observe": "yes",
-    "order": "yes: GPU tasks and actors",
+    "order": "yes: GPU tasks, generators and actors",
     "split": _WHOLE,
     "preload": _WHOLE,
     "gang": _WHOLE,

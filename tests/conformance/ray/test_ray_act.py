@@ -171,7 +171,7 @@ def test_same_as_native(run_script: Script, tmp_path: Path) -> None:
     assert own_lines(native).count("cancelled True") == 2
     (line,) = egs_lines(ordered)
     assert line.startswith("egs: ordered ")
-    assert line.split()[2] == "25"  # one of them submitted by a worker: `inner`
+    assert line.split()[2] == "26"  # one of them submitted by a worker: `inner`
     run = read_run(tmp_path / "log.jsonl")
     assert (run.header.policy, run.header.mode) == ("egs", "on")
     names = {record.name for record in run.records if isinstance(record, TaskAdded)}
@@ -187,7 +187,7 @@ def test_same_as_native_with_the_clusters_gate(run_script: Script) -> None:
     assert both[0] == both[1]
     assert len(both[0]) == 18 + 1
     (line,) = egs_lines(ordered)
-    assert line.startswith("egs: ordered 25 GPU tasks")  # one of them submitted by a worker: `inner`
+    assert line.startswith("egs: ordered 26 GPU tasks")  # one of them submitted by a worker: `inner`
 
 
 def test_order(run_script: Script, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,13 +132,14 @@ finally:
 
 GROUPED = [[[i, 1] for i in range(3)] + [["model", 1]], True, ["ordered", 1]]
 LIBRARIES = {
-    "placement group": (GROUP, GROUPED, 2),
-    "data": (DATA, [2 * (i + 1) for i in range(8)], 1),
-    "train": (TRAIN, ["None", {"rank0": "1", "rank1": "1"}], 1),
-    "tune": (TUNE, [[2, 1], [4, 1], [6, 1]], 1),
-    "serve": (SERVE, [4, 1], 1),
+    "placement group": (GROUP, GROUPED, 2, {"grouped": 3, "Model": 1}),
+    "data": (DATA, [2 * (i + 1) for i in range(8)], 1, {"MapWorker(MapBatches(Add))": 1, "_map_task": 2}),
+    "train": (TRAIN, ["None", {"rank0": "1", "rank1": "1"}], 1, {"RayTrainWorker": 2}),
+    "tune": (TUNE, [[2, 1], [4, 1], [6, 1]], 1, {"ImplicitFunc": 3}),
+    "serve": (SERVE, [4, 1], 1, {}),
 }
-"""Name -> script, what it gives natively, and how many tasks of its own it has outside of the library."""
+"""Name -> script, what it gives natively, how many tasks of its own it has outside of the library, and what else holds
+GPUs for it: a Serve's replicas are those of its controller, which outlives the driver."""
 
 
 @pytest.mark.parametrize("gate", ["local", pytest.param("cluster", marks=pytest.mark.long)])
@@ -145,12 +147,13 @@ LIBRARIES = {
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "placement group")) for name in LIBRARIES]
 )
 def test_passes_ungated(run_script: Script, tmp_path: Path, name: str, gate: str) -> None:
-    """The library ends with its native result, GPUs included; only the script's own plain task was ordered."""
+    """The library ends with its native result, GPUs included; only the script's own plain task was ordered. What held
+    GPUs is in the run log with them, in the script's one workload, whoever has submitted it and in whatever group."""
     if name == "serve":
         pytest.importorskip("ray.serve")
     elif name != "placement group":
         pytest.importorskip("pyarrow")
-    script, result, plain = LIBRARIES[name]
+    script, result, plain, others = LIBRARIES[name]
     done = run_script(HEAD + script, EGS_MODE="on", EGS_GATE=gate)
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), "")
     assert line, done.stdout + done.stderr
@@ -158,5 +161,9 @@ def test_passes_ungated(run_script: Script, tmp_path: Path, name: str, gate: str
     records = read_run(tmp_path / "log.jsonl").records
     names = {record.task: record.name for record in records if isinstance(record, TaskAdded)}
     assert [names[record.task] for record in records if isinstance(record, Granted)] == ["plain"] * plain
+    holders = [record for record in records if isinstance(record, TaskAdded) and record.phases[0][2] == 1]
+    lasting = Counter(record.name for record in holders if not record.name.endswith(".__init__"))
+    assert lasting == {"plain": plain, **others}
+    assert len({record.workload for record in holders}) == 1
     assert f"egs: ordered {plain} GPU tasks" in done.stderr
     t.until(t.is_idle, "all resources are free")

@@ -5,6 +5,7 @@ Everything may come in any order, twice, or not at all; times are Unix seconds. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePath
 
 import msgspec
@@ -64,9 +65,9 @@ class TaskSeen(msgspec.Struct):
         return "aborted" if "CANCELLED" in self.error else "failed"
 
     def needs(self, resources: dict[str, float]) -> None:
-        """What it asks for. A bundle's resources are called GPU_group_<id>, and GPU_group_<index>_<id> as well."""
-        self.cpus, self.gpus = _amount(resources, "CPU"), _amount(resources, "GPU")
-        self.memory_bytes = int(_amount(resources, "memory"))
+        """What it asks for."""
+        self.cpus, self.gpus = amount_of(resources, "CPU"), amount_of(resources, "GPU")
+        self.memory_bytes = int(amount_of(resources, "memory"))
         self.in_bundle = any("_group_" in name for name in resources)
 
 
@@ -158,5 +159,7 @@ class Seen(msgspec.Struct):
         job.ended_s = job.ended_s or driver.ended_s
 
 
-def _amount(resources: dict[str, float], name: str) -> float:
+def amount_of(resources: Mapping[str, float], name: str) -> float:
+    """How much of a resource a task asks for. That of a placement group's bundle is called GPU_group_<id>, and
+    GPU_group_<index>_<id> as well."""
     return resources.get(name) or max((v for k, v in resources.items() if k.startswith(f"{name}_group_")), default=0.0)

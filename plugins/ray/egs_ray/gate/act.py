@@ -3,9 +3,9 @@
     fit.remote(x)  ─►  [fit].remote(ticket, x)        [fit]: the same function with one more argument, which it drops
 
 The script gets its reference at once. Ray keeps the task pending until the ticket has a value (see `gate`), and treats
-it then as it would without EGS. Gated are plain functions with `num_gpus` whose needs are CPUs, GPUs and memory only
-(see `ticketing`). All else passes as it is: actors, placement groups, generators, labels and custom resources (their
-placement is the user's word), and what no node can run.
+it then as it would without EGS. Gated are functions, generators and actors with `num_gpus` whose needs are CPUs, GPUs
+and memory only (see `ticketing`). All else passes as it is: placement groups, generators with back pressure, labels and
+custom resources (their placement is the user's word), what Ray's own libraries submit, and what no node can run.
 
 This process's session orders what the script itself submits (`session.program`): with others' where its site is one
 that several share (a server's; with EGS_GATE=cluster that of an actor, `egs_ray.site`), else alone.

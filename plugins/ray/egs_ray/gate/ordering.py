@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 import msgspec
+import ray
 
 from egs_ray import actors
 from egs_ray.compat import available
@@ -16,6 +17,7 @@ from egs_ray.gate.ticketing import (
     Twins,
     WithTicket,
     arrival_of,
+    end_of,
     is_bare,
     is_free_to_order,
     needs_of,
@@ -240,7 +242,7 @@ class Ordering:
         self.ordered += 1
         try:
             is_actor = turn.described is not None and turn.described.is_actor
-            ref = actors.ActorRef(result) if is_actor else result_of(result)
+            ref = actors.ActorRef(result) if is_actor else end_of(result)
             if is_actor and turn.ref is not None:
                 actors.before_handed_on(ref, partial(turn.gate.hand_on, turn.key))
             if ref is None:
@@ -248,7 +250,9 @@ class Ordering:
             else:
                 if turn.described is not None:
                     self.described[task_of(ref)] = turn.described
-                self._add(turn.gate, *arrival_of(turn.key, ref, turn.needs, args, kwargs), turn.described)
+                arrival, refs = arrival_of(turn.key, ref, turn.needs, args, kwargs)
+                arrival.streams = isinstance(result, ray.ObjectRefGenerator)
+                self._add(turn.gate, arrival, refs, turn.described)
         except Exception as error:
             turn.gate.give_back(turn.key)
             self._on_failure(error)

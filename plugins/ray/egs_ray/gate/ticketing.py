@@ -55,7 +55,10 @@ def with_ticket(function: Callable[..., Any]) -> Callable[..., Any]:
     def ticketed(_ticket: None, /, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return functions.named_like(ticketed, function)
+    def streamed(_ticket: None, /, *args: Any, **kwargs: Any) -> Any:
+        yield from function(*args, **kwargs)
+
+    return functions.named_like(streamed if inspect.isgeneratorfunction(function) else ticketed, function)
 
 
 class Twins:
@@ -72,7 +75,8 @@ class Twins:
         before = self._asked.get(target)
         if before is not None and before.options == options:
             return before
-        found = Asked(options, is_free_to_order(options), needs_of(target, options))
+        is_free = is_free_to_order(options, streams=functions.generator_behind(target) is not None)
+        found = Asked(options, is_free, needs_of(target, options))
         if found.is_free:  # else there may be more behind the options than numbers
             self._asked[target] = found
         return found
@@ -83,7 +87,7 @@ class Twins:
         try:
             if target in self._hints:
                 return self._hints[target]
-            function = functions.function_behind(target) or actors.class_behind(target)
+            function = _code_of(target) or actors.class_behind(target)
             hints = hints_of(function)
             if hints is None and self._splits_all and len(phase_kinds(function)) > 1:
                 hints = TaskHints()
@@ -103,7 +107,7 @@ class Twins:
 
     def lined(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The twin of what has no turn; None where that is no function or class of the script's."""
-        made = functions.function_behind(target) or actors.class_behind(target)
+        made = _code_of(target) or actors.class_behind(target)
         if made is None or str(made.__module__).partition(".")[0] == "ray":
             return None
         return self.of(target, args, kwargs)
@@ -114,7 +118,7 @@ class Twins:
 
     def _made(self, target: Any) -> Ticketed | None:
         """The twin of a function or of an actor's class."""
-        if (function := functions.function_behind(target)) is not None:
+        if (function := _code_of(target)) is not None:
             made: Any = self._with_ticket(function)
             signature = inspect.signature(function)
         elif (actor := actors.class_behind(target)) is not None:
@@ -123,6 +127,11 @@ class Twins:
             return None
         ticketed = self._ticketed[target] = Ticketed(functions.rewrapped(target, made), signature, set())
         return ticketed
+
+
+def _code_of(target: Any) -> Callable[..., Any] | None:
+    """The function, or generator function, of a task of the script's."""
+    return functions.function_behind(target) or functions.generator_behind(target)
 
 
 def _takes(ticketed: Ticketed, args: Any, kwargs: Any) -> bool:
@@ -138,9 +147,15 @@ def _takes(ticketed: Ticketed, args: Any, kwargs: Any) -> bool:
     return True
 
 
-def is_free_to_order(options: dict[str, Any]) -> bool:
-    """Whether the task is Ray's to place, gives a reference, and is no part of a group."""
-    return not is_placed_by_hand(options) and options.get("num_returns") not in (0, "dynamic", "streaming")
+def is_free_to_order(options: dict[str, Any], *, streams: bool = False) -> bool:
+    """Whether the task is Ray's to place, gives a reference, and is no part of a group. streams: it is a generator. One
+    with back pressure holds its GPU until somebody has taken its values, who may wait for a turn behind it."""
+    if is_placed_by_hand(options):
+        return False
+    returns = options.get("num_returns")
+    if not streams:
+        return returns not in (0, "dynamic", "streaming")
+    return returns in (None, "streaming") and options.get("_generator_backpressure_num_objects") in (None, -1)
 
 
 def is_placed_by_hand(options: Mapping[str, Any]) -> bool:
@@ -166,6 +181,11 @@ def result_of(returned: Any) -> Any:
     """The reference that tells of a task's end; None when its submission returned none."""
     ref = returned[0] if isinstance(returned, list) and returned else returned
     return ref if isinstance(ref, ray.ObjectRef) else None
+
+
+def end_of(returned: Any) -> Any:
+    """The same, of what has a ticket, which may stream its values: then the reference of its end."""
+    return returned.completed() if isinstance(returned, ray.ObjectRefGenerator) else result_of(returned)
 
 
 def arrival_of(key: str, ref: Any, needs: Needs, args: Any, kwargs: Any) -> tuple[Arrival, dict[str, Any]]:

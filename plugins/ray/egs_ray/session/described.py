@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from egs_ray.payload import Payload
 from egs_ray.submission import Needs
 
 NOT_OF_ACTORS = ("preload", "gang", "grace", "split")
+NOT_OF_GENERATORS = ("preload", "grace", "split", "max_runtime", "max_gpu_time", "max_cost")
 NOTHING = (None, "", 0, (), False)
 Phases = tuple[tuple[int, Shape, float | None], ...]
 
@@ -69,11 +71,15 @@ class Hinted:
         key = tuple(options.get(name) for name in ("num_cpus", "num_gpus", "memory"))
         known = self._described.setdefault(target, {})
         if key not in known:
-            known[key] = self._describe(target, hints, options)
+            if functions.generator_behind(target) is None:
+                known[key] = self._describe(target, hints, options)
+            else:
+                _warn_of(functions.name_of(target), "a generator", hints, NOT_OF_GENERATORS)
+                known[key] = self.described_nested(target, hints, options)
         return known[key]
 
     def _describe(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
-        function = functions.function_behind(target)
+        function = functions.function_behind(target) or functions.generator_behind(target)
         if function is None:
             return None
         payload = Payload("", function, target, (), {}, options)
@@ -90,7 +96,8 @@ class Hinted:
         return found if has_gpu or found.is_shell else None
 
     def described_nested(self, target: Any, hints: TaskHints, options: dict[str, Any]) -> Described | None:
-        """The same for a task that a worker submits: its place in the order, as one piece. None where it has no GPU."""
+        """The same for a task that a worker submits, and for a generator: its place in the order, as one piece. None
+        where it has no GPU."""
         found = self._describe(target, hints, options)
         if found is None or not found.payload.gpus:
             return None
@@ -106,8 +113,7 @@ class Hinted:
         payload.cpus = _first(options.get("num_cpus"), stated.cpus, 1.0)
         payload.gpus = _first(options.get("num_gpus"), stated.gpus, 0.0)
         payload.memory_bytes = int(_first(options.get("memory"), stated.memory_bytes, 0))
-        if lost := [name for name in NOT_OF_ACTORS if getattr(stated, HINTS[name].field) not in NOTHING]:
-            warn_once(f"{functions.name_of(target)}: of an actor the hints {', '.join(lost)} are not kept")
+        _warn_of(functions.name_of(target), "an actor", stated, NOT_OF_ACTORS)
         seconds = stated.expect_s[0] if stated.expect_s else 0.0
         phases: Phases = ((GPU, Shape(0, max(1, round(payload.gpus * 1000))), seconds),)
         plain = {"gang": "", "gang_same": "", "flavors": (), "on_limit": "", "warm_key": "", "warmup_s": 0.0}
@@ -127,6 +133,12 @@ class Hinted:
             warn_once(
                 f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
             )
+
+
+def _warn_of(name: str, what: str, hints: TaskHints, names: Iterable[str]) -> None:
+    """Once, where it states some of these."""
+    if lost := [hint for hint in names if getattr(hints, HINTS[hint].field) not in NOTHING]:
+        warn_once(f"{name}: of {what} the hints {', '.join(lost)} are not kept")
 
 
 def _stated(hints: TaskHints) -> list[str]:

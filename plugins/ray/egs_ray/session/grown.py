@@ -38,6 +38,7 @@ class Grown(RunBooks):
         super().__init__(workload, Converted(name, Graph(), [], None), None)
         self.block = self.converted.graph
         self.numbers: dict[str, int] = {}
+        self._streams: set[str] = set()  # tasks whose values are there before their ends: nobody waits for those
         self.also: dict[int, Job] = {}
         self.markers: dict[int, Job] = {}
         self.open: dict[int, Job] = {}  # by index
@@ -60,7 +61,7 @@ class Grown(RunBooks):
         after: what it must not overtake, besides what it waits for.
         """
         new: list[tuple[Job, str]] = []
-        known = [self.numbers.get(task) for task in arrival.nested]
+        known = [self._waited_for(task) for task in arrival.nested]
         nested = tuple(dict.fromkeys(number for number in known if number is not None))
         if arrival.key:
             parents = [self._producer(*named, block, new) for named in arrival.direct if not is_driver(named[1])]
@@ -68,7 +69,7 @@ class Grown(RunBooks):
             if self._waits_inside:
                 parents, nested = parents + list(nested), ()
         else:
-            found = (self.numbers.get(task) for _, task in arrival.direct)
+            found = (self._waited_for(task) for _, task in arrival.direct)
             parents = [number for number in found if number is not None] + list(nested)
             kind, shape, nested = Way.OUTSIDE, NOTHING, ()
             if not parents:
@@ -85,6 +86,8 @@ class Grown(RunBooks):
         job = self._append(block, kind, arrival.task_id, parents, phases, name, described)
         job.ticket, job.framework_id = arrival.key, arrival.task_id
         self.numbers[arrival.task_id] = job.index
+        if arrival.streams:
+            self._streams.add(arrival.task_id)
         new.append((job, arrival.task_id))
         if kind is Way.ACTOR:
             self.markers[job.index] = self._append(
@@ -102,9 +105,20 @@ class Grown(RunBooks):
         self.results.pop(index, None)
         self.converted.nodes[index] = None  # type: ignore[call-overload]  # its function and arguments may go
 
+    def forget(self, task_id: str) -> None:
+        """Nothing that is submitted from now on waits for this task, or outside reference."""
+        self.numbers.pop(task_id, None)
+        self._streams.discard(task_id)
+
+    def _waited_for(self, task: str) -> int | None:
+        """The index of the task for whose end somebody waits who takes its value."""
+        return None if task in self._streams else self.numbers.get(task)
+
     def _producer(self, reference: str, task: str, block: Graph, new: list[tuple[Job, str]]) -> int:
         """The index of what makes this argument; something outside is taken in for it."""
-        found = self.numbers.get(task, self.numbers.get(reference))
+        found = self._waited_for(task)
+        if found is None:
+            found = self.numbers.get(reference)
         if found is None:
             job = self._append(block, Way.OUTSIDE, reference, (), ((CPU, NOTHING, 0.0),), OUTSIDE)
             found = self.numbers[reference] = job.index

@@ -341,7 +341,7 @@ class Program:
         self._went(waiting_too, but=job)
         if job.is_over:
             job.ref = None  # else its value would stay, and a process of a task that owns a part of it
-        self.books.numbers.pop(task_id, None)
+        self.books.forget(task_id)
         self._ready.pop(task_id, None)
 
     def _finish(self, job: Job, with_others: bool = False) -> None:

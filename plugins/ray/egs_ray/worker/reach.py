@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from inspect import isgeneratorfunction
 from typing import Any
 
 import ray
@@ -25,18 +26,22 @@ def with_line(function: Callable[..., Any], line: Address) -> Callable[..., Any]
     goes by the line. Where it has no turn, the ticket's place says for whom it works. It needs nothing of this package
     where it runs."""
 
-    def ticketed(_ticket: str | None, /, *args: Any, **kwargs: Any) -> Any:
-        inside: Any = None
+    def around(_ticket: str | None) -> Any:
         try:
             from egs_ray.worker.reach import inside
         except Exception:  # an environment without this package, or with a broken one
-            inside = None
-        if inside is None:
-            return function(*args, **kwargs)
-        with inside(line, _ticket):
+            return nullcontext()
+        return inside(line, _ticket)
+
+    def ticketed(_ticket: str | None, /, *args: Any, **kwargs: Any) -> Any:
+        with around(_ticket):
             return function(*args, **kwargs)
 
-    return named_like(ticketed, function)
+    def streamed(_ticket: str | None, /, *args: Any, **kwargs: Any) -> Any:
+        with around(_ticket):
+            yield from function(*args, **kwargs)
+
+    return named_like(streamed if isgeneratorfunction(function) else ticketed, function)
 
 
 @contextmanager
