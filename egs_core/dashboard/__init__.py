@@ -17,8 +17,8 @@ pages      the login page, the page whose rows page.js fills in, and frames whos
 app        the routes
 
 Pages of parts (decision 127): mirror has the runs of a site, and which belong together; views says of what a page is
-made, site_workloads and usage make it, tree has it as plain values. What workloads and parts have, pages of run logs
-have, too.
+made, site_workloads, driver_tasks and usage make it, tree has it as plain values. What workloads and parts have, pages
+of run logs have, too.
 
 And run logs in a browser, for one person, without a site (decision 111): log_pages makes the pages, log_serving is the
 server of `egs dashboard`.

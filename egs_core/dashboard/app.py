@@ -6,7 +6,8 @@ GET  /dashboard                  the page; the login page for nobody that is kno
 GET  /dashboard/login            the login page
 POST /dashboard/login            token ─► a session
 POST /dashboard/logout
-GET  /dashboard/workloads        the list of workloads; /RUN: the one of a run, as a graph
+GET  /dashboard/workloads        the list of workloads; /RUN: the one of a run, as a graph; /DRIVER: tasks
+GET  /dashboard/plan             what should come next
 GET  /dashboard/usage            GPUs over time and by team, of the last 24 hours; /SPAN: of 1h, 7d, 30d
 GET  /dashboard/events           what changes, as server-sent events; ?view=…&of=…: of one of those pages
 POST /dashboard/runs/ID/VERB     abort, pause, resume, priority: asked of the server with the viewer's token
@@ -108,7 +109,11 @@ class App:
         run = request.path_params["run"]
         if not RUN.fullmatch(run):
             return _refusal(404, "there is no such run")
-        return self._view(request, f"workload of {run}", "/workloads", ("graph", "path", "runs"), "workload", run)
+        view, title = ("tasks", f"driver {run}") if run.startswith("r") else ("workload", f"workload of {run}")
+        return self._view(request, title, "/workloads", ("graph", "path", "runs"), view, run)
+
+    async def plan(self, request: Request) -> Response:
+        return self._view(request, "plan", "/plan", ("starts", "ends", "loaded", "kept", "notes"), "plan")
 
     async def usage(self, request: Request) -> Response:
         over = request.path_params.get("over", DAY)
@@ -272,6 +277,7 @@ def make_app(
             Route(f"{PATH}/logout", app.logout, methods=["POST"]),
             Route(f"{PATH}/workloads", app.workloads),
             Route(f"{PATH}/workloads/{{run}}", app.workload),
+            Route(f"{PATH}/plan", app.plan),
             Route(f"{PATH}/usage", app.usage),
             Route(f"{PATH}/usage/{{over}}", app.usage),
             Route(f"{PATH}/events", app.events),

@@ -10,20 +10,25 @@ import asyncio
 import os
 import re
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from egs_core.client import messages as c
+from egs_core.client.ahead import Ahead, DriverTasksView
 from egs_core.client.http import SiteClient, Unreachable
 from egs_core.client.outlines import Outlines
 from egs_core.client.overview import BY_TOKEN_HEADER, Me, Overview
 from egs_core.client.places import Address
+from egs_core.described import describe
 
+T = TypeVar("T")
 TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")  # a provider's is long
 RUN = re.compile(r"[A-Za-z0-9]{1,32}")
 VERBS = ("abort", "pause", "resume")
 PRIORITY = "priority"
 ANSWER_S = 10.0
+describe(Outlines, DriverTasksView, Ahead)  # decoded on threads
 
 
 class Asking:
@@ -43,10 +48,20 @@ class Asking:
 
     async def outlines(self, token: str, epoch: str, since: int) -> Outlines:
         """What has changed of the runs that all see who are of the same teams; see `client.outlines`."""
+        return await self._decoded(f"/v1/outlines?epoch={epoch}&since={since}", token, Outlines)
+
+    async def tasks(self, token: str, driver: str) -> DriverTasksView:
+        """Of a driver."""
+        return await self._decoded(f"/v1/drivers/{driver}/tasks", token, DriverTasksView)
+
+    async def ahead(self, token: str) -> Ahead:
+        """What is planned for the tasks of drivers."""
+        return await self._decoded("/v1/ahead", token, Ahead)
+
+    async def _decoded(self, path: str, token: str, kind: type[T]) -> T:
+        found = await self._ask("GET", path, token)
         try:
-            return msgspec.json.decode(
-                await self._ask("GET", f"/v1/outlines?epoch={epoch}&since={since}", token), type=Outlines
-            )
+            return await asyncio.to_thread(msgspec.json.decode, found, type=kind)
         except msgspec.MsgspecError as error:
             raise Unreachable(f"{self._address.url}: no answer from an EGS server ({error})") from None
 

@@ -127,6 +127,7 @@
 
   function tick() {
     for (const time of document.querySelectorAll("time[data-since]")) time.textContent = span(now() - time.dataset.since);
+    for (const time of document.querySelectorAll("time[data-at]")) time.textContent = text("starts", Number(time.dataset.at));
     for (const table of tables.values()) {
       table.kinds.forEach((kind, n) => {
         if (kind !== "since" && kind !== "starts") return;

@@ -15,7 +15,7 @@ PATH = "/dashboard"
 ASSETS = {
     name: (resources.files("egs_core.dashboard") / name).read_bytes() for name in ("page.css", "page.js", "view.js")
 }
-NAVIGATION = (("", "Now"), ("/workloads", "Workloads"), ("/usage", "Usage"))
+NAVIGATION = (("", "Now"), ("/workloads", "Workloads"), ("/plan", "Plan"), ("/usage", "Usage"))
 VERSION = hashlib.sha256(b"".join(ASSETS.values())).hexdigest()[:12]
 
 

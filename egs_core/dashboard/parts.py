@@ -85,14 +85,15 @@ def _y(value: float, most: float) -> str:
     return f"{1 + (CHART_H - 2) * (1 - float(value) / most):.1f}"
 
 
-def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup | None:
-    """Nothing for no rows; a column in which nothing stands is left out."""
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]], count: int = 0) -> Markup | None:
+    """Nothing for no rows; a column in which nothing stands is left out. count: of rows that there are, where not all
+    are given."""
     used = [n for n in range(len(heads)) if any(row[n] for row in rows)]
     heads, rows = [heads[n] for n in used], [[row[n] for n in used] for row in rows]
     if not rows:
         return None
     ident = "h-" + title.replace(" ", "-")
-    more = len(rows) - MOST_ROWS
+    more = max(count, len(rows)) - MOST_ROWS
     body = [
         tag(
             "tr",
@@ -111,7 +112,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) ->
         "section",
         tag("h2", title, id=ident),
         tag("div", found, class_="scroll", tabindex=0, role="region", aria_labelledby=ident),
-        tag("p", f"and {more} more", class_="note") if more > 0 else None,
+        tag("p", f"and {more:,} more", class_="note") if more > 0 else None,
     )
 
 
@@ -122,6 +123,11 @@ def _is_long(cell: object) -> bool:
 def moment(at: float | None) -> Markup | str:
     """The time since this second of 1970, which the page's script keeps up to date; "" where it is not known."""
     return "" if at is None else tag("time", data_since=f"{at:.0f}")
+
+
+def coming(at: float | None) -> Markup | str:
+    """The same of a moment to come: in so long."""
+    return "" if at is None else tag("time", data_at=f"{at:.0f}")
 
 
 def card_row(found: Iterable[tuple[str, str]]) -> Markup:

@@ -29,7 +29,7 @@ def workload_parts(runs: Sequence[Outline], now: float, waiting: Mapping[str, Ru
     counts = Counter(task.state for task in workload.tasks.values())
     status = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     rows = [_row(run, workload, waiting.get(run.id)) for run in runs]
-    *graph, path_head, path = graph_parts(workload, now, called, is_live=True)
+    *graph, path_head, path = graph_parts(workload, now, called, is_live=True, noun="runs")
     return {
         "title": (tag("h1", workload.name), tag("p", f"{workload.state}: {status}", id="status", role="status")),
         "graph": tuple(graph),

@@ -98,7 +98,7 @@ SECTIONS = {
         "Drivers of frameworks",
         "No driver of a framework shares this site.",
         (
-            Column("Driver"),
+            Column("Driver", "run"),
             Column("User"),
             Column("State"),
             Column("Tasks running"),

@@ -5,7 +5,7 @@ const showParts = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const NAMES = new Set(("a p h1 h2 div section table caption thead tbody tr th td span code time svg title g rect path " +
     "text").split(" "));
-  const ATTRIBUTES = new Set(("class id scope href tabindex role data-since viewBox preserveAspectRatio width height x y " +
+  const ATTRIBUTES = new Set(("class id scope href tabindex role data-since data-at viewBox preserveAspectRatio width height x y " +
     "rx d aria-label aria-labelledby aria-current").split(" "));
   const FOCUSABLE = "a, button, [tabindex]";
 

@@ -13,9 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from egs_core.client.http import Refused
-from egs_core.client.overview import Overview
 from egs_core.cost.prices import Prices
-from egs_core.dashboard.mirror import Mirror
+from egs_core.dashboard.driver_tasks import plan_parts, task_parts
 from egs_core.dashboard.parts import Parts
 from egs_core.dashboard.site_workloads import list_parts, workload_parts
 from egs_core.dashboard.source import Source
@@ -25,6 +24,7 @@ from egs_core.report.html import join
 
 Encoded = dict[str, bytes]
 T = TypeVar("T")
+Making = Callable[[], Callable[[], Parts]]
 REST = 9.0  # times as long as a page took to make
 AGAIN_S = 10.0  # so long a believed length may be an old one
 MOST_LISTED = 400
@@ -73,67 +73,89 @@ class View:
         self._made: tuple[object, Encoded] = None, {}
 
     async def __call__(self, token: str) -> tuple[Encoded, float]:
-        seen = await self.source.overview(token)
-        mirror = await self.source.mirror(token)
-        state = self._state(seen, mirror)
+        state, now, make = await self._look(token)
         if self._made[0] != state:
-            make = self._parts(seen, mirror)
-            self._made = state, await self.seeing.pace.made(lambda: encoded(make()))
-        return self._made[1], seen.now
+            made = make()
+            self._made = state, await self.seeing.pace.made(lambda: encoded(made()))
+        return self._made[1], now
 
-    def _state(self, seen: Overview, mirror: Mirror) -> object:
-        """What its parts depend on."""
-        raise NotImplementedError
-
-    def _parts(self, seen: Overview, mirror: Mirror) -> Callable[[], Parts]:
-        """What makes them, on another thread, while the mirror changes."""
+    async def _look(self, token: str) -> tuple[object, float, Making]:
+        """What its parts depend on, the time, and what takes all that is needed to make them on another thread, while
+        the mirror changes. Raises Refused where there is nothing."""
         raise NotImplementedError
 
 
 class WorkloadView(View):
-    """The workload of a run. Raises Refused where that is not known."""
+    """The workload of a run."""
 
-    def _state(self, seen: Overview, mirror: Mirror) -> object:
-        key = self._key(mirror)
-        reasons = {run.id: run.reason for run in seen.waiting if mirror.workload_of(run.id) == key}
-        return mirror.changes(key), reasons, seen.now // AGAIN_S
-
-    def _parts(self, seen: Overview, mirror: Mirror) -> Callable[[], Parts]:
-        runs, waiting = mirror.members(self._key(mirror)), {run.id: run for run in seen.waiting}
-        return lambda: workload_parts(runs, seen.now, waiting)
-
-    def _key(self, mirror: Mirror) -> str:
+    async def _look(self, token: str) -> tuple[object, float, Making]:
+        seen, mirror = await self.source.overview(token), await self.source.mirror(token)
         key = mirror.workload_of(self.of)
         if key is None:
             raise Refused(404, GONE)
-        return key
+        waiting = {run.id: run for run in seen.waiting if mirror.workload_of(run.id) == key}
+        state = mirror.changes(key), {run: one.reason for run, one in waiting.items()}, seen.now // AGAIN_S
+
+        def make() -> Callable[[], Parts]:
+            runs = mirror.members(key)
+            return lambda: workload_parts(runs, seen.now, waiting)
+
+        return state, seen.now, make
+
+
+class TasksView(View):
+    """The tasks of a driver."""
+
+    async def _look(self, token: str) -> tuple[object, float, Making]:
+        found = await self.source.tasks(token, self.of)
+        return id(found), found.now, lambda: lambda: task_parts(found)
 
 
 class ListView(View):
     """All workloads of several runs."""
 
-    def _state(self, seen: Overview, mirror: Mirror) -> object:
-        return mirror.count, seen.now // AGAIN_S
+    async def _look(self, token: str) -> tuple[object, float, Making]:
+        seen, mirror = await self.source.overview(token), await self.source.mirror(token)
 
-    def _parts(self, seen: Overview, mirror: Mirror) -> Callable[[], Parts]:
-        shown = [mirror.members(key) for key in mirror.workloads()[:MOST_LISTED]]
-        return lambda: list_parts(shown, seen.now)
+        def make() -> Callable[[], Parts]:
+            shown = [mirror.members(key) for key in mirror.workloads()[:MOST_LISTED]]
+            return lambda: list_parts(shown, seen.now)
+
+        return (mirror.count, seen.now // AGAIN_S), seen.now, make
 
 
 class UsageView(View):
     """GPUs over time and by team; of a span of `usage.SPANS`."""
 
-    def _state(self, seen: Overview, _mirror: Mirror) -> object:
-        return seen.now // AGAIN_S
+    async def _look(self, token: str) -> tuple[object, float, Making]:
+        seen, mirror = await self.source.overview(token), await self.source.mirror(token)
 
-    def _parts(self, seen: Overview, mirror: Mirror) -> Callable[[], Parts]:
-        runs, whole, prices = list(mirror.runs.values()), self.seeing.is_whole, self.seeing.prices
-        found = Seen(runs, seen.devices, seen.now, whole, prices, mirror.misses)
-        return lambda: usage_parts(found, self.of)
+        def make() -> Callable[[], Parts]:
+            runs, prices = list(mirror.runs.values()), self.seeing.prices
+            found = Seen(runs, seen.devices, seen.now, self.seeing.is_whole, prices, mirror.misses)
+            return lambda: usage_parts(found, self.of)
+
+        return seen.now // AGAIN_S, seen.now, make
+
+
+class PlanView(View):
+    """What should come next."""
+
+    async def _look(self, token: str) -> tuple[object, float, Making]:
+        seen, mirror = await self.source.overview(token), await self.source.mirror(token)
+        ahead = await self.source.ahead(token)
+
+        def make() -> Callable[[], Parts]:
+            running = [run for run in mirror.runs.values() if run.ended_at is None]
+            return lambda: plan_parts(ahead, seen.waiting, running, seen.now)
+
+        return id(ahead), seen.now, make
 
 
 VIEWS: dict[str, Callable[[Seeing, str], View]] = {
     "workload": WorkloadView,
     "workloads": ListView,
     "usage": UsageView,
+    "tasks": TasksView,
+    "plan": PlanView,
 }

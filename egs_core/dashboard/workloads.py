@@ -63,7 +63,12 @@ def boxes_of(tasks: dict[str, Standing], now_s: float) -> list[Box]:
 
 
 def graph_parts(
-    workload: Workload, now_s: float, called: Mapping[str, str] | None = None, *, is_live: bool = False
+    workload: Workload,
+    now_s: float,
+    called: Mapping[str, str] | None = None,
+    *,
+    is_live: bool = False,
+    noun: str = "tasks",
 ) -> tuple[Markup, ...]:
     """The picture and the critical path. called: what a reader calls each task; is_live: the page is kept up to date,
     so that what goes on has no time."""
@@ -72,7 +77,7 @@ def graph_parts(
         boxes = [msgspec.structs.replace(box, details=box.state) if box.state in OPEN else box for box in boxes]
     is_grouped, called = len(boxes) > MOST, called or _called(workload)
     drawn = grouped(boxes) if is_grouped else [msgspec.structs.replace(box, name=called[box.key]) for box in boxes]
-    noun, which = "runs" if is_live else "tasks", "those of a name in one box, " if is_grouped else ""
+    which = "those of a name in one box, " if is_grouped else ""
     words = f"{len(boxes)} {noun}, {which}from left to right"
     if len(drawn) > MOST:
         words += f"; the first {MOST} of {len(drawn)} boxes"

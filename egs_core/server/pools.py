@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from egs_core.client import messages as c
+from egs_core.client.ahead import Ahead, DriverTasksView, Planned, TaskOutline
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.engine.state.lifecycle import RUNNING, SUCCEEDED
+from egs_core.server import ahead
 from egs_core.server.moments import wall_clock
 from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
 from egs_core.server.spending import Spending
@@ -21,6 +23,8 @@ from egs_core.site import wire
 from egs_core.site.pooled import GONE, TTL_S, About, Driver, Pool, SharedPools, batch_of
 from egs_core.site.refusal import Refusal
 from egs_core.site.spanning import Spanning
+
+MOST_EXPLAINED, MOST_TASKS = 3, 500  # of a driver's tasks: with why they wait; in one step
 
 
 class DriverCount(msgspec.Struct, frozen=True):
@@ -112,6 +116,41 @@ class Pools(SharedPools):
         who.need_to_see()
         return self._view(who, self._visible(who, driver_id), self._heads())
 
+    def tasks_steps(self, who: Principal, driver_id: str) -> Steps[DriverTasksView]:
+        """A driver's tasks, some at a time. Raises Refusal, also where it has left meanwhile."""
+        who.need_to_see()
+        driver = self._visible(who, driver_id)
+        pool, state = driver.pool, driver.pool.engine.state
+        moment, tell = wall_clock(self._started_at), self._teller(who, driver.pool)
+        explained = [state.task_of[phase] for phase in self._heads_of(pool).get(driver.id, [])[:MOST_EXPLAINED]]
+        reasons = {task: tell(driver.seat.why(task, moment)) for task in explained}
+        numbers = [n for one in driver.seat.workloads for n in state.workloads[state.workload_number(one)].numbers]
+        found: list[TaskOutline] = []
+        for begin in range(0, len(numbers), MOST_TASKS):
+            yield
+            part = numbers[begin : begin + MOST_TASKS]
+            found += ahead.task_outlines(self._visible(who, driver_id), part, reasons, self._started_at)
+        now, name = self._started_at + self._now, driver.name
+        return DriverTasksView(now, driver.id, name, driver.framework, driver.user, driver.queue, tuple(found))
+
+    def ahead_steps(self, who: Principal) -> Steps[Ahead]:
+        """What is planned for the tasks of all drivers that the asker sees, a pool at a time."""
+        who.need_to_see()
+        found: tuple[list[Planned], list[Planned], list[Planned]] = [], [], []
+        for pool in list(self._pools.values()):
+            for kind, of_pool in zip(found, (ahead.loaded, ahead.kept, ahead.starts), strict=True):
+                kind += of_pool(pool, self._started_at, who.sees)
+            yield
+        loaded, kept, starts = found
+        kept.sort(key=_when)
+        starts.sort(key=_when)
+        most = ahead.MOST_PLANNED
+        return Ahead(self._started_at + self._now, tuple(loaded[:most]), tuple(kept[:most]), tuple(starts[:most]))
+
+    def _teller(self, who: Principal, pool: Pool) -> Callable[[m.Reason], str]:
+        """What of a reason is told: of a pool with other teams' drivers no names of others' tasks."""
+        return _whole if all(who.sees(one) for one in pool.drivers.values()) else _without_names
+
     def counts(self) -> tuple[list[DriverCount], Counter[str]]:
         """Of each driver, of whichever team; and thousandths of GPUs that count against each queue's quota."""
         waiting, held = self._heads(), {driver: [0, 0] for driver in self._drivers}
@@ -201,7 +240,7 @@ class Pools(SharedPools):
         reason = driver.seat.why(state.task_of[waiting[0]], moment) if waiting else None
         first = state.workloads[state.task_workload[state.task_of[waiting[0]]]].queue if waiting else ""
         where = self._spanning.holders(pool.member, first, who.sees) if reason and reason.kind == "quota" else ""
-        tell = _whole if all(who.sees(one) for one in pool.drivers.values()) else _without_names
+        tell = self._teller(who, pool)
         held = sum(lease.gpu_milli * len(lease.devices) for lease in leases) / 1000
         stopped = self._spending.why(first)
         return c.RunView(
@@ -252,6 +291,10 @@ def _plain(name: str) -> str:
 def is_driver(run: str) -> bool:
     """Whether this is an id of a driver, rather than of a run."""
     return run.startswith("r")
+
+
+def _when(one: Planned) -> float:
+    return one.at or 0.0
 
 
 def _whole(reason: m.Reason) -> str:

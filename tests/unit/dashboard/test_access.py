@@ -347,3 +347,19 @@ def test_the_usage_page_is_a_teams_own(site: Teams) -> None:
         stream.close()
     assert ["Used of all GPUs" in text for text in texts] == [False, True]
     assert not any("speech" in text for text in texts[:1])
+
+
+def test_pages_of_drivers_and_of_the_plan(site: Teams) -> None:
+    """Their frames are for whoever is logged in, what is in them for whoever has the session's secret; of a driver that
+    is not there it says so."""
+    viewer = site.visitor(site.app.token("viewer", "vision"))
+    for path in ("/dashboard/plan", "/dashboard/workloads/r1"):
+        assert (viewer.get(path).status, b'name="token"' in Visitor(site.app.port).get(path).body) == (200, True)
+    for query in ("?view=plan", "?view=tasks&of=r1"):
+        assert viewer.get(f"/dashboard/events{query}", X_EGS_CSRF="").status == 403
+    plan = viewer.stream("?view=plan")
+    assert "Nothing is loaded ahead" in str(plan.until(lambda kind, _: kind == "change", "the plan")["parts"]["loaded"])
+    plan.close()
+    tasks = viewer.stream("?view=tasks&of=r1")
+    assert "there is no driver" in tasks.until(lambda kind, _: kind == "problem", "there is none")
+    tasks.close()

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from egs_core.client.messages import Control
+from egs_core.client.messages import Control, DriverRequest, Leave, Poll
+from egs_core.engine import messages as m
+from egs_core.graph.columns import GPU, Graph, Shape
+from egs_core.site import wire
 from tests.unit.report.axe import grave
 from tests.unit.report.chromium import Page, find_chromium
 from tests.unit.server.real_site import PATIENCE_S, RealSite, wait_for
@@ -217,6 +221,61 @@ def test_pages_of_parts_fit_and_are_quiet(seen: Seen, chained: str, width: int, 
     svg = "http://www.w3.org/2000/svg"
     assert seen.page.evaluate(boxes) == [["waiting critical", svg], ["pending critical", svg]]
     assert seen.page.evaluate("document.querySelectorAll('path.edge.critical').length") == 1
+
+
+class Drives:
+    """A driver of a framework, as its adapter speaks to the server: one task of two runs, the other comes after it."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._client = seen.site.client
+        ask = DriverRequest(key="driver-of-a-test", framework="ray", pool="a cluster", name=EVIL)
+        self._driver = self._client.join(ask)
+        graph = Graph()
+        graph.add_task("a" * 40, (), ((GPU, Shape(0, 1000), 9.0),), name=EVIL)
+        graph.add_task("b" * 40, (0,), ((GPU, Shape(0, 1000), 9.0),), name="after")
+        node, workload = m.NodeAdded("node", cpus=1.0, gpus=1), m.WorkloadSubmitted("w", "w", submission="job")
+        items = (wire.Reported(node), wire.Reported(workload), wire.Growing("w", 0, graph))
+        body = msgspec.json.encode(wire.Batch(self._driver.epoch, 1, items))
+        self._client.send("POST", f"/v1/drivers/{self.id}/batch", body)
+
+    @property
+    def id(self) -> str:
+        return self._driver.id
+
+    def lives(self) -> None:
+        self._client.send(
+            "POST", f"/v1/drivers/{self.id}/poll", Poll(epoch=self._driver.epoch).model_dump_json().encode()
+        )
+
+    def leave(self) -> None:
+        self._client.leave(self.id, Leave(epoch=self._driver.epoch))
+
+
+def test_pages_of_a_driver_and_of_the_plan(seen: Seen) -> None:
+    """From the table of drivers to its tasks by Enter; both pages fit and are quiet, and axe finds nothing grave."""
+    driver = Drives(seen)
+    try:
+        seen.open(1280)
+        link = f"#drivers tr[data-key='{driver.id}'] th a"
+        seen.until(f'document.querySelector("{link}") !== null', "it is shown")
+        seen.page.evaluate(f'document.querySelector("{link}").focus()')
+        seen.page.press("Enter")
+        seen.until(f"document.title === 'EGS: driver {driver.id}'", "its page is there")
+        for width, dark in ((360, True), (1280, False)):
+            for path, part in ((f"/workloads/{driver.id}", "graph"), ("/plan", "starts")):
+                driver.lives()
+                seen.open_page(path, part, width, dark)
+                assert seen.page.problems == [], path
+                assert seen.page.evaluate(OVERFLOW) <= 0, path
+                assert seen.page.evaluate(UNNAMED) == []
+                assert grave(seen.page) == [], path
+                assert seen.page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        driver.lives()
+        seen.open_page(f"/workloads/{driver.id}", "graph")
+        states = "[...document.querySelectorAll('svg.graph g')].map(g => g.getAttribute('class'))"
+        assert seen.page.evaluate(states) == ["running critical", "pending critical"]
+    finally:
+        driver.leave()
 
 
 def test_a_workload_by_keys_alone_and_as_it_changes(seen: Seen, chained: str) -> None:
