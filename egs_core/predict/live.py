@@ -16,8 +16,7 @@ Belief = tuple[int, float, float]  # phase, median and 95th percentile in second
 
 
 class LiveBeliefs:
-    """What a predictor says of the phases of one graph, which are numbered as there. The predictor learns with it.
-    Benchmarks use it; no adapter does yet."""
+    """What a predictor says of the phases of one graph, which are numbered as there. The predictor learns with it."""
 
     def __init__(self, predictor: Predictor, graph: Graph, pipeline: str) -> None:
         self._predictor = predictor

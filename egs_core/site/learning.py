@@ -16,8 +16,10 @@ from egs_core.history.opened import open_history
 from egs_core.notices import warn
 from egs_core.predict import Predictor
 from egs_core.predict.estimate import signature_of
+from egs_core.predict.live import Belief
 from egs_core.runlog import records as r
 from egs_core.runlog.io import FailOpenWriter
+from egs_core.site.following import Followed
 
 
 class Learning:
@@ -34,6 +36,7 @@ class Learning:
         self._writer: FailOpenWriter | None = None  # from the first line on
         self._history = open_history(history)
         self._predictors: dict[str, Predictor] = {}
+        self._followed: dict[str, Followed] = {}  # by workload
 
     @property
     def is_written(self) -> bool:
@@ -51,6 +54,27 @@ class Learning:
         if self._writer is None:
             self._writer = FailOpenWriter(self.path, self._header, self._lost)
         self._writer.write(record)
+
+    def follow(self, workload: str, pipeline: str, graph: Graph, first: int) -> None:
+        """Learn from this workload, which is all there, while it runs: see `revised`. first: the site's number of its
+        first phase."""
+        if Followed.has_likes(graph):
+            self._followed[workload] = Followed(pipeline, graph, first, lambda: self._copied(pipeline))
+
+    def revised(self, record: r.Record) -> list[Belief]:
+        """What a line of the run log changes of what is believed of phases that have not ended: the site's numbers,
+        median and 95th percentile in seconds."""
+        followed = self._followed.get(getattr(record, "workload", ""))
+        try:
+            return followed.take(record) if followed is not None else []
+        except Exception as error:
+            self._followed.clear()
+            warn(f"what runs teaches nothing of what is to come: {error}")
+            return []
+
+    def _copied(self, pipeline: str) -> Predictor:
+        """With what a run teaches it while it goes on; the pipeline's own learns it when the run is over."""
+        return Predictor.from_dict(self.predictor(pipeline).to_dict())
 
     def believe(
         self, pipeline: str, graph: Graph, signatures: list[str] | None = None, flavors: Sequence[str] = ()
@@ -102,6 +126,7 @@ class Learning:
 
     def run_over(self, workload: str, pipeline: str) -> None:
         """A run has ended: keep what it took for the next one."""
+        self._followed.pop(workload, None)
         records = self._records.pop(workload, [])
         if not self._keeps:
             return

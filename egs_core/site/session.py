@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from egs_core.engine import EngineConfig
+from egs_core.engine import messages as m
 from egs_core.runlog import records as r
 from egs_core.site.connecting import connect
 from egs_core.site.learning import Learning
@@ -46,6 +47,8 @@ class HolderSession(ABC):
     def record(self, record: r.Record) -> None:
         """A line of the run log; the last one of a workload ends it, so that all before it is learned from."""
         self.learning.record(record)
+        if beliefs := self.learning.revised(record):
+            self.site.do(lambda: self.site.report(m.Estimates(tuple(beliefs))))
         if isinstance(record, r.WorkloadEnded):
             self.run_over(record.workload)
 

@@ -269,6 +269,20 @@ def test_run_log_is_whole_and_history_is_learned(tmp_path: Path) -> None:
         assert 0.4 <= min(of_stamp) <= max(of_stamp) <= longest_s
 
 
+def test_a_run_learns_while_it_goes_on(tmp_path: Path) -> None:
+    """Of a pipeline without a history there is only what its hint says; tasks of the same name that come later are
+    granted with what the first ones took."""
+    node = MultiOutputNode([t.stamp.bind(0.3) for _ in range(8)])
+    with t.session(tmp_path) as made:
+        egs_ray.run(node, name="never seen", session=made).get(t.LIMIT_S)
+    records = read_run(made.learning.path).records
+    granted = [x for x in records if isinstance(x, Granted)]
+    took = [x.t for x in records if isinstance(x, Ended)]
+    assert granted[0].estimate_p50_s == 0.15  # the hint
+    assert 0.25 <= (granted[-1].estimate_p50_s or 0.0) <= max(took)
+    assert (granted[-1].estimate_p95_s or 0.0) > (granted[-1].estimate_p50_s or 0.0)
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """After runs and close: no holder, nothing held, no thread that would keep the process, no intermediate value."""
     kept: list[ray.ObjectRef] = []

@@ -247,6 +247,7 @@ class Session(s.HolderSession):
         for number, job in enumerate(books.jobs, grown.task):
             job.number, job.first_phase = number, grown.phase + books.block.phase_offsets[job.index]
             self._shared.jobs[number] = job
+        self.learning.follow(books.workload, name, books.converted.graph, grown.phase)
         spreads = self.learning.spreads(name, books.converted.graph)
         if spreads:  # the graph has medians alone
             self.site.report(m.Estimates(tuple([(grown.phase + phase, *times) for phase, times in spreads.items()])))

@@ -1,0 +1,86 @@
+"""A run under way says how long its own tasks take, by the rule by which the history is learned, and only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from egs_core.graph.columns import CPU, Graph, Shape
+from egs_core.runlog import records as r
+from egs_core.runlog.added import added_tasks
+from egs_core.site import Learning
+
+FIRST = 100  # the site's number of the workload's first phase
+
+
+def graph_of(*names: str) -> Graph:
+    graph = Graph()
+    for number, name in enumerate(names):
+        graph.add_task(f"{name}-{number}", (), ((CPU, Shape(1000), None),), name)
+    return graph
+
+
+@pytest.fixture
+def learning(tmp_path: Path) -> Iterator[Learning]:
+    made = Learning(tmp_path / "run.jsonl", r.Header(driver="test"), f"sqlite:///{tmp_path}/history.db")
+    yield made
+    made.close()
+
+
+def told(learning: Learning, *records: r.Record) -> list[tuple[int, float, float]]:
+    """What the last of these lines changes."""
+    found: list[tuple[int, float, float]] = []
+    for record in records:
+        learning.record(record)
+        found = learning.revised(record)
+    return found
+
+
+def run(task: str, start: float, end: float, outcome: str = "succeeded", cold_s: float = 0.0) -> list[r.Record]:
+    lines: list[r.Record] = [r.Started(start, "w", task, cpus=1.0)]
+    if cold_s:
+        lines.append(r.ColdStart(start, start + cold_s, "w", task))
+    return [*lines, r.Ended(end, "w", task, outcome=outcome)]
+
+
+def test_what_has_ended_tells_of_its_like(learning: Learning) -> None:
+    """Without its cold start, and under the site's numbers; a task of another name is not meant. A try that failed
+    says nothing."""
+    learning.follow("w", "p", graph_of("a", "b", "a", "a"), FIRST)
+    assert told(learning, *run("a-0", 0.0, 9.0, "failed")) == []
+    assert told(learning, r.Started(9.0, "w", "a-0", attempt=2), r.Ended(12.0, "w", "a-0", attempt=2)) != []
+    revised = told(learning, *run("a-2", 0.0, 5.0, cold_s=2.0))
+    assert [phase for phase, *_ in revised] == [FIRST + 3]
+    ((_, p50_s, p95_s),) = revised
+    assert p50_s == pytest.approx(3.0)
+    assert p95_s >= p50_s
+
+
+def test_a_run_is_learned_once(learning: Learning) -> None:
+    """What it taught while it went on is not counted again when it is over: the next run knows three durations."""
+    graph = graph_of("a", "a", "a", "a")
+    learning.follow("w", "p", graph, FIRST)
+    told(learning, r.WorkloadSubmitted(0.0, "w", "p"), *added_tasks(0.0, "w", graph))
+    for task in ("a-0", "a-1", "a-2"):
+        told(learning, *run(task, 0.0, 3.0))
+    learning.run_over("w", "p")
+    (estimate, *_) = learning.predictor("p").estimates(graph, "p", graph.names)
+    assert (estimate.source, round(estimate.p50_s, 6), estimate.n) == ("history", 3.0, 3)
+    assert told(learning, *run("a-3", 3.0, 4.0)) == []  # it is followed no more
+
+
+def test_where_no_task_is_like_another_nothing_is_followed(learning: Learning) -> None:
+    learning.follow("w", "p", graph_of("a", "b"), FIRST)
+    assert told(learning, *run("a-0", 0.0, 3.0)) == []
+    assert not learning._followed
+
+
+def test_a_mistake_in_it_ends_no_run(learning: Learning, capsys: pytest.CaptureFixture[str]) -> None:
+    """A predictor that fails costs one warning, and what is believed stays as it was."""
+    learning.follow("w", "p", graph_of("a", "a"), FIRST)
+    learning._predictors["p"] = None  # type: ignore[assignment]  # the fault
+    assert told(learning, *run("a-0", 0.0, 3.0)) == []
+    assert "what runs teaches nothing of what is to come" in capsys.readouterr().err
+    assert told(learning, *run("a-1", 0.0, 3.0)) == []
