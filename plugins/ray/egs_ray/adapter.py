@@ -130,7 +130,7 @@ def _control() -> ModuleType:
 
 
 def _leave(measured: Measured, folder: Path) -> RunOutcome:
-    """Write the run log, and beside it the session's own, which has the reasons for its decisions (`egs why`)."""
+    """Write the run log, and beside it the session's own, with the names and the clock that it has."""
     from egs_core.runlog.figures import figures_of
     from egs_core.runlog.io import write_run
     from egs_ray.demo.variants import EGS_LOG

@@ -9,15 +9,20 @@ import msgspec
 import pytest
 
 from benchmarks.gpu_time import gpu_time_of
+from egs_core.dashboard.log_pages import seen, workload_page
 from egs_core.graph.columns import Graph
 from egs_core.graph.merging import merge_phases
+from egs_core.runlog.figures import figures_of
 from egs_core.runlog.io import Run
 from egs_core.runlog.marks import MARKS_FILE, append
 from egs_core.runlog.metrics import summarise
 from egs_core.runlog.records import (
+    Capacity,
     ColdStart,
     Ended,
+    Granted,
     Header,
+    Held,
     PreloadEnded,
     PreloadStarted,
     Ready,
@@ -25,10 +30,12 @@ from egs_core.runlog.records import (
     Started,
     TaskAdded,
     Used,
+    WorkloadEnded,
     WorkloadSubmitted,
+    in_order,
 )
 from egs_ray.demo.graph import demo_graph
-from egs_ray.demo.log import preloads_of
+from egs_ray.demo.log import preloads_of, reasons_of
 from egs_ray.demo.marks import task_id
 from egs_ray.replay.marked import Mark, MarkedWorkload, held_start, read_marks, records_of
 
@@ -182,6 +189,42 @@ def test_preloads_of_the_session_get_the_names_and_clock_of_the_demo() -> None:
         PreloadStarted(0.0, "pipeline-3", "train-2", node),
         PreloadEnded(4.0, "pipeline-3", "evaluate", "used"),
     ]
+
+
+def test_reasons_of_the_session_get_the_names_and_clock_of_the_demo() -> None:
+    """Why each phase waited and by which term it started: on the page of the demo's workload, in words. The node has
+    the demo's name, moments of the session's clock are left out, and figures are as they were."""
+    ray_node, gpu = "7703c47658c57dc92023b7fb8004925f79f21fd38ba4bfb33c3277de", (("gpu", 1.0, 1.0, 0),)
+    own: list[Record] = [
+        Capacity(0.0, ray_node, 4.0, 2),
+        Held(0.2, "digits#3", "train-2", 0, "warming", f"its process is being loaded on {ray_node}"),
+        Held(1.5, "digits#3", "evaluate-0", 0, "capacity", "until 5.250: remaining_path", ("train-2",)),
+        Granted(5.0, "digits#3", "evaluate-0", 0, reason="remaining_path"),
+    ]
+    found = reasons_of(Run(Header(started_at=ORIGIN - 1.0), own), ORIGIN, "local")
+    assert found == [
+        Held(0.0, "pipeline-3", "train-2", 0, "warming", "its process is being loaded on local"),
+        Held(0.5, "pipeline-3", "evaluate", 0, "capacity", "remaining_path", ("train-2",)),
+        Granted(4.0, "pipeline-3", "evaluate", 0, reason="remaining_path"),
+    ]
+    demo: list[Record] = [
+        Capacity(0.0, "local", 4.0, 2),
+        WorkloadSubmitted(0.0, "pipeline-3", "digits"),
+        TaskAdded(0.0, "pipeline-3", "train-2", "train-2", (), gpu),
+        TaskAdded(0.0, "pipeline-3", "evaluate", "evaluate", ("train-2",), gpu),
+        Ready(0.0, "pipeline-3", "train-2"),
+        Started(0.4, "pipeline-3", "train-2", node="local", devices=(0,), gpus=1.0),
+        Ended(0.5, "pipeline-3", "train-2"),
+        Ready(0.5, "pipeline-3", "evaluate"),
+        Started(4.1, "pipeline-3", "evaluate", node="local", devices=(0,), gpus=1.0),
+        Ended(5.0, "pipeline-3", "evaluate"),
+        WorkloadEnded(5.0, "pipeline-3"),
+    ]
+    one = seen(Run(Header(), in_order([*demo, *found])))
+    page = workload_page("/x", [one], 0, 0, "v")
+    for words in ("its process is being loaded on local", "remaining path"):
+        assert words in page, words
+    assert figures_of([*demo, *found]) == figures_of(demo)
 
 
 @pytest.mark.parametrize(

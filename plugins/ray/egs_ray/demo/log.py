@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import msgspec
 
 from egs_core.graph.merging import merge_phases
 from egs_core.runlog.io import Run, read_run
-from egs_core.runlog.records import Header, PreloadEnded, PreloadStarted, Record, in_order
+from egs_core.runlog.labels import relabelled
+from egs_core.runlog.records import Capacity, Granted, Header, Held, PreloadEnded, PreloadStarted, Record, in_order
 from egs_ray.demo import pipelines as demo
 from egs_ray.demo.graph import demo_graph
 from egs_ray.demo.marks import workload_id
 from egs_ray.demo.variants import EGS_LOG, Variant
 from egs_ray.replay.marked import MarkedWorkload, read_marks, records_of
+
+UNTIL = re.compile(r"^until [0-9.]+: ")
 
 
 def header_of(variant: Variant, submitted: Sequence[float]) -> Header:
@@ -36,23 +40,43 @@ def demo_records(folder: str | Path, submitted: Sequence[float], *, split: bool 
     records = records_of(read_marks(folder), workloads, demo.CPUS, demo.GPUS)
     log = Path(folder) / EGS_LOG
     if log.exists():
-        records = in_order([*records, *preloads_of(read_run(log), submitted[0])])
+        own, node = read_run(log), next((one.node for one in records if isinstance(one, Capacity)), "")
+        records = in_order([*records, *preloads_of(own, submitted[0]), *reasons_of(own, submitted[0], node)])
     return records
 
 
 def preloads_of(run: Run, origin: float) -> list[Record]:
     """What the session loaded ahead, under the names and on the clock of the demo's run log."""
-    shift_s = run.header.started_at - origin
+    return [_moved(one, run, origin) for one in run.records if isinstance(one, PreloadStarted | PreloadEnded)]
+
+
+def reasons_of(run: Run, origin: float, node: str) -> list[Record]:
+    """Why the session let tasks wait, and by which term they then started, the same way. node: what the demo calls the
+    only one, which Ray names by a number."""
+    names = {one.node: node for one in run.records if isinstance(one, Capacity)}
     out: list[Record] = []
     for record in run.records:
-        if isinstance(record, PreloadStarted | PreloadEnded):
-            t = max(0.0, record.t + shift_s)  # the two clocks differ by some milliseconds
-            workload, task = _workload_of(record), _task_of(record.task)
-            out.append(msgspec.structs.replace(record, t=t, workload=workload, task=task))
+        if isinstance(record, Held):
+            reason = UNTIL.sub("", record.reason)  # a moment of the session's clock
+            out.append(_moved(msgspec.structs.replace(record, reason=relabelled(reason, names)), run, origin))
+        elif isinstance(record, Granted):
+            out.append(_moved(record, run, origin))
     return out
 
 
-def _workload_of(record: PreloadStarted | PreloadEnded) -> str:
+Told = PreloadStarted | PreloadEnded | Held | Granted
+
+
+def _moved(record: Told, run: Run, origin: float) -> Record:
+    t = max(0.0, record.t + run.header.started_at - origin)  # the two clocks differ by some milliseconds
+    workload, task = _workload_of(record), _task_of(record.task)
+    if not isinstance(record, Held):
+        return msgspec.structs.replace(record, t=t, workload=workload, task=task)
+    others = tuple(map(_task_of, record.waiting_for))
+    return msgspec.structs.replace(record, t=t, workload=workload, task=task, waiting_for=others)
+
+
+def _workload_of(record: Told) -> str:
     """A session numbers its runs in the order of their submission: `digits#3` is pipeline 3."""
     return workload_id(int(record.workload.rpartition("#")[2]))
 
