@@ -43,8 +43,8 @@ class Progressed(NamedTuple):
     at: float = 0.0
 
 
-class _Latest:
-    """Of this process. file: where it is kept; length: of what stands there."""
+class Latest:
+    """What one process has told last. file: where it is kept; length: of what stands there."""
 
     def __init__(self) -> None:
         self.told = Progressed()
@@ -53,6 +53,7 @@ class _Latest:
         self.length = 0
 
     def tell(self, folder: str, step: float | None, loss: float | None) -> None:
+        """Keep it in that folder, which stays the same. Raises OSError."""
         with self.lock:
             self.told = _next(self.told, step, loss)
             if self.file is None:
@@ -72,13 +73,13 @@ def _next(told: Progressed, step: float | None, loss: float | None) -> Progresse
     return Progressed(step, loss, False, told.losses + 1, told.total + loss, squares)
 
 
-_latest = _Latest()
+_latest = Latest()
 
 
 def _begin_anew() -> None:
     """In a child: what its parent has told is the parent's, and another thread may have held the lock."""
     global _latest
-    _latest = _Latest()
+    _latest = Latest()
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -18,6 +18,7 @@ from egs_core.client import arguments
 from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.jobs import Job
+from egs_core.client.mlflow_loss import reader_of
 from egs_core.client.options import option_error
 from egs_core.client.supervise import request_of
 from egs_core.client.waiting_words import why_words
@@ -81,6 +82,12 @@ def run(
         ),
     ] = "",
     checkpoint_takes: Annotated[str, typer.Option(help="How long saving its work keeps it from that.")] = "30s",
+    mlflow_loss: Annotated[
+        str,
+        typer.Option(
+            metavar="METRIC", help="Metric that it logs to MLflow and that is its loss, for rules that watch."
+        ),
+    ] = "",
     array: Annotated[
         int | None, typer.Option(help="So many runs of the command; EGS_ARRAY_INDEX tells each which it is, from 0.")
     ] = None,
@@ -123,6 +130,8 @@ def run(
     idle_s = parse_seconds(idle_timeout, "--idle-timeout") if idle_timeout else None
     if idle_s == 0:
         raise InputError("--idle-timeout", "must be more than 0", "leave it out for none")
+    if mlflow_loss:
+        reader_of(os.environ)  # refused now, not when it is needed
     address = the_site()
     fields: dict[str, object] = {
         "name": name or name_of(command),
@@ -167,6 +176,7 @@ def run(
         idle_s=idle_s,
         torch_env=torch_env,
         or_flavors=or_flavor or [],
+        mlflow_loss=mlflow_loss,
     )
     every = [job] if array is None else members(job, array)
     if array is not None:

@@ -47,8 +47,12 @@ EXCLUDES = {
         "--retries": CHECKED,
         "--idle-timeout": CHECKED,
         "--split": "it tells when all its GPUs are free at its start",
+        "--mlflow-loss": CHECKED,
     },
-    "--split": {"--gang": "no GPUs are held at the start"},
+    "--split": {
+        "--gang": "no GPUs are held at the start",
+        "--mlflow-loss": "nothing is heard of where it is",
+    },
     "--or-flavor": {
         "--detach": "its output and its number are those of one run",
         "--pty": "its output goes to a terminal",

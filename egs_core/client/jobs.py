@@ -32,7 +32,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     its exit code is one of retry_on (none: any code). index, size: of an array's member; size 0: of none. is_split:
     it has its GPUs only inside of `with egs.gpu():`. has_terminal: it gets one (`--pty`).
     idle_s: after so long without work it is ended. torch_env: one of a gang finds what PyTorch's env:// wants.
-    or_flavors: of GPUs, on which it is tried again, in order, when it ends for lack of a GPU's memory."""
+    or_flavors: of GPUs, on which it is tried again, in order, when it ends for lack of a GPU's memory. mlflow_loss: the
+    metric that it logs to MLflow whose latest value is its loss; "": none."""
 
     command: list[str]
     folder: str
@@ -47,6 +48,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_s: float | None = None
     torch_env: bool = False
     or_flavors: list[str] = []
+    mlflow_loss: str = ""
 
     @property
     def request(self) -> dict[str, Any]:

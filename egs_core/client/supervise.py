@@ -31,6 +31,7 @@ from egs_core.client.http import Refused, SiteClient, Unreachable
 from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
 from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
+from egs_core.client.mlflow_loss import MlflowLoss, reader_of
 from egs_core.client.phases import REQUEST
 from egs_core.client.places import TOKEN, TOKEN_FILE
 from egs_core.client.processes import LEASE_VARIABLE, adopt_orphans, descendants, handles, process
@@ -38,8 +39,9 @@ from egs_core.client.signals import SignalQueue
 from egs_core.client.terminal import Terminal
 from egs_core.client.told_work import WorkFolder
 from egs_core.client.waiting_words import ends_line, why_words
-from egs_core.errors import EgsError
+from egs_core.errors import EgsError, InputError
 from egs_core.out_of_memory import gpu_lack_in
+from egs_core.worked import FOLDER
 
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -66,6 +68,7 @@ class Supervisor:
         self._checkpoints = 0  # that it was asked for
         self._group: LeaseGroup | None = None  # of the lease's processes
         self._version = 0  # news of earlier ones is old
+        self._mlflow = _mlflow_loss(job, say)
         self._errors: ErrorTail | None = None  # where it may be tried again on another flavor
         self.lack = ""  # of a GPU's memory, by which the command has ended
         self.flavor = ""  # of the GPUs that it had
@@ -198,6 +201,8 @@ class Supervisor:
         self._forget_activity()
         if self._is_evicted:
             return code
+        if self._mlflow is not None:
+            self._mlflow.close()
         link.stop()
         if self._errors is not None and code and not self._is_to_end:
             self.lack = gpu_lack_in(self._errors.text())
@@ -230,7 +235,9 @@ class Supervisor:
         self._starts += 1
         environment |= self._job.variables(self._starts, gang, environment)
         if not self._job.is_split:  # else its GPUs are another run's, and so are hours by which work could be divided
-            environment |= self._work.variables()
+            environment |= (told := self._work.variables())
+            if self._mlflow is not None:
+                environment |= self._mlflow.begin(told.get(FOLDER, ""), environment)
         else:
             environment[REQUEST] = msgspec.json.encode(self._job.wish(self._run)).decode()
         if self._job.idle_s is not None:
@@ -408,3 +415,12 @@ def request_of(fields: dict[str, object]) -> c.RunRequest:
     own = process(os.getpid())
     assert own is not None, "this process is there"
     return c.RunRequest.model_validate({**fields, "key": secrets.token_hex(16), "supervisor": own.model_dump()})
+
+
+def _mlflow_loss(job: Job, say: Say) -> MlflowLoss | None:
+    """None where it is not asked for, or cannot be read: then it runs all the same."""
+    try:
+        return MlflowLoss(job.mlflow_loss, reader_of(os.environ), say) if job.mlflow_loss else None
+    except InputError as error:  # of `egs redo`, whose environment is another
+        say(str(error))
+        return None

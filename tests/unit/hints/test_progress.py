@@ -25,7 +25,7 @@ from tests.unit.hints.test_work import Broken, Scalar
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing has been told in this process, which is a command's."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr(progressed, "_latest", progressed._Latest())
+    monkeypatch.setattr(progressed, "_latest", progressed.Latest())
     monkeypatch.setattr("egs_core.notices._said", set())
 
 
