@@ -50,6 +50,9 @@ COMPILES = (
 )
 SAID = "run log:"
 """On stderr of each run in which EGS was on."""
+RAYS = re.compile(r"(\x1b\[\d+m)?\(raylet\b")
+"""Begins lines of Ray's own on a script's stdout: that a process of its has died, with its numbers. In max-calls that
+happens in some runs, natively too: Ray's library aborts while the process ends."""
 CALL = """
 import importlib, json, sys
 folder, path, function, arguments, packages = json.loads(sys.argv[1])
@@ -67,13 +70,14 @@ ray.shutdown()
 
 class Seen(msgspec.Struct, frozen=True):
     """One run: seconds from before its start until its end, exit code, what it printed in a form that can be compared,
-    the end of what it said on stderr, and what it took of the processors."""
+    the end of what it said on stderr, what it took of the processors, and how many lines Ray itself printed into it."""
 
     wall_s: float
     code: int
     output: str
     said: str
     used: Used = Used()
+    rays_lines: int = 0
 
 
 def command_of(script: Script, folder: Path) -> list[str]:
@@ -104,13 +108,15 @@ def run_once(script: Script, way: str, folder: Path) -> Seen:
         (output, said), code = process.communicate(), 124
     wall_s, used = time.perf_counter() - began, watched.stop()
     shutil.rmtree(home, ignore_errors=True)
-    return Seen(wall_s, code, comparable(output), said[-3000:], used)
+    rays_lines = sum(RAYS.match(line) is not None for line in output.splitlines())
+    return Seen(wall_s, code, comparable(output), said[-3000:], used, rays_lines)
 
 
 def comparable(output: str) -> str:
-    """What of an output can be the same in two runs: no numbers of processes; sorted, as lines of several workers come
-    as they come."""
-    return "\n".join(sorted(re.sub(r"pid=\d+", "pid=", line) for line in output.splitlines()))
+    """What of an output can be the same in two runs: no numbers of processes, and nothing that Ray says of itself;
+    sorted, as lines of several workers come as they come."""
+    own = [line for line in output.splitlines() if not RAYS.match(line)]
+    return "\n".join(sorted(re.sub(r"pid=\d+", "pid=", line) for line in own))
 
 
 def run_pairs(script: Script, pairs: int, folder: Path) -> dict[str, list[Seen]]:
@@ -140,6 +146,7 @@ def compare(script: Script, runs: dict[str, list[Seen]]) -> dict[str, Any]:
         "native_over_egs": round(geometric_mean([ratios(runs)]), 3),
         "over_limit_s": round(statistics.median(over_s), 2),
         **{way: middle_of([seen.used for seen in runs[way]]) for way in WAYS},
+        "rays_lines": {way: sum(seen.rays_lines for seen in runs[way]) for way in WAYS},
         "wrong": wrong(native, egs),
     }
 

@@ -72,6 +72,17 @@ def test_a_run_is_a_process_of_its_own_with_an_empty_home(tmp_path: Path, monkey
     assert egs.said.strip() == "['EGS_MODE', 'RAY_RUNTIME_ENV_HOOK']"
 
 
+def test_what_ray_says_of_itself_is_not_compared(tmp_path: Path) -> None:
+    """Whether one of its processes dies at its end, and with which numbers, is chance: such lines are counted. A script
+    that speaks of a raylet itself is compared."""
+    words = "a (raylet) is ours", "(f pid=7) b"
+    rays = "\x1b[33m(raylet)\x1b[0m A worker died. Worker PID: 12", "(raylet, ip=192.0.2.2) A worker died."
+    (tmp_path / "hello.py").write_text(f"print({chr(10).join((words[0], *rays, words[1]))!r})\n")
+    run = run_once(HELLO, "native", tmp_path)
+    assert run.output == "(f pid=) b\na (raylet) is ours"
+    assert run.rays_lines == 2
+
+
 def test_a_function_of_a_file_runs_as_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a test of Ray's would: with its arguments, unchanged, its failure being the exit code."""
     monkeypatch.setattr(upstream, "CALL", upstream.CALL.replace("import ray\nray.shutdown()\n", ""))
@@ -122,12 +133,13 @@ def test_a_row_says_by_how_much_the_limit_is_broken() -> None:
 
 
 def test_a_row_has_processes_and_processor_time_of_both_ways() -> None:
-    """Medians, which still say something where the wall clock is the machine's."""
-    native = [Seen(1.0, 0, "", SAID, Used(20 + n, 5, 10.0 + n, 1.5)) for n in range(3)]
+    """Medians, which still say something where the wall clock is the machine's; and how much Ray printed itself."""
+    native = [Seen(1.0, 0, "", SAID, Used(20 + n, 5, 10.0 + n, 1.5), n) for n in range(3)]
     egs = [Seen(1.0, 0, "", SAID, Used(22, 7, 12.5, 2.0))] * 3
     row = compare(HELLO, {"native": native, "egs": egs})
     assert row["native"] == {"processes": 21, "workers": 5, "cpu_s": 11.0, "driver_cpu_s": 1.5}
     assert row["egs"]["cpu_s"] == 12.5
+    assert row["rays_lines"] == {"native": 3, "egs": 0}
 
 
 def test_the_bound_of_the_geometric_mean_is_below_it_by_the_noise() -> None:
