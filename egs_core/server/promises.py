@@ -61,27 +61,37 @@ class Promises:
     async def follow(self, site: Asks) -> None:
         """Look again and again, as long as the server is there; where nothing is promised, once: what was at risk, by
         an earlier file of queues, is so no more."""
-        while not self.problem:
+        while True:
             try:
-                counted = await site.ask(self._look)
-                risks = await asyncio.to_thread(risks_of, counted)
+                risks = await self._reckon(await site.ask(self._look))
                 await site.ask(partial(self._tell, risks))
-                if not self._objectives:
+                if self.problem or not self._objectives:
                     return
             except (Unavailable, NotActive):  # the writer has said why; the next look goes on from what is durable
                 pass
             await asyncio.sleep(self._look_s)
+
+    async def _reckon(self, counted: list[Counted]) -> Mapping[str, AtRisk]:
+        try:
+            return {} if self.problem else await asyncio.to_thread(risks_of, counted)
+        except Exception as error:
+            self._give_up(error)
+            return {}
 
     # --- on the writer's thread ---
 
     def _look(self, logic: SiteLogic) -> list[Counted]:
         """It changes nothing, so a bug ends this and nothing else."""
         try:
-            return count(logic.book, self._objectives)
+            return [] if self.problem else count(logic.book, self._objectives)
         except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            LOG.exception("the order heeds no promises any more, until the server is started again: this is a bug")
+            self._give_up(error)
             return []
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing is looked at any more; the engine is still to hear that nothing is at risk."""
+        self.problem = f"{type(error).__name__}: {error}"
+        LOG.exception("the order heeds no promises any more, until the server is started again: this is a bug")
 
     def _tell(self, risks: Mapping[str, AtRisk], logic: SiteLogic) -> None:
         book = logic.book

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from egs_core.server.logic import SiteLogic
 from egs_core.server.promises import AGAIN_S, Promises, changes, count, risks_of
 from egs_core.server.runs import SiteFacts
 from egs_core.server.slo import Objectives as BySlo
+from egs_core.server.writer import Unavailable
 from egs_core.slo import Objectives
 from tests.unit.server.real_site import RealSite, wait_for
 from tests.unit.server.site_steps import ANN, end, request, start
@@ -116,18 +118,28 @@ def test_a_file_without_promises_ends_what_was_at_risk() -> None:
     assert not site.logic.book.engine.state.queues[0].at_risk
 
 
-def test_a_bug_in_the_look_ends_the_promises_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("where", ["count", "risks_of"])
+def test_a_bug_ends_the_promises_alone(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was at risk is so no more, as nobody would say when it is not; it is said once."""
+    """On the writer's thread or beside it. What was at risk is so no more, as nobody would say when it is not, also
+    where the writer is away at first; it is said once."""
     site = Site()
     start(site.logic, 1, 3, queue="q")
     site.logic.submit(ANN, request(2, 1, queue="q"))
     site.logic.at(61.0)
     assert site.look()
-    promises = Promises(PROMISED, look_s=0.0)
-    monkeypatch.setattr("egs_core.server.promises.count", lambda *_: 1 / 0)
-    asyncio.run(asyncio.wait_for(promises.follow(site), 10.0))
+    promises, left = Promises(PROMISED, look_s=0.0), [1]
+
+    async def ask(question: Callable[[SiteLogic], Any]) -> Any:
+        if promises.problem and left:
+            left.pop()
+            raise Unavailable("a commit has failed")
+        return question(site.logic)
+
+    monkeypatch.setattr(f"egs_core.server.promises.{where}", lambda *_: 1 / 0)
+    asyncio.run(asyncio.wait_for(promises.follow(SimpleNamespace(ask=ask)), 60.0))
+    assert not left
     assert promises.problem == "ZeroDivisionError: division by zero"
     assert not site.logic.book.engine.state.queues[0].at_risk
     assert caplog.text.count("the order heeds no promises any more") == 1
