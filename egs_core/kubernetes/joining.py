@@ -85,7 +85,7 @@ class Door:
     def kept(self, session: ClusterSession, pods: Mapping[str, Pod], nodes: Sequence[Node]) -> ClusterSession:
         """The session, or one in its place where these pods have outgrown it: that has been told of them before the
         other goes, so that what they hold is free at no moment. Raises EgsError where it cannot join."""
-        keys = session.outgrown(pods)
+        keys = session.outgrown(pods, nodes)
         if keys is None:
             return session
         fresh = self._made()

@@ -34,6 +34,20 @@ def flavor_of(node: Node, keys: Collection[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def usable(kinds: Mapping[str, Node], wheres: Iterable[str]) -> frozenset[str]:
+    """Kinds without taints, and those on which some of these demands may run."""
+    stated = list(wheres)
+    return frozenset(
+        kind for kind, node in kinds.items() if not node.taints or any(allows(where, node) for where in stated)
+    )
+
+
+def means_another(told: Collection[str], where: str, kinds: Mapping[str, Node], usable_kinds: frozenset[str]) -> bool:
+    """Whether such pods may run on other kinds by now than was told of them. told: those that were, none: any."""
+    fitting = frozenset(kind for kind in usable_kinds if allows(where, kinds[kind]))
+    return fitting != (usable_kinds & frozenset(told) if told else usable_kinds)
+
+
 def allows(where: str, node: Node) -> bool:
     """Whether selector, required affinity and tolerations of a pod let it onto the node."""
     stated = json.loads(where) if where else {}

@@ -105,9 +105,8 @@ def block_of(
     for pod in pods:
         kind = GPU if pod.shape.gpu_milli else CPU
         gang = pod.gang if pod.gang in gangs else ""
-        options = TaskOptions(
-            priority=pod.rank, gang=gang, flavors=flavors.get(pod.where, ()), may_restart=pod.may_restart
-        )
+        may_run_on = () if pod.node else flavors.get(pod.where, ())  # it may have come there before its taints
+        options = TaskOptions(priority=pod.rank, gang=gang, flavors=may_run_on, may_restart=pod.may_restart)
         graph.add_task(called(pod), (), ((kind, pod.shape, pod.predicted_s),), name=pod.task, options=options)
     return graph, _add_rests(graph, pods, range(at, at + len(pods)), at, REST)
 

@@ -38,6 +38,8 @@ from egs_core.site.protocol import Holder
 
 MOST_TASKS = 200_000
 """When the site has so many it is made anew: an engine keeps what has ended."""
+NOWHERE = ("nowhere",)
+"""A kind that no node is of: what no node can take is granted none."""
 HELD_S = 120.0
 """Nothing is granted while news are told, and for no longer than this."""
 Connect = Callable[[Holder], Site]
@@ -81,6 +83,10 @@ class ClusterSession:
         self._may_have_lost = False  # some of what was granted: told of what is placed elsewhere, or of other nodes
         self._nodes: dict[str, m.NodeAdded] = {}
         self._keys: frozenset[str] = frozenset()
+        self._kinds: dict[str, tuple[Node, str]] = {}  # by node's name, as it was last seen
+        self._told: dict[str, tuple[str, ...]] = {}  # kinds of nodes by what pods say of these; none: any
+        self._wheres: frozenset[str] = frozenset()  # what pods of ours say of them
+        self._compared: object = None  # what was there when it was last looked whether that still holds
         self._sizes: dict[str, int] = {}  # tasks by run
         self._before: Counter[int] = Counter()  # pods that have not ended before a task that stands for a rest
         self._measured: dict[str, Pod] = {}  # by uid, as they were when it was last looked at how long they take
@@ -105,10 +111,25 @@ class ClusterSession:
     def close(self) -> None:
         self.site.close()
 
-    def outgrown(self, pods: Mapping[str, Pod]) -> frozenset[str] | None:
-        """Where a new site is needed for these pods, the node labels that it is to tell kinds of nodes by."""
-        keys = places.keys_of({pod.where for pod in pods.values() if pod.is_ours})
-        return None if keys <= self._keys and len(self._uids) <= MOST_TASKS else keys | self._keys
+    def outgrown(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> frozenset[str] | None:
+        """Where a new site is needed for these pods and nodes, the node labels that it is to tell kinds of nodes by."""
+        ours = [pod for pod in pods.values() if pod.is_ours]
+        wheres = frozenset(pod.where for pod in ours)
+        keys = places.keys_of(wheres)
+        if not keys <= self._keys or len(self._uids) > MOST_TASKS:
+            return keys | self._keys
+        waiting = {pod.where for pod in ours if not (pod.node or pod.is_over)}
+        return self._keys if self._has_other_kinds(wheres, waiting & self._told.keys(), nodes) else None
+
+    def _has_other_kinds(self, wheres: frozenset[str], waiting: set[str], nodes: Iterable[Node]) -> bool:
+        """Whether kinds of nodes have come on which some of what waits may run, or may not, unlike what was told."""
+        kinds = self._kinds_of(nodes)
+        there = kinds.keys(), wheres, waiting
+        if there == self._compared:
+            return False
+        self._compared = there
+        usable = places.usable(kinds, wheres | self._told.keys())
+        return any(places.means_another(self._told[where], where, kinds, usable) for where in waiting)
 
     def renew(self) -> None:
         """A site that knows nothing."""
@@ -120,8 +141,9 @@ class ClusterSession:
     def tell(self, pods: Mapping[str, Pod], nodes: Iterable[Node] = ()) -> Changes:
         """Tell what has changed since the last time; returns it. pods: by uid, all of them, also those of others."""
         found = list(nodes)
-        if (keys := self.outgrown(pods)) is not None:
+        if (keys := self.outgrown(pods, found)) is not None:
             self.renew_with(keys)
+        self._wheres = frozenset(pod.where for pod in pods.values() if pod.is_ours)
         self._tell_nodes(found, pods.values())
         news = changes(pods, self._known)
         if not news.are_none:  # else what is told first would be granted before what should go first is told
@@ -140,7 +162,7 @@ class ClusterSession:
         keys |= self._keys
         if self.has_told:
             self.renew()
-        self._keys = keys
+        self._keys, self._kinds = keys, {}
 
     def _tell_nodes(self, nodes: list[Node], pods: Iterable[Pod]) -> None:
         ours: dict[str, list[Pod]] = {}
@@ -148,12 +170,22 @@ class ClusterSession:
         for pod in pods:
             if pod.holds:
                 (ours if pod.is_ours else others).setdefault(pod.node, []).append(pod)
-        told = {n.name: _capacity(n, self._keys, ours.get(n.name, ()), others.get(n.name, ())) for n in nodes}
+        closed = self._closed_kinds(nodes)
+        told = {}
+        for node in nodes:
+            kind, there = self._kind(node), (ours.get(node.name, ()), others.get(node.name, ()))
+            told[node.name] = _capacity(node, kind, *there, is_open=node.is_open and kind not in closed)
+        self._kinds = {name: kept for name, kept in self._kinds.items() if name in told}
         events: list[m.Event] = [m.NodeLost(name) for name in self._nodes.keys() - told.keys()]
         events += [event for name, event in told.items() if self._nodes.get(name) != event]
         self._nodes = told
         self._may_have_lost = self._may_have_lost or bool(events)
         self._report(events)
+
+    def _closed_kinds(self, nodes: list[Node]) -> set[str]:
+        """Of nodes that have taints which none of ours tolerates: they take nothing."""
+        kinds = self._kinds_of(node for node in nodes if node.taints)
+        return {*kinds} - places.usable(kinds, self._wheres | self._told.keys())
 
     def _grow(self, run: str, new: tuple[Pod, ...], nodes: list[Node]) -> None:
         if run not in self._sizes:
@@ -161,7 +193,8 @@ class ClusterSession:
             namespace, name = run.split("/")[:2]
             queue = namespace if self._queues else ""
             self.site.submit(m.WorkloadSubmitted(run, name=name, tenant=namespace, queue=queue))
-        flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new}}
+        flavors = {where: self._flavors(where, nodes) for where in {pod.where for pod in new if not pod.node}}
+        self._told.update(flavors)
         new = tuple(msgspec.structs.replace(pod, may_restart=self._may_restart(pod)) for pod in new)
         graph, rests = block_of(new, flavors, self._sizes[run])
         at, grown = self._sizes[run], self._add(run, graph, len(new))
@@ -181,10 +214,22 @@ class ClusterSession:
         return grown
 
     def _flavors(self, where: str, nodes: list[Node]) -> tuple[str, ...]:
-        """The kinds of nodes on which such a pod may run; none named: all."""
-        kinds = {places.flavor_of(node, self._keys): node for node in nodes}
-        fitting = tuple(sorted(kind for kind, node in kinds.items() if places.allows(where, node)))
-        return () if len(fitting) == len(kinds) else fitting
+        """The kinds of nodes on which such a pod may run; none named: all that take any pod of ours."""
+        kinds = self._kinds_of(nodes)
+        usable = places.usable(kinds, self._wheres | self._told.keys())
+        fitting = tuple(sorted(kind for kind in usable if places.allows(where, kinds[kind])))
+        return () if len(fitting) == len(usable) else fitting or NOWHERE
+
+    def _kinds_of(self, nodes: Iterable[Node]) -> dict[str, Node]:
+        """The kinds of nodes that take pods, each with one of them."""
+        return {self._kind(node): node for node in nodes if node.is_open}
+
+    def _kind(self, node: Node) -> str:
+        """Kept, as it costs more than all else that is looked at of a node that has not changed."""
+        kept = self._kinds.get(node.name)
+        if kept is None or kept[0] is not node:
+            kept = self._kinds[node.name] = node, places.flavor_of(node, self._keys)
+        return kept[1]
 
     def _tell_statuses(self, pods: Mapping[str, Pod], news: Changes) -> None:
         begun = [(uid, RUNNING) for new in news.new.values() for uid in (p.uid for p in new if status_of(p) == RUNNING)]
@@ -202,7 +247,11 @@ class ClusterSession:
             if status in (OVER, WAITING) and not (known.is_gang and status == WAITING):
                 self._ungrant([known.task])
         if sights:
-            self._report([m.TasksSeen(tuple(sights))])
+            closed = [self._nodes[name] for name in sorted({one.node for one in sights} & self._nodes.keys())]
+            closed = [one for one in closed if one.gpus and len(one.closed) == one.gpus]
+            # what runs on a closed node has its devices there; nothing is granted meanwhile
+            self._report([msgspec.structs.replace(one, closed=()) for one in closed])
+            self._report([m.TasksSeen(tuple(sights)), *closed])
 
     def _tell_lengths(self, pods: Mapping[str, Pod]) -> None:
         """Of pods that do not take as long as was told, or whose runs do not go on as long; of a run with a graph also
@@ -370,17 +419,16 @@ class ClusterSession:
         self._woken()
 
 
-def _capacity(node: Node, keys: frozenset[str], ours: Iterable[Pod], others: Iterable[Pod]) -> m.NodeAdded:
+def _capacity(node: Node, kind: str, ours: Iterable[Pod], others: Iterable[Pod], *, is_open: bool) -> m.NodeAdded:
     """What a node has for pods of ours. One that is closed has what they hold there, and nothing more."""
     held, foreign = [pod.shape for pod in ours], [pod.shape for pod in others]
-    if node.is_open:
+    if is_open:
         cpu_milli = max(0, node.cpu_milli - sum(s.cpu_milli for s in foreign))
         memory = max(0, node.memory_bytes - sum(s.memory_bytes for s in foreign))
     else:
         cpu_milli, memory = sum(s.cpu_milli for s in held), sum(s.memory_bytes for s in held)
     used = min(node.gpus, sum(s.gpu_milli for s in foreign) // 1000)
-    closed = tuple(range(node.gpus - used, node.gpus)) if node.is_open else tuple(range(node.gpus))
-    flavor = places.flavor_of(node, keys)
+    closed = tuple(range(node.gpus - used, node.gpus)) if is_open else tuple(range(node.gpus))
     return m.NodeAdded(
-        node.name, cpu_milli / 1000, node.gpus, memory, flavor=flavor, closed=closed, process_slots=1_000_000
+        node.name, cpu_milli / 1000, node.gpus, memory, flavor=kind, closed=closed, process_slots=1_000_000
     )
