@@ -1,6 +1,7 @@
 """What open dashboards cost the site server: its processor time, and how long grants take, with and without them.
 
     python -m benchmarks.dashboards --viewers 200 --gpus 1000 --tasks 10000 --seconds 30
+    python -m benchmarks.dashboards --view usage     # as many look at another page: usage, plan, workloads, tasks
 
 A site of so many emulated GPUs, each held by a run; drivers of a framework have so many tasks that wait. Somebody asks
 for a GPU that is free, ten times a second at even distances: submit (answered with the lease), claim, end. That goes on
@@ -41,7 +42,7 @@ DRIVERS = 4
 class Viewer:
     """A page that is open, by one session: what a browser would ask for, and how many bytes came."""
 
-    def __init__(self, url: str, cookie: str, secret: str) -> None:
+    def __init__(self, url: str, cookie: str, secret: str, query: str = "") -> None:
         self.began = time.perf_counter()
         self.paint_s, self.bytes = 0.0, 0
         place = urlsplit(url)
@@ -50,7 +51,7 @@ class Viewer:
             self._connection.request("GET", path, headers={"Cookie": cookie})
             answer = self._connection.getresponse()
             assert answer.read(), path
-        self._connection.request("GET", "/dashboard/events", headers={"Cookie": cookie, "X-EGS-CSRF": secret})
+        self._connection.request("GET", f"/dashboard/events{query}", headers={"Cookie": cookie, "X-EGS-CSRF": secret})
         self._answer = self._connection.getresponse()
         if self._answer.status != 200:
             raise SystemExit(f"/dashboard/events: {self._answer.status}: {self._answer.read()[:200]!r}")
@@ -140,8 +141,17 @@ def _cpu_s(process: psutil.Process | None) -> float:
     return sum(process.cpu_times()[:2]) if process is not None else 0.0
 
 
-def measure(viewers: int, gpus: int, tasks: int, seconds: float) -> dict[str, Any]:
-    """Rows without and with the viewers, and what the pages got."""
+QUERIES = {
+    "": "",
+    "workloads": "?view=workloads",
+    "usage": "?view=usage&of=24h",
+    "plan": "?view=plan",
+    "tasks": "?view=tasks&of=r1",
+}
+
+
+def measure(viewers: int, gpus: int, tasks: int, seconds: float, view: str = "") -> dict[str, Any]:
+    """Rows without and with the viewers, and what the pages got. view: of `QUERIES`."""
     site.GPUS = gpus + FREE
     with tempfile.TemporaryDirectory() as folder, site.egs_server(Path(folder)) as server:
         hold(server, gpus)
@@ -149,12 +159,12 @@ def measure(viewers: int, gpus: int, tasks: int, seconds: float) -> dict[str, An
         try:
             found: dict[str, Any] = {"without": granted(server, seconds)}
             sessions = [log_in(server)] * viewers
-            pages = [Viewer(server.url, *session) for session in sessions]
+            pages = [Viewer(server.url, *session, QUERIES[view]) for session in sessions]
             time.sleep(2.0)  # until all have their first rows
             before = sum(page.bytes for page in pages)
             found["with"] = granted(server, seconds)
             found["bytes_a_page_and_s"] = (sum(page.bytes for page in pages) - before) / seconds / max(1, viewers)
-            late = Viewer(server.url, *log_in(server))
+            late = Viewer(server.url, *log_in(server), QUERIES[view])
             until = time.monotonic() + 60
             while not late.paint_s and time.monotonic() < until:
                 time.sleep(0.01)
@@ -174,8 +184,11 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1000)
     parser.add_argument("--tasks", type=int, default=10_000, help="of frameworks' drivers, which wait")
     parser.add_argument("--seconds", type=float, default=30.0, help="without viewers, and again with them")
+    parser.add_argument(
+        "--view", choices=sorted(QUERIES), default="", help="the page that they look at; left out: what is now"
+    )
     options = parser.parse_args()
-    found = measure(options.viewers, options.gpus, options.tasks, options.seconds)
+    found = measure(options.viewers, options.gpus, options.tasks, options.seconds, options.view)
     json.dump({"cores": os.cpu_count(), **vars(options), **found}, sys.stdout, indent=1, default=float)
     print()
 

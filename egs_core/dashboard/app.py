@@ -103,7 +103,7 @@ class App:
         return _html(login_page()) if session is None else _html(main_page(session), session)
 
     async def workloads(self, request: Request) -> Response:
-        return self._view(request, "workloads", "/workloads", ("list",), "workloads")
+        return self._view(request, "workloads", "/workloads", ("list", "drivers"), "workloads")
 
     async def workload(self, request: Request) -> Response:
         run = request.path_params["run"]

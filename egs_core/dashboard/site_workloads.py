@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from egs_core.client.messages import RunView
+from egs_core.client.messages import DriverTasks, RunView
 from egs_core.client.outlines import Outline
 from egs_core.dashboard.parts import Parts, kept, moment, table
 from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
@@ -18,6 +18,7 @@ from egs_core.runlog.standing import Standing
 
 HEADS = ("Run", "State", "Waits", "Waited", "Runs", "Ran", "GPUs", "Where", "User", "Why")
 LIST_HEADS = ("Workload", "State", "Runs", "Done", "Running", "Waiting", "Critical path", "User", "Queue")
+DRIVER_HEADS = ("Driver", "State", "Running", "Waiting", "User", "Queue")
 RUNS = {"granted": "running", "running": "running", "stopping": "running"}
 ENDED = {"succeeded": "succeeded", "failed": "failed", "lost": "failed"}
 
@@ -38,13 +39,19 @@ def workload_parts(runs: Sequence[Outline], now: float, waiting: Mapping[str, Ru
     }
 
 
-def list_parts(workloads: Sequence[Sequence[Outline]], now: float) -> Parts:
-    """The page of all, of what changed last first: what has not ended stands above the rest."""
+def list_parts(workloads: Sequence[Sequence[Outline]], now: float, drivers: Sequence[RunView] = ()) -> Parts:
+    """The page of all, of what changed last first: what has not ended stands above the rest; and drivers, whose tasks
+    are workloads, too."""
     found = [(_workload(runs, now), runs) for runs in workloads]
     found.sort(key=lambda one: all(run.ended_at is not None for run in one[1]))
     shown = table("Workloads of several runs", LIST_HEADS, [_list_row(*one) for one in found])
     none = tag("p", "None yet: ", tag("code", "egs run --after RUN"), " makes one of two runs.", class_="empty")
-    return {"title": (tag("h1", "Workloads"),), "list": kept(shown) or (none,)}
+    rows = [_driver_row(one) for one in drivers]
+    return {
+        "title": (tag("h1", "Workloads"),),
+        "list": kept(shown) or (none,),
+        "drivers": kept(table("Tasks of drivers of frameworks", DRIVER_HEADS, rows)),
+    }
 
 
 def _workload(runs: Sequence[Outline], now: float) -> Workload:
@@ -104,6 +111,12 @@ def _why(run: Outline, task: Standing, seen: RunView | None) -> str:
     if task.state in ("waiting", "paused"):
         return seen.reason if seen is not None and seen.reason else f"`egs why {run.id}` says it"
     return run.why or inside
+
+
+def _driver_row(run: RunView) -> tuple[object, ...]:
+    tasks = run.tasks or DriverTasks(running=0, waiting=0)
+    link = tag("a", f"{run.id} {run.name} ({run.framework})", href=f"/dashboard/workloads/{run.id}")
+    return link, run.state, str(tasks.running or ""), str(tasks.waiting or ""), run.user, run.queue
 
 
 def _list_row(workload: Workload, runs: Sequence[Outline]) -> tuple[object, ...]:

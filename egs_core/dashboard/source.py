@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from egs_core.client.ahead import Ahead, DriverTasksView
+from egs_core.client.http import Unreachable
 from egs_core.client.overview import Overview
 from egs_core.dashboard.asking import Asking
 from egs_core.dashboard.mirror import Mirror
@@ -28,6 +29,7 @@ class Source:
         self._asking = asking
         self._locks = asyncio.Lock(), asyncio.Lock()
         self._seen: tuple[float, Overview] | None = None
+        self._away_at = float("-inf")
         self._tasks: dict[str, _Seldom[DriverTasksView]] = {}
         self._ahead = _Seldom[Ahead]()
         self._mirror, self._epoch, self._number, self._asked_at = Mirror(), "", 0, float("-inf")
@@ -36,7 +38,7 @@ class Source:
         """What there is now, or was a moment ago."""
         async with self._locks[0]:
             if self._seen is None or time.monotonic() - self._seen[0] >= FRESH_S:
-                found = await self._asking.overview(token)
+                found = await self._answered(self._asking.overview(token))
                 self._seen = time.monotonic(), found
             return self._seen[1]
 
@@ -55,7 +57,7 @@ class Source:
         async with self._locks[1]:
             while time.monotonic() - self._asked_at >= FRESH_S:
                 began = time.monotonic()
-                told = await self._asking.outlines(token, self._epoch, self._number)
+                told = await self._answered(self._asking.outlines(token, self._epoch, self._number))
                 if told.epoch != self._epoch:
                     self._mirror, self._epoch = Mirror(), told.epoch
                 self._mirror.take(told.runs)
@@ -66,6 +68,18 @@ class Source:
                 else:
                     self._asked_at = time.monotonic()
             return self._mirror
+
+    async def _answered(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Where the server does not answer, others who want to know hear the same for a moment: nobody asks it for each
+        of them."""
+        if time.monotonic() - self._away_at < FRESH_S:
+            asked.close()
+            raise Unreachable("the server did not answer a moment ago")
+        try:
+            return await asked
+        except Unreachable:
+            self._away_at = time.monotonic()
+            raise
 
 
 class _Seldom(Generic[T]):

@@ -119,9 +119,10 @@ class ListView(View):
 
         def make() -> Callable[[], Parts]:
             shown = [mirror.members(key) for key in mirror.workloads()[:MOST_LISTED]]
-            return lambda: list_parts(shown, seen.now)
+            return lambda: list_parts(shown, seen.now, seen.drivers)
 
-        return (mirror.count, seen.now // AGAIN_S), seen.now, make
+        drivers = [(one.id, one.state, one.tasks) for one in seen.drivers]
+        return (mirror.count, drivers, seen.now // AGAIN_S), seen.now, make
 
 
 class UsageView(View):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from egs_core.client.http import Unreachable
 from egs_core.client.overview import Me, Overview
 from egs_core.dashboard.asking import Asking
 from egs_core.dashboard.feed import MOST_UNREAD, Feeds, Tables, Viewer
@@ -139,3 +141,40 @@ def test_a_slow_viewer_keeps_the_problem(app: RealApp) -> None:
     feed._tell_problem("away")
     told = [viewer.events.get_nowait() for _ in range(viewer.events.qsize())]
     assert [event.split(b"\n")[0] for event in told] == [b"event: change", b"event: problem"]
+
+
+def test_a_server_that_is_away_is_not_asked_for_each_viewer(app: RealApp, tmp_path: Path) -> None:
+    """Those who want to know a moment later hear the same; then it is asked again."""
+    away, token = Counting(tmp_path / "nobody.sock"), app.admin.token
+    source = Source(away)
+
+    async def look() -> list[BaseException | Overview]:
+        return await asyncio.gather(*(source.overview(token) for _ in range(50)), return_exceptions=True)
+
+    assert {type(one) for one in asyncio.run(look())} == {Unreachable}
+    assert away.count == 1
+
+
+def test_pages_of_parts_are_made_once_for_all_who_see_the_same(app: RealApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten viewers of a list: one question, and the same bytes; nothing new, and nothing is sent."""
+    monkeypatch.setattr("egs_core.dashboard.feed.EVERY_VIEW_S", 0.01)
+    sessions, asking = Sessions(lambda: 0.0), Counting(app.path)
+    feeds = Feeds(asking, sessions, dict)
+    viewers = [Viewer(session(sessions, app.admin)) for _ in range(10)]
+
+    async def look() -> list[bytes]:
+        for viewer in viewers:
+            feeds.of(viewer.session, "workloads").join(viewer)
+        async with asyncio.timeout(PATIENCE_S):
+            found = [await viewer.events.get() for viewer in viewers]
+            count = asking.count
+            while asking.count < count + 2:  # turns in which nothing has changed
+                await asyncio.sleep(0.05)
+        assert all(viewer.events.empty() for viewer in viewers)
+        for viewer in viewers:
+            feeds.of(viewer.session, "workloads").leave(viewer)
+        return found
+
+    found = asyncio.run(look())
+    assert {id(one) for one in found} == {id(found[0])}
+    assert set(json.loads(found[0].split(b"data: ", 1)[1])["parts"]) == {"title", "list", "drivers"}

@@ -104,6 +104,10 @@ def test_the_list_of_workloads() -> None:
     text = texts(parts, "list")
     assert text.index("4 report and 3 more") < text.index("8 newer and 1 more")
     assert '{"href":"/dashboard/workloads/4"}' in parts["list"].decode()
+    driver = view(1, "waiting", id="r1", framework="ray", tasks={"running": 2, "waiting": 5})
+    listed = encoded(list_parts([], NOW, [RunView.model_validate(driver.model_dump())]))
+    assert "r1 job1 (ray) waiting 2 5 ann" in texts(listed, "drivers")
+    assert '{"href":"/dashboard/workloads/r1"}' in listed["drivers"].decode()
     assert "egs run --after" in texts(encoded(list_parts([], NOW)), "list")
 
 
