@@ -19,7 +19,7 @@ seen together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -84,6 +84,19 @@ def changes(pods: Mapping[str, Pod], known: Mapping[str, Known]) -> Changes:
         elif pod.is_ours and status in (READY, RUNNING) and (not pod.gang or (pod.run, pod.gang) in whole):
             new.setdefault(pod.run, []).append(pod)
     return Changes({run: tuple(sorted(found, key=_age)) for run, found in new.items()}, tuple(statuses))
+
+
+def with_listed_nodes(pods: Mapping[str, Pod], known: Mapping[str, Known], there: Collection[str]) -> dict[str, Pod]:
+    """Pods that got a node which is not listed yet wait until it is: nodes and pods have watches of their own. What was
+    told as running there stays so."""
+    found = {uid: pod for uid, pod in pods.items() if not pod.node or pod.node in there or not pod.is_ours}
+    for uid in pods.keys() - found.keys():
+        one, pod = known.get(uid), pods[uid]
+        if pod.is_over or (one is not None and one.status in (RUNNING, OVER)):
+            found[uid] = pod
+        elif one is not None:
+            found[uid] = msgspec.structs.replace(pod, node="")
+    return found
 
 
 def starts_together(pods: Sequence[Pod]) -> frozenset[str]:

@@ -30,6 +30,7 @@ from egs_core.kubernetes.seen import (
     rest_s,
     rests_of,
     status_of,
+    with_listed_nodes,
 )
 from egs_core.runlog import records as r
 from egs_core.site import AnyTold, Asked, Dropped, Grant, Grown, Site, Stop
@@ -118,8 +119,17 @@ class ClusterSession:
         keys = places.keys_of(wheres)
         if not keys <= self._keys or len(self._uids) > MOST_TASKS:
             return keys | self._keys
+        there = {node.name: node for node in nodes}
+        if any(self._is_elsewhere(pod, there) for pod in ours if pod.node):
+            return self._keys
         waiting = {pod.where for pod in ours if not (pod.node or pod.is_over)}
-        return self._keys if self._has_other_kinds(wheres, waiting & self._told.keys(), nodes) else None
+        return self._keys if self._has_other_kinds(wheres, waiting & self._told.keys(), there.values()) else None
+
+    def _is_elsewhere(self, pod: Pod, nodes: Mapping[str, Node]) -> bool:
+        """Whether a pod has just got a node of a kind that was not told of it, so that it would find no place there."""
+        known, told = self._known.get(pod.uid), self._told.get(pod.where, ())
+        is_news = known is not None and known.status not in (RUNNING, OVER) and not pod.is_over
+        return is_news and bool(told) and pod.node in nodes and self._kind(nodes[pod.node]) not in told
 
     def _has_other_kinds(self, wheres: frozenset[str], waiting: set[str], nodes: Iterable[Node]) -> bool:
         """Whether kinds of nodes have come on which some of what waits may run, or may not, unlike what was told."""
@@ -143,6 +153,7 @@ class ClusterSession:
         found = list(nodes)
         if (keys := self.outgrown(pods, found)) is not None:
             self.renew_with(keys)
+        pods = with_listed_nodes(pods, self._known, {node.name for node in found}) if found else pods
         self._wheres = frozenset(pod.where for pod in pods.values() if pod.is_ours)
         self._tell_nodes(found, pods.values())
         news = changes(pods, self._known)

@@ -144,3 +144,33 @@ def test_a_pod_that_runs_where_nothing_may_start_takes_no_room_elsewhere(told: C
         assert told.tell([gpu_node("n1"), gpu_node("n2", spec)], runs, asks("one")) == ["one"]
     finally:
         told.session.close()
+
+
+def test_a_pod_that_got_a_node_before_that_was_listed_is_told_with_it(told: Counted) -> None:
+    """Two watches, of which the one of nodes is behind: the GPU that it has there is its own, and what waits gets that
+    of the other node that has come."""
+    opened: dict[str, Any] = {"schedulingGates": []}
+    nodes = [gpu_node(name) for name in ("n1", "n0", "n2")]
+    try:
+        assert told.tell(nodes[:1], asks("other", rank=900)) == ["other"]
+        told.tell(nodes[:1], asks("fast", opened))
+        told.tell(nodes[:1], asks("fast", opened | {"nodeName": "n2"}))
+        assert "next" in told.tell(nodes, asks("next"))
+        grant = told.session._grant_of(told.session._known["next"].task)
+        assert grant is not None
+        assert grant.node == "n0"
+    finally:
+        told.session.close()
+
+
+def test_what_no_node_could_take_has_the_one_that_has_come_for_it(told: Counted) -> None:
+    """Node and place are seen at the same moment: its GPU there is not free."""
+    nowhere = in_pools("z") | {"schedulingGates": []}
+    free, come = gpu_node("n1"), gpu_node("n2", pool="z")
+    try:
+        told.tell([free], asks("runs", {"nodeName": "n1"}, gate=False), asks("nowhere", nowhere))
+        told.tell([free, come], asks("nowhere", nowhere | {"nodeName": "n2"}), asks("next"))
+        assert told.session.granted() == []
+        assert told.session.order() == ["next"]
+    finally:
+        told.session.close()
