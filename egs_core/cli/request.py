@@ -28,7 +28,14 @@ request = typer.Typer(help="Ask for GPUs for a while; `egs run --in NUMBER` runs
 @request.callback(invoke_without_command=True)
 def make(
     context: typer.Context,
-    gpus: Annotated[float, typer.Option(help="GPUs: whole ones, or a part of one, as 0.25.")] = 0,
+    gpus: Annotated[float, typer.Option(help="GPUs in all: whole ones, or a part of one, as 0.25.")] = 0,
+    hosts: Annotated[
+        int | None,
+        typer.Option(min=1, max=q.MOST_HOSTS, help="On so many hosts of the site, as many GPUs on each, all at once."),
+    ] = None,
+    on: Annotated[
+        list[str] | None, typer.Option(metavar="HOST", help="On this host of the site. Repeatable: on each of them.")
+    ] = None,
     for_: Annotated[str, typer.Option("--for", help="How long, from when it has them, as 3h; at most 7d.")] = "",
     idle_timeout: Annotated[
         str, typer.Option(help="It ends after so long in which no command was in it, and its GPUs did no work.")
@@ -61,6 +68,8 @@ def make(
         "priority": priority,
         "name": name,
         **({"flavors": flavor} if flavor else {}),
+        **({"hosts": hosts} if hosts is not None else {}),
+        **({"on": on} if on else {}),
     }
     try:
         ask = q.GpuRequest.model_validate(fields)
@@ -70,9 +79,9 @@ def make(
         view, several = client.ask_for(ask), has_several(client.runs())
     if view.notice:
         say(view.notice)
-    typer.echo(
-        view.model_dump_json() if as_json else f"{line(view, several)}\nrun in it: egs run --in {view.id} -- CMD"
-    )
+    there = f" (on {', '.join(part.host for part in view.parts)})" if view.parts else ""
+    run_in = f"run in it: egs run --in {view.id} -- CMD{there}"
+    typer.echo(view.model_dump_json() if as_json else f"{line(view, several)}\n{run_in}")
 
 
 @request.command("list")
@@ -157,6 +166,8 @@ def line(view: q.RequestView, several: bool = False) -> str:
 
 
 def _devices(view: q.RequestView, several: bool) -> str:
+    if view.parts:
+        return ", ".join([called(part.host, one, True) for part in view.parts for one in part.devices])
     return ", ".join([called(view.host, one, several) for one in view.devices])
 
 

@@ -12,7 +12,7 @@ NEEDS = {
     "--retry-on": (("--retries",), "it is never started again"),
     "--json": (("--check", "--detach"), "the output is the command's own"),
     "--gang-wait": (("--gang",), "there is nothing to wait for"),
-    "--torch-env": (("--gang",), "there are no others"),
+    "--torch-env": (("--gang", "--in"), "there are no others"),
     "--checkpoint-takes": (("--checkpoint-signal",), "it is asked for none"),
     "--split": (("--gpus", "--gpu-memory"), "there is nothing to split"),
     "--flavor": (("--gpus", "--gpu-memory", "--in"), "there is nothing to choose"),

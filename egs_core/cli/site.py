@@ -165,14 +165,21 @@ def _called(device: c.Device, several: bool) -> str:
     return called(device.host, device.id, several)
 
 
+def _asked(view: c.RunView) -> str:
+    """What it has to do with a GPU request, to be written behind its state."""
+    if view.is_request:
+        return f", part of {view.gang.name}" if view.gang else ", a request"
+    return f", in {view.inside}" if view.inside else ""
+
+
 def _print_runs(runs: tuple[c.RunView, ...], now: float, several: bool) -> None:
     rows = []
     has_flavors = any(view.flavor for view in runs)
     for view in runs:
         since = view.started_at if view.started_at is not None else view.submitted_at
         state = f"{view.state}, lost" if view.lost else view.doing
-        state += f", gang {view.gang.name}" if view.gang else ""
-        state += ", a request" if view.is_request else f", in {view.inside}" if view.inside else ""
+        state += f", gang {view.gang.name}" if view.gang and not (view.inside or view.is_request) else ""
+        state += _asked(view)
         devices = ", ".join(view.lease.devices) if view.lease else ""
         if view.tasks is not None:
             devices = f"{view.framework}: {view.tasks.running} tasks run, {view.tasks.waiting} wait"

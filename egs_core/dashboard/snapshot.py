@@ -212,7 +212,9 @@ def _place(run: c.RunView) -> tuple[str, str]:
 
 def _running(run: c.RunView, several: bool) -> Row:
     state = f"{run.state}, lost" if run.lost else f"{run.state}: {run.stop}" if run.stop else run.doing
-    state += ", a request" if run.is_request else f", in {run.inside}" if run.inside else ""
+    if run.is_request:
+        state += f", part of {run.gang.name}" if run.gang else ", a request"
+    state += f", in {run.inside}" if run.inside else ""
     where = run.host if several else ""
     return _named(run), run.user, state, _whole(run.started_at), _gpus(run), where, run.queue, _verbs(run)
 

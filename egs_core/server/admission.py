@@ -76,6 +76,12 @@ def place(book: Book, who: Principal, run: Run, queue: str) -> None:
 
 def take_in(book: Book, who: Principal, run: Run) -> None:
     """The site has it from now on. Raises Refusal for what the engine sees can never start."""
+    register(book, who, run)
+    admit(book, who, run)
+
+
+def register(book: Book, who: Principal, run: Run) -> None:
+    """The site knows it; the engine is not told of it yet."""
     book.last += 1
     book.runs[run.id] = book.by_key[run.user, run.key] = book.views.open[run.id] = run
     book.open_of[run.user] += 1
@@ -85,6 +91,10 @@ def take_in(book: Book, who: Principal, run: Run) -> None:
     book.log(who, "submit", run)
     if run.after:
         book.note_after(run)
+
+
+def admit(book: Book, who: Principal, run: Run) -> None:
+    """The engine is told of it, with its gang, where nothing else keeps it. Raises Refusal for what can never start."""
     book.admit_if_due(run)
     if run.inside:
         inside.start_waiting(book, book.runs[run.inside])

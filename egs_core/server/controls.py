@@ -86,6 +86,8 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
         raise Refusal(409, f"run {run.id} is in request {run.inside}: its {option_of(late[0])} is that of the request")
     if run.is_request:
         check_for(wishes.get("for_s"))
+    if run.is_request and run.gang and wishes.get("gpus") is not None:
+        raise Refusal(422, f"gpus: request {run.whole} is over several hosts: release it, and ask for it anew")
     if "queue" in wishes:
         wishes["queue"] = queue_asked(book, who, wishes["queue"])
         wishes["team"] = book.team_of_queue.get(wishes["queue"], "") or run.team
@@ -96,32 +98,45 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
 
 
 def _change(book: Book, run_id: str, wishes: dict[str, Any]) -> None:
-    run = book.touch(book.runs[run_id])
+    run = book.runs[run_id]
     if "deadline_s" in wishes:
         wishes = {**wishes, "deadline_s": book.now + wishes["deadline_s"] - run.submitted_at}
+    changed = book.gangs.members(run) if run.is_request else [run]  # of a request over several hosts all parts
+    for one in changed:
+        _wish(book.touch(one), wishes)
+    for other in book.gangs.members(run):
+        for name in [one for one in OF_THE_GANG if one in wishes]:
+            setattr(book.touch(other), name, wishes[name])
+    if run.lease is not None:
+        for one in changed:
+            _last(book, one)
+        return
+    if run.inside:
+        return
+    for one in changed:
+        take_part(book, one)
+        check_fits(book, one)
+    if run.task != NOT_ADMITTED:
+        book.readmit(run)
+    if run.outcome == REFUSED:
+        raise Refusal(422, run.why)
+
+
+def _wish(run: Run, wishes: dict[str, Any]) -> None:
     if "gpu_memory_bytes" in wishes and "gpus" not in wishes and run.gpus < 1:
         run.gpus = 0  # the part that it was
     elif "gpus" in wishes and "gpu_memory_bytes" not in wishes and run.gpus % 1:
         run.gpu_memory_bytes = 0
     for name, value in wishes.items():
         setattr(run, name, value)
-    for other in book.gangs.members(run):
-        for name in [one for one in OF_THE_GANG if one in wishes]:
-            setattr(book.touch(other), name, wishes[name])
+
+
+def _last(book: Book, run: Run) -> None:
+    """What runs lasts longer, or less long."""
     length_s = run.expected_s or run.for_s
-    if run.lease is not None:
-        book.note_box(run)
-        if length_s is not None and not run.inside:
-            book.handle(m.Estimates(((run.lease.phase, length_s, length_s),)))
-        return
-    if run.inside:
-        return
-    take_part(book, run)
-    check_fits(book, run)
-    if run.task != NOT_ADMITTED:
-        book.readmit(run)
-    if run.outcome == REFUSED:
-        raise Refusal(422, run.why)
+    book.note_box(run)
+    if length_s is not None and run.lease is not None and not run.inside:
+        book.handle(m.Estimates(((run.lease.phase, length_s, length_s),)))
 
 
 def drain(book: Book, who: Principal, ask: c.Drain) -> c.Runs:

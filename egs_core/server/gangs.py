@@ -96,6 +96,13 @@ class Gangs:
             one.gang = msgspec.structs.replace(place, is_whole=True, rank=rank, hosts=hosts)
         return members
 
+    def form(self, runs: Sequence[Run], name: str, now: float) -> None:
+        """These new runs, in this order, are one of their own: all have come."""
+        hosts = tuple([run.host for run in runs])
+        for rank, run in enumerate(runs):
+            run.gang = GangPlace(name, len(runs), runs[0].id, now, is_whole=True, rank=rank, hosts=hosts)
+            self.note(run)
+
     def check_order(self, run: Run, place: GangPlace, runs: dict[str, Run]) -> None:
         """Raises Refusal for a new run that would start after one that cannot start before it."""
         pending, seen = [one for one, _ in run.after], set[str]()

@@ -7,6 +7,7 @@ and ended like any other: so no process of it is left when it has ended. Its tok
 from __future__ import annotations
 
 from egs_core.client import messages as c
+from egs_core.errors import listed
 from egs_core.server.book import CONFIG, Book
 from egs_core.server.principals import Principal
 from egs_core.server.runs import NO_PHASE, HeldLease, Refusal, Run
@@ -27,7 +28,7 @@ OF_THE_REQUEST = (
 
 def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
     """A new command is to run in a request. Raises Refusal where it may not."""
-    request = book.rights.changeable(who, ask.inside)
+    request = book.rights.changeable(who, _part(book, who, ask.inside, run.host))
     if not request.is_request:
         raise Refusal(422, f"inside: run {ask.inside} is no GPU request: `egs request list` lists those")
     if not request.is_open or request.stop:
@@ -37,6 +38,25 @@ def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
     if named := [name for name in OF_THE_REQUEST if getattr(ask, name)]:
         raise Refusal(422, f"{named[0]}: what runs in a request has that of the request: leave it out")
     run.inside, run.queue, run.team = request.id, request.queue, request.team
+
+
+def _part(book: Book, who: Principal, number: str, host: str) -> str:
+    """Of a request over several hosts the number of its part on this one. Raises Refusal where it has none there."""
+    request = book.rights.visible(who, number)
+    parts = parts_of(book, request)
+    here = [one.id for one in parts if one.host == host]
+    if here or len(parts) == 1:
+        return here[0] if here else number
+    there = listed([book.views.name_of(one.host) for one in parts])
+    raise Refusal(409, f"request {request.whole} has no GPUs on host {book.views.name_of(host)}: start it on {there}")
+
+
+def parts_of(book: Book, run: Run) -> list[Run]:
+    """Of a request over several hosts its parts, those of which are known still, by rank; of any other run itself."""
+    if not run.is_request or run.gang is None:
+        return [run]
+    numbers = range(int(run.gang.number), int(run.gang.number) + run.gang.size)
+    return [one for number in numbers if (one := book.runs.get(str(number))) is not None]
 
 
 def start_waiting(book: Book, request: Run) -> None:
@@ -52,7 +72,7 @@ def start_waiting(book: Book, request: Run) -> None:
 
 def stop(book: Book, request: Run) -> None:
     """The request ends: what runs in it is told to stop, what waits ends."""
-    why = f"request {request.id} ({request.name}) ends: {request.stop or request.why}"
+    why = f"request {request.whole} ({request.name}) ends: {request.stop or request.why}"
     for run in list(book.commands[request.id].values()):
         if not run.is_claimed:
             book.abort(run, why, "aborted")

@@ -131,9 +131,10 @@ class Run(msgspec.Struct, omit_defaults=True):
     is_time_up: its time box was over, so that it had to stop. team: whose it is, "" for nobody's. host: on which it was
     started, "" for the server's own.
 
-    is_request: GPUs for a while, see `requests`: it has no supervisor, and is claimed by the site itself. idle_s: after
-    so long without a command and without work on its GPUs it ends. inside: of a command in a request, that one's id;
-    the engine does not know it. is_warned: its client was told that the request ends soon.
+    is_request: GPUs for a while, see `requests`: it has no supervisor, and is claimed by the site itself; in a gang it
+    is the part on one host of a request over several. idle_s: after so long without a command and without work on its
+    GPUs it ends. inside: of a command in a request, that one's id; the engine does not know it. is_warned: its client
+    was told that the request ends soon.
 
     requeue: it may be evicted for another, and then waits again; is_evicted: it is to stop for that; evictions: so far.
     gang: with which others it starts. work: what it has told of its work, by unit. waited_s: how long it waited for
@@ -201,6 +202,11 @@ class Run(msgspec.Struct, omit_defaults=True):
         """What the engine calls it: something new each time that it is given to it; of a gang all are one."""
         number = self.gang.number if self.gang else self.id
         return f"{number}.{self.changes}" if self.changes else number
+
+    @property
+    def whole(self) -> str:
+        """Of a GPU request its number: of one over several hosts that of its first part."""
+        return self.gang.number if self.is_request and self.gang else self.id
 
     @property
     def time_is_up_at(self) -> float | None:

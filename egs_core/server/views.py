@@ -10,6 +10,7 @@ from egs_core.calendar import Window
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
 from egs_core.engine import Engine
+from egs_core.engine.rules.fit import lacking
 from egs_core.engine.state.nodes import Node
 from egs_core.errors import listed
 from egs_core.server.forecast import expected_starts
@@ -180,7 +181,7 @@ class Views:
             is_request=run.is_request,
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,
-            gang=None if run.gang is None else self._told_gang(run, run.gang),
+            gang=None if awaited.gang is None else self._told_gang(awaited, awaited.gang),
             work=run.work,
             flavors=run.flavors,
             flavor=run.flavor,
@@ -208,17 +209,26 @@ class Views:
             return "dependency", self.told_text(text, sees)
         if run.lease is None and run.gpus and (why := self.spending.why(run.queue)):
             return "budget", why
+        if (short := self._short(run)) is not run and run.gang:
+            kind, text = self._reason(short, sees)
+            return kind, f"starts on its {run.gang.size} hosts together: {text}"
         reason = self._engine.explain(run.task, wall_clock(self._facts.epoch))
         text = reason.text + (self._holders(run.host, sees) if reason.kind == "capacity" else "")
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         return reason.kind, self.told_text(text, sees)
 
+    def _short(self, run: Run) -> Run:
+        """Of a request over several hosts that waits the part whose host has no room for it, where one has none."""
+        parts = self._gangs.members(run) if run.is_request and run.lease is None else []
+        nodes = [(part, node) for part in parts if (node := self.node_of(part.host)) is not None]
+        return next((part for part, node in nodes if lacking(node, part.shape)), run)
+
     def _reason_inside(self, run: Run, sees: Sees) -> tuple[str, str]:
         request = self._runs[run.inside]
         if run.lease is not None:
-            return "running", f"runs in request {request.id} ({request.name})"
+            return "running", f"runs in request {request.whole} ({request.name})"
         kind, text = self._reason(request, sees)
-        return kind, f"request {request.id} ({request.name}): {text}"
+        return kind, f"request {request.whole} ({request.name}): {text}"
 
     def _reason_in_gang(self, run: Run, gang: GangPlace, sees: Sees) -> str:
         """Of one that might start, but for others of its gang."""

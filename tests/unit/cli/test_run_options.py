@@ -28,7 +28,7 @@ USELESS = [
     ("--in 7 --queue a", "--queue", "--in"),
     ("--in 7 --requeue", "--requeue", "--in"),
     ("--gang-wait 5m", "--gang-wait", "--gang"),
-    ("--torch-env", "--torch-env", "--gang"),
+    ("--torch-env", "--torch-env", "--gang or --in"),
     ("--split --gpus 1 --gang a:2", "--gang", "--split"),
     ("--in 7 --gang a:2", "--gang", "--in"),
     ("--split --gpus 1 --requeue", "--requeue", "--split"),

@@ -147,6 +147,62 @@ def test_gpus_are_named_with_their_hosts(far: FarHost) -> None:
 
 
 @pytest.mark.slow
+def test_a_request_over_both_hosts(far: FarHost, tmp_path: Path) -> None:
+    """A GPU on each, together: while the far ones are in use neither is held, and what is in the way is said with its
+    host. Then a command on each host has that host's GPU, its rank and the addresses for PyTorch; over a `kill -9` of
+    the server they run on, and one release ends both. A user there cannot end what others have a part of."""
+    wait_for(lambda: states(far) == FREE, "it has joined")
+    own = far.site.ready["host"] if "host" in far.site.ready else far.site.client.runs().devices[0].host
+    busy, stop = tmp_path / "busy", tmp_path / "stop"
+    hog = far.run("--gpus", "2", "--name", "hog", "--", sys.executable, "-c", UNTIL, str(busy), str(stop), "0")
+    wait_for(lambda: content(busy), "the far host is in use")
+    made = far.site.told("request", "--gpus", "2", "--hosts", "2", "--for", "1h", "--name", "lab")
+    number = made["id"]
+    try:
+        assert (made["state"], [part["host"] for part in made["parts"]]) == ("queued", [own, "far"])
+        assert "far has 0 of 2 GPUs wholly free" in far.site.told("why", number)["reason"]
+        assert {one.state for one in far.site.client.runs().devices if one.host == own} == {"free"}
+        environment = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['EGS_GANG_HOSTS'], os.environ['RANK'], "
+        program = (
+            "import os, pathlib, sys, time\n"
+            f"print({environment}os.environ['WORLD_SIZE'], os.environ['MASTER_ADDR'], flush=True)\n"
+            "pathlib.Path(sys.argv[1]).touch()\n"
+            "time.sleep(600)\n"
+        )
+        words = ("--in", number, "--torch-env", "--", sys.executable, "-c", program)
+        begun = [far.site.run(*words, str(tmp_path / "here")), far.run(*words, str(tmp_path / "there"))]
+
+        def wait_in_it() -> bool:
+            assert [one.poll() for one in begun] == [None, None]
+            return len(far.site.client.gpu_request(number).commands) == 2
+
+        wait_for(wait_in_it, "both wait in it")
+        stop.touch()
+        assert hog.wait(PATIENCE_S) == 0
+        wait_for(lambda: (tmp_path / "here").exists() and (tmp_path / "there").exists(), "both run")
+        far.site.kill()
+        far.site.start()
+        wait_for(lambda: joined(far) == "joined", "the agent is heard of")
+        shown = far.site.egs("request", "show", number).stdout
+        assert f"in use: GPUs {own}/0, far/0; runs in it: " in shown
+        assert f"part of request {number}" in far.egs("ps").stdout
+        refused = far.egs("request", "release", number)
+        assert (refused.returncode, refused.stderr) == (
+            2,
+            f"error: request {number} is over several hosts: change it on host {own}\n",
+        )
+        assert "stopping" in far.site.egs("request", "release", number).stdout
+        assert [one.wait(PATIENCE_S) for one in begun] == [143, 143]
+        printed = [one.stdout.read() for one in begun if one.stdout is not None]
+        assert printed == [f"0 {own},far {rank} 2 {own}\n" for rank in (0, 1)]
+        wait_for(lambda: far.site.client.gpu_request(number).state == "ended", "it ends")
+    finally:
+        stop.touch()
+        far.site.egs("request", "release", number)
+    wait_for(lambda: states(far) == FREE, "all is given back")
+
+
+@pytest.mark.slow
 def test_the_agent_is_killed_and_comes_back(far: FarHost, tmp_path: Path) -> None:
     """`kill -9` of the agent while a command runs: it runs on, and its devices are suspect when the server has heard
     nothing for a while; what is started meanwhile waits. The agent comes back: the command is as it was, and what
