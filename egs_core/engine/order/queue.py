@@ -1,14 +1,16 @@
 """Ready phases in the policy's order.
 
 Queued phases wait in lines, by class (`classes`) and submission (`lines`). When the first of a class cannot be placed,
-the whole class is passed over and the first of another may start (backfill). With queues configured they come before
-what is in them: one that stays within its nominal quota before one that borrows, then the smaller fair share.
+the whole class is passed over and the first of another may start (backfill). With queues configured each is in the
+policy's order by itself; of their firsts one whose queue stays within its nominal quota with it goes before one that
+borrows for it, then the one with which its queue's share is smaller.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from egs_core.engine.order.ages import Ages, overdue_key
 from egs_core.engine.order.classes import PhaseClass, ResourceKey, SchedulingClasses
@@ -195,12 +197,11 @@ class ReadyQueue:
 
     def first_choosers(self, count: int) -> list[int]:
         """The first queued phases of those that may choose between flavors, in order."""
-        found: list[tuple[Standing, FullKey, int]] = []
+        found: list[tuple[FullKey, int]] = []
         for phase_class in self.fronts.of:
             if phase_class.is_chooser:
-                first = heapq.nsmallest(count, self.lines.queued(phase_class))
-                found += [(self._standing(phase_class, phase), key, phase) for key, phase in first]
-        return [phase for _, _, phase in heapq.nsmallest(count, found)]
+                found += heapq.nsmallest(count, self.lines.queued(phase_class))
+        return list(islice(self._by_turns(found), count))
 
     # --- order ---
 
@@ -215,13 +216,45 @@ class ReadyQueue:
         return len(self.fronts.order) == 1
 
     def _front_of_queues(self, passed: set[PhaseClass]) -> Front | None:
-        best: tuple[Standing, Front] | None = None
+        firsts: dict[int, Front] = {}  # by queue
         for front in self.fronts.in_open_keys():
-            if front[2] not in self.unplaceable_classes and front[2] not in passed:
-                placed = self._standing(front[2], front[1]), front
-                if best is None or placed < best:
-                    best = placed
-        return None if best is None else best[1]
+            phase_class = front[2]
+            if phase_class not in self.unplaceable_classes and phase_class not in passed:
+                first = firsts.get(phase_class.queue)
+                if first is None or front < first:
+                    firsts[phase_class.queue] = front
+        if len(firsts) < 2:
+            return next(iter(firsts.values()), None)
+        return min((self._standing(front[2], front[1]), front) for front in firsts.values())[1]
+
+    def _by_turns(self, waiting: Iterable[tuple[FullKey, int]]) -> Iterator[int]:
+        """Queued phases, first first: of each queue by their keys, between queues by how each stands with its first."""
+        alike: dict[tuple[int, int], Standing] = {}  # of a queue and a shape, where no gang asks for more
+
+        def placed(key: FullKey, phase: int) -> tuple[Standing, FullKey, int]:
+            phase_class = self.classes.of(phase)
+            if phase_class.is_gang:
+                return self._standing(phase_class, phase), key, phase
+            which = phase_class.queue, phase_class.shape
+            if which not in alike:
+                alike[which] = self._standing(phase_class, phase)
+            return alike[which], key, phase
+
+        if not self.state.queues:
+            yield from (phase for _, phase in sorted(waiting))
+            return
+        lines: dict[int, list[tuple[FullKey, int]]] = {}
+        for one in sorted(waiting, reverse=True):
+            lines.setdefault(self.classes.of(one[1]).queue, []).append(one)
+        firsts = [(placed(*line.pop()), number) for number, line in lines.items()]
+        heapq.heapify(firsts)
+        while firsts:
+            (_, _, phase), number = firsts[0]
+            yield phase
+            if lines[number]:
+                heapq.heapreplace(firsts, (placed(*lines[number].pop()), number))
+            else:
+                heapq.heappop(firsts)
 
     def _standing(self, phase_class: PhaseClass, phase: int) -> Standing:
         """Whether the queue would borrow for this, and its fair share with it. Work without a queue goes first: nobody
@@ -278,14 +311,14 @@ class ReadyQueue:
 
     def _deciding_queue(self, phase_class: PhaseClass) -> str:
         """What put this class's queue before the next other queue; "" when there is none."""
-        others = [
-            self._standing(other, front[1])
-            for other, front in self.fronts.of.items()
-            if other.queue != phase_class.queue
-        ]
-        if not others:
+        firsts: dict[int, Front] = {}  # of other queues
+        for other, front in self.fronts.of.items():
+            if (number := other.queue) != phase_class.queue and (number not in firsts or front < firsts[number]):
+                firsts[number] = front
+        if not firsts:
             return ""
-        return QUEUE_TERMS[0] if min(others)[0] else QUEUE_TERMS[1]
+        next_one = min(self._standing(front[2], front[1]) for front in firsts.values())
+        return QUEUE_TERMS[0] if next_one[0] else QUEUE_TERMS[1]
 
     def has_come_forward(self, key: FullKey) -> bool:
         """Whether it may reserve: it is overdue, a deadline has put it forward, or its submission has waited too long
@@ -308,19 +341,9 @@ class ReadyQueue:
 
     def in_order(self) -> list[int]:
         """All queued phases, first first, the members of a gang behind each other."""
-        classes, full_key = self.classes, self.lines.full_key
-        alike: dict[tuple[int, int], Standing] = {}  # of a queue and a shape, where no gang asks for more
-        placed = []
-        for phase, key in self.keys.items():
-            phase_class = classes.of(phase)
-            which = phase_class.queue, phase_class.shape
-            standing = None if phase_class.is_gang else alike.get(which)
-            if standing is None:
-                standing = self._standing(phase_class, phase)
-                if not phase_class.is_gang:
-                    alike[which] = standing
-            placed.append((standing, full_key(phase, key), phase))
-        return [member for _, _, phase in sorted(placed) for member in self.members(phase)]
+        full_key = self.lines.full_key
+        waiting = [(full_key(phase, key), phase) for phase, key in self.keys.items()]
+        return [member for phase in self._by_turns(waiting) for member in self.members(phase)]
 
     def rekey(self, phases: Iterable[int]) -> None:
         """Ranks have moved: give those of the phases that are queued their new place."""

@@ -239,3 +239,23 @@ def test_quotas_are_kept(moves: list[tuple[int, int, bool]], data: st.DataObject
             assert amount <= spec.nominal[1] + spec.borrowing_limit[1]
         lent = [max(0, u - s.nominal[1]) for u, s in zip(used, specs, strict=True)]
         assert sum(lent) <= sum(min(s.lending_limit[1], s.nominal[1]) for s in specs)
+
+
+@pytest.mark.parametrize(
+    "queues", [(), (QueueSpec("a"),), (QueueSpec("a", "lab", gpus(2)), QueueSpec("b", "lab", gpus(0)))]
+)
+def test_in_a_queue_priority_goes_before_what_takes_less_of_its_share(queues: tuple[QueueSpec, ...]) -> None:
+    """Two GPUs come free together: the task with the higher priority gets both, though one that needs a single GPU
+    waits in the same queue. So it is without queues, and where the other queue has work of its own, too."""
+    bench = bench_of(2, *queues)
+    submit(bench, "a", "running", (gpu(gpus=2),))
+    for name, number, priority in (("low", 1, 0), ("high", 2, 10)):
+        bench.send(m.WorkloadSubmitted(name, queue="a"))
+        options = {name: TaskOptions(priority=priority)}
+        bench.submit(graph_of({name: ()}, default=(gpu(gpus=number),), options=options), name)
+    if len(queues) > 1:  # no quota is left for it
+        submit(bench, "b", "other", (gpu(),))
+    ours = [bench.task("high"), bench.task("low")]
+    assert [task for p in bench.engine.ready_order() if (task := bench.state.task_of[p]) in ours] == ours
+    bench.end("running", 1.0)
+    assert bench.granted()[-1] == "high"
