@@ -47,6 +47,10 @@ def make(
     ] = None,
     queue: Annotated[str, typer.Option(help="Queue whose quota it uses.")] = "",
     priority: Annotated[int, typer.Option(help="Of two in a queue the higher one goes first.")] = 0,
+    requeue: Annotated[
+        bool,
+        typer.Option("--requeue", help="It may be evicted for another that goes first, and begins again in its turn."),
+    ] = False,
     name: Annotated[str, typer.Option(help="Name to show.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +74,7 @@ def make(
         **({"flavors": flavor} if flavor else {}),
         **({"hosts": hosts} if hosts is not None else {}),
         **({"on": on} if on else {}),
+        **({"requeue": True} if requeue else {}),
     }
     try:
         ask = q.GpuRequest.model_validate(fields)
@@ -147,6 +152,7 @@ def release(
 def line(view: q.RequestView, several: bool = False) -> str:
     """What a user wants to know of a request, in one line. several: hosts, so that GPUs are named with theirs."""
     head = f"request {view.id} ({view.name}, {view.user}): {view.state}"
+    head += f", evicted {view.evictions} times so far" if view.evictions and view.state != "ended" else ""
     if view.state in ("queued", "paused"):
         place = f", place {view.place}" if view.place is not None else ""
         starts = (

@@ -105,7 +105,8 @@ def run(
         bool,
         typer.Option(
             "--torch-env",
-            help="With --gang: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, where they are not set.",
+            help="With --gang, or --in a request over hosts: set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
+            "where they are not set.",
         ),
     ] = False,
     retries: Annotated[int, typer.Option(min=0, help="How often it is started again when it fails.")] = 0,

@@ -32,7 +32,6 @@ EXCLUDES = {
             "--priority",
             "--deadline",
             "--split",
-            "--requeue",
             "--gang",
             "--flavor",
         ),

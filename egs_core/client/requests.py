@@ -7,6 +7,7 @@
 
     queued ─► ready ─► in use ◄─► idle ─► expiring ─► stopping ─► ended
       └ paused           (a command runs, or none)     └ its commands end, then their processes are gone
+      └◄────────────────────────────────────── evicted ┘
 
 A request is a run too, with the same number: `egs ps`, `queue`, `why`, `abort`, `pause` and `update` reach it. One over
 several hosts is a run on each, its parts, which start together; each of their numbers means the whole request.
@@ -28,7 +29,8 @@ class GpuRequest(Ask):
     """key: chosen by the client, so that a repeated request is known. gpus: whole ones, or a part of one; for_s: how
     long, from when it has them; idle_timeout_s: it ends when for so long no command was in it, and its GPUs, where
     that can be measured, did no work; flavors: of GPUs that it may have; None: all. hosts: on how many the GPUs are
-    to be, as many on each; None: on the one where it is asked for, or as many as `on` names. on: on which hosts."""
+    to be, as many on each; None: on the one where it is asked for, or as many as `on` names. on: on which hosts.
+    requeue: it may be evicted for another, and then waits again; so may commands in it that say so themselves."""
 
     key: Annotated[str, Field(min_length=8, max_length=64)]
     gpus: Annotated[Gpus, Field(gt=0)]
@@ -41,6 +43,7 @@ class GpuRequest(Ask):
     flavors: Annotated[tuple[FlavorName, ...], Field(max_length=100)] | None = None
     hosts: Annotated[int, Field(ge=1, le=MOST_HOSTS)] | None = None
     on: Annotated[tuple[Name, ...], Field(max_length=MOST_HOSTS)] | None = None
+    requeue: bool = False
 
 
 class Extend(Ask):
@@ -66,7 +69,8 @@ class RequestView(Told):
     runs in it that have not ended; idle_s: for how long none has been. ends_at: when its time is over, as it is now.
     stop: why it has to end; notice: what who has just asked for it is to be told. flavors: of GPUs that it may have,
     none named: all; flavor: of those that it has, where they are of one. parts: over several hosts what it has on
-    each; gpus and commands are of all together then, host, devices and flavor those of the first part."""
+    each; gpus and commands are of all together then, host, devices and flavor those of the first part. requeue: it may
+    be evicted; evictions: how often it was, each with a time box that began anew."""
 
     id: str
     site: str = ""
@@ -97,6 +101,8 @@ class RequestView(Told):
     flavors: tuple[str, ...] = ()
     flavor: str = ""
     parts: tuple[RequestPart, ...] = ()
+    requeue: bool = False
+    evictions: int = 0
 
 
 class Requests(Told):

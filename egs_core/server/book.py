@@ -313,15 +313,16 @@ class Book:
         self.touch(run)
 
     def requeue(self, run: Run) -> None:
-        """It was evicted, and no process of it is left: it waits again, for a new lease."""
+        """It was evicted, and no process of it is left: it waits again, for a new lease, or for its request's."""
         lease = run.lease
         assert lease is not None
         run.lease, run.started_at, run.named = None, None, ()
-        run.stop, run.grace_s, run.is_evicted, run.is_lost = "", 0.0, False, False
+        run.stop, run.grace_s, run.is_evicted, run.is_lost, run.is_warned = "", 0.0, False, False, False
         self.touch(run).evictions += 1
         self.gone.pop(run.id, None)
         self.views.forget(run)
-        self.handle(m.PhaseEnded(lease.phase, lease.attempt, "preempted"))
+        if not run.inside:
+            self.handle(m.PhaseEnded(lease.phase, lease.attempt, "preempted"))
 
     def _end_task(self, run: Run, event: m.Event, what: str) -> None:
         """The engine hears of it; those of its gang whom it then tells to stop are told what became of this one."""

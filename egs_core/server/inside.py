@@ -20,7 +20,6 @@ OF_THE_REQUEST = (
     "queue",
     "priority",
     "deadline_s",
-    "requeue",
     "gang",
     "flavors",
 )
@@ -37,6 +36,8 @@ def enter(book: Book, who: Principal, run: Run, ask: c.RunRequest) -> None:
         raise Refusal(409, f"request {request.id} is on host {book.views.name_of(request.host)}: start it there")
     if named := [name for name in OF_THE_REQUEST if getattr(ask, name)]:
         raise Refusal(422, f"{named[0]}: what runs in a request has that of the request: leave it out")
+    if run.requeue and not request.requeue:
+        raise Refusal(422, f"requeue: request {request.whole} is never evicted: leave it out")
     run.inside, run.queue, run.team = request.id, request.queue, request.team
 
 
@@ -71,15 +72,23 @@ def start_waiting(book: Book, request: Run) -> None:
 
 
 def stop(book: Book, request: Run) -> None:
-    """The request ends: what runs in it is told to stop, what waits ends."""
-    why = f"request {request.whole} ({request.name}) ends: {request.stop or request.why}"
+    """The request ends: what runs in it is told to stop, what waits ends. Or it is evicted: what waits goes on waiting,
+    and so does what runs, once it has stopped, if it said so."""
+    what = "is evicted" if request.is_evicted else "ends"
+    why = f"request {request.whole} ({request.name}) {what}: {request.stop or request.why}"
     for run in list(book.commands[request.id].values()):
-        if not run.is_claimed:
+        if not run.is_claimed and request.is_evicted:
+            if run.lease is not None:
+                book.take_back(run, run.lease)
+        elif not run.is_claimed:
             book.abort(run, why, "aborted")
         elif not run.stop:
             book.touch(run).stop = why
+            run.is_evicted = request.is_evicted and run.requeue
             run.is_time_up, run.grace_s = request.is_time_up, request.grace_s or CONFIG.grace_s
             book.boxed.pop(run.id, None)
+        elif run.is_evicted and not request.is_evicted:  # there is nothing to come back to
+            book.touch(run).is_evicted, run.stop, run.is_time_up = False, why, request.is_time_up
 
 
 def warn(book: Book, request: Run, is_near: bool) -> None:

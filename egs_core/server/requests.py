@@ -57,6 +57,7 @@ def _part(book: Book, who: Principal, ask: q.GpuRequest, rank: int, host: str) -
     run = Run(str(book.last + 1 + rank), key, who.name, name, NOBODY, book.now, gpus, is_request=True)
     run.host, run.gpu_memory_bytes, run.priority = host, ask.gpu_memory_bytes, ask.priority
     run.for_s, run.idle_s, run.flavors = ask.for_s, ask.idle_timeout_s, ask.flavors or ()
+    run.requeue = ask.requeue
     return run
 
 
@@ -78,6 +79,8 @@ def release(book: Book, who: Principal, number: str, ask: c.Control) -> q.Reques
     parts = _changeable(book, who, number)
     run = parts[0]
     if not run.is_open or run.is_claimed:
+        for part in [one for one in parts if one.is_evicted]:  # it is not to come back
+            book.touch(part).is_evicted, part.stop = False, ""
         for part in [one for one in parts if one.is_open and not one.stop] or parts[:1]:
             control(book, who, part.id, "release", ask)
     else:
@@ -149,6 +152,10 @@ def _advance(book: Book, request: Run) -> None:
         book.boxed.pop(request.id, None)
     if request.stop or not request.is_open:
         inside.stop(book, request)
+        if request.is_evicted:
+            if not _is_used(book, request):
+                book.requeue(request)
+            return
         if request.is_open and not book.commands[request.id]:
             book.finish(request, "succeeded", None)
         if not request.is_open and not book.commands[request.id]:
@@ -280,5 +287,7 @@ def _view(
         stop=seen.stop,
         flavors=run.flavors,
         flavor=run.flavor,
+        requeue=run.requeue,
+        evictions=run.evictions,
         parts=tuple([_part_view(book, who, part) for part in parts]) if run.gang else (),
     )

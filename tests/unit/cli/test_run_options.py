@@ -26,7 +26,6 @@ USELESS = [
     ("--array 2 --pty", "--pty", "--array"),
     ("--in 7 --gpus 1", "--gpus", "--in"),
     ("--in 7 --queue a", "--queue", "--in"),
-    ("--in 7 --requeue", "--requeue", "--in"),
     ("--gang-wait 5m", "--gang-wait", "--gang"),
     ("--torch-env", "--torch-env", "--gang or --in"),
     ("--split --gpus 1 --gang a:2", "--gang", "--split"),

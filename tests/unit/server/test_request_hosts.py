@@ -263,3 +263,29 @@ def test_a_restart_keeps_it() -> None:
     assert [part.devices for part in again.parts] == [part.devices for part in lab.parts]
     assert kept.state == "running"
     turns.logic.validate()
+
+
+def test_it_is_evicted_as_a_whole(site: SiteLogic) -> None:
+    """One host's GPUs are wanted for what goes first: both parts stop, wait, and begin again together."""
+    lab = ask(site, requeue=True)
+    there = site.submit(FAR_ANN, request(2, 0, inside=lab.id, requeue=True))
+    assert there.lease is not None
+    there = site.claim(FAR_ANN, there.id, c.Claim(token=there.lease.token))
+    high = site.submit(ANN, request(3, 3, priority=5))
+    site.take()
+    assert shown(site, lab.id).state in ("stopping", "queued")
+    assert site.view(ROOT, there.id).requeue
+    assert there.lease is not None
+    site.end(FAR_ANN, there.id, c.End(token=there.lease.token, outcome="evicted", exit_code=143))
+    site.take()
+    waits = shown(site, lab.id)
+    assert (waits.state, waits.commands, [part.devices for part in waits.parts]) == ("queued", (there.id,), [(), ()])
+    lease = site.view(ANN, high.id).lease
+    assert lease is not None
+    running = site.claim(ANN, high.id, c.Claim(token=lease.token))
+    site.validate()
+    over(site, ANN, running)
+    site.take()
+    assert [len(part.devices) for part in shown(site, lab.id).parts] == [2, 2]
+    assert site.view(ROOT, there.id).state == "granted"
+    site.validate()

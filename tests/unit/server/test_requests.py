@@ -315,3 +315,89 @@ def test_a_restart_keeps_it() -> None:
     turns.take([])
     assert shown(turns.logic, lab.id).state == "ended"
     turns.logic.validate()
+
+
+def evicted(site: SiteLogic, view: c.RunView) -> c.RunView:
+    """Its supervisor has stopped it."""
+    assert view.lease is not None
+    return site.end(ANN, view.id, c.End(token=view.lease.token, outcome="evicted", exit_code=143))
+
+
+def test_one_that_said_so_is_evicted_and_begins_again(site: SiteLogic) -> None:
+    """Its commands are told to stop; when none has a lease its GPUs go to whom they are for, and it waits again, with a
+    new time box. Of the commands one that said so starts again in it, one that did not has ended, and what waited waits
+    on. One that did not say so is left alone, and takes no command that would."""
+    lab = ask(site, 1, gpus=3, requeue=True)
+    again, once = start(site, 1, 0, inside=lab.id, requeue=True), start(site, 2, 0, inside=lab.id)
+    held = site.submit(ANN, request(3, 0, inside=lab.id, hold=True))
+    pass_time(site, 950)
+    assert site.view(ANN, again.id).ends_at is not None
+    high = site.submit(ANN, request(4, 3, priority=5))
+    site.take()
+    stopping = shown(site, lab.id)
+    assert (stopping.state, stopping.stop.startswith("preempted for ")) == ("stopping", True)
+    told = [site.view(ANN, one.id) for one in (again, once)]
+    assert [(one.state, one.requeue) for one in told] == [("stopping", True), ("stopping", False)]
+    assert told[0].stop.startswith(f"request {lab.id} (lab1) is evicted: preempted for ")
+    end(site, once, code=143)
+    site.take()
+    assert site.view(ANN, high.id).state == "waiting"
+    assert evicted(site, again).state == "waiting"
+    site.take()
+    queued = shown(site, lab.id)
+    assert (queued.state, queued.evictions, queued.ends_at, queued.commands) == ("queued", 1, None, (again.id, held.id))
+    assert [site.view(ANN, one.id).outcome for one in (once, held)] == ["aborted", ""]
+    lease = site.view(ANN, high.id).lease
+    assert lease is not None
+    running = site.claim(ANN, high.id, c.Claim(token=lease.token))
+    site.validate()
+    pass_time(site, 500)
+    end(site, running)
+    site.take()
+    assert (shown(site, lab.id).state, shown(site, lab.id).ends_at) == ("in use", 1000.0 + site.now + 1000.0)
+    second = site.view(ANN, again.id).lease
+    assert second is not None
+    assert again.lease is not None
+    assert second.token > again.lease.token
+    assert site.view(ANN, again.id).ends_at is None
+    site.validate()
+    requests.release(site.book, ANN, lab.id, c.Control())
+    site.take()
+    kept = ask(site, 2, gpus=3)
+    assert refused(lambda: site.submit(ANN, request(6, 0, inside=kept.id, requeue=True))).status == 422
+    site.submit(ANN, request(5, 1, priority=9))
+    site.take()
+    assert shown(site, kept.id).state == "ready"
+
+
+@pytest.mark.parametrize("verb", ["release", "abort"])
+def test_an_eviction_that_becomes_an_end(site: SiteLogic, verb: str) -> None:
+    """Its user ends it while its commands stop: it does not come back, nor do they."""
+    lab = ask(site, 1, gpus=3, requeue=True)
+    command = start(site, 1, 0, inside=lab.id, requeue=True)
+    high = site.submit(ANN, request(2, 3, priority=5))
+    site.take()
+    assert site.view(ANN, command.id).requeue
+    if verb == "release":
+        requests.release(site.book, ANN, lab.id, c.Control())
+    else:
+        site.control(ANN, lab.id, "abort", c.Control())
+    site.take()
+    assert not site.view(ANN, command.id).requeue
+    evicted(site, command)  # its supervisor had heard of the eviction
+    site.take()
+    ended = shown(site, lab.id)
+    assert (ended.state, ended.outcome) == ("ended", {"release": "succeeded", "abort": "aborted"}[verb])
+    assert site.view(ANN, command.id).outcome == ended.outcome
+    assert site.view(ANN, high.id).state == "granted"
+    assert site.book.commands == {}
+    site.validate()
+
+
+def test_an_empty_one_is_evicted_at_once(site: SiteLogic) -> None:
+    """No command is in it: what is more urgent does not wait for anything."""
+    lab = ask(site, 1, gpus=3, requeue=True)
+    high = site.submit(ANN, request(2, 3, priority=5))
+    site.take()
+    assert (site.view(ANN, high.id).state, shown(site, lab.id).state) == ("granted", "queued")
+    site.validate()

@@ -111,6 +111,41 @@ def test_a_gang_that_cannot_be_meant_is_one_error(
 
 
 @pytest.mark.slow
+def test_an_evicted_request_begins_again(site: RealSite, tmp_path: Path) -> None:
+    """What goes first comes: both commands in it get SIGTERM; the one that said `--requeue` waits, and is started again
+    in the request when that has its GPUs again, the other has ended. The server is killed while they stop."""
+    made = site.told("request", "--gpus", "2", "--for", "1h", "--requeue", "--name", "lab")
+    tries, go = tmp_path / "tries", tmp_path / "go"
+    program = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))\n"
+        "open(sys.argv[1], 'a').write(os.environ['CUDA_VISIBLE_DEVICES'] + ';')\n"
+        "while not os.path.exists(sys.argv[2]): time.sleep(0.05)\n"
+        "sys.exit(7)\n"
+    )
+    again = site.run("--in", made["id"], "--requeue", "--", sys.executable, "-c", program, str(tries), str(go))
+    once = site.run("--in", made["id"], "--", sys.executable, "-c", UNTIL, str(tmp_path / "once"), "never", "0")
+    wait_for(lambda: content(tries) == "0,1;" and (tmp_path / "once").exists(), "both run")
+    high = site.run("--gpus", "1", "--priority", "5", "--", "touch", str(tmp_path / "high"))
+    wait_for(lambda: site.client.gpu_request(made["id"]).state != "in use", "it is to stop")
+    site.kill()
+    site.start()
+    assert high.wait(PATIENCE_S) == 0
+    assert once.wait(PATIENCE_S) == 143
+    wait_for(lambda: content(tries) == "0,1;0,1;", "it begins again")
+    shown = site.told("request", "show", made["id"])
+    assert (shown["state"], shown["evictions"], len(shown["commands"])) == ("in use", 1, 1)
+    go.touch()
+    assert again.wait(PATIENCE_S) == 7
+    assert again.stderr is not None
+    told = again.stderr.read()
+    assert f"request {made['id']} (lab) is evicted: preempted for" in told
+    assert "it starts again when its turn comes" in told
+    site.egs("request", "release", made["id"])
+    wait_for(lambda: site.client.gpu_request(made["id"]).state == "ended", "it ends")
+
+
+@pytest.mark.slow
 def test_an_end_is_announced(site: RealSite, tmp_path: Path) -> None:
     """By itself: a command is told that the time is nearly over, then that it has to end, and so does the request."""
     made = site.told("request", "--gpus", "1", "--for", "20s", "--idle-timeout", "1h")
