@@ -57,7 +57,7 @@ class Book:
     dirty, forgotten, lines: what the next commit has to write, beside what `hosts` has. commands: of each open GPU
     request those in it that are open; kept: those that the engine is not to know now, and for which reservation;
     active: when a request was seen to be in use, not kept: after a start of the
-    server it has its full time."""
+    server it has its full time. tried: for which free devices other hosts were tried for a request that waits."""
 
     def __init__(
         self, facts: SiteFacts, engine: Engine, runs: Iterable[Run] = (), hosts: Iterable[JoinedHost] = ()
@@ -100,6 +100,7 @@ class Book:
         self.open_of = Counter(run.user for run in self.open_runs())
         self.commands: dict[str, dict[str, Run]] = {}
         self.active: dict[str, float] = {}
+        self.tried: dict[str, tuple[tuple[int, ...], ...]] = {}
         for run in self.open_runs():
             self.note_request(run)
         self._spanning: tuple[Spanning, Member] | None = None
@@ -189,6 +190,14 @@ class Book:
         them holds anything."""
         self._withdraw(run)
         self.admit_if_due(run)
+
+    def rehost(self, runs: Sequence[Run], hosts: tuple[str, ...]) -> None:
+        """A gang, which waits, is from now on for these hosts, one each; it is given to the engine anew."""
+        self._withdraw(runs[0])
+        for run, host in zip(runs, hosts, strict=True):
+            assert run.gang is not None
+            run.host, run.gang = host, msgspec.structs.replace(run.gang, hosts=hosts)
+        self.admit_if_due(runs[0])
 
     def _withdraw(self, run: Run) -> None:
         """The engine knows it, and its gang, no more."""

@@ -25,6 +25,7 @@ def control(book: Book, who: Principal, run_id: str, verb: str, ask: c.Control) 
     run = book.rights.changeable(who, run_id)
     if not run.is_open:
         raise Refusal(409, f"run {run.id} has ended: {run.outcome}")
+    book.rights.check_whole(who, run)
     if verb == "abort":
         run.grace_s = ask.grace_s
         book.log(who, verb, run, ask.reason)
@@ -69,6 +70,7 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
     """Other wishes of a run: it is given to the engine anew, behind those of its priority that wait. Raises Refusal
     for what it is too late for, and for what can never start; then all stays as it was."""
     run = book.rights.changeable(who, run_id)
+    book.rights.check_whole(who, run)
     wishes = {name: value for name, value in ask if value is not None}
     if not run.is_open:
         raise Refusal(409, f"run {run.id} has ended: {run.outcome}")

@@ -3,10 +3,13 @@
     --gpus 4 --hosts 2               2 GPUs each on the two hosts that have room for them, else should have it first
     --gpus 4 --on gpu01 --on gpu02   2 GPUs each on these
 
-They are chosen when it is asked for: from then on each part waits for its own host.
+They are chosen when it is asked for. Those that the site has chosen are exchanged while it waits, where it would start
+at once on others; a host that was named, or where a command waits for its GPUs, is kept.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,7 +20,7 @@ from egs_core.server.admission import check_fits
 from egs_core.server.book import Book
 from egs_core.server.hosts import OWN
 from egs_core.server.principals import Principal
-from egs_core.server.runs import Refusal, Run
+from egs_core.server.runs import NOT_ADMITTED, Refusal, Run
 
 
 def hosts_for(book: Book, who: Principal, ask: q.GpuRequest, part: Run) -> list[str]:
@@ -66,6 +69,37 @@ def _chosen(book: Book, count: int, part: Run) -> list[str]:
             waiting[run.host] = waiting.get(run.host, 0.0) + run.gpus
     best = sorted(able, key=lambda host: (_rank(book, part, host), waiting[host], -_free(book, host)))[:count]
     return [host for host in every if host in best]
+
+
+def move(book: Book, parts: Sequence[Run]) -> None:
+    """Parts of a request that waits are for other hosts from now on, if all start with that. It is tried on a copy,
+    once for what is free at a time, so that none loses its place for nothing."""
+    nodes = [book.views.node_of(part.host) for part in parts]
+    if any(part.lease is not None or part.task == NOT_ADMITTED for part in parts):
+        book.tried.pop(parts[0].whole, None)
+        return
+    stay = [
+        bool(node and not lacking(node, part.shape)) or bool(book.commands[part.id])
+        for part, node in zip(parts, nodes, strict=True)
+    ]
+    free = tuple([tuple(node.devices) for node in book.engine.state.nodes if node.alive])
+    if all(stay) or book.tried.get(parts[0].whole) == free:
+        return
+    book.tried[parts[0].whole] = free
+    taken = {part.host for part, stays in zip(parts, stay, strict=True) if stays}
+    others = [OWN, *(one.name for one in book.hosts.joined())]
+    others = [one for one in others if one not in taken and _fits(book, parts[0], one)]
+    rest = sorted(
+        [one for one in others if not _rank(book, parts[0], one)], key=lambda host: _free(book, host), reverse=True
+    )
+    if len(rest) < stay.count(False):
+        return
+    hosts = tuple([part.host if stays else rest.pop(0) for part, stays in zip(parts, stay, strict=True)])
+    copy = book.copy()
+    copied = [copy.runs[part.id] for part in parts]
+    copy.rehost(copied, hosts)
+    if all(run.lease is not None for run in copied):
+        book.rehost(parts, hosts)
 
 
 def _fits(book: Book, part: Run, host: str) -> bool:

@@ -22,7 +22,7 @@ from egs_core.server.forecast import expected_starts
 from egs_core.server.hosts import OWN
 from egs_core.server.inside import parts_of
 from egs_core.server.principals import SUBMITTING, Principal
-from egs_core.server.request_hosts import gpus_each, hosts_for
+from egs_core.server.request_hosts import gpus_each, hosts_for, move
 from egs_core.server.runs import NOBODY, Refusal, Run
 
 WARN_S, WARN_PART = 300.0, 0.1  # before its end; of a short one the last tenth
@@ -57,7 +57,7 @@ def _part(book: Book, who: Principal, ask: q.GpuRequest, rank: int, host: str) -
     run = Run(str(book.last + 1 + rank), key, who.name, name, NOBODY, book.now, gpus, is_request=True)
     run.host, run.gpu_memory_bytes, run.priority = host, ask.gpu_memory_bytes, ask.priority
     run.for_s, run.idle_s, run.flavors = ask.for_s, ask.idle_timeout_s, ask.flavors or ()
-    run.requeue = ask.requeue
+    run.requeue, run.roams = ask.requeue, bool(ask.hosts and ask.hosts > 1 and not ask.on)
     return run
 
 
@@ -110,7 +110,10 @@ def view(book: Book, who: Principal, number: str) -> q.RequestView:
 def advance(book: Book) -> None:
     """Whatever is due of each; repeated at the same moment it changes nothing more."""
     for number in list(book.commands):
-        _advance(book, book.runs[number])
+        request = book.runs[number]
+        if request.roams and request.id == request.whole:
+            move(book, book.gangs.members(request))
+        _advance(book, request)
 
 
 def next_due(book: Book) -> float | None:
@@ -161,6 +164,7 @@ def _advance(book: Book, request: Run) -> None:
         if not request.is_open and not book.commands[request.id]:
             del book.commands[request.id]
             book.active.pop(request.id, None)
+            book.tried.pop(request.id, None)
         return
     inside.start_waiting(book, request)
     near = _warned_from(request)
@@ -198,9 +202,7 @@ def _found(book: Book, who: Principal, number: str) -> list[Run]:
 def _changeable(book: Book, who: Principal, number: str) -> list[Run]:
     """As `_found`; raises Refusal (403) where a host that has joined asks for what others have a part of."""
     parts = _found(book, who, number)
-    if who.host and len(parts) > 1:
-        own = book.views.name_of(OWN)
-        raise Refusal(403, f"request {parts[0].whole} is over several hosts: change it on host {own}")
+    book.rights.check_whole(who, parts[0])
     return parts
 
 

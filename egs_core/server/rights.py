@@ -31,6 +31,11 @@ class Rights:
             raise Refusal(403, f"run {run_id} is on host {self._name_of(run.host)}: change it there")
         return run
 
+    def check_whole(self, who: Principal, run: Run) -> None:
+        """Raises Refusal (403) where a host that has joined would change what others have a part of."""
+        if who.host and run.is_request and run.gang:
+            raise Refusal(403, f"request {run.whole} is over several hosts: change it on host {self._name_of('')}")
+
     def held(self, who: Principal, run_id: str) -> Run:
         """For whom it was submitted: its supervisor, on its host. Raises Refusal (403, 404, 409)."""
         run = self.visible(who, run_id)

@@ -142,7 +142,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     flavor: of the devices of its latest lease, where these are of one. saving: how it is asked for a checkpoint, None:
     it has not said; checkpoints: how often it was; checkpoint_at: when last.
     lost_token: of the lease with which it was lost: its supervisor may still tell how it ended. follows: all runs after
-    which it was submitted to come.
+    which it was submitted to come. roams: the site has chosen its host, and may choose another one while it waits.
     """
 
     id: str
@@ -196,6 +196,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     lost_token: int = 0
     note: str = ""
     follows: tuple[str, ...] = ()
+    roams: bool = False
 
     @property
     def workload(self) -> str:

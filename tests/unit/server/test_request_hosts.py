@@ -11,6 +11,7 @@ from egs_core.client import hosts as h
 from egs_core.client import messages as c
 from egs_core.client import requests as q
 from egs_core.engine import Engine
+from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server import requests
 from egs_core.server.book import CONFIG
 from egs_core.server.hosts import SILENT_S
@@ -156,6 +157,9 @@ def test_a_joined_host_has_a_say_on_its_own_part_alone(site: SiteLogic) -> None:
         lambda: requests.release(site.book, FAR_ANN, own_part, c.Control()),
         lambda: requests.release(site.book, FAR_ANN, far_part, c.Control()),
         lambda: requests.extend(site.book, FAR_ANN, far_part, more),
+        lambda: site.control(FAR_ANN, far_part, "abort", c.Control()),
+        lambda: site.control(FAR_ANN, far_part, "pause", c.Control()),
+        lambda: site.update(FAR_ANN, far_part, c.Change(for_s=9000.0)),
     ):
         assert refused(verb).status == 403
     assert requests.view(site.book, FAR_ANN, lab.id).state == "ready"
@@ -288,4 +292,55 @@ def test_it_is_evicted_as_a_whole(site: SiteLogic) -> None:
     site.take()
     assert [len(part.devices) for part in shown(site, lab.id).parts] == [2, 2]
     assert site.view(ROOT, there.id).state == "granted"
+    site.validate()
+
+
+def third_joins(site: SiteLogic, gpus: int = 2) -> None:
+    session = site.join_host(OTHER, offer("third", gpus=gpus)).session
+    site.report(OTHER, h.Report(session=session, number=1))
+    site.take()
+
+
+def test_what_waits_moves_to_where_it_starts(site: SiteLogic) -> None:
+    """Its hosts were the site's choice: another one has room first, and it starts there; a repeated request is told so.
+    Not where its hosts were named, nor away from a host where a command waits for it."""
+    hog = site.submit(FAR_ANN, request(1, 2))
+    assert hog.lease is not None
+    site.claim(FAR_ANN, hog.id, c.Claim(token=hog.lease.token))
+    named, kept = ask(site, 1, hosts=None, on=[OWN, "far"], gpus=2), ask(site, 2, gpus=2)
+    command = site.submit(FAR_ANN, request(2, 0, inside=kept.id))
+    lab = ask(site, 3, gpus=2)
+    assert [[part.host for part in one.parts] for one in (named, kept, lab)] == [[OWN, "far"]] * 3
+    third_joins(site)
+    assert [(one.state, one.parts[1].host) for one in (shown(site, each.id) for each in (named, kept, lab))] == [
+        ("queued", "far"),
+        ("queued", "far"),
+        ("ready", "third"),
+    ]
+    assert [part.devices for part in shown(site, lab.id).parts] == [("0",), ("third-0",)]
+    assert site.runs[lab.id].gang.hosts == site.runs[lab.parts[1].id].gang.hosts == ("", "third")  # type: ignore[union-attr]  # they are of one
+    assert ask(site, 3, gpus=2).parts[1].host == "third"
+    site.validate()
+    over(site, FAR_ANN, site.view(FAR_ANN, hog.id))
+    site.take()
+    assert [shown(site, one.id).state for one in (named, kept)] == ["ready", "in use"]
+    assert site.view(ROOT, command.id).lease is not None
+    site.validate()
+
+
+def test_it_does_not_move_for_nothing(site: SiteLogic) -> None:
+    """Another host has room, and it is kept by something else: it stays where it is, with its place."""
+    queues = (QueueSpec("q", nominal=(UNLIMITED, 4000, UNLIMITED)),)
+    site.offer(OFFER, queues)
+    hog = site.submit(FAR_ANN, request(1, 2, queue="q"))
+    assert hog.lease is not None
+    site.claim(FAR_ANN, hog.id, c.Claim(token=hog.lease.token))
+    lab = ask(site, queue="q")
+    third_joins(site)
+    assert [part.host for part in shown(site, lab.id).parts] == [OWN, "far"]
+    assert [site.runs[part.id].changes for part in lab.parts] == [0, 0]
+    assert (shown(site, lab.id).place, site.view(ANN, lab.id).kind) == (1, "quota")
+    over(site, FAR_ANN, site.view(FAR_ANN, hog.id))
+    site.take()
+    assert shown(site, lab.id).state == "ready"
     site.validate()
