@@ -58,11 +58,13 @@ def _release(book: Book, who: Principal, run: Run, ask: c.Control) -> c.RunView:
     if not run.is_claimed or run.stop:
         state = "is about to end" if run.stop else "has not started: `egs abort` takes it back"
         raise Refusal(409, f"run {run.id} {state}")
-    book.log(who, "release", run, ask.reason)
-    book.touch(run).is_time_up = True
-    run.stop = f"released by {who.name}" + (f": {ask.reason}" if ask.reason else "")
-    run.grace_s = ask.grace_s
-    book.boxed.pop(run.id, None)
+    parts = book.gangs.members(run) if run.is_request else [run]  # of a request over several hosts all
+    for one in [part for part in parts if part.is_claimed and not part.stop]:
+        book.log(who, "release", one, ask.reason)
+        book.touch(one).is_time_up = True
+        one.stop = f"released by {who.name}" + (f": {ask.reason}" if ask.reason else "")
+        one.grace_s = ask.grace_s
+        book.boxed.pop(one.id, None)
     return book.view(who, run)
 
 

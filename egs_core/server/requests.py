@@ -81,8 +81,8 @@ def release(book: Book, who: Principal, number: str, ask: c.Control) -> q.Reques
     if not run.is_open or run.is_claimed:
         for part in [one for one in parts if one.is_evicted]:  # it is not to come back
             book.touch(part).is_evicted, part.stop = False, ""
-        for part in [one for one in parts if one.is_open and not one.stop] or parts[:1]:
-            control(book, who, part.id, "release", ask)
+        live = next((one for one in parts if one.is_open and not one.stop), run)
+        control(book, who, live.id, "release", ask)
     else:
         book.rights.changeable(who, run.id)
         book.log(who, "release", run, ask.reason)

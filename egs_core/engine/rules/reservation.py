@@ -24,7 +24,7 @@ from egs_core.engine.rules.flavors import p95_on_node
 from egs_core.engine.rules.processes import has_slot_for
 from egs_core.engine.rules.topology import groups_of, levels_of
 from egs_core.engine.specs import NO_QUEUE
-from egs_core.engine.state.nodes import Lease, Node
+from egs_core.engine.state.nodes import WHOLE_DEVICE, Lease, Node
 from egs_core.engine.state.records import QueueState
 from egs_core.engine.state.state import State
 from egs_core.graph.columns import Shape
@@ -177,8 +177,15 @@ def find_for_one(state: State, phases: Sequence[int], now: float) -> tuple[float
 
 
 def can_ever_start(state: State, phases: Sequence[int]) -> bool:
-    """Whether the phases would fit together if nothing else ran."""
-    return select_gang(state, phases, _nodes_after(state, state.leases)) is not None
+    """Whether the phases would fit together if nothing else ran, and nothing were drained or closed."""
+    shut = [number for number, node in enumerate(state.nodes) if node.shut]
+    nodes = _nodes_after(state, state.leases, shut)
+    for number in [one for one in shut if one in nodes]:
+        node = nodes[number]
+        for device in node.shut:
+            node.devices[device] += WHOLE_DEVICE
+        node.drained = node.closed = ()
+    return select_gang(state, phases, nodes) is not None
 
 
 def select_gang_after(state: State, phases: Sequence[int], ended: Sequence[int]) -> list[Place] | None:

@@ -168,7 +168,7 @@ class Supervisor:
                 self.request, self.waits_for = self.request.model_copy(update={"after": (after,)}), None
             if self.inside is not None:
                 more: dict[str, object] = {"gpus": 0, "gpu_memory_bytes": 0, "inside": self.inside.number}
-                more |= {"priority": 0, "requeue": False}
+                more |= {"priority": 0, "requeue": self.request.requeue and self.inside.ask.requeue}
                 self.request = self.request.model_copy(update=more)
             return lambda logic: logic.submit(self.who, self.request)
         lease = view.lease if view is not None else None

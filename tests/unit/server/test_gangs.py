@@ -15,7 +15,7 @@ from egs_core.server.book import CONFIG
 from egs_core.server.logic import CLAIM_S, SILENT_S, Seen, SiteLogic
 from egs_core.server.runs import Refusal, SiteFacts
 from egs_core.server.writer import Turns
-from tests.unit.server.site_steps import ANN, BOB, end, request, start
+from tests.unit.server.site_steps import ANN, BOB, ROOT, end, request, start
 from tests.unit.server.site_world import OFFER, MemoryStore
 from tests.unit.server.test_hosts import FAR_ANN, Far
 
@@ -62,6 +62,16 @@ def test_nothing_starts_before_all_have_come(site: SiteLogic) -> None:
     assert states(site, [first, second, third]) == ["granted"] * 3
     leases = [site.runs[view.id].lease for view in (first, second, third)]
     assert sorted(lease.devices for lease in leases if lease) == [(0,), (1,), (2,)]
+
+
+def test_what_is_drained_comes_back(site: SiteLogic) -> None:
+    """A gang that needs a drained GPU waits for it, and starts when it is there again."""
+    site.drain(ROOT, c.Drain(target="0"))
+    views = whole(site)
+    assert states(site, views) == ["waiting"] * 3
+    assert "host has 2 of 3 GPUs wholly free" in site.view(ANN, views[0].id).reason
+    site.drain(ROOT, c.Drain(target="0", drained=False))
+    assert states(site, views) == ["granted"] * 3
 
 
 def test_they_wait_together_and_each_says_for_what(site: SiteLogic) -> None:

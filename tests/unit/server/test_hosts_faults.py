@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from egs_core.client import hosts as h
+from egs_core.server.gangs import check_together
 from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal
@@ -87,8 +88,36 @@ class TwoHosts(World):
         super().settle()
 
 
-def simulate(seed: int) -> TwoHosts:
-    world = TwoHosts(seed)
+class RequestsOverBoth(TwoHosts):
+    """GPU requests over both hosts, some of which may be evicted, and commands in them on either."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        for requester in self.requesters:
+            more = {"gpus": self.random.choice((2, 4)), "hosts": 2, "requeue": self.random.random() < 0.7}
+            requester.ask = requester.ask.model_copy(update=more)
+        for one in self.all:
+            if self.random.random() < 0.5:
+                one.inside = self.random.choice(self.requesters)
+                one.request = one.request.model_copy(update={"gang": None})
+
+    def check(self) -> None:
+        """Beside: a request has GPUs on both hosts or on none, and a command in it those of its own host's part."""
+        super().check()
+        logic = self.turns.logic
+        for run in logic.open_runs():
+            check_together(logic.book.gangs.members(run) if run.gang else ())
+        for one in self.all:
+            if one.devices and one.inside is not None:
+                part = logic.runs[logic.runs[one.run_id].inside]
+                assert part.lease is not None, f"request {part.id} holds nothing, and {one.run_id} computes"
+                assert (part.whole, part.host) == (one.inside.number, one.who.host)
+                of_host = logic.views.devices_of(part.host)
+                assert one.devices == tuple([of_host[number].id for number in part.lease.devices])
+
+
+def simulate(seed: int, kind: type[TwoHosts] = TwoHosts) -> TwoHosts:
+    world = kind(seed)
     for _ in range(60):
         world.step()
     world.settle()
@@ -106,8 +135,21 @@ def test_no_device_of_either_host_is_given_twice_and_every_run_ends(first: int) 
     assert sum(world.crashes for world in worlds) >= len(worlds)
 
 
+@pytest.mark.parametrize("first", [5, 10])
+def test_requests_over_both_hosts(first: int) -> None:
+    """They start together or not at all, are evicted and begin again, end, and their commands with them, whatever of
+    both hosts, the server and the network fails."""
+    worlds = [simulate(seed, RequestsOverBoth) for seed in range(first, first + 10)]
+    runs = [run for world in worlds for run in world.turns.logic.runs.values()]
+    begun = [run for run in runs if run.is_request and run.started_at is not None]
+    assert begun
+    assert all(run.gang is not None and run.gang.size == 2 for run in begun)
+    assert {run.host for run in runs if run.inside and run.started_at is not None} == {"", "far"}
+    assert any(run.evictions for run in runs if run.is_request)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1000, 1250])
-def test_many_more_seeds(first: int) -> None:
+@pytest.mark.parametrize(("kind", "first"), [(TwoHosts, 1000), (TwoHosts, 1250), (RequestsOverBoth, 2000)])
+def test_many_more_seeds(kind: type[TwoHosts], first: int) -> None:
     for seed in range(first, first + 250):
-        simulate(seed)
+        simulate(seed, kind)

@@ -211,6 +211,27 @@ def test_it_is_released_as_a_whole(site: SiteLogic) -> None:
     site.validate()
 
 
+def test_it_waits_for_a_host_that_is_away(site: SiteLogic) -> None:
+    """Silent or drained, it is there again some day: what is asked for meanwhile waits and is not refused."""
+    site.drain(ROOT, c.Drain(target="far"))
+    lab = ask(site)
+    site.drain(ROOT, c.Drain(target="far", drained=False))
+    site.take()
+    assert (lab.state, shown(site, lab.id).state) == ("queued", "ready")
+    requests.release(site.book, ANN, lab.id, c.Control())
+    site.at(site.now + SILENT_S + 1)
+    assert ask(site, 2).state == "queued"
+    pass_time(site, 0)
+
+
+def test_egs_release_of_a_part_is_of_the_whole(site: SiteLogic) -> None:
+    """Also where it is taken for a run, by the number of any part."""
+    lab = ask(site)
+    site.control(ANN, lab.parts[1].id, "release", c.Control())
+    site.take()
+    assert [site.view(ROOT, part.id).outcome for part in lab.parts] == ["succeeded", "succeeded"]
+
+
 def test_it_is_idle_only_where_all_of_it_is(site: SiteLogic) -> None:
     """A command on one host keeps the GPUs of the other; when it has ended, all goes at once."""
     lab = ask(site, idle_timeout_s=60.0)
