@@ -341,6 +341,27 @@ def test_functions_of_the_main_script_and_a_second_ray(run_script: Script) -> No
     assert "Traceback" not in done.stderr
 
 
+FORGETFUL = """
+import time, ray, egs_ray
+
+@ray.remote(num_cpus=0.1)
+def load():
+    time.sleep(600)
+
+if __name__ == "__main__":
+    ray.init(log_to_driver=False)
+    egs_ray.run(load.bind(), name="forgotten")
+"""
+
+
+def test_a_script_that_waits_for_nothing_is_told(run_script: Script) -> None:
+    """It ends well, as natively, and one line says that its graph had not."""
+    done = run_script(FORGETFUL, hook=False)
+    assert done.returncode == 0, done.stderr
+    said = "forgotten ends with the script, and 1 task of it had not: egs_ray.run(…).get() waits"
+    assert [said in line for line in done.stderr.splitlines()].count(True) == 1, done.stderr
+
+
 CLOCKS_S = 2.0  # a monotonic clock against the wall clock, where a process may be put aside between two looks
 BOTH_WAYS = """
 import os, time

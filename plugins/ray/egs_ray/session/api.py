@@ -18,7 +18,7 @@ import msgspec
 import ray
 
 from egs_core.engine.messages import Reason
-from egs_core.errors import InputError
+from egs_core.errors import InputError, counted
 from egs_core.notices import warn
 from egs_ray.convert import convert
 from egs_ray.payload import graph_input
@@ -168,6 +168,9 @@ def _close() -> None:
             path = _current[1].learning.path
             warn(f"run log: {path} (see it: egs report {path} -o report.html)")
         try:
+            for name, left in _current[1].unfinished().items():
+                tasks = counted(left, "task")
+                warn(f"{name} ends with the script, and {tasks} of it had not: egs_ray.run(…).get() waits")
             _current[1].close(finish=False)
         except Exception as error:
             warn(f"{type(error).__name__}: {error}")

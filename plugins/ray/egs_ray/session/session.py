@@ -163,6 +163,14 @@ class Session(s.HolderSession):
         else:
             self._close_now()
 
+    def unfinished(self) -> dict[str, int]:
+        """How many tasks of each graph have not ended, by its name: also of one that has not begun."""
+        runs = [books for books in list(self._shared.runs.values()) if not (books.grows or books.over.is_set())]
+        return {
+            books.converted.name: books.converted.graph.n_tasks - sum(job.is_over for job in books.jobs)
+            for books in runs
+        }
+
     def _close_later(self) -> None:
         """Phases that run keep what they hold until they end."""
         submitting.submit_directly()
