@@ -17,6 +17,7 @@ from egs_core.errors import counted
 from egs_core.server.book import Book, LogLine
 from egs_core.server.hosts import OWN, JoinedHost
 from egs_core.server.principals import OPERATING, Principal
+from egs_core.server.request_hosts import leave
 from egs_core.server.runs import NOT_ADMITTED, Device, Refusal, Run
 
 ANSWERS_S = 5.0  # an agent that was heard so lately lives: no other one takes its place
@@ -134,7 +135,8 @@ def forget(book: Book, who: Principal, name: str) -> None:
         raise Refusal(409, f"the agent of host {name} answers: end it first, then say so again")
     book.lines.append(LogLine(book.now, who, "forget host", name))
     for run in [one for one in book.open_runs() if one.host == name]:
-        _lose(book, run)
+        if not leave(book, run):
+            _lose(book, run)
     book.hosts.put(replace(host, is_gone=True))
     book.handle(m.NodeLost(name))
 

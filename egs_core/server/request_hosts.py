@@ -63,12 +63,16 @@ def _chosen(book: Book, count: int, part: Run) -> list[str]:
     if len(able) < count:
         there = f"{counted(len(able), 'host')} of the site can have {part.gpus:g} GPUs of it"
         raise Refusal(422, f"hosts: {there}, and {count} are asked for: `egs host list` shows all")
-    waiting = dict.fromkeys(every, 0.0)
-    for run in book.open_runs():
-        if run.lease is None and not run.inside:
-            waiting[run.host] = waiting.get(run.host, 0.0) + run.gpus
-    best = sorted(able, key=lambda host: (_rank(book, part, host), waiting[host], -_free(book, host)))[:count]
+    best = _best_first(book, part, able)[:count]
     return [host for host in every if host in best]
+
+
+def _best_first(book: Book, part: Run, hosts: Sequence[str]) -> list[str]:
+    waiting = dict.fromkeys(hosts, 0.0)
+    for run in book.open_runs():
+        if run.lease is None and not run.inside and run.host in waiting:
+            waiting[run.host] += run.gpus
+    return sorted(hosts, key=lambda host: (_rank(book, part, host), waiting[host], -_free(book, host)))
 
 
 def move(book: Book, parts: Sequence[Run]) -> None:
@@ -87,11 +91,7 @@ def move(book: Book, parts: Sequence[Run]) -> None:
         return
     book.tried[parts[0].whole] = free
     taken = {part.host for part, stays in zip(parts, stay, strict=True) if stays}
-    others = [OWN, *(one.name for one in book.hosts.joined())]
-    others = [one for one in others if one not in taken and _fits(book, parts[0], one)]
-    rest = sorted(
-        [one for one in others if not _rank(book, parts[0], one)], key=lambda host: _free(book, host), reverse=True
-    )
+    rest = [one for one in _others(book, parts[0], taken) if not _rank(book, parts[0], one)]
     if len(rest) < stay.count(False):
         return
     hosts = tuple([part.host if stays else rest.pop(0) for part, stays in zip(parts, stay, strict=True)])
@@ -100,6 +100,23 @@ def move(book: Book, parts: Sequence[Run]) -> None:
     copy.rehost(copied, hosts)
     if all(run.lease is not None for run in copied):
         book.rehost(parts, hosts)
+
+
+def leave(book: Book, run: Run) -> bool:
+    """Its host leaves the site. Whether another one has been found for this part of a request that waits."""
+    parts = book.gangs.members(run)
+    if not run.roams or any(part.lease is not None or part.task == NOT_ADMITTED for part in parts):
+        return False
+    others = _others(book, run, {part.host for part in parts})
+    if others:
+        book.rehost(parts, tuple([others[0] if part is run else part.host for part in parts]))
+    return bool(others)
+
+
+def _others(book: Book, part: Run, taken: set[str]) -> list[str]:
+    """Hosts that can ever have it, but for these, best first."""
+    every = [OWN, *(one.name for one in book.hosts.joined())]
+    return _best_first(book, part, [one for one in every if one not in taken and _fits(book, part, one)])
 
 
 def _fits(book: Book, part: Run, host: str) -> bool:

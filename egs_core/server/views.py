@@ -209,16 +209,18 @@ class Views:
             return "dependency", self.told_text(text, sees)
         if run.lease is None and run.gpus and (why := self.spending.why(run.queue)):
             return "budget", why
-        if (short := self._short(run)) is not run and run.gang:
-            kind, text = self._reason(short, sees)
-            return kind, f"starts on its {run.gang.size} hosts together: {text}"
-        reason = self._engine.explain(run.task, wall_clock(self._facts.epoch))
-        text = reason.text + (self._holders(run.host, sees) if reason.kind == "capacity" else "")
+        short = self._short(run)
+        reason = self._engine.explain(short.task, wall_clock(self._facts.epoch))
+        text = reason.text
+        if reason.kind == "capacity":
+            text += self._holders(short.host, sees)
+            text = f"starts on its {run.gang.size} hosts together: {text}" if run.is_request and run.gang else text
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
         return reason.kind, self.told_text(text, sees)
 
     def _short(self, run: Run) -> Run:
-        """Of a request over several hosts that waits the part whose host has no room for it, where one has none."""
+        """Of a request over several hosts that waits the part whose host has no room for it, where one has none; else
+        the run itself."""
         parts = self._gangs.members(run) if run.is_request and run.lease is None else []
         nodes = [(part, node) for part in parts if (node := self.node_of(part.host)) is not None]
         return next((part for part, node in nodes if lacking(node, part.shape)), run)

@@ -120,6 +120,9 @@ def test_a_command_gets_devices_of_the_host_that_it_is_started_on(far: FarHost, 
 def test_what_the_server_refuses_is_named_by_its_option(far: FarHost) -> None:
     """The server knows the fields of its protocol, who reads has written options."""
     for words, told in (
+        ("request --gpus 1 --on nowhere --for 1h", "error: --on: there is no host 'nowhere'; there are "),
+        ("request --gpus 9 --hosts 3 --for 1h", "error: --hosts: 0 hosts of the site can have 3 GPUs"),
+        ("request --gpus 3 --hosts 2 --for 1h", "error: --gpus: 3 cannot be as many whole ones on each of 2 hosts"),
         ("request --gpus 1 --for 8d", "error: --for: a GPU request lasts 7 days at most"),
         ("run --after 999 -- true", "error: --after: there is no run '999'"),
         ("token create --role agent --host far --team a", "error: --host: the token of a host's agent"),
@@ -160,7 +163,8 @@ def test_a_request_over_both_hosts(far: FarHost, tmp_path: Path) -> None:
     number = made["id"]
     try:
         assert (made["state"], [part["host"] for part in made["parts"]]) == ("queued", [own, "far"])
-        assert "far has 0 of 2 GPUs wholly free" in far.site.told("why", number)["reason"]
+        because = far.site.told("why", number)["reason"]
+        assert because.startswith("starts on its 2 hosts together: needs 1 GPU: far has 0 of 2 GPUs wholly free")
         assert {one.state for one in far.site.client.runs().devices if one.host == own} == {"free"}
         environment = "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['EGS_GANG_HOSTS'], os.environ['RANK'], "
         program = (

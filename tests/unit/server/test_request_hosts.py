@@ -104,7 +104,7 @@ def test_it_starts_together_or_not_at_all(site: SiteLogic) -> None:
     assert (lab.state, lab.place, [part.devices for part in lab.parts]) == ("queued", 1, [(), ()])
     assert lab.reason.startswith("starts on its 2 hosts together: needs 2 GPUs: far has 1 of 2 GPUs wholly free")
     assert lab.reason.endswith("GPUs are held by 1 (job1, ann)")
-    assert site.view(ANN, lab.id).reason == lab.reason
+    assert [site.view(ANN, part.id).reason for part in lab.parts] == [lab.reason] * 2
     command = site.submit(ANN, request(2, 0, inside=lab.id))
     assert (command.state, command.lease) == ("waiting", None)
     end(site, start(site, 3, 3, ANN))
@@ -346,6 +346,32 @@ def test_what_waits_moves_to_where_it_starts(site: SiteLogic) -> None:
     site.take()
     assert [shown(site, one.id).state for one in (named, kept)] == ["ready", "in use"]
     assert site.view(ROOT, command.id).lease is not None
+    site.validate()
+
+
+def test_what_waits_leaves_a_host_that_is_forgotten(site: SiteLogic) -> None:
+    """It was the site's choice: the part is for another host from now on, though that has no room yet. One whose hosts
+    were named ends as lost."""
+    third_joins(site)
+    start(site, 1, 3)
+    third = Principal("ann", host="third")
+    hog = site.submit(third, request(2, 2))
+    assert hog.lease is not None
+    site.claim(third, hog.id, c.Claim(token=hog.lease.token))
+    lab, named = ask(site, 1), ask(site, 2, hosts=None, on=[OWN, "far"])
+    command = site.submit(FAR_ANN, request(3, 0, inside=lab.id))
+    assert [part.host for part in lab.parts] == [OWN, "far"]
+    site.at(site.now + SILENT_S + 1)
+    site.forget_host(ROOT, "far")
+    site.take()
+    assert (shown(site, lab.id).state, [part.host for part in shown(site, lab.id).parts]) == ("queued", [OWN, "third"])
+    assert (site.view(ROOT, command.id).outcome, shown(site, named.id).outcome) == ("lost", "lost")
+    site.validate()
+    third_joins(site)
+    end(site, site.view(ANN, "1"))
+    over(site, third, site.view(third, hog.id))
+    site.take()
+    assert [part.devices for part in shown(site, lab.id).parts] == [("0", "1"), ("third-0", "third-1")]
     site.validate()
 
 
