@@ -1,13 +1,18 @@
 """Run logs whose durations are not in the history yet.
 
     a script ends ── leave ─► a note of some bytes ── learn_pending, when history is next asked for ─► the history
+                                  │                          ▲
+    its log is overwritten ── keep_pending ─► the old log, among those that nobody named
 
-Reading a run log takes as long as it has tasks: the script that wrote it shall not wait for that at its end.
+Reading a run log takes as long as it has tasks: the script that wrote it shall not wait for that at its end, nor the
+next one at its start. A note names one run, so that a log which another run has written since teaches nothing of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -20,17 +25,26 @@ from egs_core.history.opened import open_history
 from egs_core.history.sqlite import plain_path
 from egs_core.history.stored import FILE_NAME
 from egs_core.places import data_folder, replace_file
-from egs_core.runlog.io import read_run
+from egs_core.runlog.io import Run, RunReader, read_run
+from egs_core.runlog.records import Header
+from egs_core.runlog.retention import runs_folder
 
 TAKEN = "taken-"
 ABANDONED_S = 3600.0  # since a note was taken: whoever did hangs, or is on another machine and has ended
 
 
 class Note(msgspec.Struct):
-    """log: the run log's path; history: the URL at which the script had its history, "" for the user's own."""
+    """log: the run log's path; history: the URL at which the script had its history, "" for the user's own. run_id,
+    started_at: of the log's header; started_at is 0 in notes of an EGS that did not write it, which fit every run."""
 
     log: str
     history: str = ""
+    run_id: str = ""
+    started_at: float = 0.0
+
+    def is_of(self, header: Header) -> bool:
+        """Whether this run is meant."""
+        return not self.started_at or (self.run_id, self.started_at) == (header.run_id, header.started_at)
 
 
 describe(Note)
@@ -41,10 +55,32 @@ def pending_folder() -> Path:
     return data_folder() / "pending"
 
 
-def leave(log: Path) -> None:
-    """Note that a finished run log may be learned from. Raises OSError."""
-    note = Note(str(log.absolute()), os.environ.get("EGS_HISTORY", ""))
-    replace_file(pending_folder() / f"{time.time_ns()}-{os.getpid()}.json", msgspec.json.encode(note))
+def leave(log: Path, header: Header) -> None:
+    """Note that a finished run log, with that header, may be learned from; once, however often. Raises OSError."""
+    note = Note(str(log.absolute()), os.environ.get("EGS_HISTORY", ""), header.run_id, header.started_at)
+    name = f"{round(header.started_at * 1e9)}-{os.getpid()}.json"
+    replace_file(pending_folder() / name, msgspec.json.encode(note))
+
+
+def keep_pending(log: Path) -> None:
+    """Before this file is overwritten: where it has yet to be learned from, it goes to the logs that nobody named.
+
+    Costs a rename, whatever its length. Never raises for what the folders or files are like.
+    """
+    with contextlib.suppress(OSError):
+        if not log.is_file() or not log.stat().st_size:
+            return
+        place = os.path.realpath(log)
+        for path in _notes():
+            note = _read(path)
+            if note is None or os.path.realpath(note.log) != place:
+                continue
+            header = _header_of(place)
+            if header is not None and note.is_of(header):
+                kept = _kept(path, note)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(place, kept)
+                return
 
 
 def learn_pending(history: str = "") -> int:
@@ -52,14 +88,34 @@ def learn_pending(history: str = "") -> int:
 
     Several processes may do so at once: each log is learned by one. Logs that are gone or unreadable are forgotten.
     """
-    wanted, learned = _place_of(history or os.environ.get("EGS_HISTORY", "")), 0
-    for path in sorted(pending_folder().glob("*.json*")):
+    wanted, learned = _place_of(history or os.environ.get("EGS_HISTORY", "")), set[tuple[str, str, float]]()
+    for path in _notes():
         if _is_taken(path):
             continue
         note = _read(path)
         if note is None or _place_of(note.history) == wanted:
-            learned += _learn(path, note)
-    return learned
+            _learn(path, note, learned)
+    return len(learned)
+
+
+def _notes() -> list[Path]:
+    return sorted(pending_folder().glob("*.json*"))
+
+
+def _kept(path: Path, note: Note) -> Path:
+    """Where the log of the note at this path is once it was overwritten: a name of those that are pruned."""
+    begun_ns, _, process = path.name.partition(".")[0].partition("-")
+    seconds, rest = divmod(int(begun_ns) if begun_ns.isdigit() else 0, 10**9)
+    moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
+    return runs_folder() / f"{moment}-{Path(note.log).stem}-{process}-{rest}.jsonl"
+
+
+def _header_of(log: str) -> Header | None:
+    try:
+        with RunReader(log) as reader:
+            return reader.header
+    except InputError:
+        return None
 
 
 def _place_of(url: str) -> str:
@@ -89,24 +145,36 @@ def _read(path: Path) -> Note | None:
         return None
 
 
-def _learn(path: Path, note: Note | None) -> int:
+def _learn(path: Path, note: Note | None, learned: set[tuple[str, str, float]]) -> None:
+    """Learn from the log of a note, unless another process does, and forget the note. learned: the runs so far."""
     taken = path.with_name(f"{path.name.partition('.json')[0]}.json.{TAKEN}{os.getpid()}")
     try:
         path.rename(taken)  # of several processes one succeeds
         os.utime(taken)
     except OSError:
-        return 0
-    kept = note is not None and _record(note)
+        return
+    if note is not None:
+        kept = _kept(path, note)
+        # The place that was named comes first: whoever overwrites it meanwhile has put the log to the other before.
+        run = _run_of(Path(note.log), note) or _run_of(kept, note)
+        if run is not None:
+            seen = (os.path.realpath(note.log), run.header.run_id, run.header.started_at)
+            if seen not in learned and _record(run, note.history):
+                learned.add(seen)
+        kept.unlink(missing_ok=True)
     taken.unlink(missing_ok=True)
-    return int(kept)
 
 
-def _record(note: Note) -> bool:
+def _run_of(log: Path, note: Note) -> Run | None:
     try:
-        run = read_run(note.log)
+        run = read_run(log)
     except InputError:
-        return False
-    store = open_history(note.history or None)
+        return None
+    return run if note.is_of(run.header) else None
+
+
+def _record(run: Run, history: str) -> bool:
+    store = open_history(history or None)
     kept = store.record(history_from_runlog([run.header, *run.records]))
     store.close()
     return kept > 0

@@ -13,6 +13,7 @@ import msgspec
 from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
 from egs_core.history.opened import open_history
+from egs_core.history.pending import keep_pending
 from egs_core.notices import warn
 from egs_core.predict import Predictor
 from egs_core.predict.estimate import signature_of
@@ -52,6 +53,7 @@ class Learning:
         if workload:
             self._records.setdefault(workload, []).append(record)
         if self._writer is None:
+            keep_pending(self.path)
             self._writer = FailOpenWriter(self.path, self._header, self._lost)
         self._writer.write(record)
 

@@ -142,7 +142,7 @@ class Observer:
             return
         try:
             self._guarded(self.log.finish)
-            self._guarded(lambda: leave(self.log.path))
+            self._guarded(lambda: leave(self.log.path, self.log.header))
             if not self._broken:
                 log = self.log
                 seen = f"{log.tasks_seen} tasks seen, {log.gpu_held_s:.1f} s of GPU time held"

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from egs_core.history.pending import keep_pending
 from egs_core.runlog.io import RunLogWriter
 from egs_core.runlog.records import (
     Capacity,
@@ -56,7 +57,8 @@ class SessionLog:
         self.gpu_held_s = 0.0
         self.ended: dict[tuple[str, int], float] = {}  # (task, attempt) that need no more asking; when they ended
         self.reasons: dict[str, str] = {}  # why tasks were aborted, and by whom
-        self._header = header
+        self.header = header
+        keep_pending(path)
         self._writer = RunLogWriter(path, msgspec.structs.replace(header, in_order=False), overwrite=True)
         self._capacity: dict[str, Capacity] = {}
         self._warm: set[tuple[int, str]] = set()  # (process, function) that has run before
@@ -97,7 +99,7 @@ class SessionLog:
     def _submit_workload(self, at_s: float) -> None:
         """With the session's first task: what a script does before it (it starts Ray) is no part of its makespan."""
         self._is_submitted = True
-        self._write(WorkloadSubmitted(t=self._t(at_s), workload=self._workload, name=self._header.label))
+        self._write(WorkloadSubmitted(t=self._t(at_s), workload=self._workload, name=self.header.label))
 
     def submitted(self, task: Submission) -> None:
         """A task of the driver. One without an id (num_returns=0) is left to the events."""
@@ -365,7 +367,7 @@ class SessionLog:
         self._write(Ended(self._t(at_s), self._workload, actor_id, outcome=outcome, reason=reason))
 
     def _t(self, at_s: float) -> float:
-        return round(max(0.0, at_s - self._header.started_at), 6)
+        return round(max(0.0, at_s - self.header.started_at), 6)
 
     def _write(self, *records: Record) -> None:
         for record in records:

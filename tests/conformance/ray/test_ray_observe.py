@@ -217,6 +217,19 @@ def test_script_without_ray_init(run_script: Script, tmp_path: Path, monkeypatch
         assert first.phases == (("cpu", 1.0, 0.0, 0),)
 
 
+def test_the_next_run_into_the_same_run_log_leaves_the_last_one_to_be_learned(
+    run_script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EGS_RUNLOG is fixed: each of two runs is learned, once, whoever reads the history first."""
+    data = str(tmp_path / "data")
+    for _ in range(2):
+        run_script(IMPLICIT, XDG_DATA_HOME=data)
+    monkeypatch.setenv("XDG_DATA_HOME", data)
+    assert learn_pending() == 2
+    assert sorted(row.task for row in open_history().load("script")) == ["first", "first", "second", "second"]
+    assert list((tmp_path / "data" / "egs" / "runs").iterdir()) == []
+
+
 CYCLES = """
 import ray
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from egs_core.history.opened import open_history
+from egs_core.history.pending import learn_pending, leave
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import (
     Capacity,
@@ -271,3 +273,18 @@ def test_a_session_without_tasks_is_a_workload_of_no_length(log: SessionLog) -> 
     """It is in the log, with the moment at which it ended."""
     found = [record.t for record in written(log) if isinstance(record, WorkloadSubmitted | WorkloadEnded)]
     assert found == [100.0, 100.0]
+
+
+def test_runs_with_one_file_each_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EGS_RUNLOG names one file for all runs of a script: the next one's log does not cost the history the last one."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("EGS_HISTORY", url := f"sqlite:///{tmp_path}/history.sqlite")
+    for run in (1, 2):
+        log = SessionLog(tmp_path / "log.jsonl", Header(driver="ray", label="script", started_at=1000.0 * run))
+        log.start_workload("w", 1000.0 * run)
+        log.submitted(submission("a", 1000.0 * run))
+        log.seen(event(task_id("a"), 1000.0 * run + 1.0, 1000.0 * run + 1.0 + run))
+        written(log)
+        leave(log.path, log.header)
+    assert learn_pending() == 2
+    assert [row.seconds for row in open_history(url).load("script")] == [1.0, 2.0]

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from egs_core.graph.columns import CPU, Graph, Shape
+from egs_core.history.opened import open_history
+from egs_core.history.pending import learn_pending, leave
 from egs_core.runlog import records as r
 from egs_core.runlog.added import added_tasks
+from egs_core.runlog.io import read_run, write_run
 from egs_core.site import Learning
 
 FIRST = 100  # the site's number of the workload's first phase
@@ -84,3 +87,24 @@ def test_a_mistake_in_it_ends_no_run(learning: Learning, capsys: pytest.CaptureF
     assert told(learning, *run("a-0", 0.0, 3.0)) == []
     assert "what runs teaches nothing of what is to come" in capsys.readouterr().err
     assert told(learning, *run("a-1", 0.0, 3.0)) == []
+
+
+def test_the_run_log_of_a_session_keeps_what_is_to_be_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that was observed and then runs with EGS into the same file: the observed run stays to be learned."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("EGS_HISTORY", url := f"sqlite:///{tmp_path}/history.db")
+    observed, log = r.Header(driver="ray", started_at=100.0), tmp_path / "run.jsonl"
+    lines: list[r.Record] = [
+        r.WorkloadSubmitted(t=0.0, workload="script"),
+        r.TaskAdded(t=0.0, workload="script", task="fit", phases=(("gpu", 1.0, 1.0, 0),)),
+        r.Started(t=1.0, workload="script", task="fit", node="n", cpus=1.0, gpus=1.0),
+        r.Ended(3.0, "script", "fit"),
+    ]
+    write_run(log, observed, lines)
+    leave(log, observed)
+    session = Learning(log, r.Header(driver="ray", started_at=200.0), url)
+    session.record(r.WorkloadSubmitted(t=0.0, workload="script"))
+    session.close()
+    assert read_run(log).header.started_at == 200.0
+    assert learn_pending() == 1
+    assert [row.seconds for row in open_history(url).load("script")] == [2.0]
