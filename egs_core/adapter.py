@@ -240,6 +240,16 @@ class Controlling(Protocol):
         ...
 
 
+@runtime_checkable
+class Sought(Protocol):
+    """What an adapter offers besides whose framework is asked only where there is one of this user's."""
+
+    def at_hand(self) -> str:
+        """The address to ask where none was named, "" where nothing is there. Raises InputError where the user has
+        named one that does not answer."""
+        ...
+
+
 class AuditSource(msgspec.Struct, frozen=True):
     """The option of `egs audit` under which an adapter's history is named, `--NAME`: an address, or a path.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import msgspec
@@ -16,6 +17,7 @@ from egs_core.adapter import (
     ControlRequest,
     RunningTask,
     RunningWorkload,
+    Sought,
     default_adapter,
     load_able,
 )
@@ -91,12 +93,9 @@ def ps(on: On = "", address: Address = "", as_json: AsJson = False) -> None:
     if (site := _site(on, address)) is not None:
         show_runs(site, as_json)
         return
-    try:
-        found = _controlling(on).running(address)
-    except EgsError as error:
-        if on or address:
-            raise
-        raise EgsError(f"no EGS server here (start `egs serve`, or name one by EGS_URL), and {error}") from None
+    with _none_here(on, address):
+        adapter, address = _asked(on, address)
+        found = adapter.running(address)
     if as_json:
         typer.echo(json.dumps({"workloads": msgspec.to_builtins(found)}))
     elif found:
@@ -110,15 +109,36 @@ def _site(on: str, address: str) -> places.Address | None:
     return None if on or address else places.find_address()
 
 
-def _controlling(on: str) -> Controlling:
-    return load_able(on or default_adapter(), Controlling, "be controlled from here")
+@contextmanager
+def _none_here(on: str, address: str) -> Iterator[None]:
+    """Where neither is named, errors say also that there is no site server."""
+    try:
+        yield
+    except EgsError as error:
+        if on or address:
+            raise
+        raise EgsError(f"no EGS server here (start `egs serve`, or name one by EGS_URL), and {error}") from None
+
+
+def _asked(on: str, address: str) -> tuple[Controlling, str]:
+    """The adapter to ask, and the address. Where neither was named, a framework is asked only if it is at hand."""
+    name = on or default_adapter()
+    adapter = load_able(name, Controlling, "be controlled from here")
+    if not (on or address) and isinstance(adapter, Sought) and not (address := adapter.at_hand()):
+        raise EgsError(f"nothing of {name} to ask: --on {name} --address ADDRESS asks one")
+    return adapter, address
 
 
 def _carry_out(on: str, request: ControlRequest, as_json: bool) -> None:
     if (site := _site(on, request.address)) is not None:
         control_run(site, request, as_json)
         return
-    outcome = _controlling(on).control(request)
+    if on or request.address:
+        outcome = _asked(on, request.address)[0].control(request)
+    else:
+        with _none_here(on, request.address):
+            adapter, address = _asked(on, request.address)
+        outcome = adapter.control(msgspec.structs.replace(request, address=address))
     if as_json:
         typer.echo(json.dumps({"verb": request.verb, **msgspec.to_builtins(outcome)}))
     else:

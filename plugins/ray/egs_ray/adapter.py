@@ -107,6 +107,12 @@ class RayAdapter:
         """What runs with EGS on the cluster."""
         return _control().ps(address)  # type: ignore[no-any-return]  # the module is found by name
 
+    def at_hand(self) -> str:
+        """The cluster that RAY_ADDRESS names, or this user's own on this host; asked for two seconds at most."""
+        from egs_ray.control.at_hand import at_hand
+
+        return at_hand("control of Ray")
+
     def read_history(self, request: AuditRequest) -> Past:
         """What a running cluster's dashboard knows, or the events that a cluster left; nothing is changed there."""
         from egs_ray.audit.read import read_history

@@ -4,13 +4,17 @@ tests/conformance/ray/test_ray_other_user.py."""
 from __future__ import annotations
 
 import os
+import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import ray._private.utils as its_own
 
+from egs_core.cli.app import run
 from egs_core.errors import InputError
-from egs_ray.control import commands, reachable
+from egs_ray.control import at_hand, commands, reachable
 
 NODE = "192.0.2.7"
 
@@ -76,3 +80,61 @@ def test_what_ray_says_of_another_version_is_told_whole() -> None:
     assert "\n" not in told
     assert "Ray: 1.0.0" in told
     assert f"Ray: {its_own.ray.__version__}" in told
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of something that takes connections and says nothing, as a cluster may that refuses a token."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        yield f"127.0.0.1:{door.getsockname()[1]}"
+
+
+@pytest.fixture
+def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(tmp_path))
+    for name in ("EGS_URL", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(at_hand, "ANSWER_S", 0.5)
+
+
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize("command", ["ps", "abort 5", "pause 5"])
+@pytest.mark.parametrize("whose", ["nobody", "another", "own"])
+def test_without_a_server_only_an_own_ray_that_answers_is_asked(
+    host: Path,
+    silent: str,
+    whose: str,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One line, whatever Ray there is, and nothing of Ray's own; Ray itself would try for twenty seconds."""
+    ip, port = silent.split(":")
+    if whose != "nobody":
+        node(host / "proc", 10, int(port), host / "own", host=ip)
+    if whose == "another":
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    if whose != "own":
+        monkeypatch.setattr(at_hand, "PROBE", "raise SystemExit('nothing is to be asked')")
+    began = time.monotonic()
+    assert run(command.split()) == 2
+    asked_s = time.monotonic() - began
+    told = capfd.readouterr()
+    assert (told.out, told.err) == (
+        "",
+        "error: no EGS server here (start `egs serve`, or name one by EGS_URL), and nothing of ray to ask: "
+        "--on ray --address ADDRESS asks one\n",
+    )
+    assert asked_s < at_hand.START_S
+
+
+@pytest.mark.usefixtures("no_server")
+def test_a_ray_that_is_named_and_does_not_answer_is_one_line(
+    silent: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """RAY_ADDRESS says which is meant, so the line is about that one."""
+    monkeypatch.setenv("RAY_ADDRESS", silent)
+    assert run(["ps"]) == 2
+    told = capfd.readouterr().err
+    assert f"the Ray at {silent}, which RAY_ADDRESS names, does not answer within 0.5 s" in told
+    assert len(told.splitlines()) == 1

@@ -48,6 +48,12 @@ def chosen_address(address: str, place: str) -> str:
     return open_[0]
 
 
+def own_addresses() -> list[str]:
+    """HOST:PORT of each cluster with a node on this host that this user has started, and may connect to."""
+    user = _user(os.getuid())
+    return sorted({one.address for one in sessions() if one.owner == user and not one.locked})
+
+
 def sessions() -> list[Session]:
     """Of all Ray nodes whose process is seen on this host."""
     found = []
