@@ -21,8 +21,7 @@ from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.flavor_names import meant
 from egs_core.flavors import load_flavors, load_memory, spec_for
 from egs_core.graph.places import did_you_mean
-from egs_core.history.opened import open_history
-from egs_core.history.pending import learn_pending
+from egs_core.history.pending import open_learned
 from egs_core.profiling.advising import Advised
 from egs_core.profiling.advising import advise as advised_of
 from egs_core.profiling.known import Known
@@ -138,9 +137,8 @@ def _read_site(known: Known, *, is_asked: bool) -> tuple[Device, ...]:
 
 
 def _read_history(known: Known, url: str) -> None:
-    learn_pending(url)
-    store = open_history(url or None)
     with quiet():
+        store = open_learned(url or None)
         try:
             for pipeline in store.pipelines():
                 known.add_rows(store.load(pipeline))

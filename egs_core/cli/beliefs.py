@@ -13,8 +13,7 @@ from egs_core.cli.simulated import estimate_of, input_bytes
 from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, load_workload
 from egs_core.history import HistoryRow, history_from_runlog
-from egs_core.history.opened import open_history
-from egs_core.history.pending import learn_pending
+from egs_core.history.pending import open_learned
 from egs_core.predict import Predictor
 from egs_core.runlog.io import read_run
 from egs_core.runlog.records import FORMAT
@@ -42,7 +41,7 @@ def predictor_of(histories: Sequence[str], pipelines: Iterable[str]) -> Predicto
 
 def own_predictor(pipeline: str) -> Predictor:
     """What the user's own history knows; one that cannot be read gives a warning."""
-    store = open_history()
+    store = open_learned()
     predictor = Predictor.from_history(store, [pipeline])
     store.close()
     return predictor
@@ -69,8 +68,7 @@ def _start_of(path: Path) -> bytes:
 
 
 def _rows_of_database(url: str, pipelines: Sequence[str]) -> list[HistoryRow]:
-    learn_pending(url)
-    store = open_history(url)
+    store = open_learned(url)
     rows = [row for pipeline in pipelines for row in store.load(pipeline)]
     store.close()
     if store.problem is not None:

@@ -18,7 +18,7 @@ from egs_core.cli.printable import printable
 from egs_core.cli.rows import print_table
 from egs_core.errors import EgsError, InputError
 from egs_core.graph.places import did_you_mean
-from egs_core.history.opened import open_history
+from egs_core.history.pending import open_learned
 from egs_core.history.rows import HistoryRow
 from egs_core.history.stored import StoredHistory
 from egs_core.history.summary import Known, summarise
@@ -37,8 +37,8 @@ def history(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what is known of tasks: how often each phase ran and how long it took, warm and cold, and when last."""
-    store = open_history(url or None)
     with quiet():
+        store = open_learned(url or None)
         try:
             known = store.pipelines()
             check_readable(store)

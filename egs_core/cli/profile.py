@@ -24,6 +24,7 @@ from egs_core.errors import InputError, listed
 from egs_core.flavor_names import meant
 from egs_core.flavors import load_flavors, spec_for
 from egs_core.history.opened import open_history
+from egs_core.history.pending import open_learned
 from egs_core.history.stored import StoredHistory
 from egs_core.profiling.running import BATCH, NO_GPU, Ran, local_gpus, run_here
 from egs_core.profiling.tiers import (
@@ -81,7 +82,7 @@ def profile(
     sizes = _sizes(batch, words, is_command)
     specs = load_flavors(flavors) if flavors is not None else ()
     wishes = Wishes(parse_seconds(deadline, "--deadline") if deadline else None, stretch, hour_worth)
-    store = open_history(url or None)
+    store = open_history(url or None) if is_command else open_learned(url or None)
     failed: list[Ran] = []
     try:
         if is_command:

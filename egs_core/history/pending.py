@@ -23,7 +23,7 @@ from egs_core.errors import InputError
 from egs_core.history.from_runlog import history_from_runlog
 from egs_core.history.opened import open_history
 from egs_core.history.sqlite import plain_path
-from egs_core.history.stored import FILE_NAME
+from egs_core.history.stored import FILE_NAME, StoredHistory
 from egs_core.places import data_folder, replace_file
 from egs_core.runlog.io import Run, RunReader, read_run
 from egs_core.runlog.records import Header
@@ -83,18 +83,26 @@ def keep_pending(log: Path) -> None:
                 return
 
 
+def open_learned(url: str | None = None) -> StoredHistory:
+    """The history as `open_history` has it, with what pending run logs tell: for who wants to know all there is."""
+    with contextlib.suppress(OSError):
+        learn_pending(url or "")
+    return open_history(url)
+
+
 def learn_pending(history: str = "") -> int:
     """Put what pending run logs tell into their history, that at a URL or the user's; returns how many were learned.
 
-    Several processes may do so at once: each log is learned by one. Logs that are gone or unreadable are forgotten.
+    Several processes may do so at once: each log is learned by one. Logs that are gone or unreadable are forgotten;
+    where the history cannot be used all stay. Raises OSError.
     """
     wanted, learned = _place_of(history or os.environ.get("EGS_HISTORY", "")), set[tuple[str, str, float]]()
     for path in _notes():
         if _is_taken(path):
             continue
         note = _read(path)
-        if note is None or _place_of(note.history) == wanted:
-            _learn(path, note, learned)
+        if (note is None or _place_of(note.history) == wanted) and not _learn(path, note, learned):
+            break
     return len(learned)
 
 
@@ -145,24 +153,29 @@ def _read(path: Path) -> Note | None:
         return None
 
 
-def _learn(path: Path, note: Note | None, learned: set[tuple[str, str, float]]) -> None:
-    """Learn from the log of a note, unless another process does, and forget the note. learned: the runs so far."""
+def _learn(path: Path, note: Note | None, learned: set[tuple[str, str, float]]) -> bool:
+    """Learn from the log of a note, unless another process does, and forget the note. learned: the runs so far. False
+    where the history cannot be used: the note stays."""
     taken = path.with_name(f"{path.name.partition('.json')[0]}.json.{TAKEN}{os.getpid()}")
     try:
         path.rename(taken)  # of several processes one succeeds
         os.utime(taken)
     except OSError:
-        return
+        return True
     if note is not None:
         kept = _kept(path, note)
         # The place that was named comes first: whoever overwrites it meanwhile has put the log to the other before.
         run = _run_of(Path(note.log), note) or _run_of(kept, note)
         if run is not None:
             seen = (os.path.realpath(note.log), run.header.run_id, run.header.started_at)
-            if seen not in learned and _record(run, note.history):
-                learned.add(seen)
+            problem = _record(run, note.history) if seen not in learned else None
+            if problem is not None:
+                taken.rename(taken.with_name(taken.name.partition(f".{TAKEN}")[0]))
+                return False
+            learned.add(seen)
         kept.unlink(missing_ok=True)
     taken.unlink(missing_ok=True)
+    return True
 
 
 def _run_of(log: Path, note: Note) -> Run | None:
@@ -173,8 +186,9 @@ def _run_of(log: Path, note: Note) -> Run | None:
     return run if note.is_of(run.header) else None
 
 
-def _record(run: Run, history: str) -> bool:
+def _record(run: Run, history: str) -> str | None:
+    """What was wrong with the history, if something was."""
     store = open_history(history or None)
-    kept = store.record(history_from_runlog([run.header, *run.records]))
+    store.record(history_from_runlog([run.header, *run.records]))
     store.close()
-    return kept > 0
+    return store.problem

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from egs_core.cli.app import run as egs
+from egs_core.cli.beliefs import own_predictor, predictor_of
 from egs_core.history.opened import open_history
-from egs_core.history.pending import keep_pending, learn_pending, leave, pending_folder
+from egs_core.history.pending import keep_pending, learn_pending, leave, open_learned, pending_folder
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run, write_run
 from egs_core.runlog.retention import OWN_NAME, runs_folder
@@ -33,7 +35,7 @@ def write_log(path: Path, seconds: float = 2.0, started_at: float = 100.0) -> Pa
     """A run log with one task; the order of its lines is not that of time, as an observer leaves it."""
     records: list[r.Record] = [
         r.Ended(1.0 + seconds, "train", "fit"),
-        r.Started(t=1.0, workload="train", task="fit", node="n", cpus=1.0, gpus=1.0),
+        r.Started(t=1.0, workload="train", task="fit", node="n", cpus=1.0, gpus=1.0, flavor="a100"),
         r.TaskAdded(t=0.0, workload="train", task="fit", name="fit", phases=(("gpu", 1.0, 1.0, 0),)),
         r.WorkloadSubmitted(t=0.0, workload="train", name="train"),
     ]
@@ -141,3 +143,39 @@ def test_a_log_of_another_run_teaches_nothing_of_the_noted_one(home: Path) -> No
     write_log(home / "log.jsonl", 5.0, 200.0)
     assert learn_pending() == 0
     assert open_history().load("train") == []
+
+
+@pytest.mark.parametrize("words", [("history", "--json"), ("advise", "--json"), ("profile", "--json", "fit")])
+def test_every_command_that_reads_the_history_knows_the_run_before(
+    words: tuple[str, ...], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right after a run, whichever is asked first."""
+    monkeypatch.delenv("EGS_URL", raising=False)
+    monkeypatch.setenv("EGS_RUNTIME_DIR", str(home))  # no site server's runs
+    leave(write_log(home / "log.jsonl"), header())
+    assert egs(list(words)) == 0
+    shown = capsys.readouterr().out
+    assert "a100" in shown or '"runs": 1' in shown
+    assert not list(pending_folder().iterdir())
+
+
+def test_what_is_believed_knows_the_run_before(home: Path) -> None:
+    """By the user's own history, as `egs plan` and `egs why` of a pipeline's file have it, and by one at a URL."""
+    leave(write_log(home / "log.jsonl"), header())
+    assert own_predictor("train").signatures()
+    leave(write_log(home / "next.jsonl", 3.0, 200.0), header(200.0))
+    assert predictor_of([f"sqlite:///{home}/data/egs/history.sqlite"], ["train"]).signatures()
+    assert len(open_history().load("train")) == 2
+
+
+def test_a_run_waits_for_a_history_that_cannot_be_used(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is the command's, once; when the history can be used again the run is there."""
+    broken = home / "data" / "egs" / "history.sqlite"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"this is no database" * 1000)
+    leave(write_log(home / "log.jsonl"), header())
+    assert egs(["history"]) == 2
+    assert capsys.readouterr().err.count("cannot be read") == 1
+    broken.unlink()
+    store = open_learned()
+    assert [row.seconds for row in store.load("train")] == [2.0]

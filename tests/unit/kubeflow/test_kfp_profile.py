@@ -12,8 +12,11 @@ from egs_core.cli.app import run
 from egs_core.errors import InputError
 from egs_core.graph.columns import Shape
 from egs_core.history import HistoryRow
+from egs_core.history.pending import leave
 from egs_core.history.sql import SqlHistory
 from egs_core.predict import Predictor
+from egs_core.runlog.io import write_run
+from egs_core.runlog.records import Ended, Header, Started
 from egs_kubeflow.rewrite import profile
 from egs_kubeflow.rewrite.history import load_history
 from egs_kubeflow.rewrite.profile import parse_profile
@@ -152,6 +155,17 @@ def test_a_history_is_a_database_or_a_snapshot(tmp_path: Path) -> None:
         load_history(str(snapshot), "small")
     with pytest.raises(InputError, match="cannot be read"):
         load_history(str(tmp_path / "missing"), "small")
+
+
+def test_a_history_knows_the_run_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody has asked for it since that run left its log."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("EGS_HISTORY", url := f"sqlite:///{tmp_path}/history.db")
+    header = Header(driver="ray", started_at=100.0)
+    started = Started(t=1.0, workload="small", task="step", node="n", cpus=1.0)
+    write_run(tmp_path / "log.jsonl", header, [started, Ended(8.0, "small", "step")])
+    leave(tmp_path / "log.jsonl", header)
+    assert [one.task for one in load_history(url, "small").signatures()] == ["step"]
 
 
 def test_the_command_writes_the_pipeline_and_says_why(

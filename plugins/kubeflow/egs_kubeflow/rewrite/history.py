@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from egs_core.errors import InputError
-from egs_core.history.sql import SqlHistory
+from egs_core.history.pending import open_learned
 from egs_core.predict import Predictor
 
 _SQLITE_START = b"SQLite format 3\0"
@@ -32,7 +32,7 @@ def load_history(name: str, pipeline: str) -> Predictor:
 
 
 def _of_database(url: str, pipeline: str) -> Predictor:
-    store = SqlHistory(url)
+    store = open_learned(url)
     try:
         predictor = Predictor.from_history(store, [pipeline])
     finally:

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from egs_core.graph.columns import KIND_NAMES, Graph, Shape
-from egs_core.history.opened import open_history
-from egs_core.history.pending import learn_pending
+from egs_core.history.pending import open_learned
 from egs_core.notices import warn
 from egs_core.predict import Estimate, Predictor, signature_of
 from egs_core.runlog.records import Record
@@ -195,8 +194,7 @@ class Orderer(Observer):
 
     def _learn(self) -> None:
         try:
-            learn_pending()
-            history = open_history()
+            history = open_learned()
             rows = history.load(script_name())
             history.close()
             if rows:
