@@ -96,7 +96,9 @@ def advise(
     are_stated = len({spec.speed for spec in specs}) > 1  # else they are what a file has that says nothing of them
     speeds = {one: spec_for(one, specs).speed for one in names if any(meant((spec.name,), (one,)) for spec in specs)}
     speeds = speeds if are_stated else {}
-    found = [one for one in advised_of(known.seen, tiers, speeds, wishes) if fnmatchcase(one.task, task)]
+    here = {one.flavor for one in devices if one.flavor}
+    gone = [one for one in known.flavors if here and one not in here]
+    found = [one for one in advised_of(known.seen, tiers, speeds, wishes, gone) if fnmatchcase(one.task, task)]
     if as_json:
         typer.echo(json.dumps({"tasks": msgspec.to_builtins(found)}, indent=2))
     elif not found:

@@ -12,7 +12,7 @@ A flavor on which its last run ended by lack of memory is not advised, nor one w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -96,11 +96,20 @@ def size_of(flavor: str, gpus: float) -> str:
 
 
 def advise(
-    seen: dict[Kind, Seen], tiers: Sequence[Tier], speeds: dict[str, float], wishes: Wishes = NO_WISHES
+    seen: dict[Kind, Seen],
+    tiers: Sequence[Tier],
+    speeds: dict[str, float],
+    wishes: Wishes = NO_WISHES,
+    gone: Collection[str] = (),
 ) -> list[Advised]:
     """For each kind that ran on GPUs, those that held most GPU time first. tiers: flavors that can be had, with those
-    on which something ran; speeds: relative ones that a site states, by flavor."""
-    found = [_advised(kind, one, seen, tiers, speeds, wishes) for kind, one in seen.items()]
+    on which something ran; speeds: relative ones that a site states, by flavor; gone: flavors that commands cannot
+    have, though some ran on them once."""
+    left = [tier for tier in tiers if tier.flavor not in gone]
+    found = [
+        _advised(kind, one, seen, tiers if kind.pipeline else left, speeds, wishes, () if kind.pipeline else gone)
+        for kind, one in seen.items()
+    ]
     return sorted(found, key=lambda one: (-one.gpu_h, one.pipeline, one.task, one.phase))
 
 
@@ -111,9 +120,10 @@ def _advised(
     tiers: Sequence[Tier],
     speeds: dict[str, float],
     wishes: Wishes,
+    gone: Collection[str],
 ) -> Advised:
     by_flavor = {tier.flavor: tier for tier in tiers}
-    known = [one for one in own.measured if one.flavor]
+    known = [one for one in own.measured if one.flavor and one.flavor not in gone]
     sizes = {size_of(one.flavor, one.gpus): (one.flavor, one.gpus) for one in known}
     dead = _dead(own, sizes, by_flavor)
     offered = [_tier(size, by_flavor.get(flavor, Tier(flavor)), gpus) for size, (flavor, gpus) in sizes.items()]
@@ -133,7 +143,7 @@ def _advised(
         tuple(sorted(own.died, key=lambda one: one.at)),
         tuple(sorted(own.starved, key=lambda one: one.at)),
         MORE_MEMORY * max([one.memory_bytes for one in own.starved], default=0),
-        tuple(_unknown(own, known, advice, dead, by_flavor)),
+        tuple(_unknown(own, known, advice, dead, by_flavor, gone)),
     )
 
 
@@ -199,12 +209,20 @@ def _medians(one: Seen) -> dict[str, float]:
 
 
 def _unknown(
-    own: Seen, known: Sequence[Measured], advice: Advice | None, dead: set[str], tiers: dict[str, Tier]
+    own: Seen,
+    known: Sequence[Measured],
+    advice: Advice | None,
+    dead: set[str],
+    tiers: dict[str, Tier],
+    gone: Collection[str],
 ) -> list[str]:
     found = []
     if nameless := [one.seconds for one in own.measured if not one.flavor]:
         took = f"{span(median(nameless))} in the middle"
         found.append(f"on which flavor it was in {counted(len(nameless), 'run')} ({took})")
+    if elsewhere := [one.flavor for one in own.measured if one.flavor in gone]:
+        names = listed(list(dict.fromkeys(elsewhere)))
+        found.append(f"how the site compares with {names}, which it does not have ({counted(len(elsewhere), 'run')})")
     if not known:
         return found
     if advice is None:

@@ -12,6 +12,7 @@ from egs_core.history.from_runlog import history_from_runlog
 from egs_core.history.rows import HistoryRow
 from egs_core.out_of_memory import GPU, HOST
 from egs_core.profiling.advising import Died, Kind, Seen, Starved, size_of
+from egs_core.profiling.running import NO_GPU
 from egs_core.profiling.tiers import Measured
 from egs_core.runlog.records import Ended, Header, Record, Started, TaskAdded, WorkloadSubmitted
 
@@ -89,9 +90,9 @@ class Known:
 
     def add_profile(self, name: str, measured: Iterable[Measured]) -> None:
         """What `egs profile` has measured of a command. Its runs are at the server, too: they are replaced, since a
-        profile knows more of them."""
+        profile knows more of them. What it calls runs where GPUs have no flavor is a label that nobody can ask for."""
         own = self._of(Kind("", name))
-        fresh = list(measured)
+        fresh = [msgspec.structs.replace(one, flavor="") if one.flavor == NO_GPU else one for one in measured]
         ended = {(one.flavor, one.ended_at) for one in fresh}
         own.measured = [one for one in own.measured if (one.flavor, one.ended_at) not in ended] + fresh
 

@@ -110,7 +110,19 @@ def throughput(one: Measured) -> tuple[str, float]:
 
 def of_best_batch(measured: Sequence[Measured]) -> list[Measured]:
     """Where batches were tried: of each flavor those of the batch with the most throughput, with their seconds for as
-    much as the run with the largest amount did, so that flavors compare by equal work."""
+    much as the run with the largest amount did, so that flavors compare by equal work.
+
+    Runs without a batch do other work than those with one, unless they told of it in the same unit: what was measured
+    on most flavors counts, of as many what was measured last."""
+    units = {throughput(one)[0] for one in measured if one.batch}
+    groups: dict[str, list[Measured]] = defaultdict(list)
+    for one in measured:
+        unit = throughput(one)[0]
+        groups[unit if unit in units else ""].append(one)
+    if groups:
+        measured = max(
+            groups.values(), key=lambda runs: (len({one.flavor for one in runs}), max(one.ended_at for one in runs))
+        )
     if not any(one.batch for one in measured):
         return list(measured)
     amount = max(throughput(one)[1] * one.seconds for one in measured)

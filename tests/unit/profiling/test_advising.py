@@ -148,3 +148,39 @@ def test_rows_of_a_split_that_never_was_do_not_count_twice() -> None:
         0: [40.0],
         1: [10.0, 6.0],
     }
+
+
+COMMAND = Kind("", "train.py")
+
+
+def of_command(known: Known, gone: tuple[str, ...] = ()) -> Advised:
+    return next(one for one in advise(known.seen, TIERS, {}, gone=gone) if one.task == "train.py")
+
+
+def test_runs_with_another_batch_and_a_label_are_no_ground_of_advice() -> None:
+    """Once measured with a batch where GPUs had no flavor, then on two flavors without one: the cheaper of those, in
+    its own seconds. Of both kinds on as many flavors, what was measured last counts."""
+    known = Known()
+    batch = [Measured("emulated", 16.2, batch=16, ended_at=1.0)]
+    plain = [Measured("A100", 1.0, ended_at=2.0), Measured("T4", 1.1, ended_at=3.0)]
+    known.add_profile("train.py", batch + plain)
+    found = of_command(known)
+    assert (found.flavor, found.advice and found.advice.seconds) == ("T4", 1.1)
+    assert found.advice is not None
+    assert round(found.advice.saving or 0, 2) == 0.82
+    assert found.unknown[0] == "on which flavor it was in 1 run (16.2 s in the middle)"
+    later = [Measured("A100", 8.0, batch=16, ended_at=9.0), Measured("T4", 9.0, batch=16, ended_at=9.0)]
+    known.add_profile("train.py", later)
+    found = of_command(known)
+    assert (found.flavor, found.advice and found.advice.seconds) == ("T4", 9.0)
+
+
+def test_a_flavor_that_the_site_does_not_have_is_not_advised_for_a_command() -> None:
+    """It is said; of a pipeline, which may run elsewhere, it still counts."""
+    known = Known()
+    known.add_profile("train.py", runs("T4", 100.0) + runs("V100", 90.0))
+    known.seen[TRAIN] = Seen(runs("T4", 100.0))
+    found = of_command(known, ("T4",))
+    assert (found.flavor, [one.flavor for one in found.untried]) == ("V100", ["A100"])
+    assert "how the site compares with T4, which it does not have (3 runs)" in found.unknown
+    assert next(one for one in advise(known.seen, TIERS, {}, gone=("T4",)) if one.task == "train").flavor == "T4"

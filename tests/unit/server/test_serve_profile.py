@@ -10,8 +10,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from egs_core.history.opened import open_history
+from egs_core.profiling.tiers import Measured
 from tests.unit.server.real_site import RealSite
 
 TASK = """#!/bin/sh
@@ -96,3 +99,20 @@ def test_its_runs_are_in_a_queue(site: RealSite, tmp_path: Path) -> None:
         *[("lab", "true")] * 2,
         *[("rest", "true")] * 2,
     ]
+
+
+def test_advice_names_only_flavors_of_the_site(site: RealSite, tmp_path: Path) -> None:
+    """A command that was measured on a flavor which is gone, and with a batch: it says what the runs here say."""
+    prices = tmp_path / "flavors.yaml"
+    prices.write_text("flavors: [{name: old, gpu_hour: 1.0}, {name: new, gpu_hour: 40.0}]")
+    site.start()
+    assert site.egs("profile", "--flavors", str(prices), "--", "true").returncode == 0
+    before = [Measured("emulated", 16.2, batch=16, ended_at=1.0), Measured("gone", 0.001, ended_at=2.0)]
+    history = f"sqlite:///{tmp_path}/before.db"
+    store = open_history(history)
+    store.record_profile("true", [(one.ended_at, msgspec.json.encode(one).decode()) for one in before])
+    store.close()
+    (told,) = json.loads(site.egs("advise", "--flavors", str(prices), "--json", EGS_HISTORY=history).stdout)["tasks"]
+    assert told["flavor"] in ("old", "new"), told
+    assert {one["flavor"] for one in told["advice"]["choices"]} == {"old", "new"}
+    assert any("gone, which it does not have (1 run)" in one for one in told["unknown"])
