@@ -178,7 +178,18 @@ def hours(spent: Spent) -> str:
     >>> hours(Spent("2026-11", 4500.0, 0.0))
     '1.25'
     """
-    return f"{spent.gpu_s / HOUR_S:.2f}".rstrip("0").rstrip(".")
+    return hours_words(spent.gpu_s / HOUR_S)
+
+
+def hours_words(amount: float) -> str:
+    """Two places, and of less than one hour three digits that tell.
+
+    >>> [hours_words(one) for one in (1234.5, 1.25, 12.0, 0.01715, 0.0, 0.00002)]
+    ['1234.5', '1.25', '12', '0.0171', '0', '<0.0001']
+    """
+    if amount >= 1:
+        return f"{amount:.2f}".rstrip("0").rstrip(".")
+    return "<0.0001" if 0 < amount < 0.0001 else f"{amount:.3g}"
 
 
 def queues_of(budgets: Iterable[Budget]) -> frozenset[str]:

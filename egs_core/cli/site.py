@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from egs_core.adapter import ControlRequest
-from egs_core.budgets import money
+from egs_core.budgets import hours_words, money
 from egs_core.cli.rows import print_rows
 from egs_core.client import messages as c
 from egs_core.client.http import connected
@@ -91,7 +91,7 @@ def show_queue(address: Address, as_json: bool) -> None:
 def budget_line(one: c.BudgetView) -> str:
     """What is used of a budget, and when it begins anew."""
     owner = f"queue {one.queue}" if one.queue else f"team {one.team}"
-    used, most = "" if one.used is None else f"{one.used:.1f} of ", f"{one.gpu_hours:g} GPU hours"
+    used, most = "" if one.used is None else f"{hours_words(one.used)} of ", f"{one.gpu_hours:g} GPU hours"
     if one.cost is not None:
         most = money(one.cost, one.currency)
         used = "" if one.cost_used is None else f"{money(one.cost_used, '')} of "
