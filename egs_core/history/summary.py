@@ -20,7 +20,7 @@ class Week(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A phase of a task. gpus: as it ran last. seconds are without cold starts; cold: in how many runs there was one,
+    """A phase of a task with so many GPUs. seconds are without cold starts; cold: in how many runs there was one,
     cold_median_s: how long it then took, None where there was none. last_at: Unix time. change: of the last week with
     runs against the one with runs before it, None with one week alone."""
 
@@ -40,10 +40,12 @@ class Known(NamedTuple):
 
 
 def summarise(rows: Iterable[HistoryRow], weeks: int = 0) -> list[Known]:
-    """Each phase of each task, by name. weeks: the last so many with runs, of which trends are told; 0: none."""
-    found: dict[tuple[str, str, int], list[HistoryRow]] = defaultdict(list)
+    """Each phase of each task by how many GPUs it held, by name: the first phase of a run in phases, on CPUs, is not
+    the whole task as one GPU phase, which has the same number. weeks: the last so many with runs, of which trends are
+    told; 0: none."""
+    found: dict[tuple[str, str, int, int], list[HistoryRow]] = defaultdict(list)
     for row in rows:
-        found[row.pipeline, row.task, row.phase].append(row)
+        found[row.pipeline, row.task, row.phase, row.shape.gpu_milli].append(row)
     return [_known(found[key], weeks) for key in sorted(found)]
 
 

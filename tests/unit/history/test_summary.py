@@ -34,6 +34,15 @@ def test_a_phase_of_a_task_is_a_line() -> None:
     assert (second.phase, second.gpus, second.cold_median_s) == (1, 0.0, None)
 
 
+def test_runs_in_phases_and_as_one_gpu_phase_are_lines_apart() -> None:
+    """Both have a phase 0: one on CPUs, the other with the GPU all along; neither's durations are the other's."""
+    split = [row("fit", 1.0, day, shape=Shape(1000, 0)) for day in range(4)]
+    native = [row("fit", 10.0, day) for day in range(8)]
+    on_cpu, whole = summarise([*native, *split])
+    assert (on_cpu.phase, on_cpu.gpus, on_cpu.runs, on_cpu.median_s) == (0, 0.0, 4, 1.0)
+    assert (whole.phase, whole.gpus, whole.runs, whole.median_s) == (0, 1.0, 8, 10.0)
+
+
 def test_trends_are_by_weeks_that_begin_on_monday() -> None:
     """In UTC; the last with runs against the one with runs before it, whatever lies between."""
     rows = [row("fit", 10.0, -0.001), row("fit", 20.0, 0.0), row("fit", 30.0, 6.999), row("fit", 50.0, 21.0)]
