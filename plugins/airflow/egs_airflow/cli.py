@@ -30,7 +30,7 @@ def get_cli_commands() -> list[CLICommand]:
     )
     pools = ActionCommand(
         name="pools",
-        help="Create the GPU pools of [egs] pools, and give existing ones their size",
+        help="Create the GPU pools that the option pools of the section egs names, and give existing ones their size",
         func=lazy_load_command("egs_airflow.order.pools.run_pools"),
         args=(),
     )
