@@ -20,6 +20,7 @@ from egs_core.engine import messages as m
 from egs_core.engine.specs import END
 from egs_core.engine.state.lifecycle import ENDED
 from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.server import turns
 from egs_core.server.capacity import joined_node, own_node
 from egs_core.server.flavors import Flavors, key_of
 from egs_core.server.gangs import Gangs
@@ -31,7 +32,7 @@ from egs_core.server.runs import NOT_ADMITTED, HeldLease, Offer, Run, SiteFacts
 from egs_core.server.views import Views
 from egs_core.site.spanning import Member, Spanning
 
-REFUSED = "refused"
+REFUSED, NOT_CLAIMED = "refused", "not claimed"
 TOLD_LATE = "its end was told after it had counted as lost"
 CONFIG = EngineConfig(preload=False, record=True, preempt=True, grace_s=10.0, min_gain_s=0.0, packing="best_fit")
 """best_fit: parts of GPUs fill one that is in use before they break a free one. preempt: of runs that said so only, and
@@ -167,7 +168,7 @@ class Book:
             run.task = len(self.engine.state.task_ids) + graph.n_tasks
             graph.add_task(f"{run.id} ({run.name})", phases=phases, name=run.name, options=options)
             self.by_task[run.task] = run
-            self.touch(run)
+            turns.admitted(self.touch(run), self.now)
         due = [run.submitted_at + run.deadline_s - self.now for run in runs if run.deadline_s is not None]
         deadline_s = max(0.0, min(due)) if due else None
         self.handle(m.WorkloadSubmitted(first.workload, first.name, first.user, first.queue, deadline_s))
@@ -230,7 +231,8 @@ class Book:
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])
                 run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
-                run.waited_s = max(0.0, self.now - self.engine.state.ready_at[decision.phase])
+                waited_s, ready_at = turns.waited_s(run, self.now), self.engine.state.ready_at[decision.phase]
+                run.waited_s = max(0.0, self.now - ready_at) if waited_s is None else waited_s
                 self._granted.append(run)
                 if decision.node != self.views.name_of(run.host):
                     misplaced.append(run)
@@ -327,7 +329,8 @@ class Book:
         assert lease is not None
         run.lease, run.started_at, run.named = None, None, ()
         run.stop, run.grace_s, run.is_evicted, run.is_lost, run.is_warned = "", 0.0, False, False, False
-        self.touch(run).evictions += 1
+        turns.again(self.touch(run), self.now)
+        run.evictions += 1
         self.gone.pop(run.id, None)
         self.views.forget(run)
         if not run.inside:
@@ -393,9 +396,11 @@ class Book:
         """Whether its grant may be given to others when it is not claimed: not while others of its gang run."""
         return not any(one.is_claimed for one in self.gangs.members(run))
 
-    def take_back(self, run: Run, lease: HeldLease, why: str = "not claimed") -> None:
+    def take_back(self, run: Run, lease: HeldLease, why: str = NOT_CLAIMED) -> None:
         """A grant that its client has not claimed in time: the run waits again."""
         self.touch(run).lease = None
+        if why == NOT_CLAIMED:
+            turns.again(run, self.now)
         if not run.inside:
             self.handle(m.DecisionRejected(lease.token, why))
 

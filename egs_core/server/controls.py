@@ -9,6 +9,7 @@ from egs_core.client import messages as c
 from egs_core.client.options import option_of
 from egs_core.engine import messages as m
 from egs_core.errors import listed
+from egs_core.server import turns
 from egs_core.server.admission import check_fits, check_for, queue_asked, take_part
 from egs_core.server.book import REFUSED, Book, LogLine
 from egs_core.server.gangs import come_words
@@ -36,7 +37,8 @@ def control(book: Book, who: Principal, run_id: str, verb: str, ask: c.Control) 
     book.log(who, verb, run, ask.reason)
     kind = m.PauseRequested if verb == "pause" else m.ResumeRequested
     scope, target = ("task", str(run.task)) if run.gang else ("workload", run.workload)
-    book.touch(run).is_paused = verb == "pause"
+    run.is_paused = verb == "pause"
+    turns.note_holds([book.touch(one) for one in book.gangs.members(run)], book.now)
     if run.task == NOT_ADMITTED:
         book.admit_if_due(run)
     else:

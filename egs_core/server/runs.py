@@ -143,6 +143,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     it has not said; checkpoints: how often it was; checkpoint_at: when last.
     lost_token: of the lease with which it was lost: its supervisor may still tell how it ended. follows: all runs after
     which it was submitted to come. roams: the site has chosen its host, and may choose another one while it waits.
+    turn_at: since when it is its turn to wait, later by what it was held; held_at: since when it is, see `turns`.
     """
 
     id: str
@@ -197,6 +198,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     note: str = ""
     follows: tuple[str, ...] = ()
     roams: bool = False
+    turn_at: float | None = None
+    held_at: float | None = None
 
     @property
     def workload(self) -> str:

@@ -135,7 +135,7 @@ class Tally:
         seen = self.open[run.id] = _Seen(self.key(run.queue, run.team), evictions=run.evictions)
         seen.is_evicted = run.is_evicted
         if _waits(run):
-            seen.waits_since = now if run.evictions else run.submitted_at
+            seen.waits_since = (now if run.evictions else run.submitted_at) if run.turn_at is None else run.turn_at
         if run.inside:
             self._note_command(run, now)
         elif run.lease is not None:
@@ -162,7 +162,8 @@ class Tally:
             return
         if seen.lease is None:
             seen.key = self.key(run.queue, run.team)  # it may have been moved to another queue
-        seen.waits_since = (now if seen.waits_since is None else seen.waits_since) if _waits(run) else None
+        since = run.turn_at if run.turn_at is not None else seen.waits_since
+        seen.waits_since = (now if since is None else since) if _waits(run) else None
 
     def _note_lease(self, run: Run, seen: _Seen, now: float) -> None:
         token = run.lease.token if run.lease else 0
@@ -173,17 +174,18 @@ class Tally:
                 seen.waits_since = now  # it was taken back, or given way, and has its next one already
         if run.lease is not None:
             if seen.lease is None:
-                self._count_grant(seen, run.lease.granted_at)
+                self._count_grant(seen, run, run.lease.granted_at)
                 self.slos.granted(seen.key, run.waited_s or 0.0)
                 self._hold(run, seen, run.lease.granted_at)
             elif run.is_claimed and not run.is_request:
                 self._start(seen, run.id, now)
 
-    def _count_grant(self, seen: _Seen, at: float) -> None:
+    def _count_grant(self, seen: _Seen, run: Run, at: float) -> None:
         self.grants[seen.key] += 1
         if seen.key not in self.waits:
             self.waits[seen.key] = Buckets(WAIT_BOUNDS_S)
-        self.waits[seen.key].add(max(0.0, at - (at if seen.waits_since is None else seen.waits_since)))
+        told_s = max(0.0, at - (at if seen.waits_since is None else seen.waits_since))
+        self.waits[seen.key].add(told_s if run.waited_s is None else run.waited_s)
 
     def _hold(self, run: Run, seen: _Seen, since: float) -> None:
         assert run.lease is not None

@@ -68,6 +68,34 @@ def test_a_wait_counts_from_the_moment_at_which_it_was_ones_turn() -> None:
     assert site.told()["wait_p95"] == (4, 1)
 
 
+def test_a_run_has_waited_since_its_turn_whatever_its_place() -> None:
+    """All GPUs are held for 600 s. Given another priority after 236 s it has waited 600 s all the same, on its page,
+    for the objective and in the histogram; what was held for 100 s of it has waited 500 s; what has not claimed its
+    GPUs waits anew."""
+    site = Site()
+    first = start(site.logic, 1, 3, queue="q")
+    changed, held = [site.logic.submit(ANN, request(number, 1, queue="q")) for number in (2, 3)]
+    site.commit()
+    site.logic.at(236.0)
+    site.logic.update(ANN, changed.id, c.Change(priority=5))
+    site.logic.control(ANN, held.id, "pause", c.Control())
+    site.commit()
+    site.logic.at(336.0)
+    site.logic.control(ANN, held.id, "resume", c.Control())
+    site.commit()
+    assert [site.tally.open[one.id].waits_since for one in (changed, held)] == [0.0, 100.0]
+    site.logic.at(600.0)
+    end(site.logic, first)
+    for one in (changed, held):
+        lease = site.logic.view(ANN, one.id).lease
+        assert lease is not None
+        site.logic.claim(ANN, one.id, c.Claim(token=lease.token))
+    runs = site.logic.book.runs
+    assert [runs[one.id].waited_s for one in (changed, held)] == [600.0, 500.0]
+    assert site.told()["wait_p95"] == (3, 2)
+    assert site.tally.waits["q", ""].sum == 1100.0
+
+
 def test_ends_count_for_times_and_deadlines() -> None:
     """Of what succeeded the time since it was asked for; of what had a deadline whether it succeeded in time. What its
     user ended says nothing of the site."""

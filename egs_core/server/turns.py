@@ -1,0 +1,45 @@
+"""Since when it is a run's turn to wait for its GPUs. Pure.
+
+    submitted ──── after others, held, a gang not whole ────► turn_at ── waits ── held ── waits ──► granted
+                                                                  └─ waited_s: without what it was held ┘
+
+Whatever its place in the line is meanwhile: a run with other wishes, one on another host, and one whose grant nobody
+saw are given to the engine anew, and have waited since their turn began. What had its GPUs, and was evicted or has not
+claimed them, waits anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from egs_core.server.runs import Run
+
+
+def admitted(run: Run, now: float) -> None:
+    """The engine is told of it: the first time its turn begins."""
+    if run.turn_at is None:
+        run.turn_at = now
+
+
+def again(run: Run, now: float) -> None:
+    """It had its GPUs, and waits for others."""
+    run.turn_at, run.held_at = now, now if run.is_paused else None
+
+
+def note_holds(gang: Sequence[Run], now: float) -> None:
+    """A run, with its gang, is held back or is not any more: the time meanwhile is none that it waited."""
+    is_held = any(run.is_paused for run in gang)
+    for run in gang:
+        if run.turn_at is None or run.lease is not None:
+            continue
+        if is_held:
+            run.held_at = now if run.held_at is None else run.held_at
+        elif run.held_at is not None:
+            run.turn_at, run.held_at = run.turn_at + now - run.held_at, None
+
+
+def waited_s(run: Run, now: float) -> float | None:
+    """How long it has waited by now; None for one whose turn has not come, or is not known: of an older server."""
+    if run.turn_at is None:
+        return None
+    return max(0.0, (now if run.held_at is None else run.held_at) - run.turn_at)
