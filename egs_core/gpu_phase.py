@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import importlib
+import inspect
 import os
 import sys
 import threading
@@ -22,6 +24,8 @@ Devices = tuple[int | str, ...]
 _REQUEST = "EGS_GPU_REQUEST"  # set by `egs run --split`
 _installing = threading.Lock()
 _ATTRIBUTE_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+_IMPORT_STEPS = ("IMPORT_FROM", "SWAP", "POP_TOP")
+_LOCAL_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF")
 
 
 class GpuProvider(Protocol):
@@ -137,8 +141,9 @@ def call_on_gpu(cpus: float | None, function: Callable[..., Any], args: Any, kwa
 def has_gpu_block(function: object) -> bool:
     """True when the function's own bytecode surely enters `with egs.gpu()`; helpers it calls are not looked into.
 
-    Exact: the context expression must be a call of this module's `gpu`, reached through a global or a closure variable
-    (`egs.gpu()`, `gpu()`, under any alias). A local alias, a conditional expression or an unknown bytecode: False.
+    Exact: the context expression must be a call of this module's `gpu`, reached through a global, a closure variable
+    or what the function itself imports from this package (`egs.gpu()`, `gpu()`, under any alias). Another local name, a
+    conditional expression or an unknown bytecode: False.
     """
     if not isinstance(function, FunctionType):
         return False
@@ -220,8 +225,53 @@ def _attribute(module: ModuleType, name: str) -> object:
 def _loaded_value(function: FunctionType, step: dis.Instruction) -> object:
     if step.opname == "LOAD_GLOBAL":
         return function.__globals__.get(str(step.argval))
+    if step.opname in _LOCAL_LOADS and step.argval not in function.__code__.co_freevars:
+        return _imported_value(function, str(step.argval))
     if step.opname == "LOAD_DEREF" and step.argval in function.__code__.co_freevars:
         cell = (function.__closure__ or ())[function.__code__.co_freevars.index(step.argval)]
         with contextlib.suppress(ValueError):  # an empty cell: not assigned yet
             return cell.cell_contents
+    return None
+
+
+def _imported_value(function: FunctionType, name: str) -> object:
+    """What a local name stands for where nothing but imports from this package bind it, all to the same; else None."""
+    arguments = inspect.getargs(function.__code__)
+    if name in (*arguments.args, arguments.varargs, arguments.varkw):
+        return None
+    code = [i for i in dis.get_instructions(function) if i.opname not in ("EXTENDED_ARG", "CACHE", "NOP")]
+    bound = [
+        _import_at(code, at - 1)
+        for at, step in enumerate(code)
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF")) and name in _names(step)
+    ]
+    return bound[0] if bound and all(value is bound[0] for value in bound) else None
+
+
+def _names(step: dis.Instruction) -> tuple[object, ...]:
+    """Of one that stores; from Python 3.13 one may store two."""
+    return step.argval if isinstance(step.argval, tuple) else (step.argval,)
+
+
+def _import_at(code: list[dis.Instruction], at: int) -> object:
+    """What `import egs_core`, or a name of `from egs_core import …`, has made; None for anything else.
+
+    IMPORT_NAME egs_core         IMPORT_FROM gpu    STORE_FAST gpu   IMPORT_FROM task   STORE_FAST task   POP_TOP
+    IMPORT_NAME egs_core.hints   IMPORT_FROM hints   SWAP   POP_TOP   STORE_FAST h          import egs_core.hints as h
+    """
+    last = code[at]
+    while at > 0 and code[at].opname != "IMPORT_NAME":
+        if code[at].opname not in _IMPORT_STEPS and not code[at].opname.startswith("STORE_"):
+            return None
+        at -= 1
+    name, package = str(code[at].argval), str(__package__)
+    if at < 2 or name.partition(".")[0] != package or code[at - 2].argval != 0:  # a relative import is of another one
+        return None
+    if last.opname == "IMPORT_NAME":
+        return sys.modules.get(package)
+    with contextlib.suppress(ImportError):
+        module, taken = importlib.import_module(name), str(last.argval)
+        if last.opname != "IMPORT_FROM" or (code[at - 1].argval is None and name.endswith(f".{taken}")):
+            return module  # `import egs_core.hints as h` takes `hints` out of the package, and has no list of names
+        return _attribute(module, taken)
     return None

@@ -16,12 +16,12 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 from egs_core.errors import InputError
 from egs_core.gpu_phase import gpu
 from egs_core.splitting.names import names_in, used_at_once
+from egs_core.splitting.own_imports import imported_names, value_of
 from egs_core.splitting.source import Source
 
 _DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
@@ -181,14 +181,5 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def _is_gpu(node: ast.With, source: Source) -> bool:
     names = inspect.getclosurevars(source.function)
     known: dict[str, Any] = {**vars(__import__("builtins")), **names.globals, **names.nonlocals}
-    return any(isinstance(i.context_expr, ast.Call) and _value(i.context_expr.func, known) is gpu for i in node.items)
-
-
-def _value(node: ast.expr, known: dict[str, Any]) -> object:
-    """What a dotted name stands for; only modules are looked into."""
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-    if isinstance(node, ast.Attribute):
-        inside = _value(node.value, known)
-        return getattr(inside, node.attr, None) if isinstance(inside, ModuleType) else None
-    return None
+    known |= imported_names(source.tree.body)
+    return any(isinstance(i.context_expr, ast.Call) and value_of(i.context_expr.func, known) is gpu for i in node.items)

@@ -120,6 +120,75 @@ def many_names():
     return scope["big"]
 
 
+def imports_it_itself():
+    import egs_core as egs
+
+    with egs.gpu(2):
+        pass
+
+
+def imports_the_package():
+    import egs_core
+
+    with egs_core.gpu():
+        pass
+
+
+def imports_the_name(n):
+    if n:
+        from egs_core import gpu, task
+    else:
+        from egs_core.hints import gpu
+    with gpu():
+        return task
+
+
+def imports_a_module():
+    import egs_core.hints as other
+
+    with other.gpu():
+        pass
+
+
+def imports_for_an_inner_function():
+    import egs_core as egs
+
+    def inner():
+        return egs
+
+    with egs.gpu():
+        inner()
+
+
+def imports_and_binds(other):
+    import egs_core as egs
+
+    egs = other  # noqa: F811  # that is the case
+    with egs.gpu():
+        pass
+
+
+def imports_over_a_parameter(egs=Fake):
+    if egs:
+        import egs_core as egs
+    with egs.gpu():
+        pass
+
+
+def imports_another():
+    import argparse as egs
+
+    with egs.gpu():
+        pass
+
+
+def imports_something_else():
+    from egs_core import task as gpu
+
+    with gpu():
+        pass
+
+
 def nothing():
     return 1
 
@@ -229,6 +298,7 @@ YES = [
     with_keyword,
     second_of_two,
 ]
+YES += [imports_it_itself, imports_the_package, imports_the_name, imports_a_module, imports_for_an_inner_function]
 YES += [first_of_two, in_a_loop, in_a_handler, in_a_coroutine, *make_closures(), many_names()]
 NO = [nothing, only_called, called_then_other, local_alias, stored_block, fake_package, other_name_in_module, shadowed]
 NO += [
@@ -240,6 +310,7 @@ NO += [
     inner_function,
     calls_helper,
 ]
+NO += [imports_and_binds, imports_over_a_parameter, imports_another, imports_something_else]
 NO += [attribute_of_function, result_called, text_only, wrapper, len, Fake, functools.partial(attribute), 5, None]
 
 

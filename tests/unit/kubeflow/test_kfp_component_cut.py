@@ -76,6 +76,16 @@ def yielding(n: int) -> Any:
         yield n  # here
 
 
+def in_a_function_of_its_own(n: int) -> None:
+    import egs_core
+
+    def inner() -> None:
+        with egs_core.gpu():  # here
+            print(n)
+
+    inner()
+
+
 UNCUT = [
     in_a_loop,
     twice,
@@ -87,6 +97,7 @@ UNCUT = [
     to_a_path,
     cpus_unknown,
     yielding,
+    in_a_function_of_its_own,
 ]
 
 
@@ -141,6 +152,68 @@ def test_the_parts_together_give_what_the_function_gives(tmp_path: Any) -> None:
     before.function(File("a"), path="5")
     block.function(File("b"), File("a"), n=3)
     assert after.function(File("b")) == handing_on("5", 3)
+
+
+def importing_egs(path: str) -> Any:
+    import json as j
+
+    import egs_core as egs
+
+    values = j.loads(path)
+    with egs.gpu():
+        result = sum(values)
+    return result + 1
+
+
+def importing_a_name(path: str) -> Any:
+    import json
+
+    from egs_core import gpu
+
+    values = json.loads(path)
+    with gpu():
+        result = sum(values)
+    return result + 1
+
+
+def importing_more(path: str) -> Any:
+    import json
+
+    from egs_core import gpu, units
+
+    values = json.loads(path)
+    with gpu():
+        result = sum(values) + int(units.parse_seconds("1s")) - 1
+    return result + 1
+
+
+@pytest.mark.parametrize("function", [importing_egs, importing_a_name, importing_more])
+def test_what_a_function_imports_of_egs_itself_is_its_block(function: Callable[..., Any], tmp_path: Any) -> None:
+    """Where kfp's authors put imports: cut as with an import of the module, the same value, and the import is left out
+    unless something else uses it."""
+
+    class File:
+        def __init__(self, name: str) -> None:
+            self.path = str(tmp_path / name)
+
+    parts = parts_of(egs.task(gpus=1)(function), TaskHints(gpus=1))
+    assert [vars(part.function)["__egs__"].gpus or 0 for part in parts] == [0, 1, 0]
+    texts = [inspect.getsource(part.function) for part in parts]
+    kept = ["from egs_core import units" in text for text in texts]
+    assert kept == [False, function is importing_more, False]
+    assert not any("gpu()" in text or "import gpu" in text for text in texts)
+    assert ["egs_core" in text for text in texts] == kept
+    before, block, after = parts
+    before.function(File("a"), path="[1, 2]")
+    block.function(File("b"), File("a"))
+    assert after.function(File("b")) == function("[1, 2]") == 4
+
+
+def test_what_is_not_split_imports_nothing_of_egs() -> None:
+    """`split=False`: one part, without the import and the block."""
+    (part,) = parts_of(egs.task(gpus=1, split=False)(importing_egs), TaskHints(gpus=1, split=False))
+    assert "egs" not in inspect.getsource(part.function).replace("importing_egs", "")
+    assert part.function("[1, 2]") == 4
 
 
 def rebinding(flag: bool, name: str = "a") -> str:

@@ -25,6 +25,7 @@ from egs_core.hints import OnGpu, PhaseKind, TaskHints, has_gpu_block, phase_kin
 from egs_core.splitting.block import cpus_of, cut, handed_on, without_blocks
 from egs_core.splitting.lost_state import warn_of_lost_state
 from egs_core.splitting.names import names_in
+from egs_core.splitting.own_imports import blocks_that_import, without_unused
 from egs_core.splitting.source import Source, source_of
 from egs_kubeflow import compat
 from egs_kubeflow.components.source import bare, make_function
@@ -77,7 +78,8 @@ def parts_of(function: Callable[..., Any], hints: TaskHints) -> list[Part]:
         warn_of_lost_state(whole.written)
     bodies, states = handed_on(whole.bodies, whole.first)
     parts, bound = [], set[str]()
-    for number, (name, body) in enumerate(zip(whole.names, bodies, strict=True)):
+    for number, (name, written) in enumerate(zip(whole.names, bodies, strict=True)):
+        body = without_unused(written)  # `import egs_core` was for the block: the image need not have it
         before, after = states[number - 1] if number else [], states[number] if number < len(bodies) - 1 else None
         own, used = names_in(body)
         used = (own | used) - set(before) - bound  # what it binds, too: it may do so under a condition
@@ -88,6 +90,18 @@ def parts_of(function: Callable[..., Any], hints: TaskHints) -> list[Part]:
         bound |= own
     _check_outputs(parts, whole)
     return parts
+
+
+def check_sees_blocks(function: Callable[..., Any]) -> None:
+    """Raise InputError that names the line of a GPU block that uses the function's own import of EGS, but in a way that
+    cannot be cut: in a function of its own, under a name that something else binds, too."""
+    try:
+        source = source_of(function)
+    except InputError:
+        return  # kfp says what it thinks of that
+    if (block := next(blocks_that_import(source.tree), None)) is not None:
+        hint = "import egs_core once, at the function's own level, and write the block there"
+        raise InputError(source.place(block), "is a GPU block that cannot be cut", hint)
 
 
 def _steps(function: Callable[..., Any]) -> _Cut:

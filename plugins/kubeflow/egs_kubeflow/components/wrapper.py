@@ -23,7 +23,7 @@ from egs_core.errors import InputError
 from egs_core.graph.places import did_you_mean
 from egs_core.hints import HINT_NAMES, TaskHints, has_gpu_block, hints_of, phase_steps, task
 from egs_kubeflow import compat
-from egs_kubeflow.components.phases import graph_of, parts_of
+from egs_kubeflow.components.phases import check_sees_blocks, graph_of, parts_of
 from egs_kubeflow.convert.hints import ANNOTATION, encode_hints
 
 HINTS = HINT_NAMES - {"name"}
@@ -84,6 +84,7 @@ def _made(function: Callable[..., Any], record: bool, arguments: dict[str, Any])
         if len(parts) > 1:
             made = graph_of(function, parts, [_single(part.function, record, arguments) for part in parts])
     else:
+        check_sees_blocks(function)
         made = _single(function, record, arguments)
     if output is not None:
         compiler.Compiler().compile(made, str(output))
