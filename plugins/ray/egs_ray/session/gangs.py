@@ -218,6 +218,8 @@ def describe_lack(graph: Graph, gang: str, members: list[int], nodes: Iterable[m
     cpus = sum(max(shape.cpu_milli for shape in task) for task in shapes) / 1000
     level = next((s for index in members if (s := graph.options[index].gang_same)), "")
     there = list(nodes)
+    if level and level != "node" and not any(level in dict(node.topology) for node in there):
+        return f"gang {gang!r} is to be together in one {level}, and no node has the label {level!r}"
     needs = f"{counted(gpus, 'GPU')} and {counted(cpus, 'CPU')} at once" + (f" in one {level}" if level else "")
     all_gpus, all_cpus = sum(node.gpus for node in there), sum(node.cpus for node in there)
     has = f"{counted(all_gpus, 'GPU')} and {counted(all_cpus, 'CPU')} on {counted(len(there), 'node')}"
