@@ -62,11 +62,13 @@ def usage_parts(seen: Seen, over: str) -> Parts:
 
 
 def _flow(seen: Seen, uses: Sequence[Use], begin: float) -> Flow:
-    """capacity: the GPUs that there are now; of somebody who does not see what others do, those that its runs held."""
+    """capacity: the GPUs that somebody has now or may have, so none that is drained, silent or used by what is no run;
+    of somebody who does not see what others do, those that its runs held."""
     held = Steps.of_intervals((*use.held, use.gpus) for use in uses)
     useful = Steps.of_intervals((*part, use.gpus) for use in uses for part in use.used)
     blocked, none = Steps.of_intervals(_waits(seen)), Steps.of_intervals(())
-    capacity = Steps.of_intervals([(begin, seen.now, float(len(seen.devices)))]) if seen.is_whole else held
+    usable = float(sum(device.state in ("free", "held") for device in seen.devices))
+    capacity = Steps.of_intervals([(begin, seen.now, usable)]) if seen.is_whole else held
     return Flow(capacity, held, useful, blocked, none, none)
 
 
@@ -151,7 +153,8 @@ def _wasted(seen: Seen, flow: Flow) -> Steps:
 def _notes(seen: Seen, problem: str, begin: float) -> Iterator[str]:
     yield "Runs and GPU requests of this site; what drivers of frameworks hold is in their own run logs."
     if seen.is_whole:
-        yield "The line is of the GPUs that there are now. A run that waits for its quota counts, too, as waiting."
+        yield "The line is of the GPUs that runs may have now: none that is drained, silent or used by others."
+        yield "GPUs that nobody had are in no team's row. A run that waits for its quota counts, too, as waiting."
     if problem:
         yield f"No money is told: {problem}"
     elif seen.prices is None:

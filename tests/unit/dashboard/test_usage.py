@@ -99,3 +99,13 @@ def test_a_run_that_has_waited(waited_s: float | None) -> None:
     run = held(1, 0.5, None, waited_s=waited_s)
     text = texts(encoded(usage_parts(Seen([run], [Device(id="0")], NOW, True), "1h")), "time")
     assert f"GPU hours wasted {'0.17' if waited_s else '0.00'}" in text
+
+
+@pytest.mark.parametrize("state", ["drained", "occupied", "suspect"])
+def test_what_no_run_may_have_is_not_wasted(state: str) -> None:
+    """Of three GPUs two are held and used, the third is drained, used by others or silent; a run waits."""
+    runs = [held(1, 1, None, gpus=2.0), Outline("4", "w", "ann", "waiting", 1.0, NOW - HOUR / 2)]
+    devices = [Device(id="0", state="held"), Device(id="1", state="held"), Device(id="2", state=state)]
+    assert "Wasted now 0" in texts(encoded(usage_parts(Seen(runs, devices, NOW, True), "1h")), "now")
+    devices[2] = Device(id="2")
+    assert "Wasted now 1" in texts(encoded(usage_parts(Seen(runs, devices, NOW, True), "1h")), "now")
