@@ -1,6 +1,6 @@
 """The workload of a file that a command names, and how long its tasks are believed to take.
 
-an ending that an adapter keeps (.yaml) ────────────────► the adapter's `convert`
+an ending that an adapter keeps (.yaml), no JSON object ► the adapter's `convert`
 anything else ─► `load_workload` ─► JSON, but no workload ─► the adapter whose fields it has
 """
 
@@ -43,7 +43,7 @@ class Read(msgspec.Struct):
 def read_workload(file: Path, source: str = "", select: str = "") -> tuple[LoadedWorkload, str]:
     """The workload of a file, and the adapter that has read it, "" for the core. source: the adapter to use; select:
     which of the file's pipelines. Raises InputError."""
-    source = source or ("" if file.suffix in OWN else source_of_suffix(file.suffix))
+    source = source or ("" if file.suffix in OWN or _is_object(file) else source_of_suffix(file.suffix))
     if source:
         return load_adapter(source).convert(file, select), source
     try:
@@ -52,6 +52,14 @@ def read_workload(file: Path, source: str = "", select: str = "") -> tuple[Loade
         if source := source_of_fields(error.fields):
             return load_adapter(source).convert(file, select), source
         raise
+
+
+def _is_object(file: Path) -> bool:
+    """Whether a JSON object is in it, whatever its ending: that is YAML, too."""
+    try:
+        return file.is_file() and isinstance(msgspec.json.decode(file.read_bytes()), dict)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False  # who reads it tells of errors
 
 
 def read_believed(file: Path, histories: Sequence[str] | None, source: str = "", select: str = "") -> Read:

@@ -354,3 +354,16 @@ def test_simulate_with_an_order_that_is_learned(tmp_path: Path, capsys: pytest.C
         mean_s[order] = found["mean_jct_s"]
     assert found["orders"] == {"q": "dependents"}
     assert mean_s["learned"] < 0.97 * mean_s["remaining_work"]
+
+
+def test_a_workload_is_known_by_its_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--workload plan.yaml` of `egs split-model` writes JSON, which is YAML, too: no adapter is asked for it. What is
+    no JSON goes to the adapter of that ending, and a compiled pipeline as JSON to the one whose fields it has."""
+    named = write(tmp_path / "plan.yaml", TASKS)
+    assert printed(capsys, "graph", named)["tasks"] == len(TASKS)
+    for name, text in (("flow.yaml", "{a: 1}"), ("pipeline.yaml", '{"pipelineInfo": {"name": "p"}, "root": {}}')):
+        (tmp_path / name).write_text(text)
+        assert run(["graph", str(tmp_path / name)]) == 2
+        told = capsys.readouterr().err
+        assert "Traceback" not in told
+        assert name in told
