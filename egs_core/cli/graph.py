@@ -97,7 +97,7 @@ def _table(facts: dict[str, Any]) -> Table:
         "tasks": f"{facts['tasks']:,}",
         "edges": f"{facts['edges']:,}",
         "phases": f"{facts['phases']:,}, {facts['gpu_phases']:,} of them on a GPU",
-        "levels": f"{facts['depth']:,}, the fullest with {facts['width']:,} tasks",
+        "levels": f"{facts['depth']:,}, the fullest with {counted(facts['width'], 'task')}",
         "critical path": f"{facts['critical_path_s']:,.1f} s: {_shortened(path)}",
         "work": f"{facts['work_s']:,.1f} s, {facts['gpu_work_s']:,.1f} s of it on a GPU",
         "files": f"{facts['files']:,}, {files}; {on_edges} on edges",

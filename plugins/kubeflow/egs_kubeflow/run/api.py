@@ -262,7 +262,11 @@ def _made(folder: Path) -> Path:
 def _slots(cpus: float | None, gpus: int | None, is_emulated: bool) -> Slots:
     devices = tuple(map(str, range(gpus or 0))) if is_emulated else _devices()
     if gpus is not None and gpus > len(devices):
-        raise InputError("gpus", f"there are {len(devices)} GPUs here, not {gpus}", "emulate_gpus makes slots for them")
+        raise InputError(
+            "gpus",
+            f"there are {len(devices)} here, not {gpus}",
+            "--emulate-gpus, in Python emulate_gpus=True, makes slots for them",
+        )
     cpus = os.cpu_count() or 1 if cpus is None else cpus
     if cpus <= 0:
         raise InputError("cpus", f"{cpus:g} are too few to run anything")
