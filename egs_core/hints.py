@@ -27,6 +27,7 @@ from egs_core.checkpoints import CheckpointKeeper, checkpoint, checkpoint_keeper
 from egs_core.copied_source import begin_at_def
 from egs_core.errors import InputError
 from egs_core.gpu_phase import GpuProvider, call_on_gpu, gpu, gpu_provider, has_gpu_block, set_gpu_provider
+from egs_core.graph.places import did_you_mean
 from egs_core.hint_checks import (
     check_bool,
     check_count,
@@ -311,8 +312,10 @@ def _attach(function: Any, hints: dict[str, Any]) -> Any:
     checked = _checked_hints(f"@egs.task on {function.__qualname__}", hints)
     kinds = _kinds(function, checked, None)
     if checked.expect_s and len(checked.expect_s) != len(kinds):
+        times = ", ".join(f'"{1 + i % 2}s"' for i in range(len(kinds)))
+        form = times if len(kinds) == 1 else f"({times})"
         problem = f"{len(checked.expect_s)} durations for {len(kinds)} phases ({', '.join(kinds)})"
-        raise InputError(f"@egs.task on {function.__qualname__}: expect", problem, "give one a phase")
+        raise InputError(f"@egs.task on {function.__qualname__}: expect", problem, f"one a phase: expect={form}")
     function.__egs__ = checked  # type: ignore[union-attr]  # functions and classes may have attributes
     if isinstance(function, FunctionType):
         begin_at_def(function)
@@ -322,7 +325,8 @@ def _attach(function: Any, hints: dict[str, Any]) -> Any:
 def _checked_hints(place: str, raw: dict[str, Any]) -> TaskHints:
     unknown = sorted(raw.keys() - HINTS.keys())
     if unknown:
-        raise InputError(f"{place}: {unknown[0]}", "unknown argument", "known: " + ", ".join(HINTS))
+        near = did_you_mean(unknown[0], HINTS)
+        raise InputError(f"{place}: {unknown[0]}", "unknown argument", f"{near} known: {', '.join(HINTS)}".lstrip())
     out: dict[str, Any] = {}
     for argument, value in raw.items():
         if value is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 PLAIN = {
@@ -58,3 +58,12 @@ def problem_of(error: Mapping[str, Any]) -> str:
         return _WITH_VALUES[kind].format(**shown)
     text = str(error["msg"]).removeprefix("Value error, ")
     return text if text.startswith("JSON") else text[:1].lower() + text[1:]
+
+
+def first_of(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The one to tell of: where a field is missing and another one there is unknown, that is what was written wrong."""
+    first = errors[0]
+    if first["type"] != "missing":
+        return first
+    beside = (one for one in errors if one["type"] == "extra_forbidden" and one["loc"][:-1] == first["loc"][:-1])
+    return next(beside, first)

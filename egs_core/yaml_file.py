@@ -22,7 +22,7 @@ from pydantic import (
 from egs_core.errors import InputError
 from egs_core.graph.places import hint_of
 from egs_core.units import parse_bytes, parse_seconds
-from egs_core.validation_words import problem_of
+from egs_core.validation_words import first_of, problem_of
 
 MAX_FILE_BYTES = 4 << 20
 MEND = "look there, and a line before, for brackets, quotes, colons and how far lines are moved in"
@@ -225,7 +225,7 @@ class _Reader:
 
 def input_error(error: ValidationError, lines: dict[Path_, int], place: str, known: Sequence[str]) -> InputError:
     """The first of pydantic's errors with its line. known: the fields there are, to suggest the nearest."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = first_of(error.errors(include_url=False, include_input=False))
     path = tuple(first["loc"])
     shown = shown_path(path)
     where = f"{place} line {line_of(path, lines)}{': ' if shown else ''}{shown}"

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 from egs_core.errors import InputError, listed
 from egs_core.graph.places import did_you_mean, hint_of, join
 from egs_core.graph.source import json_errors
-from egs_core.validation_words import problem_of
+from egs_core.validation_words import first_of, problem_of
 from egs_core.yaml_file import FileModel, Seconds, Size, input_error, line_of, read_yaml
 
 MOST_SECONDS = 1e12
@@ -234,7 +234,7 @@ def read_devices(text: str, place: str = "devices") -> Devices:
 
 
 def _input_error(error: ValidationError, place: str) -> InputError:
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = first_of(error.errors(include_url=False, include_input=False))
     path = ""
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)

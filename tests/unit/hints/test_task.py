@@ -269,3 +269,21 @@ def test_importing_the_hints_is_light() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """The lazy package behaves like any other module."""
     assert not hasattr(egs, "nothing")
+
+
+def test_what_is_misspelt_has_the_nearest_name_first() -> None:
+    """Then all that there are."""
+    with pytest.raises(InputError, match=r"priorty: unknown argument \(did you mean 'priority'\? known: "):
+        egs.task(priorty=3)(fresh())  # type: ignore[call-overload]  # that is the mistake
+    with pytest.raises(InputError, match=r"zzz: unknown argument \(known: "):
+        egs.task(zzz=3)(fresh())  # type: ignore[call-overload]  # that is the mistake
+
+
+def test_durations_that_do_not_fit_the_phases_show_how_they_are_written() -> None:
+    def train() -> None:
+        with egs.gpu():
+            pass
+
+    with pytest.raises(InputError, match="1 durations for 3 phases") as found:
+        egs.task(gpus=1, expect="2s")(train)
+    assert found.value.hint == 'one a phase: expect=("1s", "2s", "1s")'

@@ -110,6 +110,7 @@ def test_a_cycle_is_named_in_its_direction_without_what_is_behind_it() -> None:
         ("", "devices", "needs a list of devices"),
         ("devices: []", "devices line 1: devices", "at least one entry"),
         ("devices: [{name: a}]", "devices line 1: devices[0].memory", "is missing"),
+        ("devices: [{name: a, memry: 1}]", "devices line 1: devices[0].memry", "unknown field"),
         ("devices:\n- {name: a, memory: 0}", "devices line 2: devices[0].memory", "more than 0"),
         ("devices:\n- {name: a, memory: -5}", "devices line 2: devices[0].memory", "zero or more"),
         ("devices:\n- {name: a, memory: 20G}", "devices line 2: devices[0].memory", "not a size"),
@@ -132,3 +133,13 @@ def test_what_is_wrong_with_devices_is_named_with_its_line(text: str, place: str
         read_devices(text)
     assert caught.value.place == place
     assert problem in caught.value.problem
+
+
+def test_a_field_that_is_misspelt_is_named_and_not_what_it_should_have_been() -> None:
+    """Both are wrong, one missing and one unknown; the nearest name says what to write, also in a model's file."""
+    with pytest.raises(InputError) as found:
+        read_devices("devices: [{name: a, memry: 20GiB}]")
+    assert found.value.hint == "did you mean 'memory'?"
+    with pytest.raises(InputError) as found:
+        read_operators(b'{"nodes": [{"id": "a", "byts": 1, "seconds": 1}], "edges": []}')
+    assert (found.value.place, found.value.hint) == ("model: nodes[0].byts", "did you mean 'bytes'?")
