@@ -29,7 +29,7 @@ from egs_core.graph.columns import Shape
 from egs_core.kubernetes import names, places
 from egs_core.kubernetes.foreseen import NEVER, Start, Wanted, is_opened, placed, waiting
 from egs_core.kubernetes.pods import GPU_RESOURCE, Node, Pod
-from egs_core.kubernetes.preloads import CONFINED, NO_SIDECAR, NOBODY
+from egs_core.kubernetes.preloads import CONFINED, NO_SIDECAR, without_rights
 
 NODE_S = 180.0
 """How long a node takes to come, where nobody says so."""
@@ -148,18 +148,7 @@ def made(name: str, place: Place, namespace: str, image: str, not_on: Sequence[s
         asked[place.gpu or GPU_RESOURCE] = str(place.shape.gpu_milli // 1000)
     stated = json.loads(place.where) if place.where else {}
     spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": LIFE_S,
-        "terminationGracePeriodSeconds": 0,
-        "priorityClassName": names.PLACEHOLDER_CLASS,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": NOBODY,
-            "runAsGroup": NOBODY,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        **without_rights(names.PLACEHOLDER_CLASS, LIFE_S),
         "containers": [
             {
                 "name": NAME,

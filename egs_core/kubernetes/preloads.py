@@ -177,20 +177,27 @@ def made(start: Start) -> dict[str, Any]:
             "ownerReferences": [reference],
         },
         "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": DEADLINE_S,
-            "terminationGracePeriodSeconds": 0,
-            "priorityClassName": names.PRELOAD_CLASS,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": NOBODY,
-                "runAsGroup": NOBODY,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            **without_rights(names.PRELOAD_CLASS, DEADLINE_S),
             **_placed(wanted, node),
             "containers": [_container(number, image) for number, image in enumerate(wanted.images)],
+        },
+    }
+
+
+def without_rights(priority_class: str, life_s: int) -> dict[str, Any]:
+    """Of the spec of a pod that the controller makes: it may do nothing, and ends by itself."""
+    return {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": life_s,
+        "terminationGracePeriodSeconds": 0,
+        "priorityClassName": priority_class,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": NOBODY,
+            "runAsGroup": NOBODY,
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
 
