@@ -231,8 +231,7 @@ class Book:
             if isinstance(decision, m.Grant):
                 run = self.touch(self.by_task[decision.task])
                 run.lease = HeldLease(decision.id, decision.phase, decision.attempt, decision.devices, self.now)
-                waited_s, ready_at = turns.waited_s(run, self.now), self.engine.state.ready_at[decision.phase]
-                run.waited_s = max(0.0, self.now - ready_at) if waited_s is None else waited_s
+                run.waited_s = turns.waited_s(run, self.now, self.engine.state.ready_at[decision.phase])
                 self._granted.append(run)
                 if decision.node != self.views.name_of(run.host):
                     misplaced.append(run)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from egs_core.engine import messages as m
 from egs_core.engine.specs import SAFE, AtRisk
 from egs_core.engine.state.lifecycle import READY
+from egs_core.server import turns
 from egs_core.server.book import Book
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import SiteLogic
@@ -123,7 +124,8 @@ def _failing(book: Book, slo: Slo, runs: list[Run]) -> Iterator[Event]:
             is_late = not run.is_request and now - run.submitted_at > target_s
         else:
             phase = state.cursor[run.task]
-            is_late = run.lease is None and state.status[phase] == READY and now - state.ready_at[phase] > target_s
+            waits = run.lease is None and state.status[phase] == READY
+            is_late = waits and turns.waited_s(run, now, state.ready_at[phase]) > target_s
         if is_late:
             yield Event(now, is_good=False)
 

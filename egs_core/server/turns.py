@@ -38,8 +38,8 @@ def note_holds(gang: Sequence[Run], now: float) -> None:
             run.turn_at, run.held_at = run.turn_at + now - run.held_at, None
 
 
-def waited_s(run: Run, now: float) -> float | None:
-    """How long it has waited by now; None for one whose turn has not come, or is not known: of an older server."""
-    if run.turn_at is None:
-        return None
-    return max(0.0, (now if run.held_at is None else run.held_at) - run.turn_at)
+def waited_s(run: Run, now: float, ready_at: float) -> float:
+    """How long it has waited by now. ready_at: since when the engine has it ready, which counts for a run whose turn is
+    not known, of an older server."""
+    since = ready_at if run.turn_at is None else run.turn_at
+    return max(0.0, (now if run.held_at is None else run.held_at) - since)

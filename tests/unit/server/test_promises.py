@@ -63,6 +63,17 @@ def test_what_waits_too_long_has_failed_before_it_is_granted() -> None:
     assert event.at_risk_since == 61.0
 
 
+def test_what_is_given_another_place_in_line_has_waited_all_the_same() -> None:
+    """A run whose priority was changed meanwhile is as late as one that was left alone."""
+    site = Site()
+    start(site.logic, 1, 3, queue="q")
+    waiting = site.logic.submit(ANN, request(2, 1, queue="q"))
+    site.logic.at(30.0)
+    site.logic.update(ANN, waiting.id, c.Change(priority=5))
+    site.logic.at(61.0)
+    assert site.look().waits_s == (60.0,)
+
+
 def test_it_is_at_risk_until_little_enough_fails_again() -> None:
     """Of 40 runs that had their GPUs at once one that failed to is within the 5 % that may."""
     site = Site()
