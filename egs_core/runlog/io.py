@@ -175,9 +175,6 @@ def _decode(line: bytes, place: str, reader: Callable[[bytes], Record]) -> Recor
 TIMES_ALONE = (Ready, Ended)
 
 
-TIME_ALONE = (Ready, Ended)
-
-
 def _check(record: Record, place: str) -> None:
     """What the types do not say: one header, finite times of sane size, amounts that are amounts."""
     if isinstance(record, Header):
@@ -185,8 +182,6 @@ def _check(record: Record, place: str) -> None:
     t = time_of(record)
     if abs(t) > MAX_TIME_S:
         raise InputError(place, f"t is {t:g}, out of range")
-    if type(record) in TIME_ALONE:  # most of a log
-        return
     if type(record) in TIMES_ALONE:  # most of a log
         return
     if isinstance(record, (Used, ColdStart)) and not t <= record.end_t <= MAX_TIME_S:
