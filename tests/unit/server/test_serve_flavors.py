@@ -56,8 +56,12 @@ def test_a_task_starts_where_history_says_that_it_ends_first(site: RealSite, tmp
     gate = tmp_path / "gate"
     long = site.run("--gpus", "1", "--flavor", "fast", "--expect", "1h", "--", "sh", "-c", HOLD, str(gate))
     wait_for(lambda: site.devices().get("1"), "the fast one is held")
-    head, row = [line.split() for line in site.egs("ps").stdout.splitlines()[:2]]
-    assert (head[-3:], row[-2:]) == (["devices", "flavor", "queue"], ["1", "fast"])
+
+    def listed_ends() -> tuple[list[str], list[str]]:
+        head, row = [line.split() for line in site.egs("ps", COLUMNS="200").stdout.splitlines()[:2]]
+        return head[-3:], row[-2:]
+
+    wait_for(lambda: listed_ends() == (["devices", "flavor", "queue"], ["1", "fast"]), "it is listed with its flavor")
     assert placed() == "0"
     gate.touch()
     assert long.wait(60) == 0
