@@ -12,9 +12,10 @@ import msgspec
 
 class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run without what only its owner needs; see `messages.RunView`. follows: ids of the runs after which it was
-    submitted to come, also such as had ended by then; after: of those that it still waits for; gang: the same for all
-    that start together, "" for none; waited_s: how long it waited for its latest lease, once it was its turn to; why:
-    how it came to its end, or to a stop. Runs that the asker does not see are left out of `follows` and `after`."""
+    submitted to come, also such as had ended by then; after: of those that it still waits for; when: those of either
+    that need not succeed for it, and how they have to end instead, `any` or `failed`; gang: the same for all that start
+    together, "" for none; waited_s: how long it waited for its latest lease, once it was its turn to; why: how it came
+    to its end, or to a stop. Runs that the asker does not see are left out of `follows`, `after` and `when`."""
 
     id: str
     name: str
@@ -39,6 +40,7 @@ class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: tuple[str, ...] = ()
     why: str = ""
     evictions: int = 0
+    when: dict[str, str] = {}
 
     @property
     def framework(self) -> str:

@@ -6,6 +6,9 @@ import time
 
 from egs_core.client import messages as c
 
+HOW_TO_END = {"ok": "", "any": " (however it ends)", "failed": " to fail"}
+"""What is said behind a run that another one waits for: see `messages.After`."""
+
 
 def ends_line(view: c.RunView, ends_at: float) -> str:
     """That the request in which the run is ends soon."""

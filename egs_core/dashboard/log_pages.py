@@ -178,7 +178,7 @@ def _workload_row(home: str, number: int, workload: Workload) -> tuple[object, .
         str(done),
         str(counts["running"]),
         str(counts["waiting"] + counts["pending"]),
-        units.seconds(workload.critical_s),
+        workload.takes,
         workload.queue,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from egs_core.client.messages import DriverTasks, RunView
 from egs_core.client.outlines import Outline
+from egs_core.client.waiting_words import HOW_TO_END
 from egs_core.dashboard.parts import Parts, kept, moment, table
 from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
 from egs_core.report import units
@@ -81,6 +82,7 @@ def _standing(run: Outline, known: set[str]) -> Standing:
         ran_s=ended - began if ended is not None and began is not None else 0.0,
         node=run.host,
         expected_s=run.expected_s,
+        when=run.when,
     )
 
 
@@ -107,7 +109,8 @@ def _row(run: Outline, workload: Workload, seen: RunView | None) -> tuple[object
 def _why(run: Outline, task: Standing, seen: RunView | None) -> str:
     inside = f"in request {run.inside}" if run.inside else ""
     if task.state == "pending":
-        return f"waits for {', '.join(f'run {one}' for one in run.after)}"
+        others = [f"run {one}{HOW_TO_END.get(run.when.get(one, ''), '')}" for one in run.after]
+        return f"waits for {', '.join(others)}"
     if task.state in ("waiting", "paused"):
         return seen.reason if seen is not None and seen.reason else f"`egs why {run.id}` says it"
     return run.why or inside
@@ -129,7 +132,7 @@ def _list_row(workload: Workload, runs: Sequence[Outline]) -> tuple[object, ...]
         str(len(workload.tasks) - sum(counts[state] for state in OPEN)),
         str(counts["running"] or ""),
         str(sum(counts[state] for state in ("waiting", "pending", "paused")) or ""),
-        units.seconds(workload.critical_s),
+        workload.takes,
         last.user,
         workload.queue,
     )

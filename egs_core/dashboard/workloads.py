@@ -17,7 +17,8 @@ OPEN = ("pending", "waiting", "paused", "running")
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """key: as the log has it; critical: ids of its critical path, first first; critical_s: how long that takes."""
+    """key: as the log has it; critical: ids of its critical path, first first; critical_s: how long that takes, without
+    those of it of which nobody knows how long they take, which are so many: unknown."""
 
     key: str
     name: str
@@ -25,6 +26,7 @@ class Workload(msgspec.Struct, frozen=True):
     tasks: dict[str, Standing]
     critical: list[str]
     critical_s: float
+    unknown: int = 0
 
     @property
     def state(self) -> str:
@@ -35,30 +37,56 @@ class Workload(msgspec.Struct, frozen=True):
                 return state
         return "pending" if states == {"pending"} else "waiting" if "pending" in states else "done"
 
+    @property
+    def takes(self) -> str:
+        """How long its critical path takes, as far as that is known."""
+        if not self.unknown:
+            return units.seconds(self.critical_s)
+        return f"at least {units.seconds(self.critical_s)}" if self.critical_s else "unknown"
+
 
 def workload_of(key: str, name: str, queue: str, tasks: dict[str, Standing], now_s: float) -> Workload:
     """With its critical path as it is believed to be now."""
     boxes = boxes_of(tasks, now_s)
     chain = critical(boxes)
-    length = sum(box.seconds for box in boxes if box.key in set(chain))
-    return Workload(key, name, queue, tasks, chain, length)
+    on_it = [box for box in boxes if box.key in set(chain)]
+    length = sum(box.seconds if box.is_known else tasks[box.key].duration_s(now_s) for box in on_it)
+    return Workload(key, name, queue, tasks, chain, length, sum(not box.is_known for box in on_it))
 
 
 def boxes_of(tasks: dict[str, Standing], now_s: float) -> list[Box]:
-    """What has not run is believed to take as long as it is said to; else as the middle one of its name did, or that of
-    all."""
+    """What has not run is believed to take as long as it is said to; else as the middle one of its name did. Else
+    nobody knows: that it takes as long as the middle one of all is guessed for the choice of the critical path alone.
+    What comes only where another fails is not expected to come, nor what follows that."""
     ran: dict[str, list[float]] = {}
     for task in tasks.values():
         if task.state == "succeeded":
             ran.setdefault(task.name, []).append(task.ran_s)
     every = sorted(s for found in ran.values() for s in found)
     usual = every[len(every) // 2] if every else 1.0
-    found = []
+    found, unexpected = [], _unexpected(tasks)
     for task in tasks.values():
         known = sorted(ran.get(task.name, ()))
-        believed = task.expected_s or (known[len(known) // 2] if known else usual)
-        seconds = task.duration_s(now_s) if task.ended_s is not None else max(believed, task.duration_s(now_s))
-        found.append(Box(task.task, task.name, task.state, task.parents, seconds))
+        believed = task.expected_s or (known[len(known) // 2] if known else None)
+        seconds, is_known = task.duration_s(now_s), task.ended_s is not None or believed is not None
+        if task.task in unexpected:
+            seconds, is_known = 0.0, True
+        elif task.ended_s is None:
+            seconds = max(usual if believed is None else believed, seconds)
+        found.append(Box(task.task, task.name, task.state, task.parents, seconds, is_known=is_known, when=task.when))
+    return found
+
+
+def _unexpected(tasks: Mapping[str, Standing]) -> set[str]:
+    """Those that have not begun and come only where one fails that has not, and those that follow them. Conditions
+    are of runs of a site alone, where what comes before stands before."""
+    found: set[str] = set()
+    for key, task in tasks.items():
+        if task.state == "pending" and any(
+            one in found or (task.when.get(one) == "failed" and one in tasks and tasks[one].state != "failed")
+            for one in task.parents
+        ):
+            found.add(key)
     return found
 
 
@@ -84,12 +112,15 @@ def graph_parts(
     label = f"Graph of {workload.name}: {words}. The table below has the same."
     chain = " → ".join(units.short(called[key]) for key in workload.critical[:40])
     more = " …" if len(workload.critical) > 40 else None
+    unknown = f"; how long {workload.unknown} of them take{'s' if workload.unknown == 1 else ''} is not known"
+    if any(task.when for task in workload.tasks.values()):
+        words += "; dashed: after one that has to fail, or may (any)"
     return (
         tag("h2", "Graph", id="h-graph"),
         tag("p", f"{words}; in bold the critical path, the chain that takes the longest.", class_="note"),
         tag("div", picture(drawn, label), class_="scroll", tabindex=0, role="region", aria_labelledby="h-graph"),
         tag("h2", "Critical path"),
-        tag("p", f"{units.seconds(workload.critical_s)}: {chain}", more),
+        tag("p", f"{workload.takes}: {chain}", more, unknown if workload.unknown else None),
     )
 
 

@@ -23,7 +23,8 @@ LETTERS = 22
 
 class Box(msgspec.Struct, frozen=True):
     """A task, or those of a name. parents: keys of boxes; others are left out. seconds: how long it has run, or is
-    believed to; details: below its name."""
+    believed to; is_known: that is more than a guess, by which the critical path is chosen and which nobody is shown;
+    details: below its name; when: of parents that need not succeed, how they have to end."""
 
     key: str
     name: str
@@ -31,6 +32,8 @@ class Box(msgspec.Struct, frozen=True):
     parents: tuple[str, ...] = ()
     seconds: float = 0.0
     details: str = ""
+    is_known: bool = True
+    when: Mapping[str, str] = {}
 
 
 def critical(boxes: Sequence[Box]) -> list[str]:
@@ -64,8 +67,9 @@ def grouped(boxes: Sequence[Box]) -> list[Box]:
         counts = Counter(box.state for box in those)
         states = ", ".join(f"{count} {state}" for state, count in counts.most_common())
         state = next((s for s in ("failed", "running", "waiting", "pending") if counts[s]), counts.most_common(1)[0][0])
-        seconds = max(box.seconds for box in those)
-        found.append(Box(name, f"{name} ({len(those)})", state, tuple(parents), seconds, states))
+        longest = max(those, key=lambda box: box.seconds)
+        seconds, is_known = longest.seconds, longest.is_known
+        found.append(Box(name, f"{name} ({len(those)})", state, tuple(parents), seconds, states, is_known))
     return found
 
 
@@ -77,13 +81,19 @@ def picture(boxes: Sequence[Box], label: str) -> Markup:
     place = _places(shown)
     width = max((x for x, _ in place.values()), default=0) + WIDTH + MARGIN
     height = max((y for _, y in place.values()), default=0) + HEIGHT + MARGIN
-    edges = [_edge(place[p], place[k], (p, k) in pairs) for k, box in shown.items() for p in box.parents if p in shown]
+    edges = [
+        _edge(place[p], place[k], (p, k) in pairs, p in box.when)
+        for k, box in shown.items()
+        for p in box.parents
+        if p in shown
+    ]
     drawn = [_drawn(box, *place[key], key in bold) for key, box in shown.items()]
     return tag(
         "svg",
         tag("title", label),
         *sorted(edges, key=lambda edge: "critical" in edge),
         *drawn,
+        *(label for key, box in shown.items() for label in _conditions(box, shown, *place[key])),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width} {height}",
         width=width,
@@ -95,7 +105,8 @@ def picture(boxes: Sequence[Box], label: str) -> Markup:
 
 
 def _drawn(box: Box, x: int, y: int, is_critical: bool) -> Markup:
-    below = box.details or (f"{box.state} · {units.seconds(box.seconds)}" if box.seconds else box.state)
+    takes = f" · {units.seconds(box.seconds)}" if box.seconds and box.is_known else ""
+    below = box.details or box.state + takes
     words = f"{box.name}: {box.state}{', on the critical path' if is_critical else ''}; {below}"
     return tag(
         "g",
@@ -107,11 +118,19 @@ def _drawn(box: Box, x: int, y: int, is_critical: bool) -> Markup:
     )
 
 
-def _edge(start: tuple[int, int], end: tuple[int, int], is_critical: bool) -> Markup:
+def _conditions(box: Box, shown: Mapping[str, Box], x: int, y: int) -> list[Markup]:
+    """In the gap before a box, once each: how those before it have to end that need not succeed."""
+    found = dict.fromkeys(box.when[p] for p in box.parents if p in box.when and p in shown)
+    at_x, at_y = x - ACROSS // 2, y + HEIGHT // 2 - 5
+    return [tag("text", one, x=at_x, y=at_y - 12 * number, class_="when") for number, one in enumerate(found)]
+
+
+def _edge(start: tuple[int, int], end: tuple[int, int], is_critical: bool, is_conditional: bool) -> Markup:
     (x, y), (to_x, to_y) = (start[0] + WIDTH, start[1] + HEIGHT // 2), (end[0], end[1] + HEIGHT // 2)
     half = (x + to_x) // 2
     curve = f"M{x},{y} C{half},{y} {half},{to_y} {to_x},{to_y}"
-    return tag("path", d=curve, class_="edge critical" if is_critical else "edge")
+    classes = ["edge", *(["critical"] if is_critical else []), *(["conditional"] if is_conditional else [])]
+    return tag("path", d=curve, class_=" ".join(classes))
 
 
 def _places(boxes: Mapping[str, Box]) -> dict[str, tuple[int, int]]:

@@ -28,7 +28,8 @@ class Standing(msgspec.Struct):
     """A task. Times in seconds of the log's clock, None: not yet, or not known. parents: task ids, also such as the log
     does not have. waited_s, ran_s: of its phases and attempts that are over, together; since_s: when its state began;
     why: what it waits for, or, once started, what it waited for last, with the rule's words; decided: the term by which
-    the engine let it start; expected_s: how long it takes, by whoever submitted it."""
+    the engine let it start; expected_s: how long it takes, by whoever submitted it; when: the parents that need not
+    succeed for it, and how they have to end instead, `any` or `failed`."""
 
     task: str
     name: str
@@ -47,6 +48,7 @@ class Standing(msgspec.Struct):
     uses_gpu: bool = False
     is_warm: bool = False
     expected_s: float | None = None
+    when: dict[str, str] = {}
 
     def duration_s(self, now_s: float) -> float:
         """How long it has run so far."""

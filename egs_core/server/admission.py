@@ -32,6 +32,7 @@ def submit(book: Book, who: Principal, ask: c.RunRequest) -> c.RunView:
         place(book, who, run, ask.queue)
     run.after = _open_after(book, who, ask)
     run.follows = tuple(dict.fromkeys(one.run for one in ask.after))
+    run.follows_when = {one.run: one.when for one in ask.after if one.when != "ok"}
     if ask.gang is not None:
         _enter_gang(book, run, ask.gang)
     take_in(book, who, run)

@@ -72,6 +72,7 @@ def outlines_steps(book: Book, changes: Changes, who: Principal, epoch: str = ""
 def _outline(book: Book, run: Run, who: Principal) -> Outline:
     epoch, lease, views = book.facts.epoch, run.lease, book.views
     after = [one for one, _ in run.after]
+    when = {**run.follows_when, **{one: how for one, how in run.after if how != "ok"}}  # of older servers the latter
     devices = views.devices_of(run.host) if lease is not None and lease.devices else ()
     return Outline(
         id=run.id,
@@ -97,6 +98,7 @@ def _outline(book: Book, run: Run, who: Principal) -> Outline:
         devices=tuple([devices[number].id for number in lease.devices]) if lease is not None and devices else (),
         why=views.told_text(run.stop or run.why, who.sees) if run.stop or run.why else "",
         evictions=run.evictions,
+        when={one: when[one] for one in _seen(book, when, who)},
     )
 
 

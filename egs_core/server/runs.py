@@ -142,7 +142,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     flavor: of the devices of its latest lease, where these are of one. saving: how it is asked for a checkpoint, None:
     it has not said; checkpoints: how often it was; checkpoint_at: when last.
     lost_token: of the lease with which it was lost: its supervisor may still tell how it ended. follows: all runs after
-    which it was submitted to come. roams: the site has chosen its host, and may choose another one while it waits.
+    which it was submitted to come; follows_when: of those of them that need not succeed, how they have to end. roams:
+    the site has chosen its host, and may choose another one while it waits.
     turn_at: since when it is its turn to wait, later by what it was held; held_at: since when it is, see `turns`.
     """
 
@@ -197,6 +198,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     lost_token: int = 0
     note: str = ""
     follows: tuple[str, ...] = ()
+    follows_when: dict[str, str] = {}
     roams: bool = False
     turn_at: float | None = None
     held_at: float | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from egs_core.calendar import Window
 from egs_core.client import messages as c
 from egs_core.client.processes import lease_mark
+from egs_core.client.waiting_words import HOW_TO_END
 from egs_core.engine import Engine
 from egs_core.engine.rules.fit import lacking
 from egs_core.engine.state.nodes import Node
@@ -28,7 +29,6 @@ OTHERS = "(one of another team)"
 NUMBERED = re.compile(r"\d+(?= \()")
 WORKLOAD = re.compile(r"workload '(\d+)(?:\.\d+)?'")  # as the engine calls a run: see `Run.workload`
 Sees = Callable[[Run], bool]
-LABELS = {"ok": "", "any": " (however it ends)", "failed": " to fail"}
 
 
 def _all(_run: Run) -> bool:
@@ -254,7 +254,7 @@ class Views:
         return c.GangView(name=gang.name, size=gang.size, runs=runs, number=number, rank=gang.rank, hosts=hosts)
 
     def _called(self, run_id: str, when: str) -> str:
-        return f"run {run_id} ({self._runs[run_id].name}){LABELS[when]}"
+        return f"run {run_id} ({self._runs[run_id].name}){HOW_TO_END[when]}"
 
     def _silence(self, host: str) -> str:
         """That a host is silent, and what then; "" where it is not."""

@@ -102,13 +102,16 @@ def test_an_end_that_is_told_after_its_workloads() -> None:
 
 def test_pages_of_a_run_that_goes_on() -> None:
     """Each task with its state, why it waits with the rule's numbers, for whom a pending one waits, what is loaded
-    where, GPU hours by the queue's team, and the critical path: a, b or c as long as a took, d and f."""
+    where, GPU hours by the queue's team, and the critical path, with how many of it
+    take nobody knows how long."""
     one = seen(Run(Header(label="mine"), going_on()), team_of=lambda queue: f"team of {queue}")
     page = Elements(run_page("/x", [one], 0, "v")).text
     for words in ("train", "needs 1 GPU: n has 0 of 1 free; it waits for b", "warm", "team of images", "mine"):
         assert words in page, words
     assert one.workloads[0].critical == ["a", "c", "d", "f"]
-    assert one.workloads[0].critical_s == pytest.approx(4 * 3.0)
+    assert one.workloads[0].critical_s == pytest.approx(3.0)
+    assert one.workloads[0].unknown == 3
+    assert "at least 3\u00a0s" in page
     graph = Elements(workload_page("/x", [one], 0, 0, "v"))
     assert "waits for c" in graph.text
     assert graph.count("rect") == 6

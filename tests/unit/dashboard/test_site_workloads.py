@@ -94,6 +94,48 @@ def test_the_page_of_a_workload() -> None:
     assert (later["graph"], later["runs"]) == (parts["graph"], parts["runs"])  # time alone draws nothing anew
 
 
+def test_how_runs_have_to_end_for_those_after_them() -> None:
+    """A run that comes only where another fails hangs on a dashed edge with the word for it, and is in the table's
+    why; it is not expected, however long it takes, nor what follows it, until the other one has failed."""
+    runs = [
+        outline(1, "train", "running", started_at=900.0, expected_s=200.0),
+        outline(2, "tell", follows=("1",), after=("1",), when={"1": "failed"}, expected_s=5000.0),
+        outline(3, "after", follows=("2",), after=("2",), expected_s=5000.0),
+        outline(4, "clean", follows=("1",), after=("1",), when={"1": "any"}, expected_s=50.0),
+        outline(5, "score", follows=("1",), after=("1",), expected_s=20.0),
+    ]
+    parts = encoded(workload_parts(runs, NOW, {}))
+    graph = parts["graph"].decode()
+    assert (graph.count('"edge conditional"'), graph.count('"edge critical conditional"')) == (1, 1)
+    assert graph.count('"edge"') == 2
+    assert [graph.count(f'"class":"when"}},["{word}"]') for word in ("failed", "any", "ok")] == [1, 1, 0]
+    assert "dashed" in texts(parts, "graph")
+    assert "1 train → 4 clean" in texts(parts, "path")
+    for words in ("waits for run 1 to fail", "waits for run 1 (however it ends)", "waits for run 2"):
+        assert words in texts(parts, "runs"), words
+    runs[0] = outline(1, "train", "ended", started_at=900.0, ended_at=950.0, outcome="failed")
+    failed = encoded(workload_parts(runs, NOW, {}))
+    assert "1 train → 2 tell → 3 after" in texts(failed, "path")
+    assert "dashed" not in texts(encoded(workload_parts(pipeline(), NOW, {})), "graph")
+
+
+def test_how_long_runs_take_is_said_only_where_it_is_known() -> None:
+    """Where nobody has said it and nothing of the name has run, the critical path says so, and of how many."""
+    runs = [outline(1, "load"), outline(2, "fit", follows=("1",), after=("1",))]
+    path = texts(encoded(workload_parts(runs, NOW, {})), "path")
+    assert "unknown: 1 load → 2 fit" in path
+    assert "how long 2 of them take is not known" in path
+    assert "unknown" in texts(encoded(list_parts([runs], NOW)), "list")
+    runs[0] = outline(1, "load", "ended", started_at=900.0, ended_at=920.0, outcome="succeeded")
+    path = texts(encoded(workload_parts(runs, NOW, {})), "path")
+    assert "at least 20\u00a0s: 1 load → 2 fit" in path
+    assert "how long 1 of them takes is not known" in path
+    runs[1] = outline(2, "fit", follows=("1",), after=("1",), expected_s=5.0)
+    path = texts(encoded(workload_parts(runs, NOW, {})), "path")
+    assert "25\u00a0s: 1 load → 2 fit" in path
+    assert "known" not in path
+
+
 def test_the_list_of_workloads() -> None:
     """What is open above the rest, each with a way to its page; nothing where no runs belong together."""
     old = [

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from egs_core.client import messages as c
 from egs_core.client.messages import Runs
 from egs_core.client.outlines import Outlines
 from egs_core.cost.served import uses_of_runs
@@ -78,6 +79,25 @@ def test_what_a_run_followed_is_told_also_when_that_has_ended() -> None:
     found = {run.id: run for run in outlines(site.book, site.changes, ANN).runs}
     assert (found[second.id].follows, found[second.id].after) == ((first.id,), ())
     assert (found[first.id].state, found[first.id].outcome) == ("ended", "succeeded")
+
+
+def test_how_a_run_has_to_end_for_what_follows_is_told() -> None:
+    """Where it need not succeed; also when it has ended, and of what an older server has kept."""
+    site = three_devices()
+    first, second = start(site, 1), start(site, 2)
+    after = [c.After(run=first.id, when="failed"), c.After(run=second.id, when="any")]
+    third = site.submit(ANN, request(3).model_copy(update={"after": after}))
+
+    def when() -> dict[str, str]:
+        return {run.id: run.when for run in outlines(site.book, Changes(site.runs), ANN).runs}[third.id]
+
+    assert when() == {first.id: "failed", second.id: "any"}
+    site.runs[third.id].follows_when = {}
+    assert when() == {first.id: "failed", second.id: "any"}
+    site.runs[third.id].follows_when = {first.id: "failed", second.id: "any"}
+    end(site, second)
+    site.take()
+    assert (len(site.runs[third.id].after), when()) == (1, {first.id: "failed", second.id: "any"})
     site.runs[first.id].team, site.runs[second.id].team = "vision", "speech"
     of_speech = Principal("", "viewer", ("speech",))
     assert [(run.id, run.follows) for run in outlines(site.book, site.changes, of_speech).runs] == [(second.id, ())]
