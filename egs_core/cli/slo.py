@@ -14,12 +14,14 @@ from egs_core.cli.rows import print_rows
 from egs_core.cli.site import the_site
 from egs_core.client.http import connected
 from egs_core.client.slo import Slos, SloView
+from egs_core.client.waiting_words import time_words
 from egs_core.errors import InputError
 from egs_core.queues import load_teams
 from egs_core.slo_rules import rules_of
 
 HEAD = "# Written by `egs slo rules`, in Sloth's format: rules for Prometheus (`rule_files`).\n"
 NONE = "no queue promises anything: `slo: {wait_p95: 10m}` in the file of queues does"
+DAY_S = 86400.0
 SHOWN = ("5m", "1h", "6h", "1d", "3d")
 
 slo = typer.Typer(
@@ -75,8 +77,9 @@ _Rules.add_representer(str, _text)
 
 
 def _print(found: Slos) -> None:
-    days = (time.time() - found.since) / 86400
-    typer.echo(f"runs of the last {days:.1f} days; a budget of 0 % is used up, a burn rate of 1 uses it up in 30 days")
+    since_s = time.time() - found.since
+    last = time_words(since_s) if since_s < 2 * DAY_S else f"{since_s / DAY_S:.1f} days"
+    typer.echo(f"runs of the last {last}; a budget of 0 % is used up, a burn rate of 1 uses it up in 30 days")
     rows = []
     for one in found.slos:
         rates = ["-" if (rate := one.burn.get(name)) is None else f"{rate:.1f}" for name in SHOWN]

@@ -397,7 +397,7 @@ class Book:
 
     def take_back(self, run: Run, lease: HeldLease, why: str = NOT_CLAIMED) -> None:
         """A grant that its client has not claimed in time: the run waits again."""
-        self.touch(run).lease = None
+        self.touch(run).lease, run.waited_s = None, None
         if why == NOT_CLAIMED:
             turns.again(run, self.now)
         if not run.inside:

@@ -53,6 +53,7 @@ def families(book: Book, tally: Tally, beside: Beside, who: Principal) -> list[M
     for queue in book.queues:
         tally.key(queue, book.team_of_queue.get(queue, ""))  # at zero from the start
     tally.settle(book.now)
+    tally.look(book.open_runs(), book.now)
     return [
         _build(),
         _gauge("leader", "1 at the active server of the site, 0 at one that stands by", (), {(): 1.0}),

@@ -4,26 +4,23 @@
     another thread                                            └─► burn rates ─┘   into the engine and its journal
 
 A promise is at risk while more of what it speaks of fails than may: in the last hour, six hours or day, or so much in
-the period that the error budget is used up. What waits too long already, and what is open too long, has failed, though
-`egs slo` counts it only when it has its GPUs, or has ended.
+the period that the error budget is used up. What waits too long already, and what is open too long, has failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from egs_core.engine import messages as m
 from egs_core.engine.specs import SAFE, AtRisk
-from egs_core.engine.state.lifecycle import READY
-from egs_core.server import turns
 from egs_core.server.book import Book
 from egs_core.server.leader import NotActive
 from egs_core.server.logic import SiteLogic
-from egs_core.server.runs import NOT_ADMITTED, Run
+from egs_core.server.runs import Run
 from egs_core.server.slo import Objectives, events_of
 from egs_core.server.writer import Unavailable
 from egs_core.slo import Event, Report, Slo, report
@@ -108,26 +105,10 @@ def count(book: Book, objectives: Objectives) -> list[Counted]:
         if run.queue in by_queue:
             by_queue[run.queue].append(run)
     return [
-        Counted(queue, slo, (*events_of(slo, by_queue[queue]), *_failing(book, slo, by_queue[queue])), book.now)
+        Counted(queue, slo, tuple(events_of(slo, by_queue[queue], book.now)), book.now)
         for queue, slos in objectives.items()
         for slo in slos
     ]
-
-
-def _failing(book: Book, slo: Slo, runs: list[Run]) -> Iterator[Event]:
-    """What will have failed when it is counted."""
-    state, now, target_s = book.engine.state, book.now, slo.target_s or 0.0
-    for run in runs:
-        if not run.is_open or run.inside or run.task == NOT_ADMITTED:
-            continue
-        if slo.kind == "jct":
-            is_late = not run.is_request and now - run.submitted_at > target_s
-        else:
-            phase = state.cursor[run.task]
-            waits = run.lease is None and state.status[phase] == READY
-            is_late = waits and turns.waited_s(run, now, state.ready_at[phase]) > target_s
-        if is_late:
-            yield Event(now, is_good=False)
 
 
 def risks_of(counted: list[Counted]) -> dict[str, AtRisk]:

@@ -1,8 +1,13 @@
 """How far a site keeps what its file of queues promises: from the runs that it keeps. Pure.
 
-A run counts for the objectives of the queue in which it is: for `wait` when its command or request has begun, for `jct`
-when it has succeeded, for `deadline` when it has ended and had one. What its user ended says nothing, and what runs in
-a GPU request waits for nobody.
+    turn, or submission ── in time ──► promised until ── late ──► GPUs, or end
+                              │              │
+      GPUs, or success: good ─┘              └─► bad, from this moment on and for good
+
+A run counts for the objectives of the queue in which it is: for `wait` what it waits for its GPUs, for `jct` and
+`deadline` what it takes from its submission to its end. What is late counts as soon as it is, and stays so however it
+ends. What ended before, and was not well, says nothing of `jct`, and what its user ended nothing of either; what runs
+in a GPU request waits for nobody.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from egs_core.client.slo import Slos, SloView
 from egs_core.engine.specs import SAFE, AtRisk
+from egs_core.server import turns
 from egs_core.server.book import Book
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Run
@@ -39,7 +45,7 @@ def slos_of(book: Book, objectives: Objectives, who: Principal) -> Slos:
 
 
 def _view(queue: str, slo: Slo, runs: Iterable[Run], now: float, risk: AtRisk) -> SloView:
-    found = report(slo, events_of(slo, runs), now)
+    found = report(slo, events_of(slo, runs, now), now)
     return SloView(
         queue=queue,
         slo=slo.name,
@@ -54,28 +60,39 @@ def _view(queue: str, slo: Slo, runs: Iterable[Run], now: float, risk: AtRisk) -
     )
 
 
-def events_of(slo: Slo, runs: Iterable[Run]) -> Iterator[Event]:
-    """Of the site's clock."""
-    for run in runs:
-        event = waited(slo, run) if slo.kind == "wait" else ended(slo, run)
-        if event is not None:
-            yield event
+def events_of(slo: Slo, runs: Iterable[Run], now: float) -> Iterator[Event]:
+    """Of the site's clock, which says now."""
+    return (event for run in runs if (event := event_of(slo, run, now)) is not None)
 
 
-def waited(slo: Slo, run: Run) -> Event | None:
-    """Of a run that has had its turn."""
-    if run.waited_s is None or run.started_at is None or run.inside or slo.target_s is None:
+def event_of(slo: Slo, run: Run, now: float) -> Event | None:
+    """What a run says of an objective by now; None for nothing, or nothing yet. One that is late says so with the
+    moment at which it became late, whenever it is asked."""
+    if run.inside:
         return None
-    return Event(run.started_at, run.waited_s <= slo.target_s)
+    if slo.kind == "wait":
+        return _waited(run, slo.target_s or 0.0, now)
+    return None if run.is_request else _ended(slo, run, now)
 
 
-def ended(slo: Slo, run: Run) -> Event | None:
-    """Of a run that has ended; None for one that says nothing of such an objective."""
-    if run.ended_at is None or run.inside or run.is_request or run.outcome in ("", "aborted", "refused"):
+def _waited(run: Run, target_s: float, now: float) -> Event | None:
+    found = turns.wait_of(run, now)
+    if found is None:
         return None
-    took_s, is_well = run.ended_at - run.submitted_at, run.outcome == "succeeded"
-    if slo.kind == "jct":
-        return Event(run.ended_at, took_s <= (slo.target_s or 0.0)) if is_well else None
-    if run.deadline_s is None:
+    since, waited_s = found
+    if waited_s > target_s:
+        return Event(since + target_s, is_good=False)
+    return None if run.waited_s is None else Event(since + waited_s, is_good=True)
+
+
+def _ended(slo: Slo, run: Run, now: float) -> Event | None:
+    within_s = run.deadline_s if slo.kind == "deadline" else slo.target_s
+    if within_s is None:
         return None
-    return Event(run.ended_at, is_well and took_s <= run.deadline_s)
+    took_s = (now if run.ended_at is None else run.ended_at) - run.submitted_at
+    if took_s > within_s:
+        return Event(run.submitted_at + within_s, is_good=False)
+    is_well = run.outcome == "succeeded"
+    if run.ended_at is None or run.outcome in ("aborted", "refused") or not (is_well or slo.kind == "deadline"):
+        return None
+    return Event(run.ended_at, is_well)

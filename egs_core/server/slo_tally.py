@@ -7,32 +7,36 @@ from collections import Counter
 from collections.abc import Mapping
 
 from egs_core.server.runs import Run
-from egs_core.server.slo import ended
+from egs_core.server.slo import event_of
 from egs_core.slo import Slo
 
 Key = tuple[str, str]  # queue, team
+ROUNDED_S = 0.001
+Told = set[tuple[Key, Slo]]
+"""What an open run has said: it is counted once."""
 
 
 class SloTally:
-    """objectives: by queue."""
+    """objectives: by queue. began_at: what has happened by then, of the site's clock, was for another process to
+    count."""
 
     def __init__(self) -> None:
         self.objectives: Mapping[str, tuple[Slo, ...]] = {}
         self.events: Counter[tuple[Key, str]] = Counter()
         self.errors: Counter[tuple[Key, str]] = Counter()
+        self.began_at = float("-inf")
 
-    def granted(self, key: Key, waited_s: float) -> None:
-        """A run has got its GPUs after so long."""
+    def look(self, key: Key, run: Run, now: float, told: Told) -> None:
+        """Count what the run says by now and has not said before."""
         for slo in self.objectives.get(key[0], ()):
-            if slo.kind == "wait" and slo.target_s is not None:
-                self._count(key, slo, waited_s <= slo.target_s)
+            if (key, slo) in told or (event := event_of(slo, run, now)) is None:
+                continue
+            told.add((key, slo))
+            if event.at_s >= self.began_at - ROUNDED_S:
+                self.events[key, slo.name] += 1
+                self.errors[key, slo.name] += not event.is_good
 
-    def ended(self, key: Key, run: Run) -> None:
-        """A run has ended."""
-        for slo in self.objectives.get(key[0], ()):
-            if slo.kind != "wait" and (event := ended(slo, run)) is not None:
-                self._count(key, slo, event.is_good)
 
-    def _count(self, key: Key, slo: Slo, is_good: bool) -> None:
-        self.events[key, slo.name] += 1
-        self.errors[key, slo.name] += not is_good
+def wait_anew(told: Told) -> None:
+    """It had its GPUs, and waits for others, which counts again."""
+    told -= {one for one in told if one[1].kind == "wait"}

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from egs_core.server.runs import NOT_ADMITTED, WAITING, Run
-from egs_core.server.slo_tally import SloTally
+from egs_core.server.slo_tally import SloTally, Told, wait_anew
 
 Key = tuple[str, str]  # queue, team
 WAIT_BOUNDS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0)
@@ -57,13 +57,15 @@ class _Lease(msgspec.Struct):
 
 
 class _Seen(msgspec.Struct):
-    """An open run, as it was after the last commit. waits_since: None while it does not wait for its turn."""
+    """An open run, as it was after the last commit. waits_since: None while it does not wait for its turn; told: what
+    was counted of it for objectives."""
 
     key: Key
     waits_since: float | None = None
     lease: _Lease | None = None
     is_evicted: bool = False
     evictions: int = 0
+    told: Told = msgspec.field(default_factory=set)
 
 
 class Tally:
@@ -157,25 +159,27 @@ class Tally:
         seen.is_evicted, seen.evictions = run.is_evicted, run.evictions
         if not run.is_open:
             self.ended[seen.key, run.outcome] += 1
-            self.slos.ended(seen.key, run)
+            self.slos.look(seen.key, run, now, seen.told)
             del self.open[run.id]
             return
         if seen.lease is None:
             seen.key = self.key(run.queue, run.team)  # it may have been moved to another queue
         since = run.turn_at if run.turn_at is not None else seen.waits_since
         seen.waits_since = (now if since is None else since) if _waits(run) else None
+        self.slos.look(seen.key, run, now, seen.told)
 
     def _note_lease(self, run: Run, seen: _Seen, now: float) -> None:
         token = run.lease.token if run.lease else 0
         if seen.lease is not None and seen.lease.token != token:
             self._settle(seen.key, seen.lease, now)
             seen.lease = None
+            if run.is_open:
+                wait_anew(seen.told)
             if run.is_open and seen.waits_since is None:
                 seen.waits_since = now  # it was taken back, or given way, and has its next one already
         if run.lease is not None:
             if seen.lease is None:
                 self._count_grant(seen, run, run.lease.granted_at)
-                self.slos.granted(seen.key, run.waited_s or 0.0)
                 self._hold(run, seen, run.lease.granted_at)
             elif run.is_claimed and not run.is_request:
                 self._start(seen, run.id, now)
@@ -222,6 +226,12 @@ class Tally:
         for seen in self.open.values():
             if seen.lease is not None:
                 self._settle(seen.key, seen.lease, now)
+
+    def look(self, runs: Iterable[Run], now: float) -> None:
+        """Count what open ones have become late for since they changed last."""
+        for run in runs:
+            if (seen := self.open.get(run.id)) is not None:
+                self.slos.look(seen.key, run, now, seen.told)
 
 
 def _waits(run: Run) -> bool:

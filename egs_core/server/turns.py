@@ -23,7 +23,7 @@ def admitted(run: Run, now: float) -> None:
 
 def again(run: Run, now: float) -> None:
     """It had its GPUs, and waits for others."""
-    run.turn_at, run.held_at = now, now if run.is_paused else None
+    run.turn_at, run.held_at, run.waited_s = now, now if run.is_paused else None, None
 
 
 def note_holds(gang: Sequence[Run], now: float) -> None:
@@ -43,3 +43,18 @@ def waited_s(run: Run, now: float, ready_at: float) -> float:
     not known, of an older server."""
     since = ready_at if run.turn_at is None else run.turn_at
     return max(0.0, (now if run.held_at is None else run.held_at) - since)
+
+
+def wait_of(run: Run, now: float) -> tuple[float, float] | None:
+    """Since when it has waited for its GPUs, and how long, in seconds: until it had them, until it ended without, or by
+    now. None where its turn has not come, or is not known, of an older server. What it was held is left out, as if its
+    turn had begun so much later."""
+    if run.waited_s is not None:
+        since = run.turn_at
+        if since is None and run.started_at is not None:
+            since = run.started_at - run.waited_s
+        return None if since is None else (since, run.waited_s)
+    if run.turn_at is None:
+        return None
+    until = now if run.ended_at is None else run.ended_at
+    return run.turn_at, max(0.0, (until if run.held_at is None else run.held_at) - run.turn_at)

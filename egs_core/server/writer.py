@@ -133,6 +133,8 @@ class Turns:
             self._zero = min(logic.facts.epoch, self._clock() - logic.now)  # clocks may have been set back
             logic.know(self.offer)
             logic.at(self._clock() - self._zero)
+            if not self.is_ready:
+                self.tally.slos.began_at = logic.now
             logic.offer(self.offer, self._queues, self._team_of_queue)
             batch = self._taken(logic)
         try:

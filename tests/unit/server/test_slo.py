@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -13,14 +14,16 @@ from egs_core.engine import Engine
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.book import CONFIG
 from egs_core.server.logic import SiteLogic
+from egs_core.server.metrics import Beside, families
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, SiteFacts
-from egs_core.server.slo import slos_of
+from egs_core.server.slo import events_of, slos_of
 from egs_core.server.tally import Tally
+from egs_core.server.writer import Turns
 from egs_core.slo import Objectives
 from tests.unit.server.real_app import FILE, RealApp
 from tests.unit.server.site_steps import ANN, end, request, start
-from tests.unit.server.site_world import OFFER
+from tests.unit.server.site_world import OFFER, MemoryStore
 
 ROOT = Principal("root", "admin")
 PROMISED = {"q": Objectives(wait_p95=60, jct_p95=300, deadline_share=0.5).slos()}
@@ -40,8 +43,10 @@ class Site:
         self.tally.committed((), self.logic.take().runs, self.logic.now, 0.001)
 
     def told(self) -> Figures:
-        """Of each objective how many events there were, and how many bad ones; the counters say the same."""
+        """Of each objective how many events there were, and how many bad ones; the counters say the same, when
+        somebody asks for the metrics."""
         self.commit()
+        families(self.logic.book, self.tally, Beside(), ROOT)
         slos = self.tally.slos
         counted = {name: (count, slos.errors[key, name]) for (key, name), count in slos.events.items()}
         found = {one.slo: (one.events, one.bad) for one in slos_of(self.logic.book, PROMISED, ROOT).slos if one.events}
@@ -117,6 +122,83 @@ def test_ends_count_for_times_and_deadlines() -> None:
     assert deadline.budget_left == pytest.approx(1 - (2 / 3) / 0.5)
 
 
+def test_what_is_late_counts_as_soon_as_it_is_and_once() -> None:
+    """All GPUs are held, for longer than is promised of waits, ends and by a deadline. Whoever waits a minute and a bit
+    has failed then, is not counted again when it has its GPUs, and not taken back when its user gives it up; held back
+    it waits for nothing. The moment at which it failed is told as that whenever one looks."""
+    site = Site()
+    first = start(site.logic, 1, 3, queue="q", deadline_s=200.0)
+    late, given_up, held = [site.logic.submit(ANN, request(number, 1, queue="q")) for number in (2, 3, 4)]
+    site.logic.control(ANN, held.id, "pause", c.Control())
+    site.logic.at(60.0)
+    assert site.told() == {"wait_p95": (1, 0)}
+    site.logic.at(61.0)
+    assert site.told() == {"wait_p95": (3, 2)}
+    site.logic.control(ANN, given_up.id, "abort", c.Control())
+    site.logic.at(201.0)
+    assert site.told() == {"wait_p95": (3, 2), "deadline_share": (1, 1)}
+    site.logic.at(301.0)
+    end(site.logic, first)
+    lease = site.logic.view(ANN, late.id).lease
+    assert lease is not None
+    end(site.logic, site.logic.claim(ANN, late.id, c.Claim(token=lease.token)))
+    assert site.told() == {"wait_p95": (3, 2), "jct_p95": (3, 3), "deadline_share": (1, 1)}
+    (waits,) = [slo for slo in PROMISED["q"] if slo.kind == "wait"]
+    events = sorted(events_of(waits, site.logic.book.runs.values(), 301.0))
+    assert events == [(0.0, True), (60.0, False), (60.0, False)]
+
+
+def test_what_was_late_before_the_server_started_is_not_counted_again() -> None:
+    """Counters begin anew with a process, and what another has told Prometheus it is not told twice; the runs are as
+    late as they were. What becomes late from then on counts, and a grant that the start itself gives, too."""
+    store, clock = MemoryStore(), [0.0]
+
+    def server() -> Turns:
+        found = Turns(store, OFFER, (QueueSpec("q"),), clock=lambda: clock[0])
+        found.tally.slos.objectives = PROMISED
+        return found
+
+    def told(turns: Turns) -> Figures:
+        turns.take([])
+        families(turns.logic.book, turns.tally, Beside(), ROOT)
+        slos = turns.tally.slos
+        return {name: (count, slos.errors[key, name]) for (key, name), count in slos.events.items()}
+
+    first = server()
+    first.take([lambda logic: start(logic, 1, 3, queue="q"), lambda logic: logic.submit(ANN, request(2, 2, queue="q"))])
+    clock[0] = 30.0
+    first.take([lambda logic: logic.submit(ANN, request(3, 1, queue="q"))])
+    clock[0] = 61.0
+    assert told(first) == {"wait_p95": (2, 1)}
+    second = server()
+    assert told(second) == {}
+    clock[0] = 91.0
+    assert told(second) == {"wait_p95": (1, 1)}
+    (report,) = [one for one in slos_of(second.logic.book, PROMISED, ROOT).slos if one.slo == "wait_p95"]
+    assert (report.events, report.bad) == (3, 2)
+
+
+def test_who_makes_way_for_another_waits_once_more() -> None:
+    """Its second wait counts beside the first, once it is too long; the report, of runs, has the latest."""
+    site = Site()
+    low = start(site.logic, 1, 3, queue="q", requeue=True)
+    site.commit()
+    high = site.logic.submit(ANN, request(2, 3, queue="q", priority=9))
+    assert low.lease is not None
+    site.logic.end(ANN, low.id, c.End(token=low.lease.token, outcome="evicted", exit_code=143))
+    site.commit()
+    lease = site.logic.view(ANN, high.id).lease
+    assert lease is not None
+    site.logic.claim(ANN, high.id, c.Claim(token=lease.token))
+    site.logic.at(61.0)
+    site.commit()
+    families(site.logic.book, site.tally, Beside(), ROOT)
+    key = ("q", "")
+    assert (site.tally.slos.events[key, "wait_p95"], site.tally.slos.errors[key, "wait_p95"]) == (3, 1)
+    (report, *_) = slos_of(site.logic.book, PROMISED, ROOT).slos
+    assert (report.slo, report.events, report.bad) == ("wait_p95", 2, 1)
+
+
 def test_while_none_is_at_risk_objectives_change_no_decision() -> None:
     """Nothing of them is in the engine's state."""
     with_them, without = Site(), Site()
@@ -156,6 +238,7 @@ def test_the_command_shows_what_is_left(
     assert (told["sounds"]["events"], told["sounds"]["budget_left"]) == (0, None)
     assert run(["slo"]) == 0
     shown = capsys.readouterr().out
+    assert re.match(r"runs of the last \d+ (s|min); a budget", shown), shown
     assert "0.95 within 600 s" in shown
     assert "100%" in shown
 

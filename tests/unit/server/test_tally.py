@@ -15,9 +15,11 @@ from egs_core.server.book import CONFIG, TOLD_LATE
 from egs_core.server.logic import SiteLogic
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Run, SiteFacts
+from egs_core.server.slo import events_of
 from egs_core.server.store import StoreError
 from egs_core.server.tally import MOST_KEYS, OTHERS, Buckets, Tally
 from egs_core.server.writer import Turns
+from egs_core.slo import Objectives
 from tests.unit.server.site_steps import ANN, BOB, end, request, start
 from tests.unit.server.site_world import OFFER, MemoryStore, World
 from tests.unit.server.test_requeue import evicted
@@ -179,6 +181,8 @@ class CountedWorld(World):
         self._before: list[float] = []
         super().__init__(seed)
         self._began = self.turns.logic.now
+        promised = Objectives(wait_p95=5, jct_p95=20, deadline_share=0.9).slos()
+        self.turns.tally.slos.objectives = {"": promised, "one": promised}
 
     def _restart(self) -> None:
         self.crashes += 1
@@ -205,6 +209,23 @@ class CountedWorld(World):
         assert all(a <= b + 1e-6 for a, b in zip(self._before, now, strict=False)), (self._before, now)
         assert held <= len(OFFER.devices) * (logic.now - self._began) + 1e-6, "more was held than there is"
         self._before = now
+        self._check_objectives(kept)
+
+    def _check_objectives(self, kept: list[Run]) -> None:
+        """What is promised of ends is counted once of each run, as the report does; of those whose end was told late as
+        what it was then believed to be. Whoever waits once more is counted once more."""
+        tally, logic = self.turns.tally, self.turns.logic
+        tally.look(logic.open_runs(), logic.now)
+        for slo in tally.slos.objectives[""]:
+            counted = sum(count for (_, name), count in tally.slos.events.items() if name == slo.name)
+            bad = sum(count for (_, name), count in tally.slos.errors.items() if name == slo.name)
+            told = list(events_of(slo, kept, logic.now))
+            more = sum(one.evictions if slo.kind == "wait" else one.why == TOLD_LATE for one in kept)
+            if slo.kind == "wait":
+                assert len(told) <= counted, (slo.name, counted, len(told))
+                more += sum(tally.grants.values())
+            assert len(told) - more <= counted <= len(told) + more, (slo.name, counted, len(told), more)
+            assert bad >= sum(not event.is_good for event in told), (slo.name, bad)
 
 
 def test_counts_are_what_is_durable_whatever_fails() -> None:
