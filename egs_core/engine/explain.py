@@ -24,7 +24,7 @@ from egs_core.engine.rules.flavor_choice import Refused
 from egs_core.engine.rules.gangs import index_of, missing_members
 from egs_core.engine.rules.processes import has_slot_for
 from egs_core.engine.rules.reservation import can_ever_start, queues_with_kept, select_gang
-from egs_core.engine.rules.topology import describe_levels, levels_of
+from egs_core.engine.rules.topology import describe_apart, describe_levels, levels_apart, levels_of
 from egs_core.engine.specs import NO_QUEUE, Amounts
 from egs_core.engine.state.lifecycle import ABORTED, GRANTED, HELD, PENDING, READY, RUNNING, STATUS_NAMES, WARMING
 from egs_core.engine.state.metering import task_reaches
@@ -130,8 +130,9 @@ def _gang(state: State, task: int, queue: ReadyQueue) -> Reason | None:
             return Reason(name, "ready", "process_slots", f"starts together with its gang {called}, and {NO_SLOT}")
     if not can_ever_start(state, phases):
         wanted = describe_shape(Shape(*quota.demand(state, phases)))
-        levels = levels_of(state, phases)
+        levels, apart = levels_of(state, phases), levels_apart(state, phases)
         where = f", {describe_levels(state, levels)}" if levels else ""
+        where += f", {describe_apart(state, apart)}" if apart else ""
         need = "needs" if len(phases) == 1 else "need"
         text = f"the {counted(len(phases), 'phase')} of its gang {called} {need} {wanted} at once{where}"
         text += "; the nodes never have room for that"
@@ -253,6 +254,8 @@ def _ready(
     elif room and len(phases) > 1 and select_gang(state, phases) is None:
         total = Shape(*quota.demand(state, phases))
         needs += f", and its gang {state.gangs[state.gang_of[task]].name} {describe_shape(total)} at once"
+        if apart := levels_apart(state, phases):
+            needs += f", {describe_apart(state, apart)}"
         kind, missing = "capacity", _missing_for_all([state.nodes[i] for i in fitting[:SHOWN]], total)
     if room and state.is_first_phase(phase) and not any(has_slot_for(state, task, i) for i in room):
         kind, missing = "process_slots", f"room is there, but {NO_SLOT}"

@@ -93,6 +93,7 @@ class TaskOptions(Limits, frozen=True, omit_defaults=True, kw_only=True):
     flavors: tuple[str, ...] = ()  # of hardware on which it may run; none named: any
     may_restart: bool = True  # whether it may be stopped so that another one can start, to begin anew
     gang_same: str = ""  # level of the topology ("node", "rack" …) at which all members of its gang must be together
+    gang_apart: str = ""  # the same, at which each member of its gang must be in a group of its own
 
 
 DEFAULT_OPTIONS = TaskOptions()

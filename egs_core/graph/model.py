@@ -93,6 +93,7 @@ class Task(_Model):
     retries: Annotated[Whole, Field(ge=0)] = 0
     flavors: tuple[Name, ...] = ()
     gang_same: str = ""
+    gang_apart: str = ""
     may_restart: bool = True
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()

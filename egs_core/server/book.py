@@ -19,11 +19,11 @@ from egs_core.engine import Engine, EngineConfig
 from egs_core.engine import messages as m
 from egs_core.engine.specs import END
 from egs_core.engine.state.lifecycle import ENDED
-from egs_core.graph.columns import CPU, GPU, Graph, TaskOptions
+from egs_core.graph.columns import CPU, GPU, Graph
 from egs_core.server import turns
 from egs_core.server.capacity import joined_node, own_node
 from egs_core.server.flavors import Flavors, key_of
-from egs_core.server.gangs import Gangs
+from egs_core.server.gangs import Gangs, gang_options
 from egs_core.server.hosts import OWN, Hosts, JoinedHost
 from egs_core.server.principals import Principal
 from egs_core.server.reserve import Reserve
@@ -159,9 +159,8 @@ class Book:
         """From now on the engine orders it, or a gang."""
         graph, first = Graph(), runs[0]
         for run in runs:
-            gang = run.gang.name if run.gang else ""
-            flavors = self.flavors.places(run)
-            options = TaskOptions(priority=run.priority, flavors=flavors, may_restart=run.requeue, gang=gang)
+            own = {"priority": run.priority, "flavors": self.flavors.places(run), "may_restart": run.requeue}
+            options = msgspec.structs.replace(gang_options(run), **own)
             if known := self.flavors.estimates(run):
                 graph.phase_flavor_s[graph.n_phases] = {name: p50 for name, (p50, _) in known.items()}
             phases = ((GPU if run.gpus else CPU, run.shape, run.expected_s or run.for_s),)

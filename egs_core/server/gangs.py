@@ -18,9 +18,10 @@ import msgspec
 
 from egs_core.client import messages as c
 from egs_core.engine.explain import describe_shape
+from egs_core.engine.rules.topology import NODE
 from egs_core.engine.state.nodes import UNTRACKED, Node
 from egs_core.errors import listed
-from egs_core.graph.columns import Shape
+from egs_core.graph.columns import DEFAULT_OPTIONS, Shape, TaskOptions
 from egs_core.server.runs import WHOLE_DEVICE, GangPlace, Refusal, Run
 
 ALIKE = {"queue": "--queue", "priority": "--priority", "requeue": "--requeue"}  # what all members of a gang have
@@ -144,6 +145,13 @@ class Gangs:
 
     def _waiting(self) -> list[list[Run]]:
         return [list(self._members[number].values()) for number in self._gathering.values()]
+
+
+def gang_options(run: Run) -> TaskOptions:
+    """What the engine is told of its gang: of a request's parts also that each is on a host of its own."""
+    if run.gang is None:
+        return DEFAULT_OPTIONS
+    return TaskOptions(gang=run.gang.name, gang_apart=NODE if run.is_request else "")
 
 
 def _amounts(shape: Shape) -> tuple[int, int, int]:

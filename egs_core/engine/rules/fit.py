@@ -9,7 +9,7 @@ import msgspec
 from egs_core.engine.rules.locality import start_delay_s
 from egs_core.engine.rules.packer import Packer
 from egs_core.engine.rules.processes import has_slot_for, process_pressure, takes_process_to_gpu, warmth_on
-from egs_core.engine.rules.topology import has_level
+from egs_core.engine.rules.topology import has_level, has_wish
 from egs_core.engine.state.nodes import UNTRACKED, WHOLE_DEVICE, Node
 from egs_core.engine.state.slices import smallest
 from egs_core.engine.state.state import State
@@ -193,9 +193,10 @@ def devices_for(node: Node, shape: Shape, packer: Packer | None = None) -> tuple
 
 def possible_nodes(state: State, phase: int) -> Iterable[int]:
     """A started task stays on its node, and a GPU is not held while a process loads: it is where the process waits. A
-    member of a gang that must be close together need not start there: others of it may have theirs too far away."""
+    member of a gang that must be close together, or apart, need not start there: others of it may have theirs too far
+    away, or beside it."""
     task = state.task_of[phase]
-    is_parked = task in state.parked and state.kind[phase] == GPU and not state.options[task].gang_same
+    is_parked = task in state.parked and state.kind[phase] == GPU and not has_wish(state, task)
     if phase != state.first_phase[task] or is_parked:
         return (state.home[task],)
     return range(len(state.nodes))

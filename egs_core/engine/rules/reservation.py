@@ -18,11 +18,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from egs_core.engine.rules import quota
+from egs_core.engine.rules.apart import select_apart
 from egs_core.engine.rules.ends import sure_ends
 from egs_core.engine.rules.fit import Place, devices_for, lacking, may_start_on, possible_nodes, seen_by
 from egs_core.engine.rules.flavors import p95_on_node
 from egs_core.engine.rules.processes import has_slot_for
-from egs_core.engine.rules.topology import groups_of, levels_of
+from egs_core.engine.rules.topology import groups_of, levels_apart, levels_of, separate
 from egs_core.engine.specs import NO_QUEUE
 from egs_core.engine.state.nodes import WHOLE_DEVICE, Lease, Node
 from egs_core.engine.state.records import QueueState
@@ -43,13 +44,33 @@ def copy_node(node: Node) -> Node:
 def select_gang(state: State, phases: Sequence[int], nodes: Nodes | None = None) -> list[Place] | None:
     """A place for every phase at once, or None; in the order of `phases`. Largest first, each on the node with the
     least free that still fits, and where all the members there can start each of their later phases together: a task
-    stays where it starts. nodes: what to look at instead of all as they are; left as it was."""
+    stays where it starts. Of those that must be apart each in a group of its own, whenever that is possible. nodes:
+    what to look at instead of all as they are; left as it was."""
     looked_at = nodes if nodes is not None else dict(enumerate(state.nodes))
-    levels = levels_of(state, phases) if len(phases) > 1 else ()
-    if not levels:
+    if len(phases) == 1:
         return _select_among(state, phases, looked_at)
+    select = _select_apart if levels_apart(state, phases) else _select_among
+    levels = levels_of(state, phases)
+    if not levels:
+        return select(state, phases, looked_at)
     groups = (group for _, group in groups_of(looked_at, levels))
-    return next((found for group in groups if (found := _select_among(state, phases, group)) is not None), None)
+    return next((found for group in groups if (found := select(state, phases, group)) is not None), None)
+
+
+def _select_apart(state: State, phases: Sequence[int], looked_at: Nodes) -> list[Place] | None:
+    """Each in a group of its own. On a node alone its later phases are no question: `may_start_on` asks that."""
+    part_of = separate(looked_at, levels_apart(state, phases))
+    nodes_of: dict[int, dict[int, int]] = {}  # phase -> group -> the best node of it
+    for phase in sorted(phases, key=lambda p: (_size(state, p), p)):
+        best = nodes_of[phase] = {}
+        for number in sorted(_fitting(state, phase, looked_at), key=lambda n: _fullness(looked_at, n)):
+            if number in part_of:
+                best.setdefault(part_of[number], number)
+    found = select_apart({phase: tuple(best) for phase, best in nodes_of.items()})
+    if found is None:
+        return None
+    numbers = [nodes_of[phase][found[phase]] for phase in phases]
+    return [_place_on(state, phase, looked_at, number) for phase, number in zip(phases, numbers, strict=True)]
 
 
 def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list[Place] | None:
@@ -73,19 +94,32 @@ def _select_among(state: State, phases: Sequence[int], looked_at: Nodes) -> list
 
 
 def _place_one(state: State, phase: int, nodes: Nodes, later: Sequence[Nodes]) -> Place | None:
-    shape, task = state.shape_of(phase), state.task_of[phase]
     fitting = [
+        number
+        for number in _fitting(state, phase, nodes)
+        if not any(lacking(room[number], s) for room, s in zip(later, _later_shapes(state, phase), strict=False))
+    ]
+    return _place_on(state, phase, nodes, min(fitting, key=lambda n: _fullness(nodes, n))) if fitting else None
+
+
+def _fitting(state: State, phase: int, nodes: Nodes) -> list[int]:
+    """Those of the nodes on which it might start now."""
+    shape, task = state.shape_of(phase), state.task_of[phase]
+    return [
         number
         for number in possible_nodes(state, phase)
         if number in nodes
         and not lacking(seen_by(state, task, nodes[number]), shape)
         and may_start_on(state, phase, number)
-        and not any(lacking(room[number], s) for room, s in zip(later, _later_shapes(state, phase), strict=False))
     ]
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda n: (sum(nodes[n].devices), nodes[n].free_cpu, n))
-    return best, devices_for(seen_by(state, task, nodes[best]), shape)
+
+
+def _fullness(nodes: Nodes, number: int) -> tuple[int, int, int]:
+    return sum(nodes[number].devices), nodes[number].free_cpu, number
+
+
+def _place_on(state: State, phase: int, nodes: Nodes, number: int) -> Place:
+    return number, devices_for(seen_by(state, state.task_of[phase], nodes[number]), state.shape_of(phase))
 
 
 def _rooms_for_later(state: State, phases: Sequence[int]) -> list[Nodes]:

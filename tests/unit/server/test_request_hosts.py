@@ -115,6 +115,22 @@ def test_it_starts_together_or_not_at_all(site: SiteLogic) -> None:
     site.validate()
 
 
+def test_the_engine_keeps_its_parts_on_different_hosts(site: SiteLogic) -> None:
+    """Whatever the server says of hosts: with room for both parts on one, the engine starts neither there, and the
+    reason says that each is to have a host of its own."""
+    hog = start(site, 1, 3, ANN)
+    lab = ask(site, gpus=2)
+    assert lab.state == "queued"
+    parts = [site.runs[part.id] for part in lab.parts]
+    options = [site.book.engine.state.options_of(part.task) for part in parts]
+    assert [(one.gang != "", one.gang_apart) for one in options] == [(True, "node")] * 2
+    site.book.rehost(parts, ("far", "far"))
+    assert [(part.lease, part.outcome) for part in parts] == [(None, "refused")] * 2
+    assert "each on a node of its own" in parts[0].why
+    end(site, hog)
+    site.validate()
+
+
 def test_which_hosts(site: SiteLogic) -> None:
     """Those that have room now; those that are named; one alone that is not where it is asked for. What no host could
     ever have, and what is not shared evenly, is refused by its option, and nothing is left of it."""
