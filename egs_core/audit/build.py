@@ -15,6 +15,11 @@ from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.metrics import KindMetrics, metrics_of
 from egs_core.runlog.timeline import build_timeline
 
+WITH_EGS = (
+    "no forecast: EGS was on in this run, and a forecast says what it would change in one without: audit a run log of "
+    "EGS_MODE=observe, keep its forecast with --forecast-out, and hold this log against that with --compare"
+)
+
 
 class Audit(msgspec.Struct, frozen=True):
     """capacity_gpu_s and idle_blocked_gpu_s: GPU seconds offered, and of them idle while work waited for a GPU.
@@ -69,7 +74,7 @@ def audit(
     kind = "gpu" if gpu.capacity_s or gpu.held_s else "cpu"
     total, items = gpu_time(line, kind), items_of(line)
     expected = None
-    if simulated:
+    if simulated and not _is_with_egs(observed):
         expected = forecast(line, items, observed.edges_known, seeds, most_tasks, observed.pinned, observed.may_split)
     return Audit(
         source=observed.header.label or observed.header.run_id,
@@ -99,6 +104,13 @@ def audit(
     )
 
 
+def _is_with_egs(observed: Observed) -> bool:
+    """EGS has ordered, split or loaded ahead what ran: then there is no native run, and no saving that is to come. A
+    simulation by plain order of arrival is as a framework alone."""
+    header = observed.header
+    return header.mode == "on" and (header.driver, header.policy) != ("sim", "fifo")
+
+
 def _cost(gpu_s: float, gpu_hour: float) -> float | None:
     return gpu_s / 3600 * gpu_hour if gpu_hour else None
 
@@ -118,6 +130,8 @@ def _unknown(
         said.append("no node offers a GPU")
     if expected is not None:
         said.extend(expected.notes)
+    elif simulated and line.holds and _is_with_egs(observed):
+        said.append(WITH_EGS)
     elif simulated and line.capacities and line.holds:
-        said.append("no forecast: these times cannot be simulated natively, as of a run that EGS has split or ordered")
+        said.append("no forecast: these times cannot be simulated natively, as of a run that was split or ordered")
     return said

@@ -205,7 +205,8 @@ def _keep(
     runs = [Run(history.header, list(history.records)) for history in histories]
     if forecast_out is not None:
         if audited.forecast is None:
-            raise InputError("--forecast-out", "there is no forecast: nothing was simulated")
+            why = next((note for note in audited.unknown if note.startswith("no forecast: ")), "nothing was simulated")
+            raise InputError("--forecast-out", f"there is no forecast: {why.removeprefix('no forecast: ')}")
         write_forecast(forecast_out, audited.forecast, audited.source, task_names(histories[0].records))
     if runlog is not None:
         write_run(runlog, header_of(histories[0]), histories[0].records)

@@ -145,9 +145,23 @@ def test_what_cannot_be_simulated_natively_is_not_forecast() -> None:
             Started(0.0, "w", task, node="node", cpus=0.5, gpus=1.0),
             Ended(10.0, "w", task),
         ]
-    shown = audit(Observed(Header(driver="ray", policy="egs", mode="on"), tuple(records), True))
+    shown = audit(Observed(Header(driver="ray", policy="native", mode="off"), tuple(records), True))
     assert shown.forecast is None
     assert [note for note in shown.unknown if note.startswith("no forecast: these times cannot be simulated natively")]
+
+
+def test_a_run_with_egs_has_no_native_run() -> None:
+    """Of the same pipeline in mode on nothing is told as saved by EGS, nor as missed by a native run; the audit says
+    why, and what to do. What was simulated in order of arrival is as a framework alone."""
+    assert audit(ran("fifo")).forecast is not None
+    with_egs = audit(ran("egs"))
+    assert with_egs.forecast is None
+    (said,) = [note for note in with_egs.unknown if "forecast" in note]
+    for words in ("EGS was on", "EGS_MODE=observe", "--forecast-out", "--compare"):
+        assert words in said, words
+    by_arrival = ran("fifo")
+    header = Header(driver="sim", policy="fifo", mode="on")
+    assert audit(Observed(header, by_arrival.records, True)).forecast is not None
 
 
 def test_large_histories_are_sampled_and_say_so() -> None:
