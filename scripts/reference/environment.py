@@ -104,6 +104,12 @@ VARIABLES: dict[str, tuple[str, str, str]] = {
         "",
         "YAML file of queues and quotas for the actor, read by the driver that starts it.",
     ),
+    "EGS_PRIORITY": (
+        "Ray",
+        "0",
+        "Under the hook, in mode `on`: the priority of all that a driver submits and no hint says another, trials of "
+        "Ray Tune and placement groups too. Of two the higher one goes first.",
+    ),
     "EGS_SPLIT": (
         "Ray",
         "`hints`",

@@ -1,8 +1,8 @@
 """Which private or version-dependent Ray API is there: `FEATURES` has each with probe, fallback and what is lost.
 
 The uses are in files of their own: `functions`, `submitting` (submit, auto_init, auto_start), `waiting` (ready,
-disconnect), `events` (task_events, actors), `actors` (actor_handles), `own_values`, `worker.waits` (waits), `launch`
-(uv) and `autoscaler`.
+disconnect), `events` (task_events, actors), `actors` (actor_handles), `own_values`, `groups`, `worker.waits` (waits),
+`launch` (uv) and `autoscaler`.
 
 `available(feature)` is asked where a feature is used, never at import. Naming features in the environment variable
 EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for users of a broken Ray build.
@@ -84,6 +84,12 @@ def _probe_actor_handles() -> bool:
 def _probe_own_values() -> bool:
     names = ("serialize_object_ref", "deserialize_and_register_object_ref")
     return all(hasattr(ray._raylet.CoreWorker, name) for name in names)
+
+
+def _probe_groups() -> bool:
+    from egs_ray.groups import functions_are_known
+
+    return functions_are_known() and _probe_own_values()
 
 
 def _probe_disconnect() -> bool:
@@ -184,6 +190,13 @@ FEATURES = Features(
         _probe_own_values,
         "an actor keeps the values",
         "a script whose GPU tasks wait has a process more, and a task waits some milliseconds longer",
+    ),
+    Feature(
+        "groups",
+        "the code of ray.util.placement_group.placement_group and .remove_placement_group, own_values",
+        _probe_groups,
+        "none: placement groups are made as they are asked for",
+        "placement groups with GPUs, so trials of Tune and workers of Train, have no turn",
     ),
     Feature(
         "waits",

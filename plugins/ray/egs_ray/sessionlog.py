@@ -114,6 +114,10 @@ class SessionLog:
         `Held`); times are Unix seconds."""
         if isinstance(record, Ready | Held) and record.task not in self._phased and not self._note_gated(record):
             return
+        if isinstance(record, TaskAdded):  # a placement group, of which Ray's events say nothing
+            self._phased.add(record.task)
+            if not self._is_submitted:
+                self._submit_workload(record.t)
         times = {name: self._t(getattr(record, name)) for name in ("t", "end_t") if hasattr(record, name)}
         if isinstance(record, Held) and UNTIL.match(record.reason):
             record = msgspec.structs.replace(record, reason="")  # that of the grant, which says it too

@@ -1,4 +1,7 @@
-"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`, `EGS_SPLIT`. Standard library only."""
+"""What the environment of a driver asks of the hook: `EGS_MODE`, `EGS_GATE`, `EGS_PRIORITY`, `EGS_SPLIT`.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ def chosen_gate() -> tuple[str, str]:
     said = os.environ.get("EGS_GATE", "")
     gate = said.strip().lower() or "local"
     return (gate, "") if gate in GATES else ("local", f"EGS_GATE={said!r} is none of {', '.join(GATES)}: local")
+
+
+def chosen_priority() -> tuple[int, str]:
+    """What EGS_PRIORITY says of all that a driver submits, where no hint says another; and what is wrong with it."""
+    said = os.environ.get("EGS_PRIORITY", "").strip() or "0"
+    try:
+        return int(said), ""
+    except ValueError:
+        return 0, f"EGS_PRIORITY={said!r} is no whole number: 0"
 
 
 SPLITS = ("hints", "auto")

@@ -103,6 +103,11 @@ def directly() -> Iterator[None]:
         _inside.handler = before
 
 
+def is_direct() -> bool:
+    """Whether what the calling thread submits now goes to Ray directly."""
+    return bool(getattr(_inside, "handler", False))
+
+
 def submit_directly() -> None:
     """What the calling thread submits from now on goes to Ray directly: for EGS's own threads."""
     _inside.handler = True

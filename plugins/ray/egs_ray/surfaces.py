@@ -1,7 +1,7 @@
 """What EGS can do on Ray, for each way of using it: the one table that `egs doctor` shows, `docs/ray.md` describes and
 the conformance benches declare.
 
-A script's own placement groups are left alone everywhere, and tasks of drivers without EGS cannot be ended.
+What is placed in placement groups is left alone everywhere, and tasks of drivers without EGS cannot be ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BY_RUN_HINTS = hint_answers(
 _WHOLE = "no: tasks without hints are ordered only"
 _BY_HOOK = {
     "observe": "yes",
-    "order": "yes: GPU tasks, generators and actors",
+    "order": "yes: GPU tasks, generators, actors and placement groups",
     "split": _WHOLE,
     "preload": _WHOLE,
     "gang": _WHOLE,
@@ -108,7 +108,7 @@ SURFACES = (
         "as hinted script, with EGS_URL of a site server (`egs serve`)",
         {
             **_AT_SITE,
-            "order": "yes: GPU tasks of all drivers, by queue, quota and priority",
+            "order": "yes: GPU tasks and placement groups of all drivers, by queue, quota and priority",
             **dict.fromkeys(("split", "preload"), _NOT_AT_SITE),
             "gang": "no: nobody knows how many tasks there will be; egs_ray.run can",
             "abort": "yes: all of a driver (`egs abort`)",

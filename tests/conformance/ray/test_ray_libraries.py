@@ -1,7 +1,8 @@
-"""Ray's own libraries, and whatever runs in a placement group, pass the hook in mode `on` as they are.
+"""Ray's own libraries, and whatever runs in a placement group, give in mode `on` what they give natively.
 
-They place their GPU work themselves (placement groups, pools of actors, streaming generators): a gate between them and
-Ray could only make them wait for each other. Each test is a script of a user of that library.
+They place their GPU work themselves. Placement groups with GPUs have a turn, before Ray makes them, and what runs in
+them has its place there; pools of actors and streaming generators pass as they are. Each test is a script of a user of
+that library.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from egs_core.runlog.io import read_run
-from egs_core.runlog.records import Granted, TaskAdded
+from egs_core.runlog.records import Ended, Granted, TaskAdded
 from tests.conformance.ray import run_tasks as t
 
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -132,35 +133,39 @@ finally:
 
 GROUPED = [[[i, 1] for i in range(3)] + [["model", 1]], True, ["ordered", 1]]
 LIBRARIES = {
-    "placement group": (GROUP, GROUPED, 2, {"grouped": 3, "Model": 1}),
-    "data": (DATA, [2 * (i + 1) for i in range(8)], 1, {"MapWorker(MapBatches(Add))": 1, "_map_task": 2}),
-    "train": (TRAIN, ["None", {"rank0": "1", "rank1": "1"}], 1, {"RayTrainWorker": 2}),
-    "tune": (TUNE, [[2, 1], [4, 1], [6, 1]], 1, {"ImplicitFunc": 3}),
-    "serve": (SERVE, [4, 1], 1, {}),
+    "placement group": (GROUP, GROUPED, 2, {"grouped": 3, "Model": 1}, {"placement-group": 2}),
+    "data": (DATA, [2 * (i + 1) for i in range(8)], 1, {"MapWorker(MapBatches(Add))": 1, "_map_task": 2}, {}),
+    "train": (TRAIN, ["None", {"rank0": "1", "rank1": "1"}], 1, {"RayTrainWorker": 2}, {}),
+    "tune": (TUNE, [[2, 1], [4, 1], [6, 1]], 1, {"ImplicitFunc": 3}, {"tune-trial": 3}),
+    "serve": (SERVE, [4, 1], 1, {}, {}),
 }
-"""Name -> script, what it gives natively, how many tasks of its own it has outside of the library, and what else holds
-GPUs for it: a Serve's replicas are those of its controller, which outlives the driver."""
+"""Name -> script, what it gives natively, how many tasks of its own it has outside of the library, what else holds
+GPUs for it (a Serve's replicas are its controller's, which outlives the driver), and what bundles have a turn."""
 
 
 @pytest.mark.parametrize("gate", ["local", pytest.param("cluster", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name != "placement group")) for name in LIBRARIES]
 )
-def test_passes_ungated(run_script: Script, tmp_path: Path, name: str, gate: str) -> None:
-    """The library ends with its native result, GPUs included; only the script's own plain task was ordered. What held
-    GPUs is in the run log with them, in the script's one workload, whoever has submitted it and in whatever group."""
+def test_gives_what_it_gives_natively(run_script: Script, tmp_path: Path, name: str, gate: str) -> None:
+    """The library ends with its native result, GPUs included; the script's own plain tasks were ordered, and bundles of
+    its groups. What held GPUs is in the run log with them, in the script's one workload, whoever has submitted it and
+    in whatever group."""
     if name == "serve":
         pytest.importorskip("ray.serve")
     elif name != "placement group":
         pytest.importorskip("pyarrow")
-    script, result, plain, others = LIBRARIES[name]
+    script, result, plain, others, bundles = LIBRARIES[name]
     done = run_script(HEAD + script, EGS_MODE="on", EGS_GATE=gate)
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), "")
     assert line, done.stdout + done.stderr
     assert json.loads(line.removeprefix("RESULT ")) == result
     records = read_run(tmp_path / "log.jsonl").records
     names = {record.task: record.name for record in records if isinstance(record, TaskAdded)}
-    assert [names[record.task] for record in records if isinstance(record, Granted)] == ["plain"] * plain
+    granted = Counter(names[record.task] for record in records if isinstance(record, Granted))
+    assert granted == {"plain": plain, **bundles}
+    ended = {record.task for record in records if isinstance(record, Ended)}
+    assert all(task in ended for task, called in names.items() if called in bundles)
     holders = [record for record in records if isinstance(record, TaskAdded) and record.phases[0][2] == 1]
     lasting = Counter(record.name for record in holders if not record.name.endswith(".__init__"))
     assert lasting == {"plain": plain, **others}

@@ -4,8 +4,9 @@
 
 The script gets its reference at once. Ray keeps the task pending until the ticket has a value (see `gate`), and treats
 it then as it would without EGS. Gated are functions, generators and actors with `num_gpus` whose needs are CPUs, GPUs
-and memory only (see `ticketing`). All else passes as it is: placement groups, generators with back pressure, labels and
-custom resources (their placement is the user's word), what Ray's own libraries submit, and what no node can run.
+and memory only (see `ticketing`), and placement groups before Ray makes them (see `grouping`). All else passes as it
+is: what is placed in groups, generators with back pressure, labels and custom resources (their placement is the user's
+word), what Ray's own libraries submit otherwise, and what no node can run.
 
 This process's session orders what the script itself submits (`session.program`): with others' where its site is one
 that several share (a server's; with EGS_GATE=cluster that of an actor, `egs_ray.site`), else alone.
@@ -21,15 +22,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from egs_core.errors import counted
 from egs_core.graph.columns import KIND_NAMES, Graph, Shape
 from egs_core.history.pending import open_learned
 from egs_core.notices import warn
 from egs_core.predict import Estimate, Predictor, signature_of
 from egs_core.runlog.records import Record
 from egs_ray import waiting
+from egs_ray.compat import available
 from egs_ray.events import report_as_before, report_often
+from egs_ray.gate.grouping import Groups
 from egs_ray.gate.ordering import AnyGate, Ordering
 from egs_ray.gate.ticketing import with_ticket
+from egs_ray.groups import wrap_groups
 from egs_ray.observe import FLUSH_S, Observer, runlog_path, script_name
 from egs_ray.session import learning
 from egs_ray.submission import Needs, Ordered, Submission
@@ -55,6 +60,9 @@ class Orderer(Observer):
         self._ordering = Ordering(
             self._make_gate, self._estimate, self._switch_off, self._make_hinted, self._with_ticket
         )
+        self._groups = Groups(self._ordering.gate_for_workers, self._switch_off)
+        if available("groups"):
+            wrap_groups(self._groups.create, self._groups.remove)
         self._desk: Desk | None = None  # where this driver's workers tell what they submit
         self._desk_lock = threading.Lock()
         self._ordered_for_workers = 0
@@ -113,6 +121,7 @@ class Orderer(Observer):
             return
         super().session_ends()
         report_as_before()
+        self._groups.forget()
         desk, self._desk = self._desk, None
         self._ordering.end_session()
         if desk is not None:
@@ -225,4 +234,6 @@ class Orderer(Observer):
                 self.log.phased(told)
 
     def _what_was_done(self) -> str:
-        return f"ordered {self._ordering.ordered + self._ordered_for_workers} GPU tasks"
+        groups = self._groups.ordered
+        also = f" and {counted(groups, 'placement group')}" if groups else ""
+        return f"ordered {self._ordering.ordered + self._ordered_for_workers} GPU tasks{also}"

@@ -13,7 +13,7 @@ from egs_ray.session.restarts import Restarts, waits_at_gate
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
 from egs_ray.session.submissions import Submissions
-from egs_ray.session.tasks import Job, Way
+from egs_ray.session.tasks import WITH_TICKET, Job, Way
 
 
 class Decisions:
@@ -67,7 +67,7 @@ class Decisions:
             self._shared.site.report(m.PreloadReady(job.number))
 
     def _grant(self, job: Job, grant: s.Grant) -> None:
-        if job.way in (Way.TICKET, Way.OUTSIDE, Way.ACTOR):
+        if job.way in (*WITH_TICKET, Way.OUTSIDE):
             self._shared.tickets.granted(job, grant)
             return
         if job.requeues and grant.attempt > job.attempt:  # the try that was stopped to start again is still ending

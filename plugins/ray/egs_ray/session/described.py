@@ -30,12 +30,13 @@ class Described(msgspec.Struct, frozen=True):
     phases: Phases
     options: TaskOptions
     is_actor: bool = False
+    is_group: bool = False  # of a bundle of a placement group
 
     @property
     def is_shell(self) -> bool:
         """Whether it runs phase by phase, in a process that may be started before its turn. A limit counts from when
         its code begins, which only such a process tells, or Ray of an actor."""
-        if self.is_actor:
+        if self.is_actor or self.is_group:
             return False
         return len(self.phases) > 1 or bool(self.options.warm_key) or not self.options.is_none
 
@@ -133,6 +134,14 @@ class Hinted:
             warn_once(
                 f"{name}: the hint gang is kept by egs_ray.run only: here nobody knows how many tasks there will be"
             )
+
+
+def member(needs: Needs, options: TaskOptions) -> Described:
+    """A bundle of a placement group, until that is removed. As of an actor nobody knows how long that is."""
+    payload = Payload("", member, None, (), {}, {})
+    payload.cpus, payload.gpus, payload.memory_bytes = needs.cpus, needs.gpus, needs.memory_bytes
+    phases: Phases = ((GPU, Shape(0, max(1, round(needs.gpus * 1000))), 0.0),)
+    return Described(payload, phases, options, is_group=True)
 
 
 def _warn_of(name: str, what: str, hints: TaskHints, names: Iterable[str]) -> None:

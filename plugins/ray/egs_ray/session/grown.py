@@ -15,6 +15,7 @@ from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
 from egs_ray.convert import Converted
 from egs_ray.session.described import Described, Phases
 from egs_ray.session.tasks import Job, RunBooks, Way
+from egs_ray.settings import chosen_priority
 from egs_ray.submission import Arrival, is_driver
 
 NOTHING = Shape(0)
@@ -43,6 +44,7 @@ class Grown(RunBooks):
         self.markers: dict[int, Job] = {}
         self.open: dict[int, Job] = {}  # by index
         self._keys: set[str] = set()
+        self._priority = chosen_priority()[0]
         self._keeps_process, self._waits_inside = keeps_process, waits_inside
 
     @property
@@ -83,6 +85,8 @@ class Grown(RunBooks):
         elif described is not None and described.is_actor:
             kind, phases, nested = Way.ACTOR, described.phases, ()
             name = name.removesuffix(".__init__").rpartition(".")[2]
+        elif described is not None and described.is_group:
+            kind, phases = Way.GROUP, described.phases
         job = self._append(block, kind, arrival.task_id, parents, phases, name, described)
         job.ticket, job.framework_id = arrival.key, arrival.task_id
         self.numbers[arrival.task_id] = job.index
@@ -139,6 +143,8 @@ class Grown(RunBooks):
         after = dict.fromkeys(parents)
         after.update(dict.fromkeys(self.also[parent].index for parent in tuple(after) if parent in self.also))
         options = NO_OPTIONS if described is None else described.options
+        if self._priority and not options.priority:
+            options = msgspec.structs.replace(options, priority=self._priority)
         job = Job(self, len(self.jobs), -1, way)
         job.gpus = max(shape.gpu_milli for _, shape, _ in phases) / 1000
         self.converted.graph.add_task(task_id, tuple(after), phases, name, options)

@@ -26,42 +26,17 @@ from egs_core.runlog.records import Work
 from egs_ray import submitting
 from egs_ray.link import Message, Peer, Server, tell
 from egs_ray.submission import Arrival, Needs
+from egs_ray.told import ToldRef
 from egs_ray.worker.spec import Address
 
 describe(Needs, Arrival, TaskOptions)  # messages come on a thread for each worker
 
 
-class NestedRef:
+class NestedRef(ToldRef):
     """Stands for a reference of a worker's where a task has the reference to its result."""
 
     def __init__(self, name: str, peer: Peer) -> None:
-        self._name, self._peer = name, peer
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._told: list[Callable[[], None]] = []
-
-    def task_id(self) -> Any:
-        """The task behind it."""
-        return ray.TaskID(bytes.fromhex(self._name))
-
-    def kill(self) -> None:
-        """Have the worker end the task."""
-        tell(self._peer, {"m": "end", "name": self._name})
-
-    def on_over(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when there is a value or an error; at once where it is there."""
-        with self._lock:
-            if not self._is_over:
-                self._told.append(callback)
-                return
-        callback()
-
-    def over(self) -> None:
-        """It is there, or nobody will hear of it."""
-        with self._lock:
-            self._is_over, told, self._told = True, self._told, []
-        for callback in told:
-            callback()
+        super().__init__(name, lambda: tell(peer, {"m": "end", "name": name}))  # has the worker end the task
 
 
 class _Worker(msgspec.Struct):

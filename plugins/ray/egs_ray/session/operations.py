@@ -16,7 +16,7 @@ from egs_ray.control.reporting import Told, answer_of
 from egs_ray.session.nested import NestedRef
 from egs_ray.session.shared import Shared
 from egs_ray.session.stops import Stops
-from egs_ray.session.tasks import WITH_TICKET, Job, RunBooks, Way, first_of
+from egs_ray.session.tasks import LASTING, WITH_TICKET, Job, RunBooks, Way, first_of
 
 Request = dict[str, Any]
 SHOWN = 12
@@ -207,7 +207,7 @@ def _has_lease(job: Job) -> bool:
 def _references(job: Job) -> list[Any]:
     """What has to be cancelled to end the job: itself, and what holds its resources. A handle of an actor, lent to the
     controller, would keep it alive; a worker's reference is not here to be lent."""
-    if job.way is Way.ACTOR or isinstance(job.ref, NestedRef):
+    if job.way in LASTING or isinstance(job.ref, NestedRef):
         return []
     return [first_of(job.ref), *([job.lease.ref] if job.lease is not None and job.lease.ref is not None else [])]
 

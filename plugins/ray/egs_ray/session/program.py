@@ -34,15 +34,15 @@ from egs_ray.session.grown import Grown
 from egs_ray.session.line import Line
 from egs_ray.session.lives import Lives
 from egs_ray.session.loans import Loans
-from egs_ray.session.nested import NestedRef
 from egs_ray.session.outlook import Outlook
 from egs_ray.session.pace import REST_S, Pace
 from egs_ray.session.pulse import Pulse
 from egs_ray.session.room import Room
 from egs_ray.session.session import Session
-from egs_ray.session.tasks import WITH_TICKET, Job, Way
+from egs_ray.session.tasks import LASTING, WITH_TICKET, Job, Way
 from egs_ray.session.tickets import Tickets
 from egs_ray.submission import Arrival, Needs, Ordered
+from egs_ray.told import ToldRef
 
 LEAST_S = 0.3  # each task told of costs Ray two messages
 LEAST_TOOK_S = 0.001  # of a task, by measurement
@@ -99,6 +99,13 @@ class Program:
         with a GPU counted as its, and Ray could not tell the autoscaler or the user."""
         return not self.tickets.are_open and self.room.fits(needs.cpus, needs.gpus, needs.memory_bytes)
 
+    def admits_group(self, needs: list[Needs], is_close: bool) -> bool:
+        """Whether a placement group with these bundles gets tickets. is_close: one node has to have all of it."""
+        cpus, gpus, memory = (sum(values) for values in zip(*map(_amounts, needs), strict=True))
+        if is_close:
+            return self.admits(Needs("", cpus, gpus, memory))
+        return all(map(self.admits, needs)) and (self.room.grows or gpus <= self.room.gpus)
+
     def ticket(self, needs: Needs, is_bare: bool) -> tuple[str, Any] | None:
         """See `Tickets.take`."""
         return self.tickets.take(needs, is_bare)
@@ -129,8 +136,12 @@ class Program:
 
     def add(self, arrival: Arrival, refs: dict[str, Any], described: Described | None = None) -> None:
         """refs: the result and what Ray waits for, by id; kept until they have values, else nobody would hear of it."""
-        self._awaited.add(arrival.task_id)
-        self._arrivals.append((arrival, refs, described))
+        self.add_all([(arrival, refs, described)])
+
+    def add_all(self, told: list[tuple[Arrival, dict[str, Any], Described | None]]) -> None:
+        """The same of several, which the site hears of together."""
+        self._awaited.update(arrival.task_id for arrival, _, _ in told)
+        self._arrivals.extend(told)
         self._pace.wake(may_rest=self._is_full or self._is_ahead)
 
     def unfinished(self) -> set[str]:
@@ -171,7 +182,8 @@ class Program:
         """Take in what was submitted. What waits for nothing that is known, and has no ticket, is nobody's concern."""
         block, first, refs = Graph(), len(self.books.jobs), dict[str, Any]()
         new: list[tuple[Job, str]] = []  # those whose ends are heard of, and the names of their references
-        late = self.site.now() - PASSED_OVER_S
+        now = self.site.now()
+        late = now - PASSED_OVER_S
         passed_over = [index for index, since_s in self._waiting_actors.items() if since_s < late]
         after = [self.books.markers[index].index for index in passed_over]
         has_passed = False
@@ -200,21 +212,23 @@ class Program:
             local = job.index - first
             job.number, job.first_phase = grown.task + local, grown.phase + block.phase_offsets[local]
             self._session.know(job)
-        lives = {job.first_phase - grown.phase for job in self.books.jobs[first:] if job.way is Way.ACTOR}
+        lives = {job.first_phase - grown.phase for job in self.books.jobs[first:] if job.way in LASTING}
         if values := [value for value in self._outlook.believe(block) if value[0] not in lives]:
             self.site.report(m.Estimates(tuple([(grown.phase + phase, p50, p95) for phase, p50, p95 in values])))
         for job, name in new:
             job.ref = self._refs[job.index] = refs[name]
+            if job.way is Way.GROUP:
+                self._note_group(job, now)
             self._await_end(job.index, refs[name])
             if job.ticket and (opened := self.tickets.wait(job.ticket, job.index)) is not None:
                 self._let_go(job, *opened)
             elif job.way is Way.ACTOR:
-                self._waiting_actors[job.index] = self.site.now()
+                self._waiting_actors[job.index] = now
 
     def _await_end(self, index: int, ref: Any) -> None:
         if isinstance(ref, ActorRef):
             self._lives.watch(index, ref)
-        elif isinstance(ref, NestedRef):
+        elif isinstance(ref, ToldRef):
             ref.on_over(partial(self._ended, index))
         else:
             waiting.on_ready(ref, partial(self._ended, index))
@@ -245,7 +259,7 @@ class Program:
                 self.site.note(Granted(grant))
             self._went(self.tickets.open(job.ticket, grant.id, grant.reason), but=job)
             self._count(job, self.site.now())
-            if job.way is Way.TICKET or job.began:
+            if job.way is not Way.ACTOR or job.began:
                 self.site.report(m.PhaseStarted(grant.phase, grant.attempt))
 
     def start(self, job: Job, told: Any) -> None:
@@ -309,6 +323,8 @@ class Program:
     def _count(self, job: Job, at_s: float) -> None:
         if job not in self.line:
             self.line.add(job, at_s)
+            if job.way is Way.GROUP:
+                self._outlook.record(r.Started(self._wall_s + at_s, self.books.workload, job.framework_id))
             self._is_full = self.line.gpus >= self.room.tickets
             self._no_longer_waits(job)
 
@@ -327,6 +343,11 @@ class Program:
         self._refs.pop(index, None)
         task_id = self.books.converted.graph.ids[index]
         self._awaited.discard(task_id)
+        if job.way is Way.GROUP and job in self.line:
+            why = self._outlook.reasons.pop(task_id, "")
+            ended = "aborted" if why else "succeeded"
+            at_s = self._wall_s + self.site.now()
+            self._outlook.record(r.Ended(at_s, self.books.workload, task_id, outcome=ended, reason=why))
         self._unline(job)
         self._no_longer_waits(job)
         waiting_too = self.tickets.forget(job.ticket) if job.ticket else []
@@ -337,7 +358,7 @@ class Program:
             self._session.ended(job)
             self.books.release_parents(index)
         else:
-            self._finish(job, with_others=job.way is not Way.ACTOR)
+            self._finish(job, with_others=job.way not in LASTING)
         self._went(waiting_too, but=job)
         if job.is_over:
             job.ref = None  # else its value would stay, and a process of a task that owns a part of it
@@ -369,7 +390,7 @@ class Program:
     # --- beliefs ---
 
     def _believe_again(self) -> None:
-        open_ = [job for job in self.books.unfinished if job.way is not Way.ACTOR]
+        open_ = [job for job in self.books.unfinished if job.way not in LASTING]
         graph, block = self.books.converted.graph, Graph()
         for job in open_:
             phases = [
@@ -382,6 +403,12 @@ class Program:
 
     # --- the run log, and failures ---
 
+    def _note_group(self, job: Job, at_s: float) -> None:
+        """A task that holds nothing of its own: what is placed in it does, and is in the run log with that."""
+        name, nothing = self.books.converted.graph.names[job.index], (r.phase_needs(0.0, 0.0, 0),)
+        added = r.TaskAdded(self._wall_s + at_s, self.books.workload, job.framework_id, name, phases=nothing)
+        self._outlook.record(added)
+
     def record(self, record: r.Record) -> None:
         """A line of the run log about one of its tasks. Those of tasks without phases come from what Ray tells, but for
         how long they wait for their turn, and for what."""
@@ -391,7 +418,7 @@ class Program:
         if isinstance(record, r.Ready) and way is not Way.SHELL:
             self._ready[task] = record.t
         waits = way in WITH_TICKET and isinstance(record, (r.Ready, r.Held))
-        if isinstance(record, r.Work) or way is Way.SHELL or waits:
+        if isinstance(record, r.Work) or way in (Way.SHELL, Way.GROUP) or waits:
             wall = {name: self._wall_s + getattr(record, name) for name in ("t", "end_t") if hasattr(record, name)}
             self._outlook.record(msgspec.structs.replace(record, **wall))
         elif isinstance(record, r.Granted):
@@ -407,3 +434,7 @@ class Program:
         if not self.site.is_alive:  # nobody is left to hear of ends: let go of the references
             self._refs.clear()
             self._arrivals.clear()
+
+
+def _amounts(needs: Needs) -> tuple[float, float, int]:
+    return needs.cpus, needs.gpus, needs.memory_bytes

@@ -34,7 +34,7 @@ class Way(Enum):
 
     Of a script's own submissions, which Ray has already: TICKET: it waits there for a ticket. OUTSIDE: nothing but Ray
     decides about it; it is known because others wait for it, or it for others. ACTOR: as TICKET, from an actor's
-    creation to its death."""
+    creation to its death. GROUP: a bundle of a placement group that waits for its ticket before Ray has it."""
 
     SHELL = "shell"
     OBSERVED = "observed"
@@ -42,9 +42,11 @@ class Way(Enum):
     TICKET = "ticket"
     OUTSIDE = "outside"
     ACTOR = "actor"
+    GROUP = "group"
 
 
-WITH_TICKET = (Way.TICKET, Way.ACTOR)
+LASTING = (Way.ACTOR, Way.GROUP)  # nobody knows how long
+WITH_TICKET = (Way.TICKET, *LASTING)
 
 
 class Lease(msgspec.Struct, eq=False):

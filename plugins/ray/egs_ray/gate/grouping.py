@@ -1,0 +1,263 @@
+"""Placement groups with GPUs that this process asks Ray for, as gangs with a turn each: Tune's trials, Train's workers.
+
+    placement_group(…) ─► a ticket for each bundle with GPUs ─► all are open ─► Ray makes the group, with its own rules
+                                                                    it is removed ─► the site has its GPUs back
+
+Only the creation waits. It does so while nobody needs more of the group than to know whether it is ready (see
+`groups.WaitingGroup`), so what is placed in a group without asking has it made at once, and counted all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from ray.util.placement_group import PlacementGroup
+
+from egs_ray import submitting, waiting
+from egs_ray.groups import WaitingGroup, is_gone
+from egs_ray.own_values import OwnValues, make_own_values
+from egs_ray.submission import Arrival, Needs
+from egs_ray.told import ToldRef
+
+ID_BYTES = 24  # of a task, to Ray
+LOOK_S = 1.0  # a group may be removed by another process, of which nobody here hears
+PLACED_BY_HAND = ("_soft_target_node_id", "bundle_label_selector", "topology_strategy")
+PLAIN = {"CPU", "GPU", "memory"}
+STRICT_PACK = "STRICT_PACK"
+CALLED = {"ray.tune": "tune-trial", "ray.train": "train-workers"}
+ITS_OWN = "placement-group"
+
+
+class Turn(msgspec.Struct, eq=False):
+    """Of one group: its tickets, how many of them are still closed, and what stands for its members at the gate."""
+
+    gate: Any
+    keys: list[str]
+    closed: int
+    group: WaitingGroup | None = None
+    refs: list[ToldRef] = []
+    tickets: list[Any] = []  # references, kept until they have values
+
+    def over(self) -> None:
+        """Nothing of it is left."""
+        for ref in self.refs:
+            ref.over()
+
+
+class Groups:
+    """The placement groups of this process. gate: see `Ordering.gate_for_workers`; on_failure: called with what went
+    wrong here. From any thread."""
+
+    def __init__(self, gate: Callable[[], Any], on_failure: Callable[[BaseException], None]) -> None:
+        self._gate, self._on_failure = gate, on_failure
+        self._lock = threading.Lock()
+        self._turns: dict[int, Turn] = {}  # by the group's identity: whose end is to be heard of
+        self._todo: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        self._values: OwnValues | None = None
+        self._runs = False
+        self.ordered = 0
+
+    def create(
+        self, native: Callable[[], PlacementGroup], bundles: list[dict[str, float]], others: dict[str, Any]
+    ) -> PlacementGroup:
+        """The group, which waits for its turn where it is one for the gate."""
+        turn = None
+        try:
+            if is_for_gate(bundles, others):
+                turn = self._turn(native, bundles, others)
+        except Exception as error:
+            self._on_failure(error)
+        return native() if turn is None or turn.group is None else turn.group
+
+    def remove(self, native: Callable[[], None], group: Any) -> None:
+        """Remove it, with Ray or before Ray knows it."""
+        if not isinstance(group, WaitingGroup) or group.removed():
+            native()
+        with self._lock:
+            turn = self._turns.pop(id(group), None) or self._turn_of(group)
+        if turn is not None:
+            turn.over()
+
+    def forget(self) -> None:
+        """The Ray session has ended, and its groups with it."""
+        with self._lock:
+            self._turns.clear()
+            self._values = None
+
+    def _turn_of(self, group: Any) -> Turn | None:
+        """That of a group for which somebody has another handle."""
+        same = (key for key, turn in self._turns.items() if turn.group == group)
+        return self._turns.pop(next(same, 0), None)
+
+    def _turn(
+        self, native: Callable[[], PlacementGroup], bundles: list[dict[str, float]], others: dict[str, Any]
+    ) -> Turn | None:
+        needs = list(needs_of(bundles, _called()))
+        gate = self._gate()
+        if gate is None or not gate.admits_group(needs, is_close=others["strategy"] == STRICT_PACK):
+            return None
+        with submitting.directly():
+            if self._values is None:
+                self._values = make_own_values()
+            if self._values is None:
+                return None
+            turn = self._with_tickets(gate, needs)
+        if turn is None:
+            return None
+        try:
+            self._wait(turn, native, bundles, others, needs)
+        except Exception:
+            for key in turn.keys:
+                gate.give_back(key)
+            raise
+        return turn
+
+    def _with_tickets(self, gate: Any, needs: list[Needs]) -> Turn | None:
+        """A ticket for each member; None where one of them passes."""
+        turn = Turn(gate, [], 0)
+        for one in needs:
+            ticket = gate.ticket(one, is_bare=False)
+            if ticket is None:
+                for key in turn.keys:
+                    gate.give_back(key)
+                return None
+            key, ref = ticket
+            turn.keys.append(key)
+            if ref is not None:
+                turn.tickets.append(ref)
+        turn.closed = len(turn.tickets)
+        return turn
+
+    def _wait(
+        self,
+        turn: Turn,
+        native: Callable[[], PlacementGroup],
+        bundles: list[dict[str, float]],
+        others: dict[str, Any],
+        needs: list[Needs],
+    ) -> None:
+        from egs_core.graph.columns import TaskOptions  # of the engine, which a process without groups needs not pay
+        from egs_ray.session.described import member
+
+        assert self._values is not None
+        turn.group = WaitingGroup(native, bundles, self._values, lambda: self._hurry(turn))
+        options = TaskOptions(
+            gang=f"group-{os.urandom(8).hex()}" if len(needs) > 1 else "",
+            gang_same="node" if len(needs) > 1 and others["strategy"] == STRICT_PACK else "",
+        )
+        told = []
+        for key, one in zip(turn.keys, needs, strict=True):
+            ref = ToldRef(os.urandom(ID_BYTES).hex(), lambda: self._kill(turn))
+            turn.refs.append(ref)
+            arrival = Arrival(key, ref.name, one, [], [], seconds=0.0)
+            told.append((arrival, {ref.name: ref}, member(one, options)))
+        with self._lock:
+            self._turns[id(turn.group)] = turn
+            self.ordered += 1
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="egs-groups", daemon=True).start()
+        turn.gate.add_all(told)
+        for ref in list(turn.tickets):
+            waiting.on_ready(ref, lambda: self._opened(turn))
+
+    def _opened(self, turn: Turn) -> None:
+        """On a thread of Ray's."""
+        with self._lock:
+            turn.closed -= 1
+            if turn.closed:
+                return
+            turn.tickets.clear()
+        self._todo.put(turn)
+
+    def _hurry(self, turn: Turn) -> None:
+        """Somebody needs its id: it waits no longer."""
+        with suppress(Exception):  # the gate has gone meanwhile
+            for key in turn.keys:
+                turn.gate.hand_on(key)
+
+    def _kill(self, turn: Turn) -> None:
+        """An operator ends it: to whoever waits for it it is ready, and what is placed in it fails."""
+        threading.Thread(target=self._end, args=(turn,), name="egs-group-end", daemon=True).start()
+
+    def _end(self, turn: Turn) -> None:
+        submitting.submit_directly()
+        with suppress(Exception):  # Ray has gone, or never took it
+            assert turn.group is not None
+            turn.group.make(is_ended=True)
+        with self._lock:
+            self._turns.pop(id(turn.group), None)
+        turn.over()
+
+    def _run(self) -> None:
+        submitting.submit_directly()
+        while True:
+            try:
+                self._make(self._todo.get(timeout=LOOK_S))
+                continue
+            except queue.Empty:
+                pass
+            try:
+                self._look()
+            except Exception:  # Ray does not answer, or has gone
+                with self._lock:
+                    self._turns.clear()
+            with self._lock:
+                if not self._turns and self._todo.empty():
+                    self._runs = False
+                    return
+
+    def _make(self, turn: Turn) -> None:
+        assert turn.group is not None
+        try:
+            if not turn.group.is_removed:
+                turn.group.make()
+        except Exception:  # whoever waits for it is told, and nobody hears of its end
+            with self._lock:
+                self._turns.pop(id(turn.group), None)
+            turn.over()
+
+    def _look(self) -> None:
+        """Which of the groups that Ray has made are there no more."""
+        with self._lock:
+            made = [turn for turn in self._turns.values() if turn.group is not None and turn.group.is_made]
+        for turn in made:
+            if turn.group is not None and is_gone(turn.group):
+                with self._lock:
+                    self._turns.pop(id(turn.group), None)
+                turn.over()
+
+
+def is_for_gate(bundles: list[dict[str, float]], others: dict[str, Any]) -> bool:
+    """Whether it has GPUs, is Ray's to place, and is this process's alone: who else can look for it may wait for it."""
+    if others["name"] or others["lifetime"] is not None or any(others.get(name) for name in PLACED_BY_HAND):
+        return False
+    amounts = [amount for bundle in bundles for amount in bundle.values()]
+    is_plain = min(amounts) >= 0 and all(PLAIN.issuperset(bundle) for bundle in bundles)
+    return is_plain and any(bundle.get("GPU") for bundle in bundles)
+
+
+def needs_of(bundles: list[dict[str, float]], name: str) -> Iterator[Needs]:
+    """What its bundles with GPUs need."""
+    for bundle in bundles:
+        if bundle.get("GPU"):
+            cpus, gpus, memory = (bundle.get(kind, 0) for kind in ("CPU", "GPU", "memory"))
+            yield Needs(name, float(cpus), float(gpus), int(memory))
+
+
+def _called() -> str:
+    """What operators read: which library asks, if one does."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        module = ".".join(str(frame.f_globals.get("__name__", "")).split(".")[:2])
+        if module in CALLED:
+            return CALLED[module]
+        frame = frame.f_back
+    return ITS_OWN

@@ -1,0 +1,133 @@
+"""Placement groups, and what Ray's libraries run in them, have their turn under the hook: each with a library's own way
+to ask for one. Drivers share a site server whose one queue has one GPU, while Ray has two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.ray import test_ray_site
+from tests.conformance.ray.test_ray_site import Begin, held, output
+from tests.unit.server.real_site import RealSite, wait_for
+
+pytestmark = pytest.mark.slow
+site, begin = test_ray_site.site, test_ray_site.begin
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The tutorial's way: a function as trainable, what a trial needs, a grid of values.
+TUNE = """
+import json, os, sys, tempfile, time
+import ray
+from ray import tune
+
+name, log, count, hold_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+
+def trial(config):
+    began = time.time()
+    time.sleep(hold_s)
+    with open(log, "a") as file:
+        file.write(f"{name} {config['x']} {began} {time.time()}\\n")
+    return {"score": config["x"] * 2, "gpus": len(ray.get_gpu_ids())}
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+with tempfile.TemporaryDirectory() as storage:
+    tuner = tune.Tuner(
+        tune.with_resources(trial, {"cpu": 0.5, "gpu": 1}),
+        param_space={"x": tune.grid_search(list(range(count)))},
+        run_config=tune.RunConfig(storage_path=storage, verbose=0),
+    )
+    found = sorted((one.metrics["score"], one.metrics["gpus"]) for one in tuner.fit())
+print("RESULT", json.dumps(found))
+"""
+
+GROUPS = """
+import pickle
+import ray
+from ray.util.placement_group import get_placement_group, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def inside():
+    return len(ray.get_gpu_ids()), ray.util.get_current_placement_group()
+
+@ray.remote(num_cpus=0)
+def seen(group):
+    return group.bundle_specs, group.wait(60)
+
+@ray.remote(num_gpus=1, num_cpus=0)
+class Model:
+    def gpus(self):
+        return len(ray.get_gpu_ids())
+
+def placed(group, bundle=-1):
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+ray.init(log_to_driver=False)
+all_of_it = placement_group([{"GPU": 1}, {"GPU": 1}], strategy="STRICT_PACK")
+same = ray.get(all_of_it.ready(), timeout=120)
+print(same == all_of_it, all_of_it == same, same.id == all_of_it.id, all_of_it.bundle_specs, all_of_it.wait(1))
+waits, gone, used = (placement_group([{"CPU": 1, "GPU": 1}]) for _ in range(3))
+print(waits.wait(0.2), ray.wait([waits.ready()], timeout=0.2)[0], waits != gone, len({waits, gone, used}))
+remove_placement_group(gone)                                     # before it has been anything
+ray.cancel(gone.ready())
+print(placement_group_table(gone)["state"])
+task = inside.options(scheduling_strategy=placed(used)).remote()  # nobody asks first whether it is ready
+model = Model.options(scheduling_strategy=placed(all_of_it, 1)).remote()
+print(ray.get(model.gpus.remote(), timeout=120), ray.wait([task], timeout=0.5)[0])
+ready = waits.ready()
+remove_placement_group(all_of_it)
+gpus, where = ray.get(task, timeout=120)
+print(gpus, where == used, used == where, ray.get(ready, timeout=120) == waits, waits.wait(1))
+print(ray.get(seen.remote(waits), timeout=120), pickle.loads(pickle.dumps(waits)).id == waits.id)
+remove_placement_group(waits)
+remove_placement_group(used)
+for wrong in ([], [{"GPU": 1}, {}]):
+    try:
+        print(placement_group(wrong))
+    except ValueError as error:
+        print(type(error).__name__, str(error)[:40])
+named = placement_group([{"GPU": 1}], name="named")
+print(named.wait(60), get_placement_group("named") == named, hash(get_placement_group("named")) == hash(named))
+remove_placement_group(named)
+"""
+
+
+def test_groups_are_as_natively(run_script: Script) -> None:
+    """Waiting, asking, comparing, handing on, placing without asking, removing early or late, wrong calls: a script
+    prints the same with EGS and without, and EGS has ordered its groups."""
+    native = run_script(GROUPS, EGS_MODE="off")
+    ordered = run_script(GROUPS, EGS_MODE="on")
+    assert native.returncode == 0, native.stderr
+    assert (ordered.returncode, ordered.stdout) == (0, native.stdout), ordered.stderr
+    assert "egs: ordered 0 GPU tasks and 4 placement groups" in ordered.stderr
+
+
+def results(one: subprocess.Popen[str]) -> Any:
+    """What a driver has found, natively or not; EGS has nothing to complain about."""
+    code, out, said = output(one)
+    assert (code, said) == (0, []), (out, said)
+    return json.loads(next(line for line in out.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+
+
+@pytest.mark.proves("ray site script", "order")
+def test_trials_of_two_drivers_are_ordered(begin: Begin, site: RealSite, tmp_path: Path) -> None:
+    """Two sweeps of Ray Tune: no two trials at once, as the quota says. What comes later with EGS_PRIORITY=100 has all
+    its trials before the other's next one, and both end with what they find natively."""
+    pytest.importorskip("pyarrow")
+    log = tmp_path / "log"
+    sweeps = [begin(TUNE, "low", log, 4, 0.5)]
+    wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "a trial waits for quota")
+    sweeps.append(begin(TUNE, "high", log, 2, 0.5, EGS_PRIORITY="100"))
+    assert [results(sweep) for sweep in sweeps] == [[[2 * x, 1] for x in range(count)] for count in (4, 2)]
+    rows = held(log)
+    assert all(before[3] <= after[2] for before, after in pairwise(rows)), rows
+    names = [row[0] for row in rows]
+    first = names.index("high")
+    assert (names[first : first + 2], names[-1]) == (["high", "high"], "low"), names
+    wait_for(lambda: not site.open(), "the server knows that they have gone")
