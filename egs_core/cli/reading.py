@@ -15,8 +15,10 @@ import typer
 
 from egs_core.adapter import load_adapter, source_of_fields, source_of_suffix
 from egs_core.cli.beliefs import own_predictor, predictor_of
+from egs_core.errors import InputError
 from egs_core.graph.load import LoadedWorkload, NoWorkloadError, load_workload
 from egs_core.predict import Predictor, signature_of
+from egs_core.runlog.records import FORMAT
 
 OWN = ("", ".json", ".gz")
 """Endings of files in the core's own formats."""
@@ -43,6 +45,9 @@ class Read(msgspec.Struct):
 def read_workload(file: Path, source: str = "", select: str = "") -> tuple[LoadedWorkload, str]:
     """The workload of a file, and the adapter that has read it, "" for the core. source: the adapter to use; select:
     which of the file's pipelines. Raises InputError."""
+    if not source and is_runlog(file):
+        hint = "`egs dashboard FILE` shows its graph, `egs report FILE` its figures, `egs why FILE TASK` a wait"
+        raise InputError(str(file), "is a run log, not a workload", hint.replace("FILE", str(file)))
     source = source or ("" if file.suffix in OWN or _is_object(file) else source_of_suffix(file.suffix))
     if source:
         return load_adapter(source).convert(file, select), source
@@ -52,6 +57,24 @@ def read_workload(file: Path, source: str = "", select: str = "") -> tuple[Loade
         if source := source_of_fields(error.fields):
             return load_adapter(source).convert(file, select), source
         raise
+
+
+class _Format(msgspec.Struct):
+    """What a file says that it is; other JSON says nothing."""
+
+    format: str = ""
+
+
+def is_runlog(path: Path) -> bool:
+    """Whether the file's first line is a run log's header; what can be read but once is none."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.readline(1 << 16), type=_Format)
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        return False
+    return found.format == FORMAT
 
 
 def _is_object(file: Path) -> bool:

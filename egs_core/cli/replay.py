@@ -30,7 +30,7 @@ from egs_core.adapter import (
     default_adapter,
     load_able,
 )
-from egs_core.cli.reading import Histories, read_believed
+from egs_core.cli.reading import Histories, Read, read_believed
 from egs_core.cli.running import shown_progress
 from egs_core.cli.simulated import lower_bound_s
 from egs_core.errors import InputError, counted
@@ -66,7 +66,9 @@ def replay(
     on = on or default_adapter()
     _check_options(on, policy, cpus, gpus, time_scale)
     _check_output(runlog, files)
-    workloads = _named(read_believed(file, history).workload for file in files)
+    read = [read_believed(file, history) for file in files]
+    _need_durations(read)
+    workloads = _named(one.workload for one in read)
     with tempfile.TemporaryDirectory(prefix="egs-replay-") as folder:
         path = runlog or Path(folder) / "replay.jsonl"
         run = _simulated if on == SIM else _on_framework
@@ -107,6 +109,18 @@ def _check_output(runlog: Path | None, files: Sequence[Path]) -> None:
         raise InputError(str(runlog), "cannot be written")
     if any(file.exists() and runlog.exists() and runlog.samefile(file) for file in files):
         raise InputError(str(runlog), "is one of the workload files", "choose another name for the run log")
+
+
+def _need_durations(read: Sequence[Read]) -> None:
+    """Raises InputError for pipelines of frameworks, which state none, and of which the history knows none yet; others
+    are told of by who runs them."""
+    for one in read:
+        graph = one.workload.graph
+        if one.source and None in graph.phase_duration_s:
+            phase = graph.phase_duration_s.index(None)
+            task = next(n for n in range(graph.n_tasks) if phase in graph.phases_of(n))
+            hint = "run it once, which your history then knows, or give --history; `egs plan` assumes what is unknown"
+            raise InputError(f"{one.workload.id}: task {graph.ids[task]!r}", "its duration is unknown", hint)
 
 
 def _named(loaded: Any) -> list[LoadedWorkload]:

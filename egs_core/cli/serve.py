@@ -141,6 +141,8 @@ def serve(
 
     def told(ready: Ready) -> None:
         print(json.dumps(msgspec.to_builtins(ready)) if as_json else _line(ready), flush=True)
+        if not ready.devices and not emulated_gpus:
+            _tell_of_none("hosts that have some can join (`egs serve --join URL`)")
 
     def _line(ready: Ready) -> str:
         kind = "emulated GPUs" if ready.emulated else "GPUs"
@@ -236,6 +238,13 @@ def _check_alone(ctx: typer.Context) -> None:
             raise InputError(max(parameter.opts, key=len), problem, "leave it out here")
 
 
+def _tell_of_none(others: str) -> None:
+    from egs_core.server.devices import why_none
+
+    to_try = "--emulated-gpus 2 offers some that are made up, to try it"
+    warn(f"no GPU is offered here ({why_none()}): {others}; {to_try}")
+
+
 def _join(urls: str, emulated: str, chosen: list[str], as_json: bool) -> None:
     with needs_server("egs serve --join"):
         from egs_core.server.devices import host_offer
@@ -246,6 +255,8 @@ def _join(urls: str, emulated: str, chosen: list[str], as_json: bool) -> None:
         named = f" ({', '.join(ready.devices)})" if ready.devices else ""
         line = f"host {ready.host} has joined {ready.url} with {len(ready.devices)} {kind}{named}; users of it ask at "
         print(json.dumps(msgspec.to_builtins(ready)) if as_json else f"{line}unix://{ready.socket}", flush=True)
+        if not ready.devices and not emulated:
+            _tell_of_none("nothing starts on this host that asks for one")
 
     try:
         addresses = [parse_url(one.strip()) for one in urls.split(",") if one.strip()]

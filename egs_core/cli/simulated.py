@@ -11,7 +11,7 @@ import msgspec
 
 from egs_core.cluster_file import load_cluster
 from egs_core.engine import POLICIES
-from egs_core.errors import InputError
+from egs_core.errors import InputError, listed
 from egs_core.graph.analysis import heads, tails, task_durations
 from egs_core.graph.bounds import compute_bound
 from egs_core.graph.columns import Graph, Shape
@@ -66,12 +66,21 @@ def known_policy(name: str, also: Sequence[str] = ()) -> str:
     return name
 
 
-def task_index(names: Sequence[str], wanted: str, place: str) -> int:
-    """The place of a task in its list; InputError with a suggestion for one that is not there."""
-    try:
-        return names.index(wanted)
-    except ValueError:
-        raise InputError(place, f"has no task {wanted!r}", did_you_mean(wanted, names)) from None
+def tasks_called(graph: Graph, wanted: Sequence[str], place: str) -> list[str]:
+    """Ids of the tasks that are meant: by id, by name, or by the end of an id that names the loop, condition or group
+    around it, too. Raises InputError with a suggestion for one that is not there, and for what several are called."""
+    found: list[str] = []
+    for word in wanted:
+        meant = [one for one in graph.ids if one == word]
+        meant = meant or [one for one, name in zip(graph.ids, graph.names, strict=True) if name == word]
+        meant = meant or [one for one in graph.ids if one.endswith(f".{word}")]
+        if not meant:
+            hint = did_you_mean(word, [*graph.ids, *graph.names]) or f"its tasks: {listed(graph.ids)}"
+            raise InputError(place, f"has no task {word!r}", hint)
+        if len(meant) > 1:
+            raise InputError(place, f"has {len(meant)} tasks called {word!r}", f"say which: {listed(meant)}")
+        found += meant
+    return list(dict.fromkeys(found))
 
 
 def estimate_of(predictor: Predictor, workload: LoadedWorkload, phase: int) -> tuple[float, float]:

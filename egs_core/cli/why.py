@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +14,8 @@ import msgspec
 import typer
 
 from egs_core.cli import simulated as shared
-from egs_core.cli.reading import Histories, read_believed
-from egs_core.cli.site import show_why
-from egs_core.client.places import find_address
+from egs_core.cli.reading import Histories, is_runlog, read_believed, read_workload
+from egs_core.cli.site import show_why, the_site
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.order.queue import ONLY_CANDIDATE
@@ -26,9 +26,11 @@ from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
 from egs_core.runlog.io import read_run
 from egs_core.runlog.labels import labels_of, relabelled
+from egs_core.runlog.standing import standing
 from egs_core.sim.simulator import Simulation
 
 SHOWN = 5
+RUN = re.compile(r"[a-z]?\d+")  # as a site server numbers runs, and drivers of frameworks
 
 
 def why(
@@ -52,10 +54,9 @@ def why(
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
     if not tasks:
-        address = find_address()
-        if address is None:
-            raise InputError(str(file), "name a task of it", "or a run of a site server: none is here, set EGS_URL")
-        show_why(address, str(file), as_json)
+        if not RUN.fullmatch(str(file)):
+            _need_a_task(file)
+        show_why(the_site(), str(file), as_json)
         return
     labels: dict[str, str] = {}
     if is_runlog(file):
@@ -69,8 +70,7 @@ def why(
         config = shared.cluster_config(slots, cpus, gpus, nodes)
         config = msgspec.structs.replace(config, policy=shared.known_policy(policy), records=False)
         workload, _ = shared.with_assumed_durations(shared.with_applied_limits(read.workload), read.predictor)
-        for task in tasks:
-            shared.task_index(workload.graph.ids, task, str(file))
+        tasks = shared.tasks_called(workload.graph, tasks, str(file))
         simulation = Simulation([workload], config)
         answers = reasons_at(simulation, tasks, at) if at is not None else waits_in_simulation(simulation, tasks)
     if as_json:
@@ -80,14 +80,18 @@ def why(
             typer.echo(relabelled("\n".join(_lines(answer)), labels))
 
 
-def is_runlog(path: Path) -> bool:
-    """Whether the file's first line is a run log's header."""
-    try:
-        with path.open("rb") as file:
-            found = msgspec.json.decode(file.readline(1 << 16), type=r.Header)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return found.format == r.FORMAT
+def _need_a_task(file: Path) -> None:
+    """Raises InputError for a file, with the tasks that it has, and for what is neither a file nor a run."""
+    if not file.exists():
+        raise InputError(str(file), "no such file, and no number of a run", "egs why FILE TASK, or egs why RUN")
+    if not is_runlog(file):
+        workload, _ = read_workload(file)
+        raise InputError(str(file), "name a task of it", f"it has {listed(workload.graph.ids)}")
+    records = read_run(file).records
+    labels = labels_of(records)
+    tasks = {(key, one.task): one.waited_s for key, those in standing(records).tasks.items() for one in those.values()}
+    known = dict.fromkeys(labels.get(task, task) for _, task in sorted(tasks, key=lambda one: -tasks[one]))
+    raise InputError(str(file), "name a task of it", f"the longest waits had {listed(list(known), SHOWN)}")
 
 
 # --- from a simulation ------------------------------------------------------------------------------------------------

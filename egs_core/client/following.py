@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from egs_core.client.http import SiteClient, Unreachable, trusted_owners
+from egs_core.client.http import SiteClient, Unreachable, trusted_owners, where_to_look
 from egs_core.client.places import Address
 from egs_core.client.watching import DoneView, Watching
 from egs_core.errors import EgsError, InputError, listed
@@ -34,7 +34,7 @@ def follow_rules(address: Address, command: Sequence[str], rules: Collection[str
             has_told = False
         except Unreachable as error:
             if not has_told:
-                say(f"the server does not answer; waiting for it ({error})")
+                say(f"the server does not answer; waiting for it ({error}){where_to_look(error)}")
             has_told = True
         else:
             check(found, rules)

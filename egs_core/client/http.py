@@ -26,7 +26,7 @@ from egs_core.client import requests as q
 from egs_core.client import tokens as t
 from egs_core.client.options import with_options
 from egs_core.client.overview import Overview
-from egs_core.client.places import TOKEN, TOKEN_FILE, Address, read_token, trusted_certificates
+from egs_core.client.places import TOKEN, TOKEN_FILE, URL, Address, read_token, trusted_certificates
 from egs_core.client.slo import Slos
 from egs_core.client.watching import Watching
 from egs_core.errors import EgsError
@@ -46,6 +46,10 @@ class Unreachable(EgsError):
 
 class NotTaken(Unreachable):
     """It has certainly not done what it was asked for."""
+
+
+class Nobody(NotTaken):
+    """There is no server at the address, or none that can be reached."""
 
 
 class Refused(EgsError):
@@ -194,7 +198,8 @@ class SiteClient:
         told = "; ".join(map(str, problems))
         if all(isinstance(one, Refused) for one in problems):
             raise Refused(c.UNKNOWN, told) from problems[-1]
-        raise Unreachable(told) from problems[-1]
+        kind = Nobody if all(isinstance(one, Nobody) for one in problems) else Unreachable
+        raise kind(told) from problems[-1]
 
 
 class _Way:
@@ -236,7 +241,7 @@ class _Way:
         except requests.RequestException as error:
             if isinstance(error, requests.ConnectionError) and (own := _own_error(error)):
                 raise own from None
-            kind = NotTaken if _was_not_sent(error) else Unreachable
+            kind = Nobody if _was_not_sent(error) else Unreachable
             raise kind(f"{self.address.url}: no answer from an EGS server ({_cause(error)})") from None
 
     def _take_new_token(self) -> bool:
@@ -347,6 +352,14 @@ def _was_not_sent(error: BaseException) -> bool:
     return any(isinstance(one, NO_CONNECTION) for one in _causes(error))
 
 
+def where_to_look(error: Unreachable) -> str:
+    """What a user can do, to be written behind the error; "" for a server that is there."""
+    if not isinstance(error, Nobody):
+        return ""
+    named = f"is the server up (`egs serve`), and is {URL} right? Unset, it is the server of this host"
+    return f": {named}" if os.environ.get(URL) else ": `egs serve` starts one"
+
+
 def _cause(error: BaseException) -> str:
     *_, last = _causes(error)
     return " ".join(str(last).split())[:200]
@@ -371,9 +384,11 @@ def trusted_owners(file: Path = SITE_FILE) -> frozenset[int]:
 
 @contextmanager
 def connected(address: Address) -> Iterator[SiteClient]:
-    """A client for one command."""
+    """A client for one command, which is told what to do where there is no server."""
     client = SiteClient(address, trusted_owners())
     try:
         yield client
+    except Nobody as error:
+        raise Nobody(f"{error}{where_to_look(error)}") from None
     finally:
         client.close()

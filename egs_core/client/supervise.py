@@ -27,7 +27,7 @@ from egs_core.client import messages as c
 from egs_core.client.arguments import written
 from egs_core.client.error_tail import ErrorTail
 from egs_core.client.groups import LeaseGroup, make_group
-from egs_core.client.http import Refused, SiteClient, Unreachable
+from egs_core.client.http import Refused, SiteClient, Unreachable, where_to_look
 from egs_core.client.idle import ACTIVITY, IdleWatch
 from egs_core.client.jobs import Job
 from egs_core.client.link import AGAIN_S, WAKE, Ended, Link, Say
@@ -112,7 +112,7 @@ class Supervisor:
                 return self._client.submit(request)
             except Unreachable as error:
                 if not has_told:
-                    self._say(f"the server does not answer; waiting for it ({error})")
+                    self._say(f"the server does not answer; waiting for it ({error}){where_to_look(error)}")
                     has_told = True
             self._end_on_signal(self._signal(AGAIN_S), None)
 

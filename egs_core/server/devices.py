@@ -87,6 +87,25 @@ def host_offer(emulated: str, chosen: Sequence[str]) -> Offer:
     return Offer(name, devices, cpus, memory_bytes, is_watched=not emulated)
 
 
+def why_none() -> str:
+    """Why `host_offer` finds no real GPU, as far as that is known."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return "the package nvidia-ml-py is not installed"
+    except pynvml.NVMLError as error:
+        return f"NVIDIA's driver does not answer: {error}"
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    finally:
+        pynvml.nvmlShutdown()
+    if count and CUDA_VISIBLE in os.environ:
+        return f"{CUDA_VISIBLE}={os.environ[CUDA_VISIBLE]} leaves none of {count} to see"
+    return "NVIDIA's driver knows none"
+
+
 def _emulated_flavors(text: str) -> list[str]:
     """Of each emulated device, "" where none is said.
 

@@ -288,6 +288,9 @@ def test_why_of_what_never_started(tmp_path: Path, capsys: pytest.CaptureFixture
         ("plan FILE --slots 2 --limit 0", "--limit: must be at least 1"),
         ("why FILE trian1 --slots 2", "has no task 'trian1' (did you mean 'train1'?)"),
         ("why FILE train1", "--slots: no cluster is given"),
+        ("why FILE", "name a task of it (it has load, train1, train2, evaluate)"),
+        ("why missing.jsonl", "missing.jsonl: no such file, and no number of a run"),
+        ("why 7", "no EGS server here: start `egs serve`, or name one by EGS_URL"),
         ("why FILE train1 --slots 2 --at -1", "--at: must be a number of seconds"),
     ],
 )
@@ -299,6 +302,43 @@ def test_bad_input_is_one_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err[:7]) == ("", 1, "error: ")
     assert expected in err
+
+
+def test_why_without_a_task_names_those_of_a_log(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that waited longest first, by the names that readers have for them."""
+    log = str(tmp_path / "run.jsonl")
+    printed(capsys, "simulate", file, *CLUSTER, "--runlog", log)
+    assert run(["why", log]) == 2
+    assert "name a task of it (the longest waits had train2, " in capsys.readouterr().err
+
+
+def test_why_of_a_task_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As its author calls it, also where its id has the loop around it; what two are called has to be told apart."""
+    phases = [{"kind": "cpu", "duration_s": 1.0}]
+    tasks = [
+        {"id": "for-loop-1.fit", "phases": phases},
+        {"id": "t2", "name": "score", "phases": phases},
+        {"id": "one.same", "phases": phases},
+        {"id": "two.same", "phases": phases},
+    ]
+    path = write(tmp_path / "loop.json", tasks)
+    found = printed(capsys, "why", path, "fit", "score", "--slots", "1")
+    assert [one["task"] for one in found["tasks"]] == ["for-loop-1.fit", "t2"]
+    assert run(["why", path, "same", "--slots", "1"]) == 2
+    assert "has 2 tasks called 'same' (say which: one.same, two.same)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["graph LOG", "plan LOG --slots 1", "simulate LOG --slots 1", "replay LOG --on sim"]
+)
+def test_a_run_log_is_no_workload(command: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command that reads workloads says what it was given, and which commands read that."""
+    log = str(tmp_path / "run.jsonl")
+    printed(capsys, "simulate", file, *CLUSTER, "--runlog", log)
+    assert run([log if word == "LOG" else word for word in command.split()]) == 2
+    err = capsys.readouterr().err
+    assert f"{log}: is a run log, not a workload" in err
+    assert f"egs dashboard {log}" in err
 
 
 def test_why_refuses_cluster_options_for_a_run_log(

@@ -14,7 +14,7 @@ import pytest
 
 from egs_core.cli.run import name_of
 from egs_core.client import messages as c
-from egs_core.client.http import SiteClient, Unreachable, trusted_owners
+from egs_core.client.http import SiteClient, Unreachable, connected, trusted_owners
 from egs_core.client.places import Address, find_address, parse_url, read_token, token_file, write_token
 from egs_core.client.processes import descendants, is_alive, living, process
 from egs_core.client.waiting_words import why_words
@@ -107,6 +107,40 @@ def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
     client = SiteClient(Address(f"unix://{tmp_path}/none", tmp_path / "none"), frozenset({0}))
     with pytest.raises(Unreachable, match="no answer from an EGS server"):
         client.runs()
+
+
+def test_a_command_says_what_to_do_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server was named, that the name may be wrong; else how one is started. Of one that is there and cannot,
+    nothing of the kind: a proxy's 502."""
+    path = tmp_path / "none"
+
+    def said() -> str:
+        with pytest.raises(Unreachable) as raised, connected(Address(f"unix://{path}", path)) as client:
+            client.runs()
+        return str(raised.value)
+
+    monkeypatch.delenv("EGS_URL", raising=False)
+    assert said().endswith(": `egs serve` starts one")
+    monkeypatch.setenv("EGS_URL", f"unix://{path}")
+    assert "is EGS_URL right?" in said()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 2\r\n\r\n{}")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            there = said()
+        finally:
+            thread.join(30)
+    assert "502" in there
+    assert "EGS_URL" not in there
 
 
 def test_a_server_that_was_too_slow_to_listen_is_asked_again(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def test_a_pipeline_is_replayed_where_its_durations_are_known(
     assert printed(capsys, "replay", file, *options, "--history", history)["makespan_s"] == pytest.approx(32.0)
     assert run(["replay", file, *options]) == 2
     said = capsys.readouterr().err
-    assert "task 'inner.step': its duration is unknown (state it in the file, or give --history)" in said
+    assert "task 'inner.step': its duration is unknown (run it once, which your history then knows" in said
+    assert "`egs plan` assumes" in said
 
 
 def test_why_explains_a_pipelines_task(file: str, history: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,22 @@ def test_a_drivers_driver_has_a_run_log_of_its_own(monkeypatch: pytest.MonkeyPat
     assert observe.runlog_path() == observe.runlog_path() == tmp_path / "log.jsonl"
     monkeypatch.setenv("EGS_RUNLOG_OWNER", f"1 {tmp_path / 'log.jsonl'}")
     assert observe.runlog_path() == tmp_path / f"log-{os.getpid()}.jsonl"
+
+
+def test_a_hook_by_another_name_is_told_once(tmp_path: Path) -> None:
+    """By the line that Python reads when it starts: in the process where that is set, and in none that it starts. The
+    right name, and none, say nothing."""
+    lines = Path(egs_ray.__file__).parent.parent / "egs_ray_hook.pth"
+    (tmp_path / "egs_ray_hook.pth").write_text(lines.read_text())
+    inner = f"import site; site.addsitedir({str(tmp_path)!r})"
+    outer = f"{inner}; import os, subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}], check=True);"
+    outer += "print(os.environ.get('RAY_RUNTIME_ENV_HOOK'))"
+
+    def said(name: str | None) -> tuple[str, str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("EGS_", "RAY_"))}
+        env |= {} if name is None else {"EGS_HOOK": name}
+        done = subprocess.run([sys.executable, "-S", "-c", outer], env=env, capture_output=True, text=True, timeout=120)
+        return done.stdout.strip(), done.stderr
+
+    assert said("rey") == ("None", "egs: EGS_HOOK=rey does nothing: it must be `ray`\n")
+    assert (said("ray"), said(""), said(None)) == (("egs_ray.hook", ""), ("None", ""), ("None", ""))

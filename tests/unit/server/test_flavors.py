@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,3 +277,27 @@ def test_emulated_gpus_of_flavors() -> None:
     ]
     assert [one.kind for one in host_offer("2", ()).devices] == ["", ""]
     assert host_offer("0", ()).devices == ()
+
+
+def test_why_a_host_offers_no_gpu(tmp_path: Path) -> None:
+    """`egs serve` says it, with what to do, and goes on: as a server of hosts that join it may. In processes of their
+    own, with NVML's library as a host without a driver has it, and as one whose GPUs an inherited variable hides."""
+    program = (
+        "from egs_core.cli import serve; from egs_core.server.devices import host_offer;"
+        "assert not host_offer('', ()).devices; serve._tell_of_none('others')"
+    )
+
+    def said(**more: str) -> str:
+        env = {**os.environ, **more}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    missing = said(CUDA_VISIBLE_DEVICES="GPU-none")
+    assert any(why in missing for why in ("(NVIDIA's driver does not answer: ", "leaves none of")), missing
+    assert "--emulated-gpus 2" in missing
+    played = tmp_path / "played.json"
+    played.write_text('{"GPU-a": {}}')
+    folder = Path(__file__).parent / "played_nvml"
+    hidden = said(CUDA_VISIBLE_DEVICES="GPU-b", EGS_PLAYED_NVML=str(played), PYTHONPATH=str(folder))
+    assert "(CUDA_VISIBLE_DEVICES=GPU-b leaves none of 1 to see)" in hidden
