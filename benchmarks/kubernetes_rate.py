@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kubernetes import GPU, NAMESPACES, QUEUE
+from benchmarks.kubernetes_world import GPU, NAMESPACES, QUEUE, add_namespace
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster
@@ -109,7 +109,7 @@ class World:
         return min(self.pods, self.nodes * self.gpus)
 
     def set_up(self) -> None:
-        self.cluster.create(NAMESPACES, {"metadata": {"name": self.name}})
+        add_namespace(self.cluster, self.name)
         self._each(range(self.nodes), self._add_node)
         self._each(range(self.pods), self._add_pod)
 

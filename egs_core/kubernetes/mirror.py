@@ -20,7 +20,8 @@ MOST_AGAIN_S = 30.0
 class Mirror:
     """See the module. made: an object's value; changed: told after each change, from the thread. labels: a selector;
     what leaves it is gone. optional: a kind that is not in the cluster, not readable, or cannot be listed yet counts
-    as an empty list."""
+    as an empty list. What could be read once is believed for half a minute longer: an API server that has just started
+    knows neither rights nor kinds, and says that there are none."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Mirror:
         self._listed = threading.Event()
         self._ended = threading.Event()
         self.lists = 0
+        self._was_read = False
         self.problem = ""
         self._thread = threading.Thread(target=self._run, name=f"egs-{kind.plural}", daemon=True)
 
@@ -80,8 +82,9 @@ class Mirror:
                 wait_s = AGAIN_S
             except Exception as error:  # whatever it is: list again
                 self.problem = f"{type(error).__name__}: {error}"[:300]
-                is_absent = isinstance(error, ApiError) and error.status in (403, 404)
-                if self._optional and (is_absent or not self.is_listed):
+                is_refused = isinstance(error, ApiError) and error.status in (403, 404)
+                is_absent = self._optional and is_refused and (not self._was_read or wait_s >= MOST_AGAIN_S)
+                if is_absent or (self._optional and not self.is_listed):
                     self._take([])
                 gone = isinstance(error, ApiError) and error.status == 410
                 self._ended.wait(0.0 if gone else MOST_AGAIN_S if is_absent else wait_s)
@@ -90,6 +93,7 @@ class Mirror:
     def _list(self) -> str:
         found, version = self._cluster.list(self._kind, labels=self._labels)
         self._take(found)
+        self._was_read = True
         self.problem = ""
         return version
 

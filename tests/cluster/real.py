@@ -39,6 +39,17 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.1)
 
 
+def has_account(cluster: Cluster, namespace: str) -> bool:
+    """Whether the cluster has made what it makes in a new namespace: without its account no pod is taken there."""
+    try:
+        cluster.get(KINDS["ServiceAccount"], "default", namespace)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
 class Site:
     """A namespace of its own with a node of so many GPUs, what `egs kubernetes manifests` prints applied for it
     alone. One at a time in a cluster: accounts, policies and the webhook are the cluster's, and who leaves takes them
@@ -51,6 +62,7 @@ class Site:
         self.name = f"egs-test-{uuid.uuid4().hex[:8]}"
         self.of = Installation("egs:1", f"{self.name}-system", (self.name,), **more)
         self.admin.create(KINDS["Namespace"], {"metadata": {"name": self.name}})
+        until(lambda: has_account(self.admin, self.name))
         self._nodes: list[str] = []
         self.add_node(self.name, gpus)
 

@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the client of Kubernetes is not installed")
 
-from benchmarks.kubernetes import FORMS, Outcome, Task, is_inverted, ranked, run_of, suite, summarise
+from benchmarks.kubernetes import FORMS, SIDES, run_of, side_of, suite, summarise
+from benchmarks.kubernetes_world import Outcome, Side, Task, is_inverted, pod_of_task, ranked
+from egs_core.kubernetes.pods import pod_of
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -48,3 +50,49 @@ def test_sides_are_compared_within_a_round() -> None:
     native, egs = summarise(found)
     assert (native["native_over"], egs["native_over"]) == (1.0, 1.5)
     assert (egs["makespan_s"], egs["inversions"], egs["gpu_pods"]) == (21.0, 3, 10)
+
+
+def test_the_demo_as_pods_has_the_ranks_that_are_compiled_into_it() -> None:
+    """Of a run that is split, whatever the labels say that `egs kubeflow compile` writes: what is behind each task, but
+    for what it believes of the report. The whole one does the same work in fewer pods, and holds GPUs for longer."""
+    digits = pytest.importorskip("benchmarks.kubernetes_digits", reason="kfp is not installed")
+    from egs_kubeflow.rewrite.expected import expect
+
+    split, whole = digits.digits("0", True), digits.digits("0", False)
+    found = digits.compiled(True)
+    ours = {task.path: task.rank_s for task in split if not task.is_driver}
+    theirs = dict(zip(found.graph.ids, (one.rank_s for one in expect(found, None)), strict=True))
+    behind = [name for name in theirs if name.startswith(("train", "evaluate"))]
+    assert len(behind) == 34
+    assert {round(theirs[name] - ours[name], 6) for name in behind} == {round(theirs["report"] - ours["report"], 6)}
+    done = [sum(task.takes_s for task in run if not task.is_driver) for run in (split, whole)]
+    used = [sum(task.used_s or 0.0 for task in run) for run in (split, whole)]
+    held = [sum(task.takes_s for task in run if task.gpus) for run in (split, whole)]
+    assert done[0] == pytest.approx(done[1])
+    assert used[0] == pytest.approx(used[1]) == held[0] < held[1]
+    for run in (split, whole):
+        assert all(parent < number for number, task in enumerate(run) for parent in task.parents)
+        assert {parent for task in run for parent in task.parents} == set(range(len(run) - 1))
+
+
+def test_pods_of_a_side_are_what_its_controllers_would_get() -> None:
+    """Gated for EGS, queued for Kueue, whose Workloads need no gate of ours; a driver is nobody's."""
+    step = Task((), 1, 2.0, 3.0, 9.0, path="train", image="train:1")
+    driver = Task((), 0, 0.0, 0.1, path="train", is_driver=True)
+    gated = pod_of(pod_of_task(step, 3, 0, side_of("egs-split-preload"), "here"))
+    assert (gated.is_gated, gated.is_ours, gated.run, gated.queue) == (True, True, "/digits/digits-3", "")
+    queued = pod_of(pod_of_task(step, 3, 0, side_of("egs-kueue"), "here"))
+    assert (queued.is_gated, queued.is_ours, queued.queue) == (False, True, "egs-bench")
+    for side in SIDES:
+        assert not pod_of(pod_of_task(driver, 3, 0, side_of(side), "here")).is_ours
+        assert pod_of(pod_of_task(step, 3, 0, side_of(side), "here")).shape.gpu_milli == 1000
+    assert side_of("egs-split-preload") == Side(egs=True, split=True, preload=True)
+
+
+def test_a_mixed_suite_has_the_same_forms_whether_or_not_the_others_are_split() -> None:
+    """Else split would be compared with another work."""
+    pytest.importorskip("benchmarks.kubernetes_digits", reason="kfp is not installed")
+    whole, split = (suite(6, 0, kind="mixed", split=split) for split in (False, True))
+    assert [run for run in whole if not run[0].path] == [run for run in split if not run[0].path]
+    assert [len(run) for run in whole if run[0].path] == [39] * 3
+    assert [len(run) for run in split if run[0].path] == [84] * 3
