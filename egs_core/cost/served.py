@@ -1,11 +1,12 @@
 """From the runs that a site server keeps to uses of GPUs: runs from the start of their command to its end, GPU requests
-as long as they had their GPUs, used while a command ran in them."""
+as long as they had their GPUs, used while a command ran in them; and from what it tells of drivers' tasks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from egs_core.client.driver_use import UsedBy
 from egs_core.client.messages import Device, RunView
 from egs_core.client.outlines import Outline
 from egs_core.cost.uses import Use
@@ -30,6 +31,15 @@ def uses_of_runs(
         used = union(clip(inside[run.id], *held)) if run.is_request else [held]
         if held[1] > held[0]:
             yield Use(run.team, run.name, run.name, run.user, node_of(run, mixed), run.gpus, held, tuple(used))
+
+
+def uses_of_drivers(rows: Iterable[UsedBy]) -> Iterator[Use]:
+    """What tasks of frameworks' drivers held: in each stretch as many GPUs as there were on average."""
+    for one in rows:
+        length_s = one.end - one.start
+        used = one.start, one.start + length_s * min(1.0, one.used / one.held)
+        gpus, held = one.held / length_s, (one.start, one.end)
+        yield Use(one.team, one.framework, one.framework, "", one.place, gpus, held, (used,) if one.used else ())
 
 
 def unlike_hosts(devices: Iterable[Device]) -> frozenset[str]:

@@ -16,6 +16,7 @@ import msgspec
 
 from egs_core.client import messages as c
 from egs_core.client.ahead import Ahead, DriverTasksView
+from egs_core.client.driver_use import DriverUse
 from egs_core.client.http import SiteClient, Unreachable
 from egs_core.client.outlines import Outlines
 from egs_core.client.overview import BY_TOKEN_HEADER, Me, Overview
@@ -28,7 +29,7 @@ RUN = re.compile(r"[A-Za-z0-9]{1,32}")
 VERBS = ("abort", "pause", "resume")
 PRIORITY = "priority"
 ANSWER_S = 10.0
-describe(Outlines, DriverTasksView, Ahead)  # decoded on threads
+describe(Outlines, DriverTasksView, Ahead, DriverUse)  # decoded on threads
 
 
 class Asking:
@@ -57,6 +58,10 @@ class Asking:
     async def ahead(self, token: str) -> Ahead:
         """What is planned for the tasks of drivers."""
         return await self._decoded("/v1/ahead", token, Ahead)
+
+    async def driver_use(self, token: str, over_s: float) -> DriverUse:
+        """What tasks of drivers held in the last so many seconds."""
+        return await self._decoded(f"/v1/driver-use?over={over_s:g}", token, DriverUse)
 
     async def _decoded(self, path: str, token: str, kind: type[T]) -> T:
         found = await self._ask("GET", path, token)

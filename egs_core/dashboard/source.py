@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from egs_core.client.ahead import Ahead, DriverTasksView
+from egs_core.client.driver_use import DriverUse
 from egs_core.client.http import Unreachable
 from egs_core.client.overview import Overview
 from egs_core.dashboard.asking import Asking
@@ -32,6 +33,7 @@ class Source:
         self._away_at = float("-inf")
         self._tasks: dict[str, _Seldom[DriverTasksView]] = {}
         self._ahead = _Seldom[Ahead]()
+        self._uses: dict[float, _Seldom[DriverUse]] = {}
         self._mirror, self._epoch, self._number, self._asked_at = Mirror(), "", 0, float("-inf")
 
     async def overview(self, token: str) -> Overview:
@@ -51,6 +53,10 @@ class Source:
     async def ahead(self, token: str) -> Ahead:
         """What was planned a few seconds ago."""
         return await self._ahead.found(lambda: self._asking.ahead(token))
+
+    async def driver_use(self, token: str, over_s: float) -> DriverUse:
+        """What tasks of drivers held, as it was a few seconds ago. over_s: of `usage.SPANS`."""
+        return await self._uses.setdefault(over_s, _Seldom()).found(lambda: self._asking.driver_use(token, over_s))
 
     async def mirror(self, token: str) -> Mirror:
         """All runs that the server keeps, as they were a moment ago."""

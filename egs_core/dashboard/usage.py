@@ -1,4 +1,5 @@
-"""What a site's GPUs were used for, now and over time, and by which team: from its runs, as `egs cost` reckons. Pure.
+"""What a site's GPUs were used for, now and over time, and by which team: from its runs, as `egs cost` reckons, and
+from what tasks of frameworks' drivers held, whose GPUs may be others. Pure.
 
 used      while a command ran      held      from a command's start to its end, or as long as a GPU request had them
 wasted    as of a run log: free, or held and not used, while a run waits for its turn (`runlog.flow`)
@@ -7,15 +8,17 @@ wasted    as of a run log: free, or held and not used, while a run waits for its
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
 
+from egs_core.client.driver_use import DriverUse
 from egs_core.client.messages import Device
 from egs_core.client.outlines import Outline
 from egs_core.cost.ledger import Ledger
 from egs_core.cost.prices import HOUR_S, Prices
-from egs_core.cost.served import uses_of_runs
+from egs_core.cost.served import uses_of_drivers, uses_of_runs
 from egs_core.cost.uses import Use
 from egs_core.dashboard.parts import BINS, Parts, card_row, chart, costs_table, kept
 from egs_core.errors import InputError
@@ -33,7 +36,7 @@ Part = tuple[float, float, float]  # start, end, GPUs
 
 class Seen(msgspec.Struct, frozen=True):
     """What somebody sees of a site. now: seconds since 1970; is_whole: also what all teams do; prices: where they are
-    known; misses: runs were left out that ended before this moment, None for none."""
+    known; misses: runs were left out that ended before this moment, None for none; drivers: what their tasks held."""
 
     runs: Sequence[Outline]
     devices: Sequence[Device]
@@ -41,6 +44,7 @@ class Seen(msgspec.Struct, frozen=True):
     is_whole: bool
     prices: Prices | None = None
     misses: float | None = None
+    drivers: DriverUse = DriverUse(0.0, 0.0)
 
 
 def usage_parts(seen: Seen, over: str) -> Parts:
@@ -48,14 +52,16 @@ def usage_parts(seen: Seen, over: str) -> Parts:
     window = seen.now - SPANS[over], seen.now
     uses = list(uses_of_runs(seen.runs, seen.now, seen.devices))
     flow = _flow(seen, uses, window[0])
-    ledger, problem = _ledger(seen, uses, window)
+    of_drivers = list(uses_of_drivers(seen.drivers.rows))
+    ledger, problem = _ledger(seen, [*uses, *of_drivers], window)
     notes = [tag("p", note, class_="note") for note in _notes(seen, problem, window[0])]
+    tasks_h = _added(Ledger(None, window), of_drivers).total.gpu_h_held
     shares = ledger.by["team"]
     currency = seen.prices.currency if seen.prices is not None and not problem else ""
     return {
         "title": (tag("h1", "Usage"), tag("p", f"the last {WORDS[over]}", id="status", role="status")),
         "now": (card_row(_now(seen, flow)),),
-        "time": (card_row(_over(seen, flow, ledger, window)), *kept(_chart(seen, flow, window, over))),
+        "time": (card_row(_over(seen, flow, ledger, tasks_h, window)), *kept(_chart(seen, flow, window, over))),
         "teams": kept(costs_table(shares, currency)) or (tag("p", "No GPU was held in this time.", class_="empty"),),
         "notes": tuple(notes),
     }
@@ -112,10 +118,11 @@ def _now(seen: Seen, flow: Flow) -> list[tuple[str, str]]:
         ("Used now", units.number(useful)),
         ("Wasted now", units.number(wasted)),
         ("GPUs waited for", units.number(waiting)),
+        *([("Held by drivers' tasks", units.number(seen.drivers.gpus))] if seen.drivers.rows else []),
     ]
 
 
-def _over(seen: Seen, flow: Flow, ledger: Ledger, window: tuple[float, float]) -> list[tuple[str, str]]:
+def _over(seen: Seen, flow: Flow, ledger: Ledger, tasks_h: float, window: tuple[float, float]) -> list[tuple[str, str]]:
     capacity_s, useful_s = flow.capacity.integral(window), flow.useful.integral(window)
     wasted_s = _wasted(seen, flow).integral(window)
     used, wasted = [units.share(one / capacity_s) if capacity_s else units.NONE for one in (useful_s, wasted_s)]
@@ -123,6 +130,7 @@ def _over(seen: Seen, flow: Flow, ledger: Ledger, window: tuple[float, float]) -
     money = [] if total.cost is None or seen.prices is None else [("Cost", f"{total.cost:.2f} {seen.prices.currency}")]
     return [
         ("GPU hours held", two_places(total.gpu_h_held)),
+        *([("Of that drivers' tasks", two_places(tasks_h))] if tasks_h else []),
         ("GPU hours wasted", two_places(wasted_s / HOUR_S)),
         ("Used of all GPUs" if seen.is_whole else "Used of what was held", used),
         ("Wasted of all GPUs" if seen.is_whole else "Wasted of that", wasted),
@@ -151,7 +159,12 @@ def _wasted(seen: Seen, flow: Flow) -> Steps:
 
 
 def _notes(seen: Seen, problem: str, begin: float) -> Iterator[str]:
-    yield "Runs and GPU requests of this site; what drivers of frameworks hold is in their own run logs."
+    yield "Runs and GPU requests of this site; GPU hours, in all and of teams, also of tasks of frameworks' drivers."
+    if seen.drivers.since > begin:
+        at = datetime.fromtimestamp(seen.drivers.since, UTC)
+        yield f"Of those tasks what was held since {at:%Y-%m-%d %H:%M} UTC, when the server started."
+    if seen.drivers.rows:
+        yield "Their GPUs may be others than the site's: shares and the time line are of runs and requests alone."
     if seen.is_whole:
         yield "The line is of the GPUs that runs may have now: none that is drained, silent or used by others."
         yield "GPUs that nobody had are in no team's row. A run that waits for its quota counts, too, as waiting."

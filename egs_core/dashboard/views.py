@@ -19,7 +19,7 @@ from egs_core.dashboard.parts import Parts
 from egs_core.dashboard.site_workloads import list_parts, workload_parts
 from egs_core.dashboard.source import Source
 from egs_core.dashboard.tree import tree
-from egs_core.dashboard.usage import Seen, usage_parts
+from egs_core.dashboard.usage import SPANS, Seen, usage_parts
 from egs_core.report.html import join
 
 Encoded = dict[str, bytes]
@@ -130,10 +130,11 @@ class UsageView(View):
 
     async def _look(self, token: str) -> tuple[object, float, Making]:
         seen, mirror = await self.source.overview(token), await self.source.mirror(token)
+        drivers = await self.source.driver_use(token, SPANS[self.of])
 
         def make() -> Callable[[], Parts]:
             runs, prices = list(mirror.runs.values()), self.seeing.prices
-            found = Seen(runs, seen.devices, seen.now, self.seeing.is_whole, prices, mirror.misses)
+            found = Seen(runs, seen.devices, seen.now, self.seeing.is_whole, prices, mirror.misses, drivers)
             return lambda: usage_parts(found, self.of)
 
         return seen.now // AGAIN_S, seen.now, make

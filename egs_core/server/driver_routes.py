@@ -1,20 +1,22 @@
 """The routes of drivers that share a pool: see `egs_core.client.messages` and `egs_core.site.wire`; and of what is
-planned for their tasks: `egs_core.client.ahead`."""
+planned for their tasks: `egs_core.client.ahead`, and of what they held: `egs_core.client.driver_use`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import msgspec
-from fastapi import FastAPI, Path, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from egs_core.client import messages as c
+from egs_core.server.driver_use import COARSE_FOR_S
 from egs_core.server.sharing import Sharing
 from egs_core.server.steps import in_turns
 from egs_core.server.who import Who
 
 DriverId = Annotated[str, Path(max_length=32)]
+Over = Annotated[float, Query(gt=0, le=COARSE_FOR_S, allow_inf_nan=False)]
 
 
 def add_driver_routes(app: FastAPI, sharing: Sharing) -> None:
@@ -46,4 +48,9 @@ def add_driver_routes(app: FastAPI, sharing: Sharing) -> None:
     async def ahead(who: Who) -> Response:
         asker = msgspec.structs.replace(who, name="")
         found = await in_turns(sharing.ask, lambda pools: pools.ahead_steps(asker))
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @app.get("/v1/driver-use", response_class=JSONResponse)
+    async def driver_use(who: Who, over: Over) -> Response:
+        found = await in_turns(sharing.ask, lambda pools: pools.use_steps(who, over))
         return Response(msgspec.json.encode(found), media_type="application/json")

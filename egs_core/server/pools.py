@@ -9,10 +9,12 @@ import msgspec
 
 from egs_core.client import messages as c
 from egs_core.client.ahead import Ahead, DriverTasksView, Planned, TaskOutline
+from egs_core.client.driver_use import DriverUse
 from egs_core.engine import messages as m
 from egs_core.engine.specs import QueueSpec
 from egs_core.engine.state.lifecycle import RUNNING, SUCCEEDED
 from egs_core.server import ahead
+from egs_core.server.driver_use import DriverUses
 from egs_core.server.moments import wall_clock
 from egs_core.server.principals import SUBMITTING, Principal, queue_for, queues_of
 from egs_core.server.spending import Spending
@@ -20,6 +22,7 @@ from egs_core.server.steps import Steps, at_once
 from egs_core.server.watching.tasks import GpuTask, Place, TaskTimes, WatchedTask
 from egs_core.site import messages as s
 from egs_core.site import wire
+from egs_core.site.held import Held
 from egs_core.site.pooled import GONE, TTL_S, About, Driver, Pool, SharedPools, batch_of
 from egs_core.site.refusal import Refusal
 from egs_core.site.spanning import Spanning
@@ -55,6 +58,13 @@ class Pools(SharedPools):
         self._spending = spending or Spending()
         self._team_of_queue = team_of_queue or {}
         self._started_at = started_at
+        self._uses = DriverUses(started_at)
+
+    def has_held(self, part: Held) -> None:
+        self._uses.over(part)
+
+    def counted_until(self, part: Held) -> float:
+        return self._uses.counted_until(part)
 
     # --- what drivers ask ---
 
@@ -146,6 +156,12 @@ class Pools(SharedPools):
         starts.sort(key=_when)
         most = ahead.MOST_PLANNED
         return Ahead(self._started_at + self._now, tuple(loaded[:most]), tuple(kept[:most]), tuple(starts[:most]))
+
+    def use_steps(self, who: Principal, over_s: float) -> Steps[DriverUse]:
+        """What tasks of its teams' drivers held in the last so many seconds, those included that have left."""
+        who.need_to_see()
+        running = [one for pool in self._pools.values() if pool.held is not None for one in pool.held.open()]
+        return self._uses.told_steps(over_s, running, self._now, who.is_of)
 
     def _teller(self, who: Principal, pool: Pool) -> Callable[[m.Reason], str]:
         """What of a reason is told: of a pool with other teams' drivers no names of others' tasks."""

@@ -4,6 +4,7 @@ protocol    `Site` and `Holder`: what each may ask and tell; all of it plain val
 messages    what is told and answered beside the engine's own events and decisions
 shared      what an engine tells each of its holders: one, or many; no clock, no thread
 embedded    the site in this process, on an engine of its own
+held        which GPUs tasks hold, from when to when
 pooled      one engine a pool, for drivers that share it, without clock or network; sharing: these, and long polls
 spanning    quotas and shares over several of these engines, and runs': who has it elsewhere, and whose turn it is
 remote      the holder's end of such a site; wire: what is sent; over_http: the way to a server's

@@ -11,6 +11,7 @@ and in which queue is for a subclass to say, as the server's.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from egs_core.engine.specs import QueueSpec
 from egs_core.runlog import records as r
 from egs_core.site import messages as s
 from egs_core.site import wire
+from egs_core.site.held import Counter, Held, Holdings
 from egs_core.site.refusal import Refusal
 from egs_core.site.shared import SharedEngine
 from egs_core.site.spanning import Spanning
@@ -101,15 +103,22 @@ class Driver:
 
 class Pool:
     """One engine, for the drivers of one cluster. spanning: over which its queues' quotas hold; gather_s: see
-    `SharedPools`."""
+    `SharedPools`; counter: of what its tasks hold."""
 
     def __init__(
-        self, name: str, queues: tuple[QueueSpec, ...], now: float, spanning: Spanning, gather_s: float
+        self,
+        name: str,
+        queues: tuple[QueueSpec, ...],
+        now: float,
+        spanning: Spanning,
+        gather_s: float,
+        counter: Counter,
     ) -> None:
         self.name, self.now, self._gather_s = name, now, gather_s
         self.engine = Engine(CONFIG)
         self.shared = SharedEngine(self.engine, self.handle, lambda: self.now)
         self.drivers: dict[str, Driver] = {}
+        self.held: Holdings | None = Holdings(self.engine.state, self._driver_of, counter)
         self._telling: set[str] = set()  # drivers that have come back and have not told all that they have
         self._gathers_until = now  # others may come back, too
         self.spanning = spanning
@@ -137,9 +146,27 @@ class Pool:
 
     def _take(self, event: m.Event) -> None:
         decisions = self.engine.handle(event, self.now)
+        self._note_held(lambda held: held.after(event, decisions, self.now))
         self.shared.after(event, self.now)
         for decision in decisions:
             self.shared.decided(decision, self.now)
+
+    def _note_held(self, note: Callable[[Holdings], None]) -> None:
+        """Wrong figures are no reason to order nothing."""
+        try:
+            if self.held is not None:
+                note(self.held)
+        except Exception:
+            LOG.exception("what tasks of pool %s hold is not counted from now on: this is a bug", self.name)
+            self.held = None
+
+    def _driver_of(self, task: int) -> Driver | None:
+        seat = self.shared.owner(task)
+        return next((one for one in self.drivers.values() if one.seat is seat), None)
+
+    def closes(self) -> None:
+        """It has no drivers any more."""
+        self._note_held(lambda held: held.close(self.now))
 
     def _holders(self, queue: str) -> list[tuple[Driver, str]]:
         """The drivers that hold something in this queue."""
@@ -176,6 +203,14 @@ class SharedPools:
         self._last = 0
         self._now = 0.0
         self._gone: set[str] = set()
+
+    # --- what tasks hold: for whoever adds it up ---
+
+    def has_held(self, _part: Held) -> None:
+        """See `held.Counter`."""
+
+    def counted_until(self, _part: Held) -> float:
+        return -math.inf
 
     # --- time ---
 
@@ -226,7 +261,7 @@ class SharedPools:
         name = f"{about.framework}:{about.pool}"
         is_first = name not in self._pools
         if is_first:
-            self._pools[name] = Pool(name, self._queues, self._now, self._spanning, self._gather_s)
+            self._pools[name] = Pool(name, self._queues, self._now, self._spanning, self._gather_s, self)
         self._last += 1
         driver = Driver(self._last, about, self._pools[name], self._now)
         self._drivers[driver.id] = driver.pool.drivers[driver.id] = driver
@@ -282,6 +317,7 @@ class SharedPools:
 
     def _drop(self, driver: Driver) -> None:
         pool = driver.pool
+        pool.now = max(pool.now, self._now)
         self._drivers.pop(driver.id, None)
         pool.drivers.pop(driver.id, None)
         self._gone.add(driver.id)
@@ -292,6 +328,7 @@ class SharedPools:
             self._forget(pool)
 
     def _forget(self, pool: Pool) -> None:
+        pool.closes()
         self._pools.pop(pool.name, None)
         self._spanning.leave(pool.member)
 

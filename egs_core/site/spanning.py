@@ -102,7 +102,7 @@ class Member:
                 number, milli = state.queue_of(state.task_of[phase]), amounts_of(state.shape_of(phase))[GPU]
                 if milli and number != NO_QUEUE:
                     of_queue = found.setdefault(self.queues[number].spec.name, {})
-                    for called, part in _on_node(state.nodes[lease.node], lease.devices, milli):
+                    for called, part in on_node(state.nodes[lease.node], lease.devices, milli):
                         of_queue[called] = of_queue.get(called, 0) + part
             self._on_nodes = mark, found
         return self._on_nodes[1]
@@ -331,7 +331,7 @@ class Spanning:
         return {queue.spec.name: _amounts(queue.used) for queue in member.queues}
 
 
-def _on_node(node: Node, devices: tuple[int, ...], milli: int) -> Iterator[tuple[str, int]]:
+def on_node(node: Node, devices: tuple[int, ...], milli: int) -> Iterator[tuple[str, int]]:
     """What is held there, by what it is called."""
     flavors = [node.device_flavors[one] for one in devices if one < len(node.device_flavors)]
     if not flavors:

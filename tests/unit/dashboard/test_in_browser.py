@@ -252,7 +252,8 @@ class Drives:
 
 
 def test_pages_of_a_driver_and_of_the_plan(seen: Seen) -> None:
-    """From the table of drivers to its tasks by Enter; both pages fit and are quiet, and axe finds nothing grave."""
+    """From the table of drivers to its tasks by Enter; both pages, and the usage with what its task holds, fit and are
+    quiet, and axe finds nothing grave."""
     driver = Drives(seen)
     try:
         seen.open(1280)
@@ -262,7 +263,7 @@ def test_pages_of_a_driver_and_of_the_plan(seen: Seen) -> None:
         seen.page.press("Enter")
         seen.until(f"document.title === 'EGS: driver {driver.id}'", "its page is there")
         for width, dark in ((360, True), (1280, False)):
-            for path, part in ((f"/workloads/{driver.id}", "graph"), ("/plan", "starts")):
+            for path, part in ((f"/workloads/{driver.id}", "graph"), ("/plan", "starts"), ("/usage", "time")):
                 driver.lives()
                 seen.open_page(path, part, width, dark)
                 assert seen.page.problems == [], path
@@ -270,6 +271,7 @@ def test_pages_of_a_driver_and_of_the_plan(seen: Seen) -> None:
                 assert seen.page.evaluate(UNNAMED) == []
                 assert grave(seen.page) == [], path
                 assert seen.page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert "Held by drivers' tasks1" in seen.page.evaluate("document.querySelector('main').textContent")
         driver.lives()
         seen.open_page(f"/workloads/{driver.id}", "graph")
         states = "[...document.querySelectorAll('svg.graph g')].map(g => g.getAttribute('class'))"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from egs_core.client.driver_use import DriverUse, UsedBy
 from egs_core.client.messages import Device
 from egs_core.client.outlines import Outline
 from egs_core.cost.prices import parse_prices
@@ -109,3 +110,23 @@ def test_what_no_run_may_have_is_not_wasted(state: str) -> None:
     assert "Wasted now 0" in texts(encoded(usage_parts(Seen(runs, devices, NOW, True), "1h")), "now")
     devices[2] = Device(id="2")
     assert "Wasted now 1" in texts(encoded(usage_parts(Seen(runs, devices, NOW, True), "1h")), "now")
+
+
+def test_what_tasks_of_drivers_held_is_in_teams_rows_and_in_money() -> None:
+    """Of two hours ago 3 GPU·h of vision's, of which a third was not used, and of the hour that goes on 1 GPU·h of a
+    team without runs: in hours and money; in no share, as their GPUs may be others."""
+    rows = (
+        UsedBy(NOW - 2 * HOUR, NOW - HOUR, "vision", "ray", "node-1", 3 * HOUR, 2 * HOUR),
+        UsedBy(NOW - HOUR, NOW, "text", "airflow", "node-2", HOUR, HOUR),
+    )
+    drivers = DriverUse(NOW, NOW - 3 * HOUR, 1.5, rows)
+    parts = encoded(usage_parts(site(prices=PRICES, drivers=drivers), "24h"))
+    assert texts(parts, "now").endswith("Held by drivers' tasks 1.50")
+    for words in ("GPU hours held 7.00", "Of that drivers' tasks 4.00", "Used of all GPUs 4.7\u00a0%", "14.00 EUR"):
+        assert words in texts(parts, "time"), (words, texts(parts, "time"))
+    for words in ("vision 5.00 4.00 1.00 10.00 EUR 2.00 EUR", "text 1.00 1.00 0.00 2.00 EUR 0.00 EUR"):
+        assert words in texts(parts, "teams"), words
+    assert "when the server started" in texts(parts, "notes")
+    hour = encoded(usage_parts(site(prices=PRICES, drivers=drivers), "1h"))
+    assert "Of that drivers' tasks 1.00" in texts(hour, "time")
+    assert "when the server started" not in texts(hour, "notes")
