@@ -4,8 +4,9 @@
     GPU 0 | aaaaaaaaaaaaaaaaaaaa | ccccccccccccccccccccccc
     GPU 1 | bbbbbbbbbb | dddddddd
 
-It counts devices only, and parts of them: not CPUs, memory, quotas, or what comes later and goes first. Where a length
-that it depends on is not known it says nothing. What it expects to start at once, though the engine let it wait, waits
+It counts devices only, and parts of them: not CPUs, memory, or what comes later and goes first. Where a length that it
+depends on is not known it says nothing; nor of what its queue's quota will keep out when a device is free, and of those
+of its queue behind it, which others then pass. What it expects to start at once, though the engine let it wait, waits
 for what is not counted: `views` tells no moment then.
 """
 
@@ -17,12 +18,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 
+import msgspec
+
 from egs_core.engine import Engine
+from egs_core.engine.rules import quota
 from egs_core.engine.rules.ends import expected_end_s
+from egs_core.engine.specs import NO_LIMIT, NO_QUEUE
 
 UNKNOWN_S = math.inf
 WHOLE_DEVICE = 1000  # thousandths
-Held = tuple[float, int, tuple[int, ...]]  # until when, of each device so many thousandths
+Held = tuple[float, int, tuple[int, ...], int]  # until when, of each device so many thousandths, the phase
 
 
 def expected_starts(engine: Engine, stopped: Collection[str] = ()) -> dict[int, float]:
@@ -82,27 +87,64 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) 
         if lease.node != number:
             continue
         left_s = UNKNOWN_S if phase in state.unknown else max(0.0, expected_end_s(state, phase) - state.now)
-        heapq.heappush(ends, (left_s, lease.gpu_milli, lease.devices))
+        heapq.heappush(ends, (left_s, lease.gpu_milli, lease.devices, phase))
     found: dict[int, float] = {}
-    if not any(free) and all(left_s == UNKNOWN_S for left_s, _, _ in ends):
+    if not any(free) and all(left_s == UNKNOWN_S for left_s, *_ in ends):
         return found  # the common case, and an order of thousands costs milliseconds
-    at_s = 0.0
+    at_s, quotas = 0.0, _Quotas(engine)
     for _, unit in groupby(order(), lambda phase: state.gang_of.get(state.task_of[phase], -1 - phase)):
         phases = list(unit)
+        if quotas.is_behind(phases):
+            continue
         wanted = [state.shape_of(phase).gpu_milli for phase in phases]
         while (taken := _devices_of_all(free, wanted)) is None and ends:
-            end_s, milli, devices = heapq.heappop(ends)
+            end_s, milli, devices, ended = heapq.heappop(ends)
             at_s = max(at_s, end_s)
+            quotas.count([ended], -1)
             for device in devices:
                 free[device] += milli
         if taken is None or at_s == UNKNOWN_S:
             break
+        if not quotas.allow(phases):
+            continue
+        quotas.count(phases, 1)
         for phase, milli, devices in zip(phases, wanted, taken, strict=True):
             found[phase] = at_s
             _take(free, milli, devices)
             end_s = UNKNOWN_S if phase in state.unknown else at_s + state.estimate_s[phase]
-            heapq.heappush(ends, (end_s, min(milli, WHOLE_DEVICE), devices))
+            heapq.heappush(ends, (end_s, min(milli, WHOLE_DEVICE), devices, phase))
     return found
+
+
+class _Quotas:
+    """What queues use as it will be, and those of which something is kept out by their quota: what is behind it waits
+    for it. Phases on other nodes hold what they do now."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._state = engine.state
+        self._queues = [msgspec.structs.replace(one, used=one.used[:], most=NO_LIMIT) for one in engine.state.queues]
+        self._behind: set[int] = set()
+
+    def is_behind(self, phases: Sequence[int]) -> bool:
+        return self._queue_of(phases[0]) in self._behind
+
+    def allow(self, phases: Sequence[int]) -> bool:
+        """Whether those that start together may; if not, their queue has to wait."""
+        number = self._queue_of(phases[0])
+        if quota.blocked_by(self._queues, number, quota.demand(self._state, phases)) is None:
+            return True
+        self._behind.add(number)
+        return False
+
+    def count(self, phases: Sequence[int], sign: int) -> None:
+        """These hold something more, or no longer."""
+        number = self._queue_of(phases[0])
+        if number != NO_QUEUE:
+            for kind, amount in enumerate(quota.demand(self._state, phases)):
+                self._queues[number].used[kind] += sign * amount
+
+    def _queue_of(self, phase: int) -> int:
+        return self._state.queue_of(self._state.task_of[phase])
 
 
 def _devices_of_all(free: list[int], wanted: Sequence[int]) -> list[tuple[int, ...]] | None:

@@ -8,6 +8,7 @@ from egs_core.client import messages as c
 from egs_core.engine import Engine
 from egs_core.engine.specs import UNLIMITED, QueueSpec
 from egs_core.server.book import CONFIG
+from egs_core.server.forecast import expected_starts
 from egs_core.server.logic import SiteLogic
 from egs_core.server.overview import overview
 from egs_core.server.runs import SiteFacts
@@ -44,6 +45,37 @@ def test_no_time_is_promised_to_what_waits_for_quota(site: SiteLogic) -> None:
     other = site.submit(ANN, request(5, queue="others"))
     assert (other.kind, other.starts_in_s) == ("capacity", 40.0)
     end(site, busy)
+
+
+def test_no_time_is_promised_to_what_will_wait_for_quota(site: SiteLogic) -> None:
+    """All devices are held until 60 s; then the first of a queue with a quota of one has a device, and the second,
+    which waits for a device until then, has no quota: it is not told the moment at which it will be told so, nor one
+    of its queue behind it, also by `egs run --check`. Another queue's, behind both, has a device at that moment."""
+    site.offer(OFFER, (QueueSpec("images", nominal=(UNLIMITED, 1000, UNLIMITED)), QueueSpec("others")))
+    busy = start(site, 1, gpus=3, queue="others", expected_s=60.0)
+    first = site.submit(ANN, request(2, queue="images", expected_s=10.0))
+    second = site.submit(ANN, request(3, queue="images", expected_s=600.0))
+    other = site.submit(ANN, request(4, queue="others"))
+    found = {view.id: view.starts_in_s for view in site.queue(ANN).runs}
+    assert found == {first.id: 60.0, second.id: None, other.id: 60.0}
+    assert [site.view(ANN, one.id).starts_in_s for one in (first, second, other)] == [60.0, None, 60.0]
+    assert site.check(ANN, request(5, queue="images")).starts_in_s is None
+    site.at(site.now + 60)
+    end(site, busy)
+    states = {one.id: site.view(ANN, one.id) for one in (first, second, other)}
+    assert [one.state for one in states.values()] == ["granted", "waiting", "granted"]
+    assert (states[second.id].kind, states[second.id].starts_in_s) == ("quota", None)
+
+
+def test_quota_that_comes_free_with_the_device_is_counted(site: SiteLogic) -> None:
+    """What its queue's own run holds until then is no longer used: the moment is told."""
+    site.offer(OFFER, (QueueSpec("images", nominal=(UNLIMITED, 1000, UNLIMITED)), QueueSpec("others")))
+    start(site, 1, gpus=2, queue="others", expected_s=300.0)
+    start(site, 2, queue="images", expected_s=60.0)
+    ahead = site.submit(ANN, request(3, queue="others"))
+    waits = site.submit(ANN, request(4, queue="images"))
+    assert (site.view(ANN, ahead.id).starts_in_s, waits.kind) == (60.0, "quota")
+    assert expected_starts(site.book.engine)[site.book.engine.state.cursor[site.runs[waits.id].task]] == 300.0
 
 
 def test_no_time_is_promised_to_what_waits_for_memory(site: SiteLogic) -> None:
