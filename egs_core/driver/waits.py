@@ -96,7 +96,7 @@ class WaitRecords:
         state = self._state
         if isinstance(event, m.TasksAdded):
             numbers = state.workloads[state.workload_number(event.workload)].numbers
-            return (state.cursor[task] for task in itertools.islice(numbers, len(numbers) - event.graph.n_tasks, None))
+            return [state.cursor[task] for task in numbers[len(numbers) - event.graph.n_tasks :]]
         if isinstance(event, m.PhaseEnded):
             return self._after_task(state.task_of[event.phase])
         if isinstance(event, (m.TaskFinished, m.BranchSkipped)) and 0 <= event.task < len(state.cursor):

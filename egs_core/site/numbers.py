@@ -50,9 +50,9 @@ class Numbers:
     def event_there(self, event: m.Event) -> m.Event | None:
         """The same in the site's numbers; None where it does not know what the event is about."""
         changes: dict[str, Any] = {}
-        if isinstance(event, m.PhaseStarted | m.PhaseEnded):
+        if isinstance(event, (m.PhaseStarted, m.PhaseEnded)):
             changes["phase"] = self._phase_there.get(event.phase)
-        elif isinstance(event, m.Estimates | m.FlavorEstimates):
+        elif isinstance(event, (m.Estimates, m.FlavorEstimates)):
             known = [value for value in event.values if value[0] in self._phase_there]
             changes["values"] = tuple([(self._phase_there[phase], *rest) for phase, *rest in known]) or None
         elif isinstance(event, m.TasksSeen):
@@ -61,7 +61,7 @@ class Numbers:
             changes["tasks"] = tuple(there) or None
         elif isinstance(event, DECIDED):
             changes["decision"] = self._id_there(event.decision) or None
-        elif isinstance(event, m.PreloadReady | m.PreloadFailed):
+        elif isinstance(event, (m.PreloadReady, m.PreloadFailed)):
             changes = {"task": self._task_there.get(event.task), "decision": self._id_there(event.decision)}
         elif isinstance(event, CONTROLS):
             if event.scope == "task" and event.target.isdecimal():
@@ -73,7 +73,7 @@ class Numbers:
 
     def note_there(self, note: s.Note) -> s.Note | None:
         """The same for a note. One of a start that another site has granted counts for what was taken over."""
-        if isinstance(note, s.Granted | s.Started):
+        if isinstance(note, (s.Granted, s.Started)):
             grant = note.grant
             task, phase, number = self.task_there(grant.task), self._phase_there.get(grant.phase), grant.id
             is_late = isinstance(note, s.Granted) and not self._id_there(number)
@@ -110,7 +110,7 @@ class Numbers:
             return s.Dropped(tuple([self._task_here[task] for task in told.tasks]))
         self.told_id = max(self.told_id, told.id + self._offset)
         changes: dict[str, Any] = {"id": told.id + self._offset}
-        if isinstance(told, s.Grant | s.Stop):
+        if isinstance(told, (s.Grant, s.Stop)):
             changes["phase"] = self._phase_here[told.phase]
         if not isinstance(told, m.ScalingHint):
             changes["task"] = self._task_here[told.task]

@@ -124,7 +124,7 @@ class SharedEngine:
         elif isinstance(decision, m.Stop):
             self.owner(decision.task).tell(self._stop(decision), now)
         else:
-            assert isinstance(decision, m.Preload | m.DropPreload)
+            assert isinstance(decision, (m.Preload, m.DropPreload))
             self.owner(decision.task).tell(decision, now)
 
     def _grant(self, found: m.Grant) -> s.Grant:
@@ -178,7 +178,7 @@ class SharedEngine:
             return (state.workload_number(event.workload),)
         if isinstance(event, m.PhaseEnded) and not state.is_metered:
             return (state.task_workload[state.task_of[event.phase]],) if 0 <= event.phase < len(state.task_of) else ()
-        if isinstance(event, m.TaskFinished | m.BranchSkipped) and not state.is_metered:
+        if isinstance(event, (m.TaskFinished, m.BranchSkipped)) and not state.is_metered:
             return (state.task_workload[event.task],) if 0 <= event.task < len(state.cursor) else ()
         return list(self._open)
 
@@ -248,15 +248,19 @@ class Seat:
     def report(self, event: m.Event) -> None:
         """See `Site.report`. Raises ValueError for a block that is no graph."""
         named = self._named(event) if self.prefix else event
-        if isinstance(named, m.WorkloadSubmitted):
+        if isinstance(named, (m.PhaseStarted, m.PhaseEnded)):  # the most
+            self._shared.handle(named)
+        elif isinstance(named, m.WorkloadSubmitted):
             self._shared.take_workload(self, named)
         elif named is not None:
             self._shared.handle(named)
-            if isinstance(named, m.NodeAdded | m.NodeLost):
+            if isinstance(named, (m.NodeAdded, m.NodeLost)):
                 self._hear_of_node(named, self._shared.now())
 
     def _named(self, event: m.Event) -> m.Event | None:
         """The event with the engine's names; None where it names what is not the holder's."""
+        if isinstance(event, (m.PhaseStarted, m.PhaseEnded)):  # the most
+            return event if self._owns_phase(event.phase) else None
         if isinstance(event, m.WorkloadSubmitted):
             part_of = self.prefix + event.submission if event.submission else ""
             return msgspec.structs.replace(event, workload=self.prefix + event.workload, submission=part_of)
@@ -351,38 +355,39 @@ class Seat:
     def _is_own(self, event: m.Event) -> bool:
         """Whether all that the event names is the holder's; nodes are everybody's."""
         state = self._shared.state
-        if isinstance(event, m.NodeAdded | m.NodeLost):
+        if isinstance(event, (m.NodeAdded, m.NodeLost)):
             return True
-        if isinstance(event, m.PhaseStarted | m.PhaseEnded):
-            return self._owns_phases([event.phase])
-        if isinstance(event, m.Estimates | m.FlavorEstimates):
+        if isinstance(event, (m.Estimates, m.FlavorEstimates)):
             return self._owns_phases([value[0] for value in event.values])
         if isinstance(event, m.TasksSeen):
             return self.owns([sight.task for sight in event.tasks])
-        if isinstance(event, m.DecisionApplied | m.DecisionRejected | m.DecisionLost):
+        if isinstance(event, (m.DecisionApplied, m.DecisionRejected, m.DecisionLost)):
             subject = state.decisions.get(event.decision, 0)  # unknown ones mean nothing to the engine
             known = event.decision in state.decisions
-            return not known or (self.owns([-1 - subject]) if subject < 0 else self._owns_phases([subject]))
+            return not known or (self.owns([-1 - subject]) if subject < 0 else self._owns_phase(subject))
         if isinstance(event, CONTROLS):
             return event.target.isdecimal() and self.owns([int(event.target)])
         if isinstance(event, m.GrantsHeld):
             return len(self._shared.seats) == 1  # else others' work would be held, too
-        if isinstance(event, m.QueuesChanged | m.UsedElsewhere | m.FlavorsChanged | m.Tick):
+        if isinstance(event, (m.QueuesChanged, m.UsedElsewhere, m.FlavorsChanged, m.Tick)):
             return False  # the site's own affairs
         return self.owns([event.task])  # type: ignore[attr-defined]  # all others name one
 
     def _may_note(self, note: s.Note) -> bool:
-        if isinstance(note, s.Granted | s.Started):
-            return self._owns_phases([note.grant.phase])
+        if isinstance(note, (s.Granted, s.Started)):
+            return self._owns_phase(note.grant.phase)
         if isinstance(note, s.Ended):
-            return self._owns_phases([note.phase])
+            return self._owns_phase(note.phase)
         if isinstance(note, s.PreloadBegun):
             return self.owns([note.decision.task])
         return self.owns([note.task])  # type: ignore[attr-defined]  # all others name one
 
     def _owns_phases(self, phases: Iterable[int]) -> bool:
+        return all(map(self._owns_phase, phases))
+
+    def _owns_phase(self, phase: int) -> bool:
         task_of = self._shared.state.task_of
-        return all(0 <= phase < len(task_of) and self._shared.owner(task_of[phase]) is self for phase in phases)
+        return 0 <= phase < len(task_of) and self._shared.owner(task_of[phase]) is self
 
     def owns(self, tasks: Iterable[int]) -> bool:
         """Whether there are such tasks, and all of them are the holder's."""

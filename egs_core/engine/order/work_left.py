@@ -75,7 +75,7 @@ def step_of(left_ms: int) -> int:
 
 def touched_by(state: State, event: m.Event | None, known: int) -> Iterable[int]:
     """Tasks whose work left the event may have changed, `known` of all having been counted before."""
-    if isinstance(event, m.PhaseStarted | m.DecisionApplied | m.Tick | m.PreloadReady | m.WorkloadSubmitted):
+    if isinstance(event, (m.PhaseStarted, m.DecisionApplied, m.Tick, m.PreloadReady, m.WorkloadSubmitted)):
         return ()
     if isinstance(event, m.TasksAdded):
         return range(known, len(state.task_ids))

@@ -188,7 +188,9 @@ def devices_for(node: Node, shape: Shape, packer: Packer | None = None) -> tuple
     """Devices that the shape takes on a node on which it fits; none for one without a GPU."""
     if not shape.gpu_milli:
         return ()
-    return (select_devices(node, shape) or ()) if packer is None else packer.devices(node, shape)
+    if packer is None or shape.gpu_milli >= WHOLE_DEVICE:  # whole ones are alike to every packing
+        return select_devices(node, shape) or ()
+    return packer.devices(node, shape)
 
 
 def possible_nodes(state: State, phase: int) -> Iterable[int]:

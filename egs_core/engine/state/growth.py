@@ -25,10 +25,10 @@ def append_block(state: Columns, number: int, graph: Graph) -> list[int]:
     order = block_order(graph, known)
     if find_gang_cycle(graph, known):
         raise ValueError("the block has a gang whose tasks depend on each other")
-    numbers = workload.numbers + [0] * len(order)
+    numbers = workload.numbers
+    numbers += [0] * len(order)
     for offset, local in enumerate(order):
         numbers[known + local] = start + offset
-    workload.numbers = numbers
     workload.open_tasks += len(order)
     _append_tasks(state, graph, order, number)
     _append_phases(state, graph, order, start)
