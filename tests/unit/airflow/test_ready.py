@@ -14,7 +14,7 @@ import pytest
 
 from egs_airflow import compat, config, features
 from egs_airflow.executors import ready
-from egs_airflow.executors.demand import MOST_BYTES, DagFile, Shared
+from egs_airflow.executors.demand import MOST_BYTES, WORTH_S, DagFile, Shared
 from egs_airflow.executors.ready import ReadyQueue, fork_ready, stamps_of
 from egs_airflow.executors.room import Room
 from tests.unit.airflow.watched import lets_run, supervise
@@ -220,7 +220,8 @@ def test_one_that_is_killed_leaves_its_place(executor: Executor) -> None:
 
 def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a file of which tasks came, here or elsewhere, while there is room; not after one in vain, not for a file
-    that is unfit, not too long after the last task; and one that is too old is another one."""
+    that is unfit, not too long after the last task, when one that stands goes too; and one that is too old is another
+    one."""
     now = [0.0]
     made: list[ready.Process] = []
 
@@ -247,7 +248,7 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stand()
     two.stand()
     assert [process.file for process in made] == [good]  # there is room for one
-    assert (one.look_in_s(), two.look_in_s()) == (ready.MOST_AGE_S, ready.MOST_AGE_S)
+    assert (one.look_in_s(), two.look_in_s()) == (ready.LEAST_LOOK_S, ready.MOST_AGE_S)
     now[0] = ready.MOST_AGE_S
     old = one.process
     one.renew()
@@ -258,12 +259,12 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stand()
     assert not made
     assert room.uses() == []
-    now[0] += ready.IDLE_S - 1.0
+    now[0] += WORTH_S - 1.0
     one.take(other)
     one.stand()
     assert one.take(other) is not None
     made.clear()
-    now[0] += ready.IDLE_S + 1.0
+    now[0] += 10 * WORTH_S
     one.take(unfit)
     one.stand()
     assert one.take(unfit) is None
@@ -274,16 +275,25 @@ def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     one.stand()
     assert [process.file for process in made] == [unfit]
     one.drop()
-    now[0] += ready.IDLE_S + 1.0
+    now[0] += 10 * WORTH_S
     one.take(good)
     three.stand()  # it has had no task, and knows what others had
     assert [process.file for process in made] == [good]
     assert [seen.standing for seen in one._seen() if seen.file == good] == [1]
     three.drop()
     assert [seen.standing for seen in one._seen() if seen.file == good] == [0]
-    now[0] += ready.IDLE_S + ready.UNFIT_S
+    now[0] += 2 * ready.UNFIT_S
     one.stand()
     three.stand()
+    assert (made, room.uses()) == ([], [])
+    late = ready.Ready(room, Shared(FORK.Array("c", MOST_BYTES)), lambda: now[0])
+    late.take(good)
+    now[0] += WORTH_S - 5.0
+    late.stand()
+    late.renew()
+    assert len(made) == 1
+    now[0] += 6.0
+    late.renew()  # young, but nothing is likely to come for it any more
     assert (made, room.uses()) == ([], [])
     room.close()
 

@@ -32,14 +32,12 @@ from multiprocessing import connection
 from typing import Any, NoReturn
 
 from egs_airflow import config, own_process
-from egs_airflow.executors.demand import MOST_BYTES, DagFile, Seen, Shared, Times, best, next_s
+from egs_airflow.executors.demand import MOST_BYTES, DagFile, Seen, Shared, best, next_s, stays
 from egs_airflow.executors.room import Room
 from egs_airflow.preload.modules import has_cuda
 
 MOST_AGE_S = 30.0
 """As old as Airflow's own reading of a DAG file may be (`[dag_processor] min_file_process_interval`)."""
-IDLE_S = 300.0
-"""So long after the last task of a file another one is thought likely, where too few have come to tell."""
 UNFIT_S = 600.0
 """So long a DAG file that had no such process is not tried again."""
 PATIENCE_S = 60.0
@@ -49,10 +47,9 @@ DELAY_S = 0.2
 CLOCK_NS = 20_000_000
 """By so much a file's time of change may be earlier than the change."""
 LEAST_LOOK_S = 1.0
-"""No sooner a process of the executor that has none looks again."""
+"""No sooner a process of the executor looks again; one that has a process ready looks so often."""
 YIELD_S = 0.01
 """So long those that have no process ready leave a task to those that have."""
-TIMES = Times(MOST_AGE_S, IDLE_S)
 
 Stamps = dict[str, tuple[int, int]]
 """Files that were read, each with its time of change and its size."""
@@ -111,7 +108,7 @@ class Ready:
         if self.process is not None or self.is_tried:
             return
         unfit = [file for file, until_s in self.unfit.items() if now_s < until_s]
-        chosen = best(self._seen(), now_s, TIMES, unfit)
+        chosen = best(self._seen(), now_s, unfit)
         if chosen is None:
             return
         try:
@@ -130,18 +127,22 @@ class Ready:
         return seen
 
     def look_in_s(self) -> float:
-        """In how many seconds to see again whether one should stand ready, or that which does is too old."""
+        """In how many seconds to see again whether one should stand ready, or that which does should go."""
         now_s = self.clock()
         if self.process is not None:
-            return max(0.0, self.process.began_s + MOST_AGE_S - now_s)
-        return max(LEAST_LOOK_S, next_s(self.demand.read(), now_s, TIMES) - now_s)
+            return max(0.0, min(LEAST_LOOK_S, self.process.began_s + MOST_AGE_S - now_s))
+        return max(LEAST_LOOK_S, next_s(self.demand.read(), now_s, MOST_AGE_S) - now_s)
 
     def renew(self) -> None:
-        """Another one, where that which stands ready is too old."""
-        process = self.process
-        if process is not None and not self._is_young(process):
+        """Give up the one that stands ready, where it is too old or nothing is likely to come for it any more."""
+        process, now_s = self.process, self.clock()
+        if process is None:
+            return
+        if not self._is_young(process):
             if process.stamps(0.0) is None:
-                self.unfit[process.file] = self.clock() + UNFIT_S
+                self.unfit[process.file] = now_s + UNFIT_S
+            self.drop()
+        elif not any(one.file == process.file and stays(one, now_s) for one in self.demand.read()):
             self.drop()
 
     def take(self, file: DagFile) -> Process | None:
