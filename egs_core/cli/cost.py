@@ -177,8 +177,8 @@ def _served(rating: Rating) -> tuple[Iterator[Use], list[str]]:
     notes: list[str] = []
     with connected(the_site()) as client:
         found = client.runs(with_ended=True)
-    if evicted := sum(1 for run in found.runs if run.evictions):
-        problem = "were evicted: what they held before they started anew is not in the server's history"
+    if evicted := sum(run.evictions > len(run.earlier) for run in found.runs):
+        problem = "were evicted under an older server: of what they held before they started anew not all is known"
         notes.append(f"note: {evicted} runs {problem}")
     if any(device.label == "emulated" for device in found.devices):
         notes.append("note: the site server has emulated GPUs: nobody pays for those")

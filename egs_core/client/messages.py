@@ -294,6 +294,17 @@ class ProgressView(Told):
         return ", ".join(filter(None, (step, loss)))
 
 
+class Earlier(Told):
+    """What a run had from a start until it was evicted. waited_s: for its GPUs, where that is known."""
+
+    started_at: float
+    ended_at: float
+    gpus: float
+    host: str = ""
+    flavor: str = ""
+    waited_s: float | None = None
+
+
 class RunView(Told):
     """A run as the server sees it. site: the server's own id; runs of two servers may have one number.
 
@@ -307,7 +318,7 @@ class RunView(Told):
     told by `egs.work`, by unit. wants_told: heartbeats are to say when it told of that last; wants_progress: and where
     it is. flavors: of GPUs that it may have, none named: all; flavor: of those that it has, or had, where they are of
     one. progress: where it is, while it runs and tells that. checkpoints: how often it was asked for one, by the signal
-    `checkpoint_signal`, "" for a run that states none. note: why it was asked for.
+    `checkpoint_signal`, "" for a run that states none. note: why it was asked for. earlier: starts before the last.
     """
 
     id: str
@@ -358,6 +369,7 @@ class RunView(Told):
     checkpoint_signal: str = ""
     checkpoints: int = 0
     note: str = ""
+    earlier: tuple[Earlier, ...] = ()
 
     @property
     def doing(self) -> str:

@@ -10,6 +10,17 @@ from __future__ import annotations
 import msgspec
 
 
+class Earlier(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As `messages.Earlier`."""
+
+    started_at: float
+    ended_at: float
+    gpus: float
+    host: str = ""
+    flavor: str = ""
+    waited_s: float | None = None
+
+
 class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run without what only its owner needs; see `messages.RunView`. follows: ids of the runs after which it was
     submitted to come, also such as had ended by then; after: of those that it still waits for; when: those of either
@@ -41,6 +52,7 @@ class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
     evictions: int = 0
     when: dict[str, str] = {}
+    earlier: tuple[Earlier, ...] = ()
 
     @property
     def framework(self) -> str:

@@ -125,8 +125,8 @@ class _Log:
 
 
 def worked_of_runs(runs: Iterable[RunView], now: float, devices: Iterable[Device] = ()) -> Iterator[Worked]:
-    """The same of a site server's runs and devices. What was evicted is left out: what it held before is not known any
-    more. A run in a GPU request has that one's GPUs while it runs."""
+    """The same of a site server's runs and devices. What was evicted is left out: what it did before it may have
+    done again. A run in a GPU request has that one's GPUs while it runs."""
     known, unlike = {run.id: run for run in runs}, unlike_hosts(devices)
     for run in known.values():
         if not run.work or run.evictions or run.started_at is None:

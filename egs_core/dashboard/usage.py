@@ -79,17 +79,21 @@ def _flow(seen: Seen, uses: Sequence[Use], begin: float) -> Flow:
 
 
 def _waits(seen: Seen) -> Iterator[Part]:
-    """When a run waited for its turn, and not for others or for somebody to resume it; of one that was evicted the
-    last time alone."""
+    """When a run waited for its turn, and not for others or for somebody to resume it; each time, of one that was
+    evicted."""
     ended = {run.id: run.ended_at for run in seen.runs}
     for run in seen.runs:
         if not run.gpus or run.inside:
             continue
-        if run.started_at is not None and run.waited_s:
-            yield run.started_at - run.waited_s, run.started_at, run.gpus
-        elif run.state == "waiting" and not run.after:
-            since = max([run.submitted_at, *(ended.get(one) or 0.0 for one in run.follows)])
-            yield since, seen.now, run.gpus
+        for start, waited_s, gpus in [
+            *((one.started_at, one.waited_s, one.gpus) for one in run.earlier),
+            (run.started_at, run.waited_s, run.gpus),
+        ]:
+            if start is not None and waited_s:
+                yield start - waited_s, start, gpus
+        if run.state == "waiting" and not run.after:
+            since = [*(ended.get(one) or 0.0 for one in run.follows), *(one.ended_at for one in run.earlier)]
+            yield max([run.submitted_at, *since]), seen.now, run.gpus
 
 
 def _ledger(seen: Seen, uses: Sequence[Use], window: tuple[float, float]) -> tuple[Ledger, str]:
@@ -176,8 +180,8 @@ def _notes(seen: Seen, problem: str, begin: float) -> Iterator[str]:
         yield "The GPUs are emulated: nobody pays for those."
     if seen.misses is not None and seen.misses > begin:
         yield "Not all of this time is kept: the server keeps the last 10,000 runs that have ended."
-    if evicted := sum(1 for run in seen.runs if run.evictions):
-        yield f"{evicted} runs were evicted: what they held before they started anew is not kept."
+    if evicted := sum(run.evictions > len(run.earlier) for run in seen.runs):
+        yield f"{evicted} runs were evicted under an older server: not all of what they held before is known."
 
 
 def _gpus(steps: Steps, at: float) -> float:

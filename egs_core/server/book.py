@@ -325,6 +325,7 @@ class Book:
         """It was evicted, and no process of it is left: it waits again, for a new lease, or for its request's."""
         lease = run.lease
         assert lease is not None
+        run.keep_attempt(self.now)
         run.lease, run.started_at, run.named = None, None, ()
         run.stop, run.grace_s, run.is_evicted, run.is_lost, run.is_warned = "", 0.0, False, False, False
         turns.again(self.touch(run), self.now)

@@ -16,6 +16,7 @@ from egs_core.site.refusal import Refusal as Refusal
 NOT_ADMITTED = -1
 NO_PHASE = -1  # of a lease in a request
 EMULATED = "emulated"  # the label of a device that is none
+MOST_ATTEMPTS = 100  # of a run, that are kept
 WHOLE_DEVICE = 1000  # thousandths
 WAITING, PAUSED, GRANTED, RUNNING, STOPPING, ENDED = "waiting", "paused", "granted", "running", "stopping", "ended"
 
@@ -122,6 +123,18 @@ class Saving(msgspec.Struct, frozen=True):
     takes_s: float
 
 
+class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a run had from a start until it was evicted: so many GPUs, of `flavor` where they were of one, on a host
+    ("" for the server's own), after it had waited so long."""
+
+    started_at: float
+    ended_at: float
+    gpus: float = 0.0
+    host: str = ""
+    flavor: str = ""
+    waited_s: float | None = None
+
+
 class Run(msgspec.Struct, omit_defaults=True):
     """One run. Times are the site's (see `SiteLogic`). version: higher with each change that its client is told.
 
@@ -145,6 +158,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     which it was submitted to come; follows_when: of those of them that need not succeed, how they have to end. roams:
     the site has chosen its host, and may choose another one while it waits.
     turn_at: since when it is its turn to wait, later by what it was held; held_at: since when it is, see `turns`.
+    earlier: what it had before it was evicted, the last times.
     """
 
     id: str
@@ -202,12 +216,19 @@ class Run(msgspec.Struct, omit_defaults=True):
     roams: bool = False
     turn_at: float | None = None
     held_at: float | None = None
+    earlier: tuple[Attempt, ...] = ()
 
     @property
     def workload(self) -> str:
         """What the engine calls it: something new each time that it is given to it; of a gang all are one."""
         number = self.gang.number if self.gang else self.id
         return f"{number}.{self.changes}" if self.changes else number
+
+    def keep_attempt(self, now: float) -> None:
+        """It is evicted: what it has had is kept."""
+        if self.started_at is not None:
+            had = Attempt(self.started_at, now, self.gpus, self.host, self.flavor, self.waited_s)
+            self.earlier = (*self.earlier, had)[-MOST_ATTEMPTS:]
 
     @property
     def whole(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from egs_core.calendar import Window
@@ -93,6 +93,16 @@ class Views:
         node = self.node_of(OWN) if host == OWN else None
         return node.name if node else host
 
+    def earlier(self, run: Run) -> Iterator[dict[str, Any]]:
+        """The fields of `messages.Earlier`, of each."""
+        for one in run.earlier:
+            found = {name: getattr(one, name) for name in ("gpus", "flavor", "waited_s")}
+            yield found | {
+                "host": self.name_of(one.host),
+                "started_at": self._facts.epoch + one.started_at,
+                "ended_at": self._facts.epoch + one.ended_at,
+            }
+
     def listed_hosts(self, sees: Sees = _all) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
         """Of each host its name, state, devices and open runs: see `client.hosts.HostView`."""
         found = []
@@ -178,6 +188,7 @@ class Views:
             beat_s=BEAT_S,
             requeue=run.is_evicted,
             evictions=run.evictions,
+            earlier=tuple([c.Earlier(**one) for one in self.earlier(run)]),
             is_request=run.is_request,
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,

@@ -105,6 +105,27 @@ def view(number: str, start_h: float | None, end_h: float | None, **more: object
     return RunView.model_validate(fields | more)
 
 
+def test_of_a_run_that_was_evicted_all_of_its_starts_count() -> None:
+    """It had two GPUs for an hour, waits, had one for half an hour on another host, and runs again; of a request that
+    was evicted a command in it counts as use in each of its lives."""
+    start = {"started_at": FEBRUARY, "ended_at": FEBRUARY + H, "gpus": 2.0, "host": "a", "flavor": "a100"}
+    again = {"started_at": FEBRUARY + 2 * H, "ended_at": FEBRUARY + 2.5 * H, "gpus": 1.0, "host": "b"}
+    inside = {"started_at": FEBRUARY + 0.25 * H, "ended_at": FEBRUARY + H, "gpus": 0.0}
+    runs = [
+        view("1", 4, None, evictions=2, earlier=(start, again)),
+        view("2", None, None, is_request=True, gpus=2.0, evictions=1, earlier=(start,)),
+        view("3", None, None, inside="2", gpus=0.0, evictions=1, earlier=(inside,)),
+    ]
+    found = list(uses_of_runs(runs, FEBRUARY + 5 * H))
+    assert [(use.task, use.node, use.gpus * (use.held[1] - use.held[0]) / H) for use in found] == [
+        ("job1", "a", 2.0),
+        ("job1", "b", 0.5),
+        ("job1", "", 1.0),
+        ("job2", "a", 2.0),
+    ]
+    assert found[3].used == ((FEBRUARY + 0.25 * H, FEBRUARY + H),)
+
+
 def test_of_a_servers_runs() -> None:
     """A run is used as long as it runs, until now where it does so still; a GPU request while commands run in it, two
     at once counted once; what never started, needs no GPU or is a framework's driver, is not."""

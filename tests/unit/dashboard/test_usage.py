@@ -8,7 +8,7 @@ import pytest
 
 from egs_core.client.driver_use import DriverUse, UsedBy
 from egs_core.client.messages import Device
-from egs_core.client.outlines import Outline
+from egs_core.client.outlines import Earlier, Outline
 from egs_core.cost.prices import parse_prices
 from egs_core.dashboard.usage import SPANS, Seen, usage_parts
 from egs_core.dashboard.views import encoded
@@ -92,6 +92,15 @@ def test_what_is_not_known_is_said() -> None:
     notes = texts(encoded(usage_parts(emulated, "1h")), "notes")
     for words in ("emulated", "1 runs were evicted", "--prices"):
         assert words in notes, words
+
+
+def test_each_start_of_a_run_that_was_evicted_counts() -> None:
+    """Held from 3 to 2 hours ago after it had waited for half an hour; since then it waits, while the GPU is free."""
+    before = Earlier(NOW - 3 * HOUR, NOW - 2 * HOUR, 1.0, waited_s=HOUR / 2)
+    run = Outline("1", "r", "ann", "waiting", 1.0, NOW - 5 * HOUR, evictions=1, earlier=(before,))
+    parts = encoded(usage_parts(Seen([run], [Device(id="0")], NOW, True), "24h"))
+    assert "GPU hours held 1.00 GPU hours wasted 2.50" in texts(parts, "time")
+    assert "evicted" not in texts(parts, "notes")
 
 
 @pytest.mark.parametrize("waited_s", [None, 600.0])

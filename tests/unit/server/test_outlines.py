@@ -133,7 +133,8 @@ def test_many_are_told_in_parts_and_made_in_steps(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_held_is_reckoned_the_same_from_outlines(app: RealApp) -> None:
-    """As `egs cost` reckons from the runs themselves: of a run, one that waits, a GPU request and a command in it."""
+    """As `egs cost` reckons from the runs themselves: of a run, one that waits, a GPU request and a command in it; and
+    of a run that was evicted, and waits again, what it held before."""
     ann = app.token("submitter", "vision", "ann")
     view = ann.submit("held-run", gpus=1).told
     ann.post(f"/v1/runs/{view['id']}/claim", {"token": view["lease"]["token"]})
@@ -142,8 +143,15 @@ def test_what_was_held_is_reckoned_the_same_from_outlines(app: RealApp) -> None:
     assert asked.status == 200, asked.body
     command = ann.submit("command-key", inside=asked.told["id"]).told
     ann.post(f"/v1/runs/{command['id']}/claim", {"token": command["lease"]["token"]})
+    low = ann.submit("evicted-run", gpus=1, requeue=True).told
+    token = low["lease"]["token"]
+    ann.post(f"/v1/runs/{low['id']}/claim", {"token": token})
+    high = ann.submit("goes-first", gpus=1, priority=9).told
+    ann.post(f"/v1/runs/{low['id']}/end", {"token": token, "outcome": "evicted", "exit_code": 143})
+    high = ann.get(f"/v1/runs/{high['id']}").told
+    ann.post(f"/v1/runs/{high['id']}/claim", {"token": high["lease"]["token"]})
     runs = Runs.model_validate(ann.get("/v1/runs?ended=true").told)
     outlines = msgspec.json.decode(ann.get("/v1/outlines").body, type=Outlines)
     found = list(uses_of_runs(outlines.runs, outlines.now, runs.devices))
     assert found == list(uses_of_runs(runs.runs, outlines.now, runs.devices))
-    assert [(use.gpus, use.team, len(use.used)) for use in found] == [(1.0, "vision", 1)] * 2
+    assert [(use.gpus, use.team, len(use.used)) for use in found] == [(1.0, "vision", 1)] * 4

@@ -56,6 +56,13 @@ def test_a_run_that_said_so_is_evicted_for_a_higher_priority(site: SiteLogic) ->
     assert second.token > first.token > low.lease.token
     again = site.claim(ANN, low.id, c.Claim(token=second.token))
     assert site.view(ANN, low.id).started_at == 1000.0 + site.now
+    (first_time,) = site.view(ANN, low.id).earlier
+    assert (first_time.started_at, first_time.ended_at, first_time.gpus, first_time.waited_s) == (
+        1000.0,
+        2000.0,
+        3,
+        0.0,
+    )
     assert end(site, again).outcome == "succeeded"
     site.validate()
 
