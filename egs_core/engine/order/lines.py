@@ -5,8 +5,7 @@
               s1   p4 p9 p5 p8                s7   p2 p3                            keys alone, without places
 
 When a submission's place changes, only its firsts move, one a class, however many phases wait behind them. Heaps keep
-outdated entries until they come up: only the one that is kept for its phase counts. An entry is the key with the phase
-behind it, one tuple, which is quicker to compare than a key inside another.
+outdated entries until they come up: only the key that is kept for its phase, as the same object, counts.
 
 Where the policy does not tell submissions apart, all phases are of one, and a full key is the key.
 """
@@ -15,17 +14,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Any
 
 from egs_core.engine.order.classes import PhaseClass
 from egs_core.engine.order.fronts import ClassFronts
 from egs_core.engine.order.policy import DEPENDENTS_TERM, FullKey, Key, Policy
-from egs_core.engine.order.submission_order import NO_ORDER, WAITED_LONG, Place, SubmissionOrder, Waiter
+from egs_core.engine.order.submission_order import IN_TIME, NO_ORDER, SubmissionOrder, Waiter
 from egs_core.engine.rules.promises import PROMISED
 from egs_core.engine.state.state import State
 
-Entry = tuple[Any, ...]  # key, and its phase as the last
-First = tuple[Any, ...]  # full key, and phase and submission as the last two
 Aged = tuple[float, int, int]  # ready at, order, phase
 LEAST_KEPT = 64  # outdated entries that are not worth counting again
 ALL = 0  # the one submission of a policy that does not tell them apart
@@ -38,9 +34,9 @@ class Line:
     __slots__ = ("firsts", "heaps", "shown")
 
     def __init__(self) -> None:
-        self.heaps: dict[int, list[Entry]] = {}
-        self.firsts: list[First] = []
-        self.shown: dict[int, First] = {}
+        self.heaps: dict[int, list[Key]] = {}
+        self.firsts: list[FullKey] = []
+        self.shown: dict[int, FullKey] = {}
 
 
 class Lines:
@@ -50,17 +46,16 @@ class Lines:
         self._state = state
         self._fronts = fronts
         self.keys: dict[int, Key] = {}
-        self._entries: dict[int, Entry] = {}  # phase -> its entry that counts
         self._at: dict[int, tuple[PhaseClass, int]] = {}  # phase -> class and submission
         self._lines: dict[PhaseClass, Line] = {}
-        self._tops: dict[int, dict[PhaseClass, Entry]] = {}  # submission -> class -> its first there
-        self._next: dict[int, Entry] = {}  # submission -> the first of those, while that one is queued with this key
+        self._tops: dict[int, dict[PhaseClass, Key]] = {}  # submission -> class -> its first there
+        self._next: dict[int, Key] = {}  # submission -> the first of those, while that one is queued with this key
         self._ages: dict[int, list[Aged]] = {}  # submission -> heap of its phases since the oldest was asked for
         self.order = SubmissionOrder(state, self._oldest, stated=has_max_wait) if policy.by_submission else None
         self.timers = self.order.timers.heap if self.order is not None else []  # of submissions that wait
 
     def clear(self) -> None:
-        for container in (self.keys, self._entries, self._at, self._lines, self._tops, self._next, self._ages):
+        for container in (self.keys, self._at, self._lines, self._tops, self._next, self._ages):
             container.clear()
         if self.order is not None:
             self.order.forget_waits()
@@ -72,17 +67,20 @@ class Lines:
 
     def full_key(self, phase: int, key: Key) -> FullKey:
         """The key with its submission's place."""
-        return key if self.order is None else self._placed(key, self.order.place(self.submission_of(phase)))
+        if self.order is None:
+            return key
+        number = self.submission_of(phase)
+        self.order.place(number)  # so that it is known from now on
+        return self._placed(key, number, self.order)
 
-    def _placed(self, key: Key, place: Place) -> FullKey:
+    def _placed(self, key: Key, number: int, order: SubmissionOrder) -> FullKey:
         """Among overdue phases submissions are not told apart."""
         # spelled out for the hot path; a policy that tells submissions apart has these terms (`EGS_TERMS`)
-        priority, overdue, deadline, path, dependents, warmth, ready_order = key
-        if not overdue:
-            place = NO_ORDER
-        elif place[0] == WAITED_LONG and deadline > PROMISED:
+        priority, overdue, deadline, path, dependents, warmth, ready_order, phase = key
+        place = order.places[number] if overdue else NO_ORDER
+        if place < IN_TIME and deadline > PROMISED:
             deadline = PROMISED  # beside what goes first for a promise, and there the first
-        return priority, overdue, deadline, place, path, dependents, warmth, ready_order
+        return priority, overdue, deadline, place, path, dependents, warmth, ready_order, phase, number
 
     # --- in and out ---
 
@@ -103,8 +101,7 @@ class Lines:
         heap = line.heaps.get(number)
         if heap is None:
             heap = self._new_heap(phase_class, line, number)
-        entry = self._entries[phase] = *key, phase
-        heapq.heappush(heap, entry)
+        heapq.heappush(heap, key)
         if old is not None:
             known = self._tops[number]
             if (top := known.get(old[0])) is not None and top[-1] == phase:
@@ -116,28 +113,28 @@ class Lines:
                 heapq.heappush(ages, (state.ready_at[phase], state.order[phase], phase))
             if number not in order.due or state.ready_at[phase] < state.now:
                 order.waits(number, state.ready_at[phase])
-        if heap[0] is entry:
+        if heap[0] is key:
             tops = self._tops.get(number)
             if tops is None:
                 tops = self._tops[number] = {}
-            tops[phase_class] = entry
+            tops[phase_class] = key
             next_up = self._next.get(number)
-            is_behind = next_up is not None and next_up < entry
+            is_behind = next_up is not None and next_up < key
             if not is_behind and next_up is not None:
-                self._next[number] = entry
+                self._next[number] = key
             if not is_behind and self._leaf_changed(number, tops):
                 self.refresh(number)
             else:
-                self._put_first(phase_class, line, number, entry)
+                self._put_first(phase_class, line, number, key)
 
-    def _new_heap(self, phase_class: PhaseClass, line: Line, number: int) -> list[Entry]:
+    def _new_heap(self, phase_class: PhaseClass, line: Line, number: int) -> list[Key]:
         """For a submission that has had no phase in the class."""
         if self.order is not None:
             self.order.place(number)  # so that it is known from now on
         if len(line.heaps) == 1:
             (other,) = line.heaps
-            phase = self._tops[other][phase_class][-1]
-            first = *self.full_key(phase, self.keys[phase]), phase, other
+            key = self._tops[other][phase_class]
+            first = self.full_key(key[-1], key)
             line.firsts, line.shown = [first], {other: first}
         heap = line.heaps[number] = []
         return heap
@@ -152,7 +149,7 @@ class Lines:
     def take(self, phase: int) -> int:
         """Take a phase out; its submission, which keeps its place until `settle_place`: who comes next is asked
         before."""
-        del self.keys[phase], self._entries[phase]
+        del self.keys[phase]
         phase_class, number = self._at.pop(phase)
         tops = self._tops[number]
         if tops[phase_class][-1] == phase:
@@ -165,23 +162,23 @@ class Lines:
         if order is None:
             return
         next_up = self._next.get(number)
-        is_new = next_up is None or self._entries.get(next_up[-1]) is not next_up
+        is_new = next_up is None or self.keys.get(next_up[-1]) is not next_up
         is_new = is_new and self._leaf_changed(number, self._tops.get(number))
         if (order.late and order.left(number, phase)) or is_new:
             self.refresh(number)
 
     # --- firsts ---
 
-    def _settle(self, phase_class: PhaseClass, number: int, tops: dict[PhaseClass, Entry]) -> None:
+    def _settle(self, phase_class: PhaseClass, number: int, tops: dict[PhaseClass, Key]) -> None:
         """The submission's first in the class may count no more: the next one does. What is empty is forgotten. The
         submission keeps its place."""
-        entries, line = self._entries, self._lines[phase_class]
+        keys, line = self.keys, self._lines[phase_class]
         heap = line.heaps[number]
-        while heap and entries.get(heap[0][-1]) is not heap[0]:
+        while heap and keys.get(heap[0][-1]) is not heap[0]:
             heapq.heappop(heap)
         if heap:
-            entry = tops[phase_class] = heap[0]
-            self._put_first(phase_class, line, number, entry)
+            key = tops[phase_class] = heap[0]
+            self._put_first(phase_class, line, number, key)
             return
         del line.heaps[number], tops[phase_class]
         line.shown.pop(number, None)
@@ -191,7 +188,7 @@ class Lines:
             self._ages.pop(number, None)
         self._settle_class(phase_class, line)
 
-    def _leaf_changed(self, number: int, tops: dict[PhaseClass, Entry] | None) -> bool:
+    def _leaf_changed(self, number: int, tops: dict[PhaseClass, Key] | None) -> bool:
         """Whether the submission's next task says something new of who waits for it, and that moves the submission."""
         order = self.order
         if order is None:
@@ -199,29 +196,21 @@ class Lines:
         leaf: float = 0
         if tops:
             next_up = self._next.get(number)
-            if next_up is None or self._entries.get(next_up[-1]) is not next_up:
+            if next_up is None or self.keys.get(next_up[-1]) is not next_up:
                 next_up = self._next[number] = min(tops.values())
             leaf = next_up[DEPENDENTS_TERM]
         return order.leaves.get(number, 0) != leaf and order.set_leaf(number, int(leaf))
 
     def refresh(self, number: int) -> None:
         """The submission has a new place."""
-        for phase_class, entry in self._tops.get(number, {}).items():
-            self._put_first(phase_class, self._lines[phase_class], number, entry)
+        for phase_class, key in self._tops.get(number, {}).items():
+            self._put_first(phase_class, self._lines[phase_class], number, key)
 
-    def _put_first(self, phase_class: PhaseClass, line: Line, number: int, entry: Entry) -> None:
-        order, phase = self.order, entry[-1]
-        key: FullKey = self.keys[phase]
-        if order is not None:  # as `_placed`
-            priority, overdue, deadline, path, dependents, warmth, ready_order = key
-            place = order.places[number] if overdue else NO_ORDER
-            if not place[0] and deadline > PROMISED:
-                deadline = PROMISED
-            key = priority, overdue, deadline, place, path, dependents, warmth, ready_order
+    def _put_first(self, phase_class: PhaseClass, line: Line, number: int, key: Key) -> None:
+        first = key if self.order is None else self._placed(key, number, self.order)
         if len(line.heaps) == 1:
-            self._fronts.put(phase_class, key, phase)
+            self._fronts.put(phase_class, first, key[-1])
             return
-        first = *key, phase, number
         firsts, shown = line.firsts, line.shown
         if firsts and firsts[0] is shown.get(number):
             heapq.heapreplace(firsts, first)
@@ -229,7 +218,7 @@ class Lines:
             heapq.heappush(firsts, first)
         shown[number] = first
         if firsts[0] is first:
-            self._fronts.put(phase_class, key, phase)
+            self._fronts.put(phase_class, first, key[-1])
         else:
             self._settle_class(phase_class, line)
 
@@ -238,7 +227,7 @@ class Lines:
         while firsts and shown.get(firsts[0][-1]) is not firsts[0]:
             heapq.heappop(firsts)
         if firsts:
-            self._fronts.put(phase_class, firsts[0][:-2], firsts[0][-2])
+            self._fronts.put(phase_class, firsts[0], firsts[0][-2])
             if len(line.heaps) == 1:
                 line.firsts, line.shown = [], {}
         else:
@@ -253,7 +242,7 @@ class Lines:
 
     def is_late(self, number: int) -> bool:
         """Whether the submission has waited too long for others."""
-        return self.order is not None and self.order.place(number)[0] == WAITED_LONG
+        return self.order is not None and self.order.place(number) < IN_TIME
 
     def are_several(self) -> bool:
         """Whether phases of more than one submission wait."""
@@ -265,10 +254,10 @@ class Lines:
             for phase in self._counted(heap):
                 yield self.full_key(phase, self.keys[phase]), phase
 
-    def _counted(self, heap: list[Entry]) -> Iterator[int]:
-        """The phases of the entries that count."""
-        entries = self._entries
-        return (entry[-1] for entry in heap if entries.get(entry[-1]) is entry)
+    def _counted(self, heap: list[Key]) -> Iterator[int]:
+        """The phases of the keys that count."""
+        keys = self.keys
+        return (key[-1] for key in heap if keys.get(key[-1]) is key)
 
     def first_of(self, phase_class: PhaseClass, count: int) -> list[tuple[Key, int]]:
         """The first `count` of a class that are of the submission that goes first in it, in order, without sorting:
@@ -277,10 +266,9 @@ class Lines:
         heap = line.heaps[line.firsts[0][-1] if line.firsts else next(iter(line.heaps))]
         next_up = [(heap[0], 0)]
         while next_up and len(found) < count:
-            entry, at = heapq.heappop(next_up)
-            phase = entry[-1]
-            if self._entries.get(phase) is entry:
-                found.append((self.keys[phase], phase))
+            key, at = heapq.heappop(next_up)
+            if self.keys.get(key[-1]) is key:
+                found.append((key, key[-1]))
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(heap):
                     heapq.heappush(next_up, (heap[child], child))

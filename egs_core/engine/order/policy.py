@@ -1,7 +1,8 @@
 """Order among ready phases: a policy is a short list of comparable terms, the smallest first.
 
 Each term gives a number for a phase; the first term in which two candidates differ is the reason that a decision
-carries. Everything ends in `ready_order`, so ties are broken by who became ready first.
+carries. Everything ends in `ready_order`, so ties are broken by who became ready first. A phase's key is these numbers,
+and the phase behind them.
 
     dependents          priority, overdue, deadline, remaining_path, dependents, warmth, ready_order      (rule 2)
     egs                 the same, with the place of the submission before the remaining path (`submission_order`)
@@ -35,10 +36,10 @@ class Term(Protocol):
     def __call__(self, state: State, phase: int, /) -> float: ...
 
 
-Key = tuple[float, ...]
-FullKey = tuple[
-    Any, ...
-]  # a key, with the place of its submission, itself a tuple, in front of the path where submissions count
+Key = tuple[Any, ...]
+"""The number of each term, and the phase."""
+FullKey = tuple[Any, ...]
+"""Where submissions count: a key with the place of its submission in front of the path, and its number at the end."""
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -176,13 +177,13 @@ class Policy(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Callable[[State, int], Key]:
-        """The function that gives a phase its place: all terms' numbers."""
+        """The function that gives a phase its place: all terms' numbers, and the phase."""
         terms = self.terms
-        return self.fused or (lambda state, phase: tuple([term(state, phase) for term in terms]))
+        return self.fused or (lambda state, phase: (*[term(state, phase) for term in terms], phase))
 
 
 def egs_key(state: State, phase: int) -> Key:
-    """(priority, overdue, deadline, remaining_path, dependents, warmth, ready_order) without six calls."""
+    """(priority, overdue, deadline, remaining_path, dependents, warmth, ready_order, phase) without six calls."""
     task = state.task_of[phase]
     options = state.options.get(task)
     has_dependents = state.children[task] or phase + 1 < state.first_phase[task + 1]
@@ -191,8 +192,8 @@ def egs_key(state: State, phase: int) -> Key:
     if state.rank_boost_s and not is_job:
         rank -= state.rank_boost_s.get(phase, 0.0)
     if options is None:
-        return 0, 1, NO_DEADLINE, rank, 0 if has_dependents else 1, 0, state.order[phase]
-    place = 0 if has_dependents else 1, warmth(state, phase), state.order[phase]
+        return 0, 1, NO_DEADLINE, rank, 0 if has_dependents else 1, 0, state.order[phase], phase
+    place = 0 if has_dependents else 1, warmth(state, phase), state.order[phase], phase
     return -options.priority, 1, NO_DEADLINE, rank, *place
 
 

@@ -28,6 +28,7 @@ from egs_core.engine.order.policy import (
     Key,
     Policy,
 )
+from egs_core.engine.order.submission_order import IN_TIME, parts_of
 from egs_core.engine.order.urgency import Urgency
 from egs_core.engine.rules import quota
 from egs_core.engine.rules.promises import PROMISED
@@ -93,6 +94,8 @@ class ReadyQueue:
     def _place_of(self, phase: int) -> Key:
         """The phase's key; for the leader of a gang the best of its members."""
         key = min(self._key_of(self.state, p) for p in self.members(phase))
+        if key[-1] != phase:
+            key = (*key[:-1], phase)
         if not (self.state.has_deadlines and self.policy.ages):
             return key
         return (*key[:DEADLINE_TERM], self.urgency.term(phase), *key[DEADLINE_TERM + 1 :])
@@ -277,7 +280,7 @@ class ReadyQueue:
         while nothing is reserved for others."""
         if self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] < PROMISED):
             return None
-        if self._by_submission and not key[PATH_TERM][0]:
+        if self._by_submission and key[PATH_TERM] < IN_TIME:
             reservations = self.state.reservations
             if not reservations or phase in reservations:
                 return None
@@ -301,10 +304,10 @@ class ReadyQueue:
             at = 0
         while key[at] == following[at]:
             at += 1
-            if at == len(key):
+            if at == len(names):
                 return names[-1]
         if not names[at]:
-            return next(n for n, a, b in zip(PLACE_TERMS, key[at], following[at], strict=True) if a != b)
+            return _deciding_part(key, following)
         if at == DEADLINE_TERM and self._ages and key[at] == PROMISED:
             return PLACE_TERMS[0] if self.is_late(key) else PROMISE
         return names[OVERDUE_TERM] if at == self._age_term and not key[OVERDUE_TERM] else names[at]
@@ -324,7 +327,7 @@ class ReadyQueue:
         """Whether it may reserve: it is overdue, a deadline has put it forward, or its submission has waited too long
         for others."""
         is_forward = self._ages and (not key[OVERDUE_TERM] or key[DEADLINE_TERM] < PROMISED)
-        return is_forward or (self._by_submission and not key[PATH_TERM][0])
+        return is_forward or (self._by_submission and key[PATH_TERM] < IN_TIME)
 
     def is_overdue(self, key: FullKey) -> bool:
         return self._ages and not key[OVERDUE_TERM]
@@ -413,7 +416,7 @@ class ReadyQueue:
 
     def is_late(self, key: FullKey) -> bool:
         """Whether its submission has waited too long for others."""
-        return self.policy.by_submission and not key[PATH_TERM][0]
+        return self._by_submission and key[PATH_TERM] < IN_TIME
 
     def is_late_behind_others(self, key: FullKey) -> bool:
         """The same, while other submissions wait too: one alone waits for nobody."""
@@ -429,7 +432,7 @@ class ReadyQueue:
             if one[DEADLINE_TERM] != PROMISED:
                 return ""
             return PLACE_TERMS[0] if self.is_late(one) else PROMISE
-        return next((n for n, a, b in zip(PLACE_TERMS, one[PATH_TERM], other[PATH_TERM], strict=True) if a != b), "")
+        return _deciding_part(one, other)
 
     def full_key(self, phase: int) -> FullKey:
         """The key of a queued phase, with the place of its submission."""
@@ -438,3 +441,9 @@ class ReadyQueue:
     def is_urgent(self, key: FullKey) -> bool:
         """Whether a deadline has put it forward."""
         return self._ages and key[DEADLINE_TERM] < PROMISED
+
+
+def _deciding_part(one: FullKey, other: FullKey) -> str:
+    """What of their submissions' places puts one before the other; "" when they are alike."""
+    parts = zip(PLACE_TERMS, parts_of(one[PATH_TERM]), parts_of(other[PATH_TERM]), strict=True)
+    return next((name for name, a, b in parts if a != b), "")

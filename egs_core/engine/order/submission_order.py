@@ -9,7 +9,9 @@ Least remaining work first minimises the mean completion time on one machine (Sc
 Classes that span a factor of two, with a floor, keep submissions from changing places at every end, and leave those of
 one class to rule 2 on their heads and to their order of arrival. Inside a submission nothing of this is asked.
 
-    place = (whether it has not waited too long, class of its work, whether nothing waits for its next task, number)
+    place = whether it has not waited too long · class of its work · whether nothing waits for its next task · number
+
+as the digits of one whole number, since that is what is compared most.
 
 **Waiting.** A phase that has waited longer for other submissions than `WAIT_FACTOR` times what all work in its queue
 took when its submission came brings its submission forward, until it has started. No clock is asked: the places are a
@@ -25,12 +27,15 @@ from egs_core.engine.specs import NO_QUEUE, ORDERS, UNLIMITED, Amounts
 from egs_core.engine.state.histories import PRIOR_MS, QueueHistory, Submission, amount_of
 from egs_core.engine.state.state import State
 
-Place = tuple[int, int, int, int]
+Place = int
 FLOOR = 30 * 1000 * 1000  # half a minute of a device, in thousandths times milliseconds
 WAIT_FACTOR = 4.0
 LEAST_WAIT_S = 60.0
-NO_ORDER: Place = (1, 0, 0, 0)  # of a queue whose submissions are not told apart
-WAITED_LONG = 0  # the first number of a place
+MOST_SUBMISSIONS, MOST_CLASSES = 1 << 40, 1 << 16
+LEAF: Place = MOST_SUBMISSIONS  # added where nothing waits for the next task
+WORK_CLASS: Place = 2 * LEAF
+IN_TIME: Place = WORK_CLASS * MOST_CLASSES  # less: has waited too long
+NO_ORDER = IN_TIME  # of a queue whose submissions are not told apart
 Waiter = tuple[float, int]  # ready at, phase
 
 
@@ -95,10 +100,10 @@ class SubmissionOrder:
         if order == "dependents":
             return NO_ORDER
         if order == "arrival":
-            return 1, 0, 0, number
+            return IN_TIME + number
         if number in self.late:
-            return WAITED_LONG, 0, 0, number
-        return 1, self._classes[number], self.leaves.get(number, 0), number
+            return number
+        return IN_TIME + WORK_CLASS * self._classes[number] + LEAF * self.leaves.get(number, 0) + number
 
     def _order_of(self, submission: Submission) -> str:
         if not self._state.queues:
@@ -247,6 +252,13 @@ class SubmissionOrder:
         submission = self._state.submissions[number]
         length_s = mean_length_s(self._state.histories[submission.history], needs_devices=submission.needs_devices)
         return max(LEAST_WAIT_S, submission.wait_s + submission.wait_lengths * length_s)
+
+
+def parts_of(place: Place) -> tuple[int, int, int, int]:
+    """The numbers that make up a place, the one that counts most first."""
+    in_time, rest = divmod(place, IN_TIME)
+    work_class, rest = divmod(rest, WORK_CLASS)
+    return in_time, work_class, *divmod(rest, LEAF)
 
 
 def _guesses(history: QueueHistory) -> tuple[int, ...]:

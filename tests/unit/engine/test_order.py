@@ -87,7 +87,7 @@ def test_the_fused_key_is_the_terms() -> None:
     state = world.bench.state
     assert len(state.kind) > 30
     for phase in range(len(state.kind)):
-        assert EGS.key(state, phase) == tuple(term(state, phase) for term in EGS.terms)
+        assert EGS.key(state, phase) == (*[term(state, phase) for term in EGS.terms], phase)
 
 
 def test_reasons_name_the_deciding_term() -> None:
