@@ -34,14 +34,30 @@ class Stretches:
         """What was held until then, no longer ago than is kept."""
         since = max(part.since, until - self._for_s)
         used_since = until if part.used_since is None else max(since, part.used_since)
-        for number in range(int(since // self.width_s), int(until // self.width_s) + 1):
+        first, last = int(since // self.width_s), int(until // self.width_s)
+        if first == last:  # as most are
+            found = self._sums(first, key, until)
+            found[0] += part.gpus * max(0.0, until - since)
+            found[1] += part.gpus * max(0.0, until - used_since)
+            return
+        for number in range(first, last + 1):
             begin, end = number * self.width_s, (number + 1) * self.width_s
-            sums = self.sums.setdefault(number, {})
-            found = sums.setdefault(key if len(sums) < MOST_KEYS or key in sums else (*key[:2], ""), [0.0, 0.0])
+            found = self._sums(number, key, until)
             found[0] += part.gpus * max(0.0, min(end, until) - max(begin, since))
             found[1] += part.gpus * max(0.0, min(end, until) - max(begin, used_since))
 
-    def forget(self, now: float) -> None:
+    def _sums(self, number: int, key: Key, now: float) -> list[float]:
+        """Of a stretch, to be added to."""
+        sums = self.sums.get(number)
+        if sums is None:
+            self._forget(now)  # only now: there may be hundreds, and a task may end each millisecond
+            sums = self.sums[number] = {}
+        found = sums.get(key)
+        if found is None:
+            found = sums.setdefault(key if len(sums) < MOST_KEYS else (*key[:2], ""), [0.0, 0.0])
+        return found
+
+    def _forget(self, now: float) -> None:
         first = (now - self._for_s) // self.width_s
         for number in [one for one in self.sums if one < first]:
             del self.sums[number]
@@ -58,13 +74,13 @@ class DriverUses:
     def over(self, part: Held) -> None:
         """What a task has held."""
         until = part.until or 0.0
-        self._counted.pop(_task(part), None)
-        self._counted[_task(part)] = until
+        task = _task(part)
+        self._counted.pop(task, None)
+        self._counted[task] = until
         if len(self._counted) > MOST_TASKS:
             del self._counted[next(iter(self._counted))]
         for kept in self._kept:
             kept.add(_key(part), part, until)
-            kept.forget(until)
 
     def counted_until(self, part: Held) -> float:
         """Of a task that a driver has brought along: it may have left and come back; minus infinity

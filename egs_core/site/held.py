@@ -73,7 +73,7 @@ class Holdings:
         for one in decisions:
             if isinstance(one, m.Grant):
                 self._look(one.phase, now)
-        if isinstance(event, m.PhaseStarted | m.PhaseEnded):
+        if isinstance(event, (m.PhaseStarted, m.PhaseEnded)):
             self._look(event.phase, now)
         if len(self._known) != len(self._state.leases):
             for phase in {*self._known, *self._state.leases}:

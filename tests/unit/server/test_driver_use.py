@@ -165,7 +165,6 @@ def test_what_is_kept_is_bounded() -> None:
     assert len(kept.sums[0]) == MOST_KEYS + 1
     assert sum(held for held, _ in kept.sums[0].values()) == 20.0 * MOST_KEYS
     kept.add(("red", "ray", "n"), Held(owner, ("w", "t"), 1, "n", 1.0, 0.0, 0.0), 100 * HOUR)
-    kept.forget(100 * HOUR)
     assert len(kept.sums) == HOUR / FINE_S + 1
 
 
