@@ -19,7 +19,7 @@ from egs_core.cost.uses import uses_of
 from egs_core.dashboard.parts import BINS, card_row, chart, costs_table, table
 from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
 from egs_core.report import units
-from egs_core.report.compare import cards, shown_runs
+from egs_core.report.compare import cards, device_name, shown_runs
 from egs_core.report.html import Markup, linked_head, tag
 from egs_core.runlog.flow import build_flow
 from egs_core.runlog.io import Run
@@ -79,13 +79,12 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
         workloads=workloads,
         devices=[
             (
-                f"{d.node or 'node'}, GPU {d.device}",
+                device_name(d, 24),
                 units.number(d.phases),
                 units.share(d.utilisation_nominal),
                 units.share(d.utilisation_useful),
             )
             for d in shown.metrics.devices
-            if d.phases
         ],
         loaded=[
             (

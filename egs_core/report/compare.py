@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -12,7 +13,7 @@ from egs_core.report import units
 from egs_core.runlog.claims import Claim, claim_of, noise_between
 from egs_core.runlog.intervals import Timeline
 from egs_core.runlog.io import Run
-from egs_core.runlog.metrics import RunMetrics, metrics_of
+from egs_core.runlog.metrics import UNTOLD, DeviceMetrics, RunMetrics, metrics_of
 from egs_core.runlog.same_tasks import task_difference, task_names
 from egs_core.runlog.timeline import build_timeline
 
@@ -115,6 +116,20 @@ def check_same_tasks(runs: list[Run]) -> None:
     for run, name in zip(runs[1:], names[1:], strict=True):
         if differs := task_difference(first, task_names(run.records), (names[0], name)):
             raise InputError(name, f"is not of the same tasks: {differs}", "compare runs of one pipeline")
+
+
+def device_name(device: DeviceMetrics, most: int) -> str:
+    """most: letters of its node."""
+    which = "which GPU is not told" if device.device == UNTOLD else f"GPU {device.device}"
+    return f"{units.short(device.node or 'node', most)}, {which}"
+
+
+def gpu_count(shown: Shown) -> int:
+    """The most that each node offered, or of which the log tells."""
+    found = Counter(one.node for one in shown.metrics.devices if one.device != UNTOLD)
+    for record in shown.line.capacities:
+        found[record.node] = max(found[record.node], record.gpus)
+    return found.total()
 
 
 # --- cards ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,19 @@ from datetime import UTC, datetime
 from egs_core.errors import counted
 from egs_core.report import units
 from egs_core.report.chart_data import pipelines_of, run_chart
-from egs_core.report.compare import Card, Comparison, Row, Shown, cards, compared, headline, shown_runs, table_rows
+from egs_core.report.compare import (
+    Card,
+    Comparison,
+    Row,
+    Shown,
+    cards,
+    compared,
+    device_name,
+    gpu_count,
+    headline,
+    shown_runs,
+    table_rows,
+)
 from egs_core.report.html import Markup, asset, join, json_script, page_head, tag
 from egs_core.runlog.io import Run
 
@@ -146,7 +158,7 @@ def _pipeline_names(shown: list[Shown]) -> list[str]:
 def _timeline(number: int, shown: Shown) -> Markup:
     metrics = shown.metrics
     label = (
-        f"{shown.title}: {counted(metrics.phases, 'phase')} on {counted(len(metrics.devices), 'GPU')} "
+        f"{shown.title}: {counted(metrics.phases, 'phase')} on {counted(gpu_count(shown), 'GPU')} "
         f"in {units.seconds(metrics.makespan_s)}. The arrow keys go from phase to phase."
     )
     canvas = tag("canvas", tabindex=0, role="application", aria_label=label, data_timeline=number)
@@ -226,7 +238,7 @@ def _devices(shown: list[Shown]) -> Markup | None:
         rows.append(Row(s.title))
         for d in s.metrics.devices:
             values = (units.number(d.phases), units.share(d.utilisation_nominal), units.share(d.utilisation_useful))
-            rows.append(Row(f"{units.short(d.node or 'node')}, GPU {d.device}", values))
+            rows.append(Row(device_name(d, 40), values))
     if len(rows) == len(shown):
         return None
     table = _table("Devices, by run", ["Phases", "Held", "Useful"], rows)

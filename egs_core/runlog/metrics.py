@@ -72,8 +72,13 @@ class KindMetrics(msgspec.Struct, frozen=True):
     effective: Wastage
 
 
+UNTOLD = -1
+"""A device that the log does not name."""
+
+
 class DeviceMetrics(msgspec.Struct, frozen=True):
-    """One device, over the part of the window in which its node offers it."""
+    """One device, over the part of the window in which its node offers it; UNTOLD for all that phases held of a node
+    without the log saying on which device: shares are of all GPUs of the node then."""
 
     node: str
     device: int
@@ -223,17 +228,23 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _devices(line: Timeline) -> list[DeviceMetrics]:
-    """Every device that some node offers in the window or some phase held, in (node, index) order."""
+    """Every device that some node offers in the window or some phase held, in (node, index) order; where something held
+    devices of a node that are not named, those of it of which nothing is told are left out: it may have been these."""
     held: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     useful: dict[tuple[str, int], float] = defaultdict(float)
     for hold in line.holds:
-        share = hold.demand.gpus / max(1, len(hold.devices))
-        for device in hold.devices:
+        devices = hold.devices or ((UNTOLD,) if hold.demand.gpus > 0 else ())
+        share = hold.demand.gpus / max(1, len(devices))
+        for device in devices:
             held[hold.node, device].append((share, hold.end_s - hold.start_s))
             useful[hold.node, device] += share * sum(b - a for a, b in hold.useful)
     offered = _offered_s(line)
+    for node in {node for node, device in held if device == UNTOLD}:
+        offered[node, UNTOLD] = sum(seconds for (where, _), seconds in offered.items() if where == node)
     out = []
-    for node, device in sorted(set(held) | set(offered)):
+    for node, device in sorted({*held, *offered}, key=lambda one: (one[0], one[1] == UNTOLD, one[1])):
+        if (node, device) not in held and (node, UNTOLD) in held:
+            continue
         held_s = sum(share * seconds for share, seconds in held[node, device])
         seconds = offered.get((node, device), 0.0)
         out.append(

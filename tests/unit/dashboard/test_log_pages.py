@@ -19,6 +19,7 @@ from egs_core.dashboard.log_pages import run_page, seen, workload_page
 from egs_core.dashboard.log_serving import POLICY, Logs, answer
 from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.report.graph_picture import MOST, Box, critical, grouped, picture
+from egs_core.report.page import render_page
 from egs_core.runlog import labels
 from egs_core.runlog.io import Run, write_run
 from egs_core.runlog.records import (
@@ -116,6 +117,33 @@ def test_pages_of_a_run_that_goes_on() -> None:
     assert "waits for c" in graph.text
     assert graph.count("rect") == 6
     assert "do-a → do-c → do-d → do-f" in graph.text
+
+
+def test_every_phase_that_held_a_gpu_is_in_the_gpus_table() -> None:
+    """Also where the log does not say which one, as of tasks that tell nothing of themselves, and a GPU that nothing
+    held: the rows add up to the figure above them. The report page has the same rows."""
+    records: list[Record] = [
+        Capacity(0.0, "n", 4.0, 2),
+        Capacity(0.0, "idle", 4.0, 1),
+        WorkloadSubmitted(0.0, "w", "train"),
+        *(TaskAdded(0.0, "w", task, task, (), ONE_GPU) for task in "ab"),
+        Started(0.0, "w", "a", node="n", devices=(0,), cpus=1.0, gpus=1.0),
+        Started(0.0, "w", "b", node="n", cpus=1.0, gpus=1.0),
+        Ended(6.0, "w", "a"),
+        Ended(10.0, "w", "b"),
+        WorkloadEnded(10.0, "w"),
+    ]
+    run = Run(Header(label="mine"), records)
+    one = seen(run)
+    assert dict(one.cards)["Useful GPU time"] == "53.3\u00a0%"  # 16 of 30 GPU seconds
+    assert one.devices == [
+        ("idle, GPU 0", "0", "0\u00a0%", "0\u00a0%"),
+        ("n, GPU 0", "1", "60.0\u00a0%", "60.0\u00a0%"),
+        ("n, which GPU is not told", "1", "50.0\u00a0%", "50.0\u00a0%"),
+    ]
+    report = Elements(render_page([run])).text
+    assert "n, which GPU is not told" in report
+    assert "idle, GPU 0" in report
 
 
 def test_tasks_have_names_where_their_ids_are_numbers() -> None:

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from egs_core.runlog.metrics import GIB, RunMetrics, quantiles, summarise
+from egs_core.runlog.metrics import GIB, UNTOLD, RunMetrics, quantiles, summarise
 from egs_core.runlog.records import (
     Capacity,
     ColdStart,
@@ -305,6 +305,26 @@ def test_utilisation_per_device() -> None:
     )
     assert devices["n", 0].utilisation_useful == pytest.approx(0.4)
     assert (devices["n", 0].phases, devices["n", 0].held_s) == (1, 6)
+
+
+def test_what_is_held_on_devices_that_the_log_does_not_name() -> None:
+    """Of node n's two GPUs one phase is on device 1 for 4 of 10 s, another on either for 6 s, of which it uses 3: as a
+    share of both. A device of which nothing is told is left out there, not so on node m. All together is the whole."""
+    records = [
+        capacity(gpus=2),
+        Capacity(0, "m", gpus=1),
+        *submitted(),
+        *gpu_task("a", 0, 0, 4, device=1),
+        Started(0, "w", "b", node="n", cpus=1.0, gpus=1.0),
+        Used(0, 3, "w", "b"),
+        Ended(6, "w", "b"),
+        Started(0, "w", "c", node="n", cpus=1.0),
+        Ended(10, "w", "c"),
+    ]
+    metrics = summarise(records)
+    found = [(d.node, d.device, d.phases, d.utilisation_nominal, d.utilisation_useful) for d in metrics.devices]
+    assert found == [("m", 0, 0, 0.0, 0.0), ("n", 1, 1, 0.4, 0.4), ("n", UNTOLD, 1, 0.3, 0.15)]
+    assert sum(d.useful_s for d in metrics.devices) == metrics.kinds["gpu"].useful_s == 7.0
 
 
 def test_preload_cost() -> None:
