@@ -85,16 +85,21 @@ class Ordering:
         self.described: dict[str, Any] = {}  # task -> what its hints say, until it is noted
 
     def submit(self, original: Callable[..., Any], target: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
-        """Make the submission, with a ticket if it is one for the gate."""
+        """Make the submission, with a ticket if it is one for the gate. What goes wrong here is told to on_failure, and
+        the task goes to Ray as it is; only what Ray itself says of it reaches the user."""
         args, kwargs = args or (), kwargs or {}
-        hints, asked, made = self._twins.hints_of(target), options, actors.class_behind(target)
-        if hints is not None and hints.flavors:
-            options = {**options, **preferred_options(hints, options)}
-        if not self._is_off and (hints is not None or options.get("num_gpus")):
-            turn_of: Callable[..., Turn | None] = self._turn if made is None else self._turn_of_actor
-            turn = turn_of(target, args, kwargs, options, hints, asked)
-            if turn is not None:
-                return self._submit_with(turn, original, target, args, kwargs, options)
+        hints, turn, asked = None, None, options
+        try:
+            hints, made = self._twins.hints_of(target), actors.class_behind(target)
+            if hints is not None and hints.flavors:
+                options = {**options, **preferred_options(hints, options)}
+            if not self._is_off and (hints is not None or options.get("num_gpus")):
+                turn_of: Callable[..., Turn | None] = self._turn if made is None else self._turn_of_actor
+                turn = turn_of(target, args, kwargs, options, hints, asked)
+        except Exception as error:
+            self._on_failure(error)
+        if turn is not None:
+            return self._submit_with(turn, original, target, args, kwargs, options)
         result = self.submit_lined(original, target, args, kwargs, options)
         if (gate := self.gate) is not None and not self._is_off:
             self._tell_of_ungated(gate, target, args, kwargs, options, result, hints)
@@ -237,7 +242,7 @@ class Ordering:
             else:
                 result = original(turn.twin, (turn.ref, *args), kwargs, **turn.options)
         except Exception:
-            turn.gate.give_back(turn.key)
+            self._give_back(turn)
             return original(target, args, kwargs, **options)  # what is wrong with it is for the user to see
         self.ordered += 1
         try:
@@ -254,9 +259,15 @@ class Ordering:
                 arrival.streams = isinstance(result, ray.ObjectRefGenerator)
                 self._add(turn.gate, arrival, refs, turn.described)
         except Exception as error:
-            turn.gate.give_back(turn.key)
+            self._give_back(turn)
             self._on_failure(error)
         return result
+
+    def _give_back(self, turn: Turn) -> None:
+        try:
+            turn.gate.give_back(turn.key)
+        except Exception as error:
+            self._on_failure(error)
 
     def _tell_of_ungated(
         self, gate: AnyGate, target: Any, args: Any, kwargs: Any, options: dict[str, Any], result: Any, hints: Any

@@ -90,7 +90,11 @@ class Reached:
         """Make a submission. What a placement group captures has its place; actors have no turn."""
         if self._is_lost or ray.util.get_current_placement_group() is not None:
             return original(target, args, kwargs, **options)
-        ordering = self._made_ordering()
+        try:
+            ordering = self._made_ordering()
+        except Exception as error:  # as where another version of EGS is installed here
+            self.lose(error)
+            return original(target, args, kwargs, **options)
         if isinstance(target, ray.actor.ActorClass):
             return ordering.submit_lined(original, target, args or (), kwargs or {}, options)
         return ordering.submit(original, target, args, kwargs, options)
