@@ -81,6 +81,7 @@ class Executor:
         self.log, self.helper = folder / "log.txt", f"egs_helper_{uuid.uuid4().hex[:8]}"
         (dags / f"{self.helper}.py").write_text("VALUE = 1\n")
         (dags / "good.py").write_text(GOOD.format(helper=self.helper, log=str(self.log)))
+        self.dag_file = dags / "good.py"
         self.helper_file, self.room = dags / f"{self.helper}.py", Room(1)
         self.queue = FORK.SimpleQueue()
         self.taken = ReadyQueue(self.queue, self.room)
@@ -210,12 +211,28 @@ def test_one_that_is_killed_leaves_its_place(executor: Executor) -> None:
     executor.process.kill()
     executor.process.join()
     until(lambda: not executor.room.uses())
-    until(lambda: not psutil.pid_exists(alone) or psutil.Process(alone).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: _is_over(alone))
     executor.process = executor.begin()
     executor.run()
     stands = executor.stands()
     assert stands != alone
     assert executor.run() == stands
+
+
+def test_one_whose_file_is_gone_leaves_its_place(executor: Executor) -> None:
+    """Soon, for another file's: one that has read it, as that is seen; one that finds none to read at once, whatever
+    its age may be."""
+    executor.run()
+    stands = executor.stands()
+    began_s = time.monotonic()
+    executor.dag_file.unlink()
+    until(lambda: _is_over(stands))
+    until(lambda: not executor.room.uses())  # nor does the next one, which finds no file
+    assert time.monotonic() - began_s < ready.MOST_AGE_S
+
+
+def _is_over(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_when_one_stands_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ Stamps = dict[str, tuple[int, int]]
 @dataclass
 class Process:
     """One that stands ready, or is about to. pairs: of sockets, as Airflow makes them, the child's end first; told:
-    where it says which files it has read, and how long that took; began_s: when it was forked; read_s: how long, once
-    it has said it."""
+    where it says which files it has read, and how long that took; began_s: when it was forked; read, read_s: which and
+    how long, once it has said it; has_ended: before it could."""
 
     pid: int
     file: DagFile
@@ -67,15 +67,22 @@ class Process:
     told: Any
     began_s: float
     read_s: float = 0.0
+    read: Stamps | None = None
+    has_ended: bool = False
 
     def stamps(self, patience_s: float = PATIENCE_S) -> Stamps | None:
         """What it has read, once it has; None where it has ended or does not end reading in time."""
-        with suppress(EOFError, OSError):
-            if self.told.poll(patience_s):
-                found: Stamps
-                found, self.read_s = self.told.recv()
-                return found
-        return None
+        try:
+            if self.read is None and not self.has_ended and self.told.poll(patience_s):
+                self.read, self.read_s = self.told.recv()
+        except (EOFError, OSError):
+            self.has_ended = True
+        return self.read
+
+    def is_current(self) -> bool:
+        """Whether its DAG file is still there, as it was read."""
+        own = {name: stamp for name, stamp in (self.read or {}).items() if name.endswith(self.file.path)}
+        return own == stamps_of(own)
 
     def close(self) -> None:
         """End it."""
@@ -134,16 +141,24 @@ class Ready:
         return max(LEAST_LOOK_S, next_s(self.demand.read(), now_s, MOST_AGE_S) - now_s)
 
     def renew(self) -> None:
-        """Give up the one that stands ready, where it is too old or nothing is likely to come for it any more."""
+        """Give up the one that stands ready, where it is too old, has ended, has read what is no more, or nothing is
+        likely to come for it any more."""
         process, now_s = self.process, self.clock()
         if process is None:
             return
-        if not self._is_young(process):
-            if process.stamps(0.0) is None:
-                self.unfit[process.file] = now_s + UNFIT_S
-            self.drop()
-        elif not any(one.file == process.file and stays(one, now_s) for one in self.demand.read()):
-            self.drop()
+        is_unread, is_young = process.stamps(0.0) is None, self._is_young(process)
+        if is_unread and (process.has_ended or not is_young):
+            self.unfit[process.file] = now_s + UNFIT_S
+        elif is_young and process.is_current() and self._is_wanted(process.file, now_s):
+            return
+        self.drop()
+
+    def _is_wanted(self, file: DagFile, now_s: float) -> bool:
+        return any(one.file == file and stays(one, now_s) for one in self.demand.read())
+
+    def awaited(self) -> list[Any]:
+        """Where that which stands ready will say that it has read its file, or ends."""
+        return [self.process.told] if self.process is not None and self.process.read is None else []
 
     def take(self, file: DagFile) -> Process | None:
         """The process that has read this file, which nobody else gets then; None where a task is to have its own."""
@@ -212,7 +227,8 @@ class ReadyQueue:
             if is_idle:
                 ready.renew()
                 ready.stand()
-            if not connection.wait([self.queue._reader], ready.look_in_s() if is_idle else DELAY_S):
+            awaited, in_s = (ready.awaited(), ready.look_in_s()) if is_idle else ([], DELAY_S)
+            if self.queue._reader not in connection.wait([self.queue._reader, *awaited], in_s):
                 is_idle = True
                 continue
             if ready.process is None and self.room.uses():
@@ -301,8 +317,8 @@ def _read(file: DagFile) -> Stamps:
         _end()
     loaded = [getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in known]
     stamps = stamps_of({path, *(one for one in loaded if one)})
-    if any(changed_ns >= since_ns for changed_ns, _ in stamps.values()):
-        _end()  # while it was read, or after
+    if path not in stamps or any(changed_ns >= since_ns for changed_ns, _ in stamps.values()):
+        _end()  # it has gone or changed while it was read, or after
     return stamps
 
 
