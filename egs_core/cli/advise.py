@@ -40,7 +40,7 @@ def advise(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Instead: a program of torch.export, tried here with its weights in fewer bits."),
+        typer.Option(help="Instead: a program of torch.export, tried here in fewer bits, pruned and fused."),
     ] = None,
     task: Annotated[str, typer.Option(help="Only tasks of this name; * stands for anything.")] = "*",
     flavors: Annotated[
@@ -65,7 +65,8 @@ def advise(
     go wrong; and what is not known, with what would tell it. From run logs, or from the history, profiles and the site
     server's runs. It changes nothing.
 
-    With --model: whether a model would fit a cheaper GPU with weights in fewer bits, and how far its output moves."""
+    With --model: whether a model would fit a cheaper GPU with weights in fewer bits, pruned or fused, and how far its
+    output moves."""
     if model is not None:
         if runlogs or server or task != "*":
             raise InputError("--model", "is about a model, not about tasks", "leave run logs, --server and --task out")

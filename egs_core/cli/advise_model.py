@@ -1,4 +1,5 @@
-"""`egs advise --model`: would a model fit a cheaper GPU with weights in fewer bits, and how far would it move?"""
+"""`egs advise --model`: would a model fit a cheaper GPU with weights in fewer bits, pruned or fused, and how far
+would it move?"""
 
 from __future__ import annotations
 
@@ -15,11 +16,15 @@ from egs_core.cli.graph import format_bytes
 from egs_core.cli.rows import print_rows
 from egs_core.engine.specs import FlavorSpec
 from egs_core.errors import InputError
-from egs_core.model_files.narrowing import Narrowed, narrowed
+from egs_core.model_files.narrowing import FUSED, HALF_PRUNED, TWO_OF_FOUR, Narrowed, narrowed
 from egs_core.profiling.tiers import TIGHT
 
-COLUMNS = ("weights in", "weights", "needs at least", "output differs by", "request here", "cheapest GPU", "an hour")
+COLUMNS = ("tried", "weights", "needs at least", "output differs by", "request here", "cheapest GPU", "an hour")
 NO_MEMORY = "no memory of a GPU is known: --flavors FILE says it, as `{name: t4, memory: 16GiB, gpu_hour: 0.4}`"
+PRUNED = (
+    f"{HALF_PRUNED}: zeros by themselves save neither memory nor time; {TWO_OF_FOUR} does, in products of matrices on "
+    "NVIDIA's GPUs from Ampere on. Either loses less where the model is trained on afterwards"
+)
 NOT_APPLIED = "nothing is applied: the difference is that of its example inputs; what matters is your own measure of it"
 
 
@@ -40,6 +45,7 @@ def advise_model(path: Path, specs: Mapping[str, FlavorSpec], memory: Mapping[st
         typer.echo(NO_MEMORY)
     if saving := _saving(rows):
         typer.echo(saving)
+    typer.echo(PRUNED)
     typer.echo(NOT_APPLIED)
 
 
@@ -67,10 +73,15 @@ def _saving(rows: list[dict[str, Any]]) -> str:
         return ""
     best = min(able, key=lambda row: (row["gpu_hour"], row["difference"]))
     if not own["flavor"]:
-        return f"as exported it fits no GPU of the file; with weights in {best['kind']} it fits {best['flavor']}"
+        return f"as exported it fits no GPU of the file; with {_words(best)} it fits {best['flavor']}"
     if not own["gpu_hour"] or best["gpu_hour"] >= own["gpu_hour"]:
-        return "fewer bits save no money here: as exported it fits a GPU that costs as little"
+        return "nothing of this saves money here: as exported it fits a GPU that costs as little"
     much = 1 - best["gpu_hour"] / own["gpu_hour"]
     where = f"{best['flavor']} instead of {own['flavor']}"
     moved = f"the output differs by {best['difference']:.2%}"
-    return f"weights in {best['kind']}: {where}, {much:.0%} less for an hour, and {moved}"
+    return f"{_words(best)}: {where}, {much:.0%} less for an hour, and {moved}"
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    kind = str(row["kind"])
+    return kind if kind in (FUSED, HALF_PRUNED, TWO_OF_FOUR) else f"weights in {kind}"

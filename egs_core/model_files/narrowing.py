@@ -1,11 +1,16 @@
-"""A program of `torch.export` with its weights in fewer bits: what it holds then, how far its output moves, and how
-long a request takes on this CPU. Tried with the program's example inputs; nothing is changed or written.
+"""A program of `torch.export` with its weights in fewer bits, pruned, or with batch norms fused: what it holds then,
+how far its output moves, and how long a request takes on this CPU. Tried with the program's example inputs; nothing is
+changed or written.
 
     as exported   its own weights
     bfloat16      weights, and what goes through them
     int8          weights of two and more dimensions, each output channel with a scale of its own; they are rounded and
                   computed with as exported: so the output is that of rounded weights, and the time is not known
     int4          the same in groups of 128 with a scale each
+    fused         batch norms folded into the convolutions before them
+    half pruned   of each weight of two and more dimensions the smaller half is zero: held, and computed with, as before
+    2:4 pruned    of each four in a row of a matrix the two smallest, which GPUs leave out (NVIDIA's from Ampere on):
+                  half of the matrix and two bits for each that is left; the time is not known here
 """
 
 from __future__ import annotations
@@ -20,12 +25,15 @@ from typing import Any
 
 import msgspec
 
+from egs_core.model_files.fusing import folded, folds_of
 from egs_core.model_files.torch_file import flat_inputs, load_program, read_program
 
 GROUP = 128
 SCALE_BYTES = 2
 BITS = {"int8": 8, "int4": 4}
-AS_EXPORTED = "as exported"
+AS_EXPORTED, FUSED = "as exported", "batch norms fused"
+HALF_PRUNED, TWO_OF_FOUR = "half pruned", "2:4 pruned"
+PRUNED_SHARE = 0.5
 
 
 class Narrowed(msgspec.Struct, frozen=True):
@@ -50,16 +58,16 @@ def narrowed(path: Path, times: int = 5) -> list[Narrowed]:
     weights = [spec.kind.name != "USER_INPUT" for spec in program.graph_signature.input_specs]
     through = max((_passes(one) for one in read_program(path).operators), default=0)
 
-    def run(given: list[Any]) -> list[Any]:
+    def run(given: list[Any], interpreter: Any = None) -> list[Any]:
         with torch.no_grad():
-            made = torch.fx.Interpreter(program.graph_module).run(*given)
+            made = (interpreter or torch.fx.Interpreter(program.graph_module)).run(*given)
         return [one.float().flatten() for one in import_module("torch.utils._pytree").tree_leaves(made) if _floats(one)]
 
-    def timed(given: list[Any]) -> float:
+    def timed(given: list[Any], interpreter: Any = None) -> float:
         took = []
         for _ in range(times):
             begun = time.perf_counter()
-            run(given)
+            run(given, interpreter)
             took.append(time.perf_counter() - begun)
         return median(took)
 
@@ -76,6 +84,16 @@ def narrowed(path: Path, times: int = 5) -> list[Narrowed]:
             elif is_weight:
                 held += _bytes(one)
         found.append(_told(Narrowed(kind, held, held + through, _difference(torch, before, run(given)))))
+    found.append(_in_fused(torch, program.graph_module, values, found[0], before, run, timed))
+    for kind, prune in ((HALF_PRUNED, _half_pruned), (TWO_OF_FOUR, _two_of_four)):
+        given, held = list(values), 0
+        for number, (one, is_weight) in enumerate(zip(values, weights, strict=True)):
+            size = _bytes(one) if is_weight else 0
+            if is_weight and _floats(one) and one.dim() > 1:
+                given[number], size = prune(one)
+            held += size
+        seconds = timed(given) if kind == HALF_PRUNED else None
+        found.append(_told(Narrowed(kind, held, held + through, _difference(torch, before, run(given)), seconds)))
     return found
 
 
@@ -96,6 +114,42 @@ def _in_half(
     except Exception as error:  # of any operator: the graph names a type, or there is no kernel for this one
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Narrowed("bfloat16", held, needs, problem=line[:200])
+
+
+def _in_fused(
+    torch: Any,
+    graph_module: Any,
+    values: list[Any],
+    own: Narrowed,
+    before: list[Any],
+    run: Callable[[list[Any], Any], list[Any]],
+    timed: Callable[[list[Any], Any], float],
+) -> Narrowed:
+    folds = folds_of(graph_module, values)
+    saved = sum(one.saved_bytes for one in folds)
+    sizes = own.weight_bytes - saved, own.needs_bytes - saved
+    if not folds:
+        return Narrowed(FUSED, *sizes, problem="no batch norm follows a convolution that only it reads")
+    interpreter = folded(graph_module, folds)
+    moved = _difference(torch, before, run(values, interpreter))
+    return _told(Narrowed(FUSED, *sizes, moved, timed(values, interpreter)))
+
+
+def _half_pruned(weight: Any) -> tuple[Any, int]:
+    """The weight with its smaller half zero, and its bytes: those of before, as zeros are numbers."""
+    prune: Any = import_module("torch.nn.utils.prune")
+    return prune.L1Unstructured(PRUNED_SHARE).prune(weight.detach()), _bytes(weight)
+
+
+def _two_of_four(weight: Any) -> tuple[Any, int]:
+    """The matrix with the two smallest of each four zero, and its bytes as a GPU holds it: half, and two bits for each
+    that is left. As it was where it is no matrix of whole fours."""
+    if weight.dim() != 2 or weight.shape[1] % 4:
+        return weight, _bytes(weight)
+    fours = weight.detach().reshape(-1, 4)
+    least = fours.abs().float().topk(2, dim=1, largest=False).indices
+    kept = fours.numel() // 2
+    return fours.scatter(1, least, 0.0).reshape(weight.shape), kept * weight.element_size() + -(-kept * 2 // 8)
 
 
 def _rounded(torch: Any, weight: Any, bits: int) -> tuple[Any, int]:

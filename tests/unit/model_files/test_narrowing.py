@@ -32,7 +32,7 @@ def program(tmp_path: Path) -> Path:
 def test_what_it_holds_and_how_far_its_output_moves(program: Path) -> None:
     """Bytes worked out by hand: half for bfloat16; a quarter and a scale a row for int8; an eighth and a scale for each
     128 for int4; what is added keeps its type where weights are rounded. Fewer bits move the output further."""
-    whole, half, byte, nibble = narrowed(program, times=2)
+    whole, half, byte, nibble, *_ = narrowed(program, times=2)
     size, added = 512 * 256, 512 * 4
     through = 4 * (256 + 512) * 4
     assert [one.kind for one in (whole, half, byte, nibble)] == ["as exported", "bfloat16", "int8", "int4"]
@@ -47,6 +47,68 @@ def test_what_it_holds_and_how_far_its_output_moves(program: Path) -> None:
     assert 0 < byte.difference < 0.01 < nibble.difference < 0.2
     assert 0 < half.difference < 0.01
     assert [bool(one.seconds) for one in (whole, half, byte, nibble)] == [True, True, False, False]
+
+
+def test_pruned_weights_say_what_they_save(program: Path) -> None:
+    """Half of all weights zero hold what they did before, and are run; two of each four hold half of the matrix and two
+    bits for each that is left. Both move the output, the freer choice less."""
+    found = {one.kind: one for one in narrowed(program, times=2)}
+    size, added = 512 * 256, 512 * 4
+    half, fours = found["half pruned"], found["2:4 pruned"]
+    assert half.weight_bytes == found["as exported"].weight_bytes
+    assert fours.weight_bytes == size // 2 * 4 + size // 2 * 2 // 8 + added
+    assert (half.seconds is not None, fours.seconds) == (True, None)
+    assert half.difference is not None
+    assert fours.difference is not None
+    assert 0.01 < half.difference < fours.difference < 1.0
+
+
+def test_of_each_four_weights_the_two_largest_stay(tmp_path: Path) -> None:
+    """The output is that of the matrix pruned by hand. What has no whole fours stays as it is."""
+    model = torch.nn.Linear(4, 1, bias=False)
+    model.weight.data = torch.tensor([[0.1, -3.0, 2.0, -0.5]])
+    found = {one.kind: one for one in narrowed(exported(model, tmp_path, torch.ones(1, 4)), times=1)}
+    assert found["2:4 pruned"].difference == pytest.approx(abs((-3.0 + 2.0) - (0.1 - 3.0 + 2.0 - 0.5)) / 1.4)
+    odd = {one.kind: one for one in narrowed(exported(torch.nn.Linear(6, 4), tmp_path, torch.ones(1, 6)), times=1)}
+    assert odd["2:4 pruned"].difference == 0.0
+    assert odd["2:4 pruned"].weight_bytes == odd["as exported"].weight_bytes
+
+
+@pytest.mark.parametrize("is_decomposed", [False, True])
+def test_batch_norms_are_fused_where_they_follow_a_convolution(tmp_path: Path, *, is_decomposed: bool) -> None:
+    """The output is the same but for rounding, also of a convolution without a bias of its own, and what the norms hold
+    is saved, less that bias. A norm behind a convolution that something else reads stays."""
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]  # torch may be missing
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.Conv2d(8, 8, 3)
+            self.three = torch.nn.Conv2d(8, 8, 1)
+            self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(8) for _ in range(3)])
+
+        def forward(self, x: Any) -> Any:
+            x = torch.relu(self.norms[0](self.one(x)))
+            x = torch.relu(self.norms[1](self.two(x)))
+            x = self.three(x)
+            return self.norms[2](x) + x
+
+    torch.manual_seed(0)
+    model = Net()
+    for norm in model.norms:
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+        norm.weight.data.uniform_(0.5, 2)
+    path = exported(model, tmp_path, torch.rand(2, 3, 16, 16))
+    if is_decomposed:
+        torch.export.save(torch.export.load(path).run_decompositions(), path)
+    found = {one.kind: one for one in narrowed(path, times=2)}
+    whole, fused = found["as exported"], found["batch norms fused"]
+    assert fused.problem == ""
+    assert fused.difference is not None
+    assert 0 < fused.difference < 1e-5
+    assert fused.seconds
+    assert whole.weight_bytes - fused.weight_bytes == 2 * 4 * 8 * 4 - 8 * 4
+    assert whole.needs_bytes - fused.needs_bytes == whole.weight_bytes - fused.weight_bytes
 
 
 def test_weights_that_are_whole_numbers_of_their_scale_stay_as_they_are(tmp_path: Path) -> None:
@@ -88,16 +150,20 @@ def test_the_cheaper_gpu_is_named_with_what_it_costs(program: Path, tmp_path: Pa
         "bfloat16": "small",
         "int8": "small",
         "int4": "small",
+        "batch norms fused": "",
+        "half pruned": "big",
+        "2:4 pruned": "small",
     }
     assert run(line) == 0
     best = min(("bfloat16", "int8", "int4"), key=lambda kind: kinds[kind]["difference"])
+    assert kinds["half pruned"]["difference"] > kinds[best]["difference"]
     assert f"weights in {best}: small instead of big, 75% less for an hour" in capsys.readouterr().out
     file.write_text("flavors: [{name: big, gpu_hour: 3.0, memory: 300KiB}]")
     assert run(line) == 0
     assert "as exported it fits no GPU of the file; with weights in" in capsys.readouterr().out
     file.write_text("flavors: [{name: big, gpu_hour: 3.0, memory: 1GiB}]")
     assert run(line) == 0
-    assert "fewer bits save no money here" in capsys.readouterr().out
+    assert "nothing of this saves money here" in capsys.readouterr().out
     assert run(["advise", "--model", str(program)]) == 0
     assert "no memory of a GPU is known" in capsys.readouterr().out
 
