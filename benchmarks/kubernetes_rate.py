@@ -1,7 +1,8 @@
 """How fast the controller opens the gates of a large cluster, against a bare loop that only takes them off.
 
     EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes_rate [--nodes 1000] [--pods 10000] [--a-second N]
-        [--sides bare,egs]
+        [--sides bare,bare_beside,egs]
+    EGS_TEST_KUBECONFIG=FILE python -m benchmarks.kubernetes_rate --nodes 100 --pods 500 --sides kueue_bare,kueue_egs
 
 A real API server with its scheduler; nodes are made up, no container runs. All pods are there, gated, before either
 begins, and all of them have room. The bare loop patches one pod after another over one connection, or as many side by
@@ -9,6 +10,10 @@ side as the controller does (`bare_beside`). The controller runs in a process of
 are that process's, lists and watches included; decision to release is from the engine's grant to the API server's
 answer. With `--a-second` each node has room for one pod, and so many a second of those that are placed end: what a
 decision takes then, and not how long the line before it is; the first ones, which have room at once, are not counted.
+
+Sides with Kueue: all pods wait in a queue that is held, and has quota for all; then it is let go, and pods a second are
+those that Kueue gives quota, while a loop writes a priority into each Workload that waits (`kueue_bare`), while the
+controller writes its own (`kueue_egs`), or while nobody does (`kueue`).
 """
 
 from __future__ import annotations
@@ -30,20 +35,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kubernetes_world import GPU, NAMESPACES, QUEUE, add_namespace
+from benchmarks.kubernetes_world import GPU, NAMESPACES, QUEUE, KueueQueue, add_namespace
 from egs_core.errors import InputError
 from egs_core.kubernetes import names
-from egs_core.kubernetes.cluster import NODES, PODS, ApiError, Cluster
+from egs_core.kubernetes.cluster import NODES, PODS, WORKLOADS, ApiError, Cluster
 from egs_core.kubernetes.controller import Controller, Settings
 from egs_core.kubernetes.gates import Opening
 from egs_core.kubernetes.mirror import Mirror
-from egs_core.kubernetes.opening import open_gate
+from egs_core.kubernetes.opening import open_gate, raise_priority
 from egs_core.kubernetes.pods import Pod, pod_of
+from egs_core.kubernetes.priorities import Raise, Workload, workload_of
 from egs_core.kubernetes.session import ClusterSession
 from egs_core.kubernetes.writing import AT_ONCE
 from egs_core.site import Grant
 
 SIDES = ("bare", "bare_beside", "egs")
+KUEUE_SIDES = ("kueue", "kueue_bare", "kueue_egs")
 RUNS = 100
 MAKERS = 4
 LIMIT_S = 1800.0
@@ -97,8 +104,8 @@ class TimedController(Controller):
 class World:
     """A namespace with nodes that are made up, and gated pods."""
 
-    def __init__(self, kubeconfig: Path, nodes: int, pods: int, a_second: float = 0.0) -> None:
-        self.cluster, self.kubeconfig = Cluster(kubeconfig), kubeconfig
+    def __init__(self, kubeconfig: Path, nodes: int, pods: int, a_second: float = 0.0, in_kueue: bool = False) -> None:
+        self.cluster, self.kubeconfig, self.in_kueue = Cluster(kubeconfig), kubeconfig, in_kueue
         self.name = f"egs-rate-{uuid.uuid4().hex[:6]}"
         self.nodes, self.pods, self.a_second = nodes, pods, a_second
         self.gpus = 1 if a_second else -(-pods // nodes)  # of a node
@@ -111,13 +118,24 @@ class World:
     def set_up(self) -> None:
         add_namespace(self.cluster, self.name)
         self._each(range(self.nodes), self._add_node)
+        if self.in_kueue:
+            queue = KueueQueue(self.cluster, self.name)
+            queue.add({"cpu": self.pods, GPU: self.pods}, is_held=True)
         self._each(range(self.pods), self._add_pod)
+        self.pods = len(self.cluster.list(PODS, self.name)[0])  # a busy machine loses one
 
     def tear_down(self) -> None:
         uids = [raw["metadata"]["name"] for raw in self.cluster.list(PODS, self.name)[0]]
-        self._each(uids, lambda cluster, name: cluster.delete(PODS, f"{name}?gracePeriodSeconds=0", self.name))
+        self._each(uids, self._delete_pod)
+        if self.in_kueue:
+            KueueQueue(self.cluster, self.name).remove()
         self._each(range(self.nodes), lambda cluster, number: cluster.delete(NODES, f"{self.name}-{number}"))
         self.cluster.delete(NAMESPACES, self.name)
+
+    def _delete_pod(self, cluster: Cluster, name: str) -> None:
+        if self.in_kueue:
+            cluster.patch(PODS, name, {"metadata": {"finalizers": None}}, self.name)
+        cluster.delete(PODS, f"{name}?gracePeriodSeconds=0", self.name)
 
     def _each(self, what: Any, act: Any) -> None:
         """With a connection for each thread."""
@@ -144,11 +162,12 @@ class World:
         run = f"run-{number % RUNS}"
         labels = {names.WORKLOAD: run, names.RUN: run, names.TASK: f"task-{number}", QUEUE: self.name}
         labels |= {names.RANK: str(60 + number % 977), names.PREDICTED_S: "60"}
+        labels |= {names.QUEUE: QUEUE} if self.in_kueue else {}
         spec = {
             "restartPolicy": "Never",
             "nodeSelector": {QUEUE: self.name},
             "tolerations": [{"operator": "Exists"}],
-            "schedulingGates": [{"name": names.GATE}],
+            "schedulingGates": [] if self.in_kueue else [{"name": names.GATE}],
             "containers": [{"name": "main", "image": "none:1", "resources": {"limits": {"cpu": "1", GPU: "1"}}}],
         }
         cluster.create(PODS, {"metadata": {"name": f"pod-{number}", "labels": labels}, "spec": spec}, self.name)
@@ -249,33 +268,98 @@ def controlled(world: World, kubeconfig: Path) -> dict[str, Any]:
         process.join(60)
 
 
+def _steer(kubeconfig: Path, name: str, told: Connection) -> None:
+    """A controller in a process of its own, until it is told that all is over."""
+    cluster = CountedCluster(kubeconfig)
+    settings = Settings((name,), lease_namespace=name, identity="rate")
+    found = Controller(cluster, settings, lambda line: print(f"egs: {line}", file=sys.stderr))
+    thread = threading.Thread(target=found.run, daemon=True)
+    thread.start()
+    while not found.is_healthy:
+        time.sleep(0.1)
+    began, processor_s = time.monotonic(), time.process_time()
+    told.send("leads")
+    told.recv()
+    processors = (time.process_time() - processor_s) / (time.monotonic() - began)
+    memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    told.send({"processors": processors, "memory_mib": memory_mib, "calls": dict(cluster.calls)})
+    found.stop()
+    thread.join(60)
+
+
+def admitted(world: World, side: str) -> dict[str, Any]:
+    """From when the queue is let go until all have quota."""
+    told: Connection | None = None
+    if side == "kueue_egs":
+        spawned = multiprocessing.get_context("spawn")
+        told, its = spawned.Pipe()
+        spawned.Process(target=_steer, args=(world.kubeconfig, world.name, its), daemon=True).start()
+        its.close()
+        told.recv()
+    seen = Mirror(world.cluster, WORKLOADS, workload_of, lambda: None)
+    seen.start()
+
+    def mine() -> dict[str, Workload]:
+        return {uid: one for uid, one in seen.items().items() if one.namespace == world.name}
+
+    began = time.monotonic()
+    while len(mine()) < world.pods:
+        time.sleep(0.1)
+        if time.monotonic() - began > LIMIT_S:
+            raise SystemExit(f"{side}: Kueue has {len(mine())} Workloads of {world.pods} pods")
+    began, patched, writer = time.monotonic(), 0, Cluster(world.kubeconfig)
+    KueueQueue(world.cluster, world.name).let_go()
+    for uid, one in mine().items() if side == "kueue_bare" else ():
+        if uid in (now := mine()) and not now[uid].holds:
+            patched += 1
+            with suppress(ApiError):  # it has quota by now
+                raise_priority(writer, Raise(one.namespace, one.name, 1000 + patched, one.base))
+    while any(not one.holds for one in mine().values()) and time.monotonic() - began < LIMIT_S:
+        time.sleep(0.05)
+    found: dict[str, Any] = {"pods": world.pods, "seconds": time.monotonic() - began}
+    seen.stop()
+    if patched:
+        found |= {"calls_a_pod": patched / world.pods}
+    if told is not None:
+        told.send("over")
+        found |= told.recv()
+        found["calls_a_pod"] = sum(found["calls"].values()) / world.pods
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=10_000)
     parser.add_argument("--a-second", type=float, default=0.0, help="so many pods end in a second; 0: all have room")
-    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--sides", default=",".join(SIDES), help=f"of {', '.join((*SIDES, *KUEUE_SIDES))}")
     options = parser.parse_args()
     file = os.environ.get("EGS_TEST_KUBECONFIG", "")
     if not file:
         raise InputError("EGS_TEST_KUBECONFIG", "names no kubeconfig of a cluster for tests")
     sides = options.sides.split(",")
-    if unknown := [one for one in sides if one not in SIDES]:
-        raise InputError("--sides", f"{unknown[0]!r} is none of {', '.join(SIDES)}")
+    if unknown := [one for one in sides if one not in (*SIDES, *KUEUE_SIDES)]:
+        raise InputError("--sides", f"{unknown[0]!r} is none of {', '.join((*SIDES, *KUEUE_SIDES))}")
     rows: dict[str, dict[str, Any]] = {}
     for side in sides:
-        world = World(Path(file), options.nodes, options.pods, options.a_second if side == "egs" else 0.0)
+        a_second, in_kueue = options.a_second if side == "egs" else 0.0, side in KUEUE_SIDES
+        world = World(Path(file), options.nodes, options.pods, a_second, in_kueue)
         try:
             world.set_up()
             at_once = AT_ONCE if side == "bare_beside" else 1
-            rows[side] = controlled(world, Path(file)) if side == "egs" else bare(world, at_once)
+            if in_kueue:
+                rows[side] = admitted(world, side)
+            else:
+                rows[side] = controlled(world, Path(file)) if side == "egs" else bare(world, at_once)
         finally:
             world.tear_down()
     for row in rows.values():
         row["rate"] = row["pods"] / row["seconds"]
     found = {"nodes": options.nodes, "pods": options.pods, "a_second": options.a_second, "sides": rows}
-    if "egs" in rows:
-        found |= {f"egs_of_{side}": rows["egs"]["rate"] / row["rate"] for side, row in rows.items() if side != "egs"}
+    for ours, others in (("egs", SIDES), ("kueue_egs", KUEUE_SIDES)):
+        for side in others if ours in rows else ():
+            if side in rows and side != ours:
+                found[f"{ours}_of_{side}"] = rows[ours]["rate"] / rows[side]["rate"]
     print(json.dumps(found, indent=2))
     return 0
 

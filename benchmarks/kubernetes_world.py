@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +20,7 @@ from egs_core.kubernetes import names
 from egs_core.kubernetes.cluster import (
     CLUSTER_QUEUES,
     LOCAL_QUEUES,
+    MERGE,
     NODES,
     PODS,
     PRIORITY_CLASSES,
@@ -188,23 +189,13 @@ class World:
             status = {"allocatable": offered, "capacity": offered, "conditions": ready, "images": self._images(name)}
             self.cluster.patch(NODES, f"{name}/status", {"status": status})
         if self._side.kueue:
-            self._add_queue()
+            quotas = {"cpu": NODES_OF * CPUS, "memory": f"{NODES_OF * MEMORY_GIB}Gi", GPU: NODES_OF * self._gpus}
+            KueueQueue(self.cluster, self.name).add(quotas)
         if self._side.preload:
             for one in objects(Installation("egs:1", self.name, (self.name,), preloads=True)):
                 if one["metadata"]["name"] == names.PRELOAD_CLASS and one["kind"] == "PriorityClass":
                     with suppress(ApiError):  # it is there
                         self.cluster.create(PRIORITY_CLASSES, one)
-
-    def _add_queue(self) -> None:
-        quotas = {"cpu": NODES_OF * CPUS, "memory": f"{NODES_OF * MEMORY_GIB}Gi", GPU: NODES_OF * self._gpus}
-        resources = [{"name": name, "nominalQuota": str(amount)} for name, amount in quotas.items()]
-        groups = [{"coveredResources": list(quotas), "flavors": [{"name": self.name, "resources": resources}]}]
-        never = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
-        spec = {"namespaceSelector": {}, "resourceGroups": groups, "preemption": never}
-        self.cluster.create(FLAVORS, {**_of_kueue("ResourceFlavor", self.name), "spec": {}})
-        self.cluster.create(CLUSTER_QUEUES, {**_of_kueue("ClusterQueue", self.name), "spec": spec})
-        queue = {**_of_kueue("LocalQueue", QUEUE), "spec": {"clusterQueue": self.name}}
-        self.cluster.create(LOCAL_QUEUES, queue, self.name)
 
     def tear_down(self) -> None:
         self._pods.stop()
@@ -215,8 +206,9 @@ class World:
                 free = {"metadata": {"finalizers": None}}
                 self.cluster.patch(PODS, raw["metadata"]["name"], free, self.name)
                 self.cluster.delete(PODS, f"{raw['metadata']['name']}?gracePeriodSeconds=0", self.name)
+        KueueQueue(self.cluster, self.name).remove()
         gone = [(NODES, f"{self.name}-{number}") for number in range(NODES_OF)]
-        for kind, name in (*gone, (CLUSTER_QUEUES, self.name), (FLAVORS, self.name), (NAMESPACES, self.name)):
+        for kind, name in (*gone, (NAMESPACES, self.name)):
             with suppress(ApiError):
                 self.cluster.delete(kind, name)
 
@@ -374,6 +366,33 @@ def add_namespace(cluster: Cluster, name: str) -> None:
             if error.status != 404 or time.monotonic() > end:
                 raise
         time.sleep(0.1)
+
+
+class KueueQueue:
+    """A queue of Kueue in the namespace of that name, with a ClusterQueue and flavor of its own."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+
+    def add(self, quotas: Mapping[str, object], is_held: bool = False) -> None:
+        """quotas: by resource; is_held: nothing gets any before it is let go."""
+        resources = [{"name": name, "nominalQuota": str(amount)} for name, amount in quotas.items()]
+        groups = [{"coveredResources": list(quotas), "flavors": [{"name": self._name, "resources": resources}]}]
+        never = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never"}
+        spec = {"namespaceSelector": {}, "resourceGroups": groups, "preemption": never}
+        spec |= {"stopPolicy": "Hold"} if is_held else {}
+        self._cluster.create(FLAVORS, {**_of_kueue("ResourceFlavor", self._name), "spec": {}})
+        self._cluster.create(CLUSTER_QUEUES, {**_of_kueue("ClusterQueue", self._name), "spec": spec})
+        queue = {**_of_kueue("LocalQueue", QUEUE), "spec": {"clusterQueue": self._name}}
+        self._cluster.create(LOCAL_QUEUES, queue, self._name)
+
+    def let_go(self) -> None:
+        self._cluster.patch(CLUSTER_QUEUES, self._name, {"spec": {"stopPolicy": "None"}}, how=MERGE)
+
+    def remove(self) -> None:
+        for kind in (CLUSTER_QUEUES, FLAVORS):
+            with suppress(ApiError):  # there is none
+                self._cluster.delete(kind, self._name)
 
 
 def _of_kueue(kind: str, name: str) -> dict[str, Any]:
