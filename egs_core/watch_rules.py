@@ -2,7 +2,7 @@
 
 dry_run: false                     # left out: true, and nothing is done, only said
 most_an_hour: 10                   # firings that change something, all rules together
-alerts: {webhook: "https://chat.example.org/hooks/…"}
+alerts: {webhook: "https://chat.example.org/hooks/…"}    # and, or: apprise: ["mailto://…", "slack://…"]
 rules:
   - name: too hot
     when: {temperature_above: 88}  # one condition
@@ -164,11 +164,21 @@ def _is_address(url: str) -> str:
     return url
 
 
-class Alerts(FileModel):
-    """Where alerts go."""
+def _is_notified(url: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s]+", url) or not url.isprintable():
+        raise ValueError("must be an address as Apprise reads it, mailto://… or slack://…")
+    return url
 
-    webhook: Annotated[str, Field(max_length=2000), AfterValidator(_is_address)]
+
+class Alerts(FileModel):
+    """Where alerts go: to each of these."""
+
+    webhook: Annotated[str, Field(max_length=2000), AfterValidator(_is_address)] | None = None
     """Address to which each alert is posted, as JSON."""
+    apprise: Annotated[
+        tuple[Annotated[str, Field(max_length=2000), AfterValidator(_is_notified)], ...], Field(max_length=20)
+    ] = ()
+    """Addresses of Apprise, to which it is sent: mail, Slack and others. Needs `egs-core[alerts]`."""
 
 
 class WatchFile(FileModel):
@@ -217,11 +227,12 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """All of a file. webhook: where alerts go, "" for nowhere."""
+    """All of a file. webhook: where alerts go, "" for nowhere; apprise: further addresses, as Apprise reads them."""
 
     rules: tuple[Rule, ...] = ()
     most_an_hour: int = 10
     webhook: str = ""
+    apprise: tuple[str, ...] = ()
 
     def uses(self, name: str) -> bool:
         """Whether a rule has this condition."""
@@ -233,7 +244,14 @@ class Rules(msgspec.Struct, frozen=True):
         return max((bound for bound in bounds if not isinstance(bound, tuple)), default=0.0)
 
 
-FIELDS = (*WatchFile.model_fields, *When.model_fields, "for", *(set(WatchRule.model_fields) - {"for_s"}), "webhook")
+FIELDS = (
+    *WatchFile.model_fields,
+    *When.model_fields,
+    "for",
+    *(set(WatchRule.model_fields) - {"for_s"}),
+    "webhook",
+    "apprise",
+)
 
 
 def load_rules(path: Path) -> Rules:
@@ -259,9 +277,9 @@ def parse_rules(text: str, place: str = "rules") -> Rules:
                 _where(("rules", number, "name"), lines, place), f"a second rule {rule.name!r}", "give it another name"
             )
         names.add(rule.name)
-    return Rules(
-        tuple([_rule(file, rule) for rule in file.rules]), file.most_an_hour, file.alerts.webhook if file.alerts else ""
-    )
+    alerts = file.alerts or Alerts()
+    found = tuple([_rule(file, rule) for rule in file.rules])
+    return Rules(found, file.most_an_hour, alerts.webhook or "", alerts.apprise)
 
 
 def _check(file: WatchFile, number: int, rule: WatchRule, lines: dict[Path_, int], place: str) -> None:
@@ -286,7 +304,7 @@ def _check(file: WatchFile, number: int, rule: WatchRule, lines: dict[Path_, int
         raise InputError(_where((*at, "do"), lines, place), problem, "do: [checkpoint]")
     if {"requeue", "stop"} <= set(rule.do):
         raise InputError(_where((*at, "do"), lines, place), "requeue and stop exclude each other", "keep one of them")
-    if "alert" in rule.do and file.alerts is None:
+    if "alert" in rule.do and not (file.alerts and (file.alerts.webhook or file.alerts.apprise)):
         hint = "alerts: {webhook: https://…} at the top, or leave alert out: the log and `egs watch` have all"
         raise InputError(_where((*at, "do"), lines, place), "an alert has nowhere to go", hint)
     if stated[0] == "xid" and rule.for_s:

@@ -22,7 +22,7 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "egs-stamp"
 LOG = VENV / "egs-setup.log"
 PROJECTS = [
-    ".[dev,docs,demo,bench,gpu,oidc,server]",
+    ".[dev,docs,demo,bench,gpu,alerts,oidc,server]",
     "./plugins/ray[dev]",
     "./plugins/airflow[celery,edge]",
     "./plugins/kubeflow",

@@ -57,6 +57,7 @@ def check(
     if as_json:
         told = msgspec.to_builtins(found)
         told["webhook"] = bool(found.webhook)  # an address of this kind is a secret
+        told["apprise"] = len(found.apprise)
         typer.echo(json.dumps(told))
         return
     for rule in found.rules:

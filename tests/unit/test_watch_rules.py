@@ -82,6 +82,17 @@ def test_a_file_says_what_each_rule_looks_at_and_does() -> None:
         ("alerts: ", "alert: ", "line 2: alert: unknown field"),
         ('alerts: {webhook: "https://chat.example.org/hooks/secret"}', "", "rules[0].do: an alert has nowhere to go"),
         ("https://chat", "ftp://chat", "line 2: alerts.webhook: must be an address that begins with https://"),
+        ("webhook: ", "apprise: ", "line 2: alerts.apprise: must be a list"),
+        (
+            'webhook: "https://chat.example.org/hooks/secret"',
+            'apprise: ["mail me"]',
+            "line 2: alerts.apprise[0]: must be an",
+        ),
+        (
+            '{webhook: "https://chat.example.org/hooks/secret"}',
+            "{apprise: []}",
+            "rules[0].do: an alert has nowhere to go",
+        ),
         ("rules:", "rulez:", "rulez: unknown field (did you mean 'rules'?)"),
         ("idle_for: 30m", "unsaved_for: 30m", "line 15: rules[2].do: unsaved_for without a checkpoint fires once"),
         ("idle_for: 30m", "unsaved_for: 5s", "line 13: rules[2].when.unsaved_for: must be from 1m to 30 days, or auto"),

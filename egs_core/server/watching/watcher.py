@@ -40,7 +40,7 @@ class Watcher:
         self.reads_progress = rules.uses("no_progress_for")
         self._times = TaskTimes() if rules.uses("over_learned") else None
         self._readings = Readings([one.id for one in offer.devices] if offer.is_watched else ())
-        self._alerts = Alerts(rules.webhook, offer.host)
+        self._alerts = Alerts(rules.webhook, offer.host, rules.apprise)
 
     async def follow(self, site: Asks) -> None:
         """Look again and again, as long as the server is there and they can be followed."""
