@@ -44,7 +44,7 @@ class DeviceLocks:
         """site: an id, of one that may have several servers. Raises InputError for a device that another one offers."""
         folder = _lock_folder()
         for device in devices:
-            name = f"egs-{device.id}"
+            name = f"egs-{device.id}".replace("/", "_")  # which MIG's first drivers have in a UUID
             if not site:
                 self._lock(folder / f"{name}.lock", device, fcntl.LOCK_EX)
                 continue
@@ -98,9 +98,12 @@ def why_none() -> str:
     except pynvml.NVMLError as error:
         return f"NVIDIA's driver does not answer: {error}"
     try:
-        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        count = len([device for handle in handles for device in _offered_of(handle)])
     finally:
         pynvml.nvmlShutdown()
+    if handles and not count:
+        return "all its GPUs are split by MIG, and none has a slice (nvidia-smi mig -cgi … -C)"
     if count and CUDA_VISIBLE in os.environ:
         return f"{CUDA_VISIBLE}={os.environ[CUDA_VISIBLE]} leaves none of {count} to see"
     return "NVIDIA's driver knows none"
@@ -202,9 +205,41 @@ def _real_devices() -> list[Device]:
     except pynvml.NVMLError:
         return []
     try:
-        return [_real_device(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount())]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        return [device for handle in handles for device in _offered_of(handle)]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _offered_of(handle: Any) -> list[Device]:
+    """The GPU, or, where it is split by MIG, its slices: as a whole no process can use it then."""
+    import pynvml
+
+    try:
+        is_split = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except (pynvml.NVMLError, AttributeError):  # not supported; or a binding that is older than MIG
+        is_split = False
+    if not is_split:
+        return [_real_device(handle)]
+    found = []
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(pynvml.NVMLError_NotFound):  # numbers may have gaps
+            found.append(_slice(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), handle))
+    return found
+
+
+def _slice(handle: Any, whole: Any) -> Device:
+    """One of a GPU. Its flavor begins with its kind, so that who wishes for the GPU's does not get a part of it:
+
+    NVIDIA A100-SXM4-80GB MIG 1g.10gb ─► MIG-1g.10gb-A100-SXM4-80GB         --flavor mig, --flavor mig-1g.10gb
+    """
+    import pynvml
+
+    device = _real_device(handle)
+    product = flavor_of_product(_text(pynvml.nvmlDeviceGetName(whole)))
+    profile = device.label.rpartition(" MIG ")[2].strip() if " MIG " in device.label else ""
+    flavor = flavor_of_product("-".join(["MIG", *filter(None, [profile, product])]))
+    return Device(device.id, device.label, device.memory_bytes, flavor)
 
 
 def _real_device(handle: Any) -> Device:
@@ -224,7 +259,7 @@ def _is_visible(device: Device) -> bool:
     if named is None:
         return True
     ids = [one.strip() for one in named.split(",") if one.strip()]
-    if any(not one.startswith("GPU-") for one in ids):
+    if any(not one.startswith(("GPU-", "MIG-")) for one in ids):
         raise InputError(CUDA_VISIBLE, f"{named!r} names GPUs by number", "name UUIDs (nvidia-smi -L), or unset it")
     return any(device.id.startswith(one) for one in ids)
 
