@@ -14,6 +14,7 @@ import ray
 
 from egs_ray.compat import available
 
+TRAINS = ("ray.train.v2._internal.execution.controller.controller", "TrainController")
 PENDING, ALIVE, RESTARTING, DEAD = 0, 2, 3, 4
 """What Ray's driver knows of an actor, by Ray's numbers; other numbers: it is being created."""
 
@@ -64,6 +65,11 @@ def class_behind(target: Any) -> type | None:
 def is_of_library(target: Any) -> bool:
     """Whether an ActorClass is one of Ray's own libraries, which place their actors and wait for them themselves."""
     return str(cast(Any, target).__ray_metadata__.modified_class.__module__).partition(".")[0] == "ray"
+
+
+def asks_for_groups(made: Any) -> bool:
+    """Whether a class is the one of Ray Train that asks for the placement groups of its workers."""
+    return available("groups") and isinstance(made, type) and (made.__module__, made.__name__) == TRAINS
 
 
 def signature_of(target: Any) -> inspect.Signature:

@@ -52,8 +52,9 @@ def functions_are_known() -> bool:
     """Whether Ray's two functions are what is replaced here."""
     calls = (("placement_group", "create_placement_group"), ("remove_placement_group", "remove_placement_group"))
     known = all(
-        called in _function(name).__code__.co_names and not _function(name).__code__.co_freevars
+        (called in code.co_names or ROUTE.format(name) in _function(name).__globals__) and not code.co_freevars
         for name, called in calls
+        for code in (_function(name).__code__,)
     )
     names = ("_call_placement_group_ready", "_call_placement_group_ready_async")
     module = sys.modules["ray.util.placement_group"]

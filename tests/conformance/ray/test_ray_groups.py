@@ -131,3 +131,95 @@ def test_trials_of_two_drivers_are_ordered(begin: Begin, site: RealSite, tmp_pat
     first = names.index("high")
     assert (names[first : first + 2], names[-1]) == (["high", "high"], "low"), names
     wait_for(lambda: not site.open(), "the server knows that they have gone")
+
+
+TRAIN = """
+import json, os, sys, tempfile, time
+import ray, ray.train
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+name, log, go = sys.argv[1:]
+
+def loop(config):
+    rank, began = ray.train.get_context().get_world_rank(), time.time()
+    while not os.path.exists(go):
+        time.sleep(0.05)
+    with open(log, "a") as file:
+        file.write(f"{name} {rank} {began} {time.time()}\\n")
+
+# Train's own helpers look for a cluster by this variable, and there may be others on the machine.
+env = {"env_vars": {"RAY_ADDRESS": os.environ["RAY_ADDRESS"]}}
+ray.init(logging_level="ERROR", log_to_driver=False, runtime_env=env)
+with tempfile.TemporaryDirectory() as storage:
+    scaling = ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"CPU": 0.5, "GPU": 0.5})
+    trainer = DataParallelTrainer(loop, scaling_config=scaling, run_config=RunConfig(storage_path=storage))
+    print("RESULT", json.dumps(str(trainer.fit().error)))
+"""
+
+
+@pytest.mark.proves("ray site script", "order")
+def test_workers_of_two_drivers_are_ordered(begin: Begin, site: RealSite, tmp_path: Path) -> None:
+    """Two drivers train with two workers of half a GPU each, in a queue of one GPU, while Ray has two: whose controller
+    asks first has both its workers, the other one waits for quota, and has both when the first has ended."""
+    pytest.importorskip("pyarrow")
+    log, go = tmp_path / "log", tmp_path / "go"
+    runs = [begin(TRAIN, name, log, go) for name in ("a", "b")]
+    wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "one waits for quota")
+    go.touch()
+    assert [results(run) for run in runs] == ["None", "None"]
+    rows = held(log)
+    assert sorted(row[:2] for row in rows) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert max(row[3] for row in rows[:2]) <= min(row[2] for row in rows[2:]), rows
+    assert len({row[0] for row in rows[:2]}) == 1, rows
+    wait_for(lambda: not site.open(), "the server knows that they have gone")
+
+
+NESTED = """
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def inside():
+    return len(ray.get_gpu_ids())
+
+@ray.remote(num_cpus=0)
+def on_its_own():
+    group = placement_group([{"GPU": 1}, {"GPU": 1}])
+    ray.get(group.ready())
+    placed = inside.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group))
+    gpus = ray.get([placed.remote(), placed.remote()])
+    remove_placement_group(group)
+    return gpus
+
+@ray.remote(num_cpus=0)
+class Keeper:
+    def keep(self):
+        self.group = placement_group([{"GPU": 1}, {"GPU": 1}])
+        return self.group.wait(60), self.group
+
+@ray.remote(num_gpus=2, num_cpus=0)
+def all_of_it():
+    return len(ray.get_gpu_ids())
+
+ray.init(log_to_driver=False)
+print(ray.get(on_its_own.remote(), timeout=120))
+keeper = Keeper.remote()
+is_there, group = ray.get(keeper.keep.remote(), timeout=120)
+print(is_there)
+waits = all_of_it.remote()
+print(ray.wait([waits], timeout=1)[0])
+remove_placement_group(group)  # of which the keeper's process is not told
+print(ray.get(waits, timeout=120))
+"""
+
+
+def test_groups_of_workers_have_a_turn(run_script: Script) -> None:
+    """A task's group is made in its turn and given back when it is removed, an actor's also by another process; the
+    script prints what it does natively."""
+    native = run_script(NESTED, EGS_MODE="off")
+    ordered = run_script(NESTED, EGS_MODE="on")
+    assert (native.returncode, ordered.returncode) == (0, 0), native.stderr + ordered.stderr
+    assert ordered.stdout == native.stdout
+    assert "egs: ordered 1 GPU tasks and 2 placement groups" in ordered.stderr

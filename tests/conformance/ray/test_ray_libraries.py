@@ -135,7 +135,7 @@ GROUPED = [[[i, 1] for i in range(3)] + [["model", 1]], True, ["ordered", 1]]
 LIBRARIES = {
     "placement group": (GROUP, GROUPED, 2, {"grouped": 3, "Model": 1}, {"placement-group": 2}),
     "data": (DATA, [2 * (i + 1) for i in range(8)], 1, {"MapWorker(MapBatches(Add))": 1, "_map_task": 2}, {}),
-    "train": (TRAIN, ["None", {"rank0": "1", "rank1": "1"}], 1, {"RayTrainWorker": 2}, {}),
+    "train": (TRAIN, ["None", {"rank0": "1", "rank1": "1"}], 1, {"RayTrainWorker": 2}, {"train-workers": 2}),
     "tune": (TUNE, [[2, 1], [4, 1], [6, 1]], 1, {"ImplicitFunc": 3}, {"tune-trial": 3}),
     "serve": (SERVE, [4, 1], 1, {}, {}),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from egs_core.graph.columns import Graph
+from egs_core.graph.columns import Graph, TaskOptions
+from egs_ray.session.described import Described, member
 from egs_ray.session.grown import Grown
 from egs_ray.session.loans import PATIENCE_S, Loans
 from egs_ray.session.tasks import Job
@@ -34,6 +35,26 @@ class Script:
     def ends(self, name: str) -> None:
         self.books.jobs[self.books.numbers[name]].succeeded = True
         self.loans.look()
+
+
+def a_groups_member(name: str, gang: str) -> Described:
+    return member(Needs(name, 0.0, 1.0, 0), TaskOptions(gang=gang))
+
+
+def test_a_gang_goes_whole_or_not_at_all() -> None:
+    """The bundles of a placement group that a task's code waits for go together on its turn, though they need more
+    GPUs than it has: a part of them would keep what it has, and the parent wait for ever."""
+    script = Script()
+    script.submits("parent")
+    script.turn("parent")
+    for name in ("a", "b"):
+        arrival = Arrival(name, name, Needs(name, 0.0, 1.0, 0), [], [], 0.0, "parent", True)
+        job = script.books.take_in(arrival, a_groups_member(name, "group"), Graph())[-1][0]
+        script.loans.arrived(job, "parent")
+    script.loans.look()
+    assert script.opened == []
+    script.loans.waits("parent")
+    assert script.opened == ["a", "b"]
 
 
 def parent_and_children(children: int, gpus: float = 1.0) -> Script:

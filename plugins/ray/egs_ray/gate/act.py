@@ -31,7 +31,7 @@ from egs_core.runlog.records import Record
 from egs_ray import waiting
 from egs_ray.compat import available
 from egs_ray.events import report_as_before, report_often
-from egs_ray.gate.grouping import Groups
+from egs_ray.gate.grouping import Groups, drivers_tickets
 from egs_ray.gate.ordering import AnyGate, Ordering
 from egs_ray.gate.ticketing import with_ticket
 from egs_ray.groups import wrap_groups
@@ -60,12 +60,12 @@ class Orderer(Observer):
         self._ordering = Ordering(
             self._make_gate, self._estimate, self._switch_off, self._make_hinted, self._with_ticket
         )
-        self._groups = Groups(self._ordering.gate_for_workers, self._switch_off)
+        self._groups = Groups(self._ordering.gate_for_workers, self._switch_off, drivers_tickets)
         if available("groups"):
             wrap_groups(self._groups.create, self._groups.remove)
         self._desk: Desk | None = None  # where this driver's workers tell what they submit
         self._desk_lock = threading.Lock()
-        self._ordered_for_workers = 0
+        self._ordered_for_workers = self._groups_of_workers = 0
         learning.reserve(path)
         self._told: deque[Ordered | Record] = deque()
         self._script = script_name()
@@ -127,6 +127,7 @@ class Orderer(Observer):
         if desk is not None:
             desk.close()
             self._ordered_for_workers += desk.ordered
+            self._groups_of_workers += desk.groups
 
     @property
     def _gate(self) -> AnyGate | None:
@@ -234,6 +235,6 @@ class Orderer(Observer):
                 self.log.phased(told)
 
     def _what_was_done(self) -> str:
-        groups = self._groups.ordered
+        groups = self._groups.ordered + self._groups_of_workers
         also = f" and {counted(groups, 'placement group')}" if groups else ""
         return f"ordered {self._ordering.ordered + self._ordered_for_workers} GPU tasks{also}"

@@ -51,12 +51,21 @@ class Turn(msgspec.Struct, eq=False):
             ref.over()
 
 
+Tickets = list[tuple[str, Any]]
+"""Of a group: for each bundle a key, and what has a value when it is open."""
+
+
 class Groups:
     """The placement groups of this process. gate: see `Ordering.gate_for_workers`; on_failure: called with what went
-    wrong here. From any thread."""
+    wrong here; tickets: those of a group that needs so much, and whether of one node, from a gate. From any thread."""
 
-    def __init__(self, gate: Callable[[], Any], on_failure: Callable[[BaseException], None]) -> None:
-        self._gate, self._on_failure = gate, on_failure
+    def __init__(
+        self,
+        gate: Callable[[], Any],
+        on_failure: Callable[[BaseException], None],
+        tickets: Callable[[Any, list[Needs], bool], Tickets | None],
+    ) -> None:
+        self._gate, self._on_failure, self._tickets = gate, on_failure, tickets
         self._lock = threading.Lock()
         self._turns: dict[int, Turn] = {}  # by the group's identity: whose end is to be heard of
         self._todo: queue.SimpleQueue[Turn] = queue.SimpleQueue()
@@ -100,39 +109,22 @@ class Groups:
         self, native: Callable[[], PlacementGroup], bundles: list[dict[str, float]], others: dict[str, Any]
     ) -> Turn | None:
         needs = list(needs_of(bundles, _called()))
-        gate = self._gate()
-        if gate is None or not gate.admits_group(needs, is_close=others["strategy"] == STRICT_PACK):
+        if (gate := self._gate()) is None:
             return None
         with submitting.directly():
             if self._values is None:
                 self._values = make_own_values()
-            if self._values is None:
-                return None
-            turn = self._with_tickets(gate, needs)
-        if turn is None:
+            tickets = None if self._values is None else self._tickets(gate, needs, others["strategy"] == STRICT_PACK)
+        if tickets is None:
             return None
+        turn = Turn(gate, [key for key, _ in tickets], len(tickets))
+        turn.tickets = [ref for _, ref in tickets]
         try:
             self._wait(turn, native, bundles, others, needs)
         except Exception:
             for key in turn.keys:
                 gate.give_back(key)
             raise
-        return turn
-
-    def _with_tickets(self, gate: Any, needs: list[Needs]) -> Turn | None:
-        """A ticket for each member; None where one of them passes."""
-        turn = Turn(gate, [], 0)
-        for one in needs:
-            ticket = gate.ticket(one, is_bare=False)
-            if ticket is None:
-                for key in turn.keys:
-                    gate.give_back(key)
-                return None
-            key, ref = ticket
-            turn.keys.append(key)
-            if ref is not None:
-                turn.tickets.append(ref)
-        turn.closed = len(turn.tickets)
         return turn
 
     def _wait(
@@ -261,3 +253,24 @@ def _called() -> str:
             return CALLED[module]
         frame = frame.f_back
     return ITS_OWN
+
+
+def tickets_of(gate: Any, needs: list[Needs], is_close: bool, take: Callable[[Needs], tuple[str, Any] | None]) -> Any:
+    """A ticket for each bundle from a driver's gate, by `take`, each to be waited for; None where the group passes."""
+    if not gate.admits_group(needs, is_close):
+        return None
+    taken: list[tuple[str, Any]] = []
+    for one in needs:
+        ticket = take(one)
+        if ticket is None:
+            for key, _ in taken:
+                gate.give_back(key)
+            return None
+        taken.append(ticket)
+    return taken
+
+
+def drivers_tickets(gate: Any, needs: list[Needs], is_close: bool) -> Tickets | None:
+    """Those of a group that the driver itself asks for."""
+    found: Tickets | None = tickets_of(gate, needs, is_close, lambda one: gate.ticket(one, is_bare=False))
+    return found

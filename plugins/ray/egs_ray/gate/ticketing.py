@@ -106,9 +106,11 @@ class Twins:
         return ticketed.remote if ticketed is not None and _takes(ticketed, args, kwargs) else None
 
     def lined(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """The twin of what has no turn; None where that is no function or class of the script's."""
+        """The twin of what has no turn; None where that is no function or class of the script's, and no actor of a
+        library's that asks for the groups of the script."""
         made = _code_of(target) or actors.class_behind(target)
-        if made is None or str(made.__module__).partition(".")[0] == "ray":
+        is_librarys = str(getattr(made, "__module__", "")).partition(".")[0] == "ray"
+        if made is None or (is_librarys and not actors.asks_for_groups(made)):
             return None
         return self.of(target, args, kwargs)
 

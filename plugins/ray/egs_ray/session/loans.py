@@ -61,12 +61,20 @@ class Loans:
         self._borrowed = {index: both for index, both in self._borrowed.items() if not both[0].is_over}
         lenders = self._lending()
         for job, parent in self._ready(lenders):
+            if job.index not in self._waiting:
+                continue
             owners = [self._owner(lender) for task, lender in lenders.items() if parent in (task, "")]
             owner = next((one for one in owners if self._has_room(one, job, lenders)), None)
             if owner is not None:
-                self._borrowed[job.index] = job, owner
-                del self._waiting[job.index]
-                self._let_go(job.ticket)
+                for one in self._with_its_gang(job):  # a part of a gang alone would keep what it has for ever
+                    self._borrowed[one.index] = one, owner
+                    del self._waiting[one.index]
+                    self._let_go(one.ticket)
+
+    def _with_its_gang(self, job: Job) -> list[Job]:
+        if not job.gang:
+            return [job]
+        return [one for one, _, _ in self._waiting.values() if one.gang == job.gang]
 
     def _owner(self, lender: Job) -> Job:
         """Whose turn it is that a task would lend."""

@@ -2,6 +2,7 @@
 
     worker ── ask: needs ──────────────► a key, and whether to wait for what the board keeps under it
            ── add: task, arguments ────► the program, as what the script itself submits
+           ── ask group, add group ────► the same of a placement group's bundles; needed: it is made before its turn
            ── over: a reference is there
            ── waits, goes: the code of a task that holds GPUs
            ── worked: what the code of a task has told by `egs.work`
@@ -15,6 +16,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +26,7 @@ from egs_core.described import describe
 from egs_core.graph.columns import GPU, Shape, TaskOptions
 from egs_core.runlog.records import Work
 from egs_ray import submitting
+from egs_ray.gate.grouping import tickets_of
 from egs_ray.link import Message, Peer, Server, tell
 from egs_ray.submission import Arrival, Needs
 from egs_ray.told import ToldRef
@@ -49,13 +52,13 @@ class _Worker(msgspec.Struct):
 
 class Desk:
     """See the module. Messages come on a thread for each worker; gate: see `Ordering.gate_for_workers`. estimate:
-    seconds that a task is believed to take. ordered: how many tasks of workers have had a turn."""
+    seconds that a task is believed to take. ordered, groups: how many tasks, and groups, of workers have had a turn."""
 
     def __init__(self, gate: Callable[[], Any], estimate: Callable[[Needs], float | None]) -> None:
         self._gate, self._estimate = gate, estimate
         self._workers: dict[Peer, _Worker] = {}
         self._board = ""
-        self.ordered = 0
+        self.ordered = self.groups = 0
         self._counting = threading.Lock()
         self._server = Server(ray.util.get_node_ip_address(), self._on_message, self._on_gone)
 
@@ -73,6 +76,8 @@ class Desk:
         kind = message["m"]
         if kind == "ask":
             tell(peer, self._answer(worker, message))
+        elif kind == "ask group":
+            tell(peer, self._answer_of_group(worker, message))
         elif kind == "over":
             if (ref := worker.refs.pop(message["name"], None)) is not None:
                 ref.over()
@@ -80,6 +85,11 @@ class Desk:
             return
         elif kind == "add":
             self._add(gate, worker, peer, message)
+        elif kind == "add group":
+            self._add_group(gate, worker, peer, message["members"])
+        elif kind == "needed":
+            for key in message["keys"]:
+                gate.hand_on(key)
         elif kind == "back":
             worker.keys.discard(message["key"])
             gate.give_back(message["key"])
@@ -113,8 +123,37 @@ class Desk:
                 return {"m": "key", "key": ""}
             key, waits = ticket
             worker.keys.add(key)
-            self._board = self._board or base64.b64encode(gate.tickets.board()).decode()
-        return {"m": "key", "key": key, "waits": waits, "board": self._board}
+            board = self._pickled_board(gate)
+        return {"m": "key", "key": key, "waits": waits, "board": board}
+
+    def _answer_of_group(self, worker: _Worker, message: Message) -> Message:
+        """To a placement group that is about to be made; without keys it passes."""
+        needs, gate = msgspec.convert(message["needs"], list[Needs]), self._gate()
+        if gate is None:
+            return {"m": "keys", "keys": []}
+        with submitting.directly():
+            take = partial(gate.tickets.take_for_worker, is_bare=False)
+            keys = [key for key, _ in tickets_of(gate, needs, message["close"], take) or ()]
+            worker.keys.update(keys)
+            return {"m": "keys", "keys": keys, "board": self._pickled_board(gate) if keys else ""}
+
+    def _pickled_board(self, gate: Any) -> str:
+        self._board = self._board or base64.b64encode(gate.tickets.board()).decode()
+        return self._board
+
+    def _add_group(self, gate: Any, worker: _Worker, peer: Peer, members: list[dict[str, Any]]) -> None:
+        from egs_ray.session.described import member  # see `_described`
+
+        told = []
+        for one in members:
+            arrival = msgspec.convert(one["arrival"], Arrival)
+            ref = worker.refs[arrival.task_id] = NestedRef(arrival.task_id, peer)
+            worker.keys.discard(arrival.key)
+            described = member(arrival.needs, msgspec.convert(one["options"], TaskOptions))
+            told.append((arrival, {arrival.task_id: ref}, described))
+        with self._counting:
+            self.groups += 1
+        gate.add_all(told)
 
     def _add(self, gate: Any, worker: _Worker, peer: Peer, message: Message) -> None:
         arrival = msgspec.convert(message["arrival"], Arrival)

@@ -16,12 +16,13 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
-import ray
 
 from egs_ray import submitting, waiting
+from egs_ray.actors import end
 from egs_ray.gate.ordering import Ordering
 from egs_ray.gate.ticketing import WithTicket
 from egs_ray.link import Message, dial
@@ -93,6 +94,33 @@ class LineGate:
         for name, ref in new.items():
             self._await_end(name, ref)
 
+    def group_tickets(self, needs: list[Needs], is_close: bool) -> list[tuple[str, Any]] | None:
+        """Keys of a placement group's bundles, and what they wait for; None when it passes."""
+        told = self._ask({"m": "ask group", "needs": msgspec.to_builtins(needs), "close": is_close})
+        if told is None or not told.get("keys"):
+            return None
+        if self._board is None:
+            self._board = pickle.loads(base64.b64decode(told["board"]))
+        return [(key, self._board.wait.remote(key)) for key in told["keys"]]
+
+    def add_all(self, told: list[tuple[Arrival, dict[str, Any], Any]]) -> None:
+        """Tell of a placement group's bundles, and later of their end."""
+        members = []
+        for arrival, refs, described in told:
+            arrival.parent, arrival.is_nested = self._works_for(), True
+            self._refs.update(refs)
+            self._waiting[arrival.task_id] = arrival.key
+            options = msgspec.to_builtins(described.options)
+            members.append({"arrival": msgspec.to_builtins(arrival), "options": options})
+        self.say({"m": "add group", "members": members})
+        for _, refs, _ in told:
+            for name, ref in refs.items():
+                ref.on_over(partial(self._over, name))
+
+    def hand_on(self, key: str) -> None:
+        """Others may wait for what has this ticket: it waits no longer."""
+        self.say({"m": "needed", "keys": [key]})
+
     def unfinished(self) -> set[str]:
         """The driver knows."""
         return set()
@@ -137,9 +165,9 @@ class LineGate:
             self._lose(error)
 
     def _end(self, name: str) -> None:
-        """An operator, or a limit of the workload, ends a task of this worker's."""
+        """An operator, or a limit of the workload, ends a task or group of this worker's."""
         if (ref := self._refs.get(name)) is not None:
-            ray.cancel(ref, force=True)
+            end(ref)
 
     def _await_end(self, name: str, ref: Any) -> None:
         waiting.on_ready(ref, lambda: self._over(name))

@@ -15,7 +15,8 @@ from typing import Any
 
 import ray
 
-from egs_ray import submitting
+from egs_ray import groups, submitting
+from egs_ray.compat import available
 from egs_ray.functions import CREATION, named_like, running_task
 from egs_ray.worker.spec import Address
 from egs_ray.worker.working import work_told
@@ -81,6 +82,7 @@ class Reached:
         self._line = line
         self._lock = threading.Lock()
         self._ordering: Any = None
+        self._groups: Any = None
         self._gate: Any = None
         self._is_lost = False
         self.waits: Any = None  # an actor's, to its end
@@ -99,6 +101,20 @@ class Reached:
             return ordering.submit_lined(original, target, args or (), kwargs or {}, options)
         return ordering.submit(original, target, args, kwargs, options)
 
+    def create_group(self, native: Callable[[], Any], bundles: list[dict[str, float]], others: dict[str, Any]) -> Any:
+        """Make a placement group; what has GPUs waits for its turn."""
+        has_gpus = any(bundle.get("GPU") for bundle in bundles)
+        if self._is_lost or not has_gpus or ray.util.get_current_placement_group() is not None:
+            return native()
+        return self._made_groups().create(native, bundles, others)
+
+    def remove_group(self, native: Callable[[], None], group: Any) -> None:
+        """Remove one."""
+        if self._groups is None:
+            native()
+        else:
+            self._groups.remove(native, group)
+
     def parent(self) -> str:
         """For whom the code works that submits now."""
         return self.works_for or running_task()
@@ -114,6 +130,19 @@ class Reached:
         self._is_lost = True
         if self._ordering is not None:
             self._ordering.switch_off()
+
+    def _made_groups(self) -> Any:
+        with self._lock:
+            if self._groups is None:
+                from egs_ray.gate.grouping import Groups
+                from egs_ray.worker.nested import LineGate
+
+                self._groups = Groups(self._made_gate_or_none, self.lose, LineGate.group_tickets)
+            return self._groups
+
+    def _made_gate_or_none(self) -> Any:
+        with suppress(Exception):  # it cannot be reached, and `lose` has been told
+            return None if self._is_lost else self._made_gate()
 
     def _made_ordering(self) -> Any:
         with self._lock:
@@ -150,4 +179,6 @@ def reach(line: Address) -> Reached:
             if _reached is None:  # its driver, of the same Ray, has made sure that this can be done
                 _reached = Reached(line)
                 submitting.wrap_submissions(_reached.submit)
+                if available("groups"):
+                    groups.wrap_groups(_reached.create_group, _reached.remove_group)
     return _reached
