@@ -1,5 +1,6 @@
 """Drivers of the site server's benchmark (`benchmarks.server`): a framework's tasks in batches, as its adapter sends
-them: those that were granted have started and ended, as many are new; then the next grants are fetched.
+them: those that were granted have started and ended, as many are new. The next grants come with the answer; those that
+do not are fetched.
 
 Each driver has a pool and an engine of its own, with so many GPUs that a batch runs. Drivers' tasks are in no journal:
 a server that starts again asks their drivers (decision 58), so nothing here waits for the disk.
@@ -60,12 +61,15 @@ class Driver:
         """How many messages there were."""
         ask = c.Poll(epoch=self._epoch, ack=self._ack, wait_s=wait_s)
         answer = self._connection.post(f"/v1/drivers/{self._id}/poll", ask.model_dump_json())
-        found = msgspec.json.decode(answer.content, type=wire.Messages).messages
-        for message in found:
+        return self._take(msgspec.json.decode(answer.content, type=wire.Messages).messages)
+
+    def _take(self, messages: tuple[wire.Message, ...]) -> int:
+        """How many there were."""
+        for message in messages:
             self._ack = message.number
             if isinstance(message.told, s.Grant):
                 self._held.append(message.told)
-        return len(found)
+        return len(messages)
 
     def leave(self) -> None:
         self._connection.ask(f"/v1/drivers/{self._id}/leave", c.Leave(epoch=self._epoch))
@@ -79,8 +83,9 @@ class Driver:
 
     def _send(self, items: list[wire.AnyItem]) -> None:
         self._seq += 1
-        batch = wire.Batch(self._epoch, self._seq, tuple(items))
-        self._connection.post(f"/v1/drivers/{self._id}/batch", msgspec.json.encode(batch))
+        batch = wire.Batch(self._epoch, self._seq, tuple(items), self._ack)
+        answer = self._connection.post(f"/v1/drivers/{self._id}/batch", msgspec.json.encode(batch))
+        self._take(msgspec.json.decode(answer.content, type=wire.Answers).messages)
 
 
 def batches_behind(queued: int, server: Server, _number: int) -> Callable[[], object]:
