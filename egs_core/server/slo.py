@@ -61,13 +61,19 @@ def _view(queue: str, slo: Slo, runs: Iterable[Run], now: float, risk: AtRisk) -
 
 
 def events_of(slo: Slo, runs: Iterable[Run], now: float) -> Iterator[Event]:
-    """Of the site's clock, which says now."""
-    return (event for run in runs if (event := event_of(slo, run, now)) is not None)
+    """Of the site's clock, which says now; of a run that was evicted also each wait before."""
+    for run in runs:
+        if slo.kind == "wait" and not run.inside:
+            for one in run.earlier:
+                if one.turn_at is not None and one.waited_s is not None:
+                    yield _had(one.turn_at, one.waited_s, slo.target_s or 0.0)
+        if (event := event_of(slo, run, now)) is not None:
+            yield event
 
 
 def event_of(slo: Slo, run: Run, now: float) -> Event | None:
-    """What a run says of an objective by now; None for nothing, or nothing yet. One that is late says so with the
-    moment at which it became late, whenever it is asked."""
+    """What a run says of an objective by now, of its latest wait; None for nothing, or nothing yet. One that is late
+    says so with the moment at which it became late, whenever it is asked."""
     if run.inside:
         return None
     if slo.kind == "wait":
@@ -80,9 +86,12 @@ def _waited(run: Run, target_s: float, now: float) -> Event | None:
     if found is None:
         return None
     since, waited_s = found
-    if waited_s > target_s:
-        return Event(since + target_s, is_good=False)
-    return None if run.waited_s is None else Event(since + waited_s, is_good=True)
+    return None if run.waited_s is None and waited_s <= target_s else _had(since, waited_s, target_s)
+
+
+def _had(since: float, waited_s: float, target_s: float) -> Event:
+    """What has waited so long, or until it was late."""
+    return Event(since + min(waited_s, target_s), is_good=waited_s <= target_s)
 
 
 def _ended(slo: Slo, run: Run, now: float) -> Event | None:
