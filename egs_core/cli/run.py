@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import PurePath
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from egs_core.client.options import option_error
 from egs_core.client.supervise import request_of
 from egs_core.client.waiting_words import why_words
 from egs_core.errors import InputError
+from egs_core.notices import warn
 from egs_core.units import parse_bytes, parse_seconds
 
 INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript)[0-9.]*")
@@ -165,6 +167,8 @@ def run(
         with connected(address) as client:
             for one in or_flavor:
                 client.check(request_of({**fields, "flavors": [one]}))  # refused now, not when it is needed
+    if shutil.which(command[0]) is None:
+        warn(f"there is no command {command[0]!r} here now: unless there is one by its turn, the run fails")
     job = Job(
         command,
         os.getcwd(),

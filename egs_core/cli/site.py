@@ -144,6 +144,8 @@ def control_run(address: Address, request: ControlRequest, as_json: bool) -> Non
     what = "is told to end" if view.state == "stopping" else DONE[request.verb]
     if request.verb == "pause" and view.tasks is None and view.lease is not None:
         what = "has started and goes on: a pause holds only what waits"
+    if request.verb == "resume" and view.tasks is None and view.lease is not None and view.state == "running":
+        what = "runs"
     kind = "driver" if view.tasks is not None else "run"
     typer.echo(f"{kind} {view.id} ({view.name}): {what}")
 

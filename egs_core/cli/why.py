@@ -16,11 +16,13 @@ import typer
 from egs_core.cli import simulated as shared
 from egs_core.cli.reading import Histories, is_runlog, read_believed, read_workload
 from egs_core.cli.site import show_why, the_site
+from egs_core.client.http import Refused
+from egs_core.client.places import find_address
 from egs_core.engine import POLICIES
 from egs_core.engine.messages import Reason
 from egs_core.engine.order.queue import ONLY_CANDIDATE
 from egs_core.engine.state.lifecycle import HELD, PENDING, READY
-from egs_core.errors import InputError, counted, listed
+from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
@@ -54,9 +56,13 @@ def why(
 ) -> None:
     """Explain why a task of a run waited: for what in each phase, how long, and what then let it start."""
     if not tasks:
-        if not RUN.fullmatch(str(file)):
+        if not RUN.fullmatch(str(file)) and (file.exists() or find_address() is None):
             _need_a_task(file)
-        show_why(the_site(), str(file), as_json)
+        try:
+            show_why(the_site(), str(file), as_json)
+        except Refused as refusal:
+            is_file = refusal.status == 404 and not RUN.fullmatch(str(file))
+            raise EgsError(f"{refusal}{'; and there is no such file' if is_file else ''}") from None
         return
     labels: dict[str, str] = {}
     if is_runlog(file):

@@ -159,7 +159,7 @@ def _open_after(book: Book, who: Principal, ask: c.RunRequest) -> tuple[tuple[st
     for one in ask.after:
         found = book.runs.get(one.run)
         if found is None or not who.sees(found):
-            raise Refusal(422, f"after: there is no run {one.run!r}: `egs ps` lists those that are open")
+            raise Refusal(422, f"after: {book.rights.missing(who, one.run)}")
         if found.is_open:
             left.append((one.run, one.when))
         elif not found.satisfies(one.when):

@@ -79,7 +79,7 @@ def update(book: Book, who: Principal, run_id: str, ask: c.Change) -> c.RunView:
     if not run.is_open:
         raise Refusal(409, f"run {run.id} has ended: {run.outcome}")
     if not wishes:
-        raise Refusal(422, "nothing is to be changed: name what, as priority")
+        raise Refusal(422, "nothing is to be changed: name what, as --priority")
     if run.lease is not None and (not run.is_claimed or run.stop):
         raise Refusal(409, f"run {run.id} is about to {'end' if run.stop else 'start'}: try again")
     late = [name for name in wishes if name not in CHANGES_WHILE_RUNNING]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from egs_core.errors import listed
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, Run
 
@@ -18,8 +19,16 @@ class Rights:
         """Raises Refusal (404), the same for a run of another team and for none."""
         run = self._runs.get(run_id)
         if run is None or not who.sees(run):
-            raise Refusal(404, f"there is no run {run_id!r}: `egs ps` lists those that are open")
+            raise Refusal(404, self.missing(who, run_id))
         return run
+
+    def missing(self, who: Principal, run_id: str) -> str:
+        """What is said of a run that is not there for who asks; where its name was given, which ones have it."""
+        runs = () if run_id.isdecimal() else self._runs.values()
+        same = [run.id for run in runs if run.name == run_id and who.sees(run)][::-1]
+        if not same:
+            return f"there is no run {run_id!r}: `egs ps` lists those that are open"
+        return f"there is no run {run_id!r}: a run is named by its number, {listed(same, 3)}"
 
     def changeable(self, who: Principal, run_id: str) -> Run:
         """Its user's, or an operator's; from its own host, where a host asks. Raises Refusal (403, 404)."""

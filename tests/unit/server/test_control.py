@@ -37,6 +37,24 @@ def test_an_abort_ends_a_run_wherever_it_is(site: SiteLogic, state: str) -> None
         site.control(ROOT, view.id, "abort", c.Control())
 
 
+def test_a_run_that_is_asked_for_by_its_name(site: SiteLogic) -> None:
+    """Whoever sees runs of that name is told their numbers, the newest first; nobody else is, and no number is a
+    name."""
+    start(site, 1)
+    site.submit(ANN, request(2).model_copy(update={"name": "job1"}))
+    with pytest.raises(Refusal, match="there is no run 'job1': a run is named by its number, 2, 1"):
+        site.view(ANN, "job1")
+    with pytest.raises(Refusal, match="there is no run 'job1': a run is named by its number, 2, 1"):
+        site.control(ANN, "job1", "abort", c.Control())
+    after = request(3).model_copy(update={"after": [c.After(run="job1")]})
+    with pytest.raises(Refusal, match="after: there is no run 'job1': a run is named by its number, 2, 1"):
+        site.submit(ANN, after)
+    other = Principal("eve", "submitter", ("speech",))
+    for who, name in ((other, "job1"), (ANN, "job"), (ANN, "77")):
+        with pytest.raises(Refusal, match=f"there is no run '{name}': `egs ps`"):
+            site.view(who, name)
+
+
 def test_a_paused_run_does_not_start_until_it_is_resumed(site: SiteLogic) -> None:
     first = start(site, 1, gpus=3)
     second = site.submit(ANN, request(2))

@@ -23,6 +23,24 @@ from tests.unit.server.served import UNTIL, content, shared_site
 site = pytest.fixture(scope="module")(shared_site)
 
 
+def test_what_a_user_mistakes_is_told(site: RealSite) -> None:
+    """A command that is not there is told when it is asked for, not only when its turn has come; what runs was not
+    resumed; and a file that is not there is said beside a run that is not."""
+    done = site.egs("run", "--gpus", "1", "--", "no-such-command")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        127,
+        "egs: there is no command 'no-such-command' here now: unless there is one by its turn, the run fails",
+    )
+    run = str(site.detached("--name", "sleeper", "--", "sleep", "600")["id"])
+    try:
+        wait_for(lambda: site.told("why", run)["state"] == "running", "it runs")
+        assert site.egs("resume", run).stdout.strip() == f"run {run} (sleeper): runs"
+        assert f"a run is named by its number, {run}" in site.egs("why", "sleeper").stderr
+        assert site.egs("why", "no-such.jsonl").stderr.rstrip().endswith("; and there is no such file")
+    finally:
+        site.egs("abort", run)
+
+
 def test_an_array_is_many_runs_and_its_code_is_the_worst(site: RealSite) -> None:
     """Each has a device, its index and a number of its own; what the site refuses is refused once."""
     program = (  # one write a line: all of an array write to the same pipe
