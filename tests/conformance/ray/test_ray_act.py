@@ -413,8 +413,9 @@ class Actor:
 
 ray.init(log_to_driver=False)
 print(ray.get([parent.remote(1), child.remote(2)], timeout=120))
-group = placement_group([{"CPU": 1, "GPU": 1}])
-actor = Actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0)).remote()
+group = placement_group([{"CPU": 1}])
+inside = PlacementGroupSchedulingStrategy(group, 0)
+actor = Actor.options(num_gpus=0, num_cpus=1, scheduling_strategy=inside).remote()
 print(ray.get(actor.one.remote(), timeout=120))
 remove_placement_group(group)
 engine = ("egs_core.engine", "egs_core.site", "egs_ray.session.session", "egs_ray.convert")
@@ -425,8 +426,8 @@ print(ray.get(Actor.remote().one.remote(), timeout=120), "egs_core.engine" in sy
 
 
 def test_a_script_in_which_nothing_competes_has_no_engine(run_script: Script) -> None:
-    """CPU tasks, tasks of tasks and what a placement group has set apart: no engine is imported and no actor made. The
-    first actor that asks for a GPU like any other brings the engine."""
+    """CPU tasks, tasks of tasks and CPUs that a placement group has set apart: no engine is imported and no actor made.
+    The first actor that asks for a GPU brings the engine."""
     done = run_script(NOTHING_COMPETES, EGS_MODE="on")
     assert done.stdout.splitlines() == ["[1, 2]", "1", "[]", "['Actor']", "1 True"], done.stderr
     assert egs_lines(done)[0].startswith("egs: ordered 1 GPU tasks")
