@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -48,6 +49,7 @@ from egs_core.site.spanning import Spanning
 from egs_core.watch_rules import Rules
 
 TURN_S = 5.0
+COLLECT_AFTER = (20_000, 5, 100)  # objects, and collections of the younger generation: see `collect_seldom`
 SOCKET_MODE = 0o666  # who asks is told by the kernel, for each connection
 
 
@@ -91,6 +93,7 @@ def serve(
     else:
         _make_folder(folder)
     allow_connections()
+    collect_seldom()
     locks, real = DeviceLocks(), [device for device in offer.devices if device.label != "emulated"]
     if database is None:
         locks.take(real)
@@ -228,6 +231,12 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._site.wake_all()
         await super().shutdown(sockets)
+
+
+def collect_seldom() -> None:
+    """Python looks for cycles in all that there is once per ten million new objects, not per 70,000: behind 100,000
+    tasks such a look takes a sixth of a second, in which nobody is answered, and what tasks leave has no cycles."""
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def allow_connections() -> None:
