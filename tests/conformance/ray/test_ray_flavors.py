@@ -6,6 +6,7 @@ The GPUs and their speeds are emulated: nodes say that they have some, and a tas
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +107,85 @@ def test_a_task_is_placed_by_what_it_took_on_each_flavor(tmp_path: Path) -> None
         "A100 held": "L4",
         "cheapest": "L4",
     }, errors
+
+
+LACKS = """
+import json, os, sys
+import ray
+from ray.cluster_utils import Cluster
+import egs_core as egs
+
+folder = sys.argv[1]
+small = dict(object_store_memory=80_000_000)
+cluster = Cluster(True, head_node_args=dict(num_cpus=1, include_dashboard=False, temp_dir=folder, **small))
+cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "L4"}, **small)
+cluster.add_node(num_cpus=2, num_gpus=1, labels={"ray.io/accelerator-type": "A100"}, **small)
+with open(os.path.join(folder, "flavors.yaml"), "w") as file:
+    file.write("flavors: [{name: A100, gpu_hour: 4.0}, {name: L4, gpu_hour: 1.0}]")
+prices = dict(objective="cost", flavors=os.path.join(folder, "flavors.yaml"))
+
+def of(name, needs, *flavors):
+    @ray.remote(num_gpus=1, num_cpus=0.1, max_retries=0)
+    @egs.task(name=name, flavors=flavors, expect=1.0)
+    def fit():
+        row = next(row for row in ray.nodes() if row["NodeID"] == ray.get_runtime_context().get_node_id())
+        kind = row["Labels"]["ray.io/accelerator-type"]
+        with open(os.path.join(folder, name), "a") as file:
+            file.write(kind + " ")
+        if kind not in needs:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return kind
+    return fit.bind()
+
+@ray.remote(num_cpus=0.1)
+def after(kind):
+    return "after " + kind
+
+def tries(name):
+    with open(os.path.join(folder, name)) as file:
+        return file.read().split()
+
+def ended(made):
+    try:
+        return made.get(150)
+    except Exception as error:
+        return "out of memory" in str(error)
+
+seen = {}
+try:
+    ray.init(cluster.address, log_to_driver=False)
+    import egs_ray
+    log = os.path.join(folder, "run.jsonl")
+    with egs_ray.Session(egs_ray.Options(preload=False, retry_out_of_memory=True, runlog=log, **prices)) as session:
+        seen["asked"] = ended(egs_ray.run(after.bind(of("asked", ["A100"])), session=session)), tries("asked")
+        seen["nowhere"] = ended(egs_ray.run(of("nowhere", []), session=session)), tries("nowhere")
+        seen["wish"] = ended(egs_ray.run(of("wish", ["A100"], "L4"), session=session)), tries("wish")
+    from egs_core.runlog.io import read_run
+    from egs_core.runlog.records import Ended
+    ends = [one for one in read_run(log).records if isinstance(one, Ended)]
+    seen["told"] = [(one.outcome, one.reason) for one in ends]
+    with egs_ray.Session(egs_ray.Options(preload=False, **prices)) as session:
+        seen["not asked"] = ended(egs_ray.run(of("plain", ["A100"]), session=session)), tries("plain")
+    print(json.dumps(seen))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+def test_a_task_that_lacks_memory_is_tried_on_another_flavor_where_that_was_asked_for(tmp_path: Path) -> None:
+    """By cost each task has the L4. It ends there for lack of memory: the A100 is next, once, and what waits for the
+    task gets its value. One that lacks memory there, too, ends with its error after both; one that may have the L4
+    alone, and one of a session that was not asked to, after one. The run log says why it was tried again."""
+    seen, errors = outcome_of(LACKS, tmp_path)
+    told: Any = seen.pop("told")
+    assert seen == {
+        "asked": ["after A100", ["L4", "A100"]],
+        "nowhere": [True, ["L4", "A100"]],
+        "wish": [True, ["L4"]],
+        "not asked": [True, ["L4"]],
+    }, errors
+    assert sorted(outcome for outcome, _ in told) == sorted(2 * ["preempted", "succeeded", "failed"])
+    again = [reason for outcome, reason in told if outcome == "preempted"]
+    lack = "out of GPU memory: CUDA out of memory. Tried to allocate 20.00 GiB"
+    assert all(reason.startswith(lack) and reason.endswith("another flavor than L4") for reason in again), again

@@ -7,14 +7,15 @@ from typing import Any
 import ray
 
 from egs_core.engine import messages as m
-from egs_core.out_of_memory import lack_of
-from egs_core.site import Ended, Grant
+from egs_core.out_of_memory import GPU, lack_of
+from egs_core.site import Ended, Grant, fits
 from egs_ray.session.phases import Phases
 from egs_ray.session.shared import Shared, first_line
 from egs_ray.session.submissions import Submissions
 from egs_ray.session.tasks import Job, Way, first_of
 from egs_ray.worker.shell import ArgumentsLostError, reached_users_code
 
+NEVER_S = 1e9  # that a task is told to take where a GPU's memory was not enough for it
 MOST_MOVES = 3  # of a process that Ray puts elsewhere than it was asked to
 
 
@@ -34,6 +35,8 @@ class Endings:
             self._phases.give_back(job)
             return
         error = _error_of(job.ref)
+        if error is not None and not job.requeues and self._shared.options.retry_out_of_memory:
+            self._tried_elsewhere(job, lack_of(error))
         if error is not None and job.requeues:
             self.requeued(job)
         elif error is None:
@@ -125,6 +128,28 @@ class Endings:
         self._drop_children(job)
         job.run.results.pop(job.index, None)
         self.lost_attempt(job, "preempted")
+
+    def _tried_elsewhere(self, job: Job, lack: str) -> None:
+        """Where the user asked for it: a task that ended for lack of a GPU's memory starts again on another flavor that
+        it may have, each once. The site is told that it would never end on those that it has had."""
+        nodes = [node for node in self._shared.offers.nodes if node.alive and node.gpus]
+        had = next((node.flavor for node in nodes if job.grant is not None and node.name == job.grant.node), "")
+        is_able = lack.startswith(GPU) and job.way is Way.SHELL and not job.gang
+        if not (is_able and had) or had in job.lacked or job.run.grows or job.aborted or self._shared.site.is_shared:
+            return
+        job.lacked.add(had)
+        wishes = job.run.converted.graph.options_of(job.index).flavors
+        fitting = [node for node in nodes if all(fits(node, shape) for shape in job.shapes)]
+        left = sorted({node.flavor for node in fitting if not wishes or node.flavor in wishes} - job.lacked - {""})
+        if not left:
+            return
+        name = job.run.converted.graph.names[job.index]
+        self._shared.warn_once(f"{name} was {GPU} on {had}: it is tried again on {' or '.join(left)}")
+        phases = range(job.first_phase, job.first_phase + job.n_phases)
+        self._shared.site.report(
+            m.FlavorEstimates(tuple([(p, one, NEVER_S, NEVER_S) for p in phases for one in job.lacked]))
+        )
+        job.stopped, job.requeues = f"{lack}; tried again on another flavor than {had}", True
 
     def not_submitted(self, job: Job, error: BaseException) -> None:
         """Ray refuses the task as it is, which it would have told whoever called `.remote()`: the run's own error."""

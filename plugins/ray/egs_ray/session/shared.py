@@ -46,6 +46,9 @@ class Options(msgspec.Struct, frozen=True):
     objective: str = "finish"
     """By what a task's flavor is chosen where nodes are of several: `finish`, where it should end first, or `cost`, the
     cheapest within its deadline."""
+    retry_out_of_memory: bool = False
+    """Whether a task that ends for lack of a GPU's memory starts again on another flavor that it may have, each once,
+    where nodes are of several. Not for members of gangs, nor where a site server orders."""
     preload_timeout_s: float = 60.0
     """A preload that takes longer, in seconds, no longer delays its task."""
     residue_bytes: int = 0

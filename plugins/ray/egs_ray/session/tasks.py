@@ -99,6 +99,7 @@ class Job(msgspec.Struct, eq=False):
     failed: bool = False
     life: str = ""  # of the shell that said hello last: it tells a retry from the try before
     aborted: bool = False  # its end was asked for
+    lacked: set[str] = msgspec.field(default_factory=set)  # flavors whose memory was not enough for it
     over_limit: str = ""  # because of this limit
     stopped: str = ""  # why its end was asked for, and by whom
     requeues: bool = False  # it was stopped to start again
