@@ -108,11 +108,115 @@ def test_groups_are_as_natively(run_script: Script) -> None:
     assert "egs: ordered 0 GPU tasks and 4 placement groups" in ordered.stderr
 
 
+SAID = ("wait", "first", "then", "paused", "resumed", "trials")
+EXPECTED: tuple[object, ...] = ([], True, "actor", False, True, [False, True])
+ORDER = """
+import os, threading, time
+import ray
+from ray import tune
+from ray.util.placement_group import placement_group, remove_placement_group
+import egs_core as egs
+from egs_ray.control import commands as control
+
+FOLDER = os.getcwd()
+
+@ray.remote(num_gpus=2, num_cpus=0)
+def task():
+    return "task"
+
+@ray.remote(num_gpus=2, num_cpus=0)
+@egs.task(expect=1)
+def hinted(before):
+    return before
+
+@ray.remote(num_gpus=2, num_cpus=0)
+class Model:
+    def get(self):
+        return "actor"
+
+def until(condition):
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+def shown():
+    try:
+        return control.ps()
+    except egs.InputError:
+        return []
+
+def both():
+    return placement_group([{"GPU": 2}])
+
+ray.init(log_to_driver=False, logging_level="ERROR")
+held = both()
+ray.get(held.ready(), timeout=120)
+second = both()
+model = Model.remote()
+asked = model.get.remote()
+later = task.remote()                                    # submitted after them, and another one needs it
+last = hinted.remote(later)
+ready = second.ready()
+print("wait", ray.wait([ready, asked, later], timeout=0.5)[0])
+remove_placement_group(held)
+print("first", ray.wait([ready, asked, later], timeout=120)[0] == [later])
+ray.get([ready, last], timeout=120)
+remove_placement_group(second)
+print("then", ray.get(asked, timeout=120))
+second = both()                                          # behind the actor
+ray.kill(model)
+ray.get(second.ready(), timeout=120)
+
+workload = until(shown)[0].workload
+third = both()
+control.pause(workload)
+remove_placement_group(second)
+print("paused", third.wait(1))
+control.resume(workload)
+print("resumed", third.wait(120))
+remove_placement_group(third)
+
+def trial(config):
+    if config["x"] == 0:
+        open(os.path.join(FOLDER, "begun"), "w").close()
+        time.sleep(600)
+
+def trials():
+    return [task for one in shown() for task in one.running if task.name == "tune-trial"]
+
+def abort():
+    until(lambda: os.path.exists(os.path.join(FOLDER, "begun")))
+    control.abort(workload, task=until(trials)[0].task, actor="ann", reason="enough")
+
+threading.Thread(target=abort).start()
+found = tune.Tuner(
+    tune.with_resources(trial, {"cpu": 0.5, "gpu": 2}),
+    param_space={"x": tune.grid_search([0, 1])},
+    run_config=tune.RunConfig(storage_path=os.path.join(FOLDER, "tune"), verbose=0),
+).fit()
+print("trials", [one.error is None for one in found])
+"""
+
+
 def results(one: subprocess.Popen[str]) -> Any:
     """What a driver has found, natively or not; EGS has nothing to complain about."""
     code, out, said = output(one)
     assert (code, said) == (0, []), (out, said)
     return json.loads(next(line for line in out.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+
+
+@pytest.mark.proves("ray script", "order")
+@pytest.mark.proves("ray hinted script", "order")
+def test_order_pause_and_abort_of_groups(run_script: Script) -> None:
+    """A group, and an actor, go behind a task that was submitted after them and for which another one waits; a pause
+    keeps a group that has not begun; an abort of a trial of Tune fails that trial, and the next one runs."""
+    pytest.importorskip("pyarrow")
+    done = run_script(ORDER, EGS_MODE="on")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith(SAID)]
+    assert said == [f"{name} {value}" for name, value in zip(SAID, EXPECTED, strict=True)], done.stderr
 
 
 @pytest.mark.proves("ray site script", "order")
