@@ -13,7 +13,7 @@ import msgspec
 from egs_core.graph.columns import Graph
 from egs_core.history import history_from_runlog
 from egs_core.history.opened import open_history
-from egs_core.history.pending import keep_pending
+from egs_core.history.pending import keep_pending, learn_pending
 from egs_core.notices import warn
 from egs_core.predict import Predictor
 from egs_core.predict.estimate import signature_of
@@ -24,7 +24,7 @@ from egs_core.site.following import Followed
 
 
 class Learning:
-    """Used on the holder's thread, but for `believe` before the first run, and `close`.
+    """Used on the holder's thread, but for `believe` before the first run, `catch_up`, and `close`.
 
     path: of the run log; is_whole: nothing of it was lost. history: a database URL, by default the user's. keeps:
     whether it is told what the runs took.
@@ -35,7 +35,7 @@ class Learning:
         self.is_whole = True
         self._records: dict[str, list[r.Record]] = {}  # by workload, of runs under way
         self._writer: FailOpenWriter | None = None  # from the first line on
-        self._history = open_history(history)
+        self._history, self._url, self._is_caught_up = open_history(history), history or "", False
         self._predictors: dict[str, Predictor] = {}
         self._followed: dict[str, Followed] = {}  # by workload
 
@@ -47,6 +47,17 @@ class Learning:
     def _lost(self, problem: str) -> None:
         self.is_whole = False
         warn(problem)
+
+    def catch_up(self) -> None:
+        """Put what pending run logs tell into the history, once; before a pipeline's first run, which then knows it.
+        From any thread but the holder's: it takes as long as these logs are."""
+        if self._is_caught_up:
+            return
+        self._is_caught_up = True
+        try:
+            learn_pending(self._url)
+        except Exception as error:
+            warn(f"nothing learned from run logs that are there: {error}")
 
     def record(self, record: r.Record) -> None:
         workload = getattr(record, "workload", "")

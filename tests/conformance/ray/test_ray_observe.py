@@ -230,6 +230,27 @@ def test_the_next_run_into_the_same_run_log_leaves_the_last_one_to_be_learned(
     assert list((tmp_path / "data" / "egs" / "runs").iterdir()) == []
 
 
+KNOWN = (
+    IMPLICIT.split("print")[0]
+    + """
+import egs_ray
+from egs_core.runlog.io import read_run
+from egs_ray.session.api import default_session
+egs_ray.run(second.bind(first.bind(1)), name="script").get(60)
+records = read_run(default_session().learning.path).records
+print({x.task: x.estimate_p50_s is not None for x in records if type(x).__name__ == "Granted"})
+"""
+)
+
+
+def test_a_first_run_with_egs_knows_what_the_hook_has_observed(run_script: Script, tmp_path: Path) -> None:
+    """Nobody has read the history between the two scripts."""
+    data = str(tmp_path / "data")
+    run_script(IMPLICIT, XDG_DATA_HOME=data)
+    done = run_script(KNOWN, hook=False, XDG_DATA_HOME=data, EGS_RUNLOG=str(tmp_path / "own.jsonl"))
+    assert done.stdout == "{'first-0': True, 'second-0': True}\n", done.stderr
+
+
 CYCLES = """
 import ray
 

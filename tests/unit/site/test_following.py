@@ -9,7 +9,7 @@ import pytest
 
 from egs_core.graph.columns import CPU, Graph, Shape
 from egs_core.history.opened import open_history
-from egs_core.history.pending import learn_pending, leave
+from egs_core.history.pending import Note, _kept, learn_pending, leave, pending_folder
 from egs_core.runlog import records as r
 from egs_core.runlog.added import added_tasks
 from egs_core.runlog.io import read_run, write_run
@@ -89,19 +89,62 @@ def test_a_mistake_in_it_ends_no_run(learning: Learning, capsys: pytest.CaptureF
     assert told(learning, *run("a-1", 0.0, 3.0)) == []
 
 
+OBSERVED: list[r.Record] = [
+    r.WorkloadSubmitted(t=0.0, workload="script"),
+    r.TaskAdded(t=0.0, workload="script", task="fit", phases=(("cpu", 1.0, 0.0, 0),)),
+    r.Started(t=1.0, workload="script", task="fit", node="n", cpus=1.0),
+    r.Ended(3.0, "script", "fit"),
+]
+
+
+def observed_at(log: Path, started_at: float) -> None:
+    """A script that a hook has observed has ended: its run log is there, and nothing of it in a history."""
+    header = r.Header(driver="ray", started_at=started_at)
+    write_run(log, header, OBSERVED)
+    leave(log, header)
+
+
+def test_a_session_knows_what_was_observed_before_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the history that it has, the user's or one that is named, and not that of another; once, so that no later
+    run of it waits for a log."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("EGS_HISTORY", raising=False)
+    graph = graph_of("fit")
+    for number, url in enumerate((None, f"sqlite:///{tmp_path}/named.db")):
+        monkeypatch.setenv("EGS_HISTORY", url or "")
+        observed_at(tmp_path / f"observed-{number}.jsonl", 100.0 + number)
+        session = Learning(tmp_path / "run.jsonl", r.Header(), url)
+        session.catch_up()
+        assert session.believe("script", graph, ["fit"]).phase_duration_s == [pytest.approx(2.0)]
+        observed_at(tmp_path / f"later-{number}.jsonl", 200.0 + number)
+        session.catch_up()
+        assert learn_pending(url or "") == 1
+        session.close()
+
+
+def test_what_is_wrong_with_pending_run_logs_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder stands where a log that was overwritten would be, and cannot be removed: one warning."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv("EGS_HISTORY", raising=False)
+    observed_at(tmp_path / "observed.jsonl", 100.0)
+    (note,) = pending_folder().iterdir()
+    _kept(note, Note(str(tmp_path / "observed.jsonl"))).mkdir(parents=True)
+    session = Learning(tmp_path / "run.jsonl", r.Header(), None)
+    session.catch_up()
+    assert capsys.readouterr().err.count("nothing learned from run logs") == 1
+    session.record(r.WorkloadSubmitted(t=0.0, workload="script"))
+    session.close()
+
+
 def test_the_run_log_of_a_session_keeps_what_is_to_be_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that was observed and then runs with EGS into the same file: the observed run stays to be learned."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("EGS_HISTORY", url := f"sqlite:///{tmp_path}/history.db")
-    observed, log = r.Header(driver="ray", started_at=100.0), tmp_path / "run.jsonl"
-    lines: list[r.Record] = [
-        r.WorkloadSubmitted(t=0.0, workload="script"),
-        r.TaskAdded(t=0.0, workload="script", task="fit", phases=(("gpu", 1.0, 1.0, 0),)),
-        r.Started(t=1.0, workload="script", task="fit", node="n", cpus=1.0, gpus=1.0),
-        r.Ended(3.0, "script", "fit"),
-    ]
-    write_run(log, observed, lines)
-    leave(log, observed)
+    observed_at(log := tmp_path / "run.jsonl", 100.0)
     session = Learning(log, r.Header(driver="ray", started_at=200.0), url)
     session.record(r.WorkloadSubmitted(t=0.0, workload="script"))
     session.close()

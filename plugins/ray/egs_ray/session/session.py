@@ -123,13 +123,15 @@ class Session(s.HolderSession):
     # --- for callers, from any thread ---
 
     def submit(self, converted: Converted, given: Any, queue: str = "", called_s: float | None = None) -> RunBooks:
-        """Start a run of a converted graph; returns at once. called_s: when the user asked for it (monotonic), from
-        which its run log counts; now, if that is not said. Raises InputError for a queue that there is not."""
+        """Start a run of a converted graph; the first call takes as long as run logs that are yet to be learned from,
+        each later one returns at once. called_s: when the user asked for it (monotonic), from which its run log
+        counts; now, if that is not said. Raises InputError for a queue that there is not."""
         if queue and queue not in self._queues:
             known = ", ".join(sorted(self._queues)) or "none; see Options.queues"
             raise InputError(f"queue {queue!r}", "is not configured", f"there are: {known}")
         if not self.options.split:
             converted = msgspec.structs.replace(converted, graph=merge_phases(converted.graph))
+        self.learning.catch_up()
         books = RunBooks(f"{converted.name}#{next(self._run_numbers)}", converted, given)
         books.queue = queue
         books.called_s = books.called_s if called_s is None else called_s
