@@ -169,10 +169,10 @@ class Engine:
         if state.is_metered:
             self._limits.enforce(now)
         self._reordering.after(event)
-        if self._waits and self._waits[0][0] < now and queue.heed_waits(now):
-            self._processes.want_plan()
         if state.retry_at:
             self._readiness.retry_held(now)
+        if self._waits and self._waits[0][0] < now and queue.heed_waits(now):  # also what was just retried
+            self._processes.want_plan()
         if queue.ages.timers.heap:
             queue.age(now)
         if state.has_deadlines:

@@ -398,6 +398,21 @@ def test_who_waits_is_told_who_has_waited_too_long() -> None:
     assert bench.grant_of("l0").reason == "workload_wait"
 
 
+def test_a_rejected_grant_that_is_tried_again_has_waited_since_it_was_ready() -> None:
+    """Its wait is over when it is tried again: it goes before what came later, though that is less work."""
+    bench = EngineBench(1)
+    bench.submit(graph_of({"large": ()}, default=(cpu(300.0),)), "large")
+    bench.submit(graph_of({"next": ()}), "next")
+    late = 5 * bench.state.estimate_s[0]
+    bench.send(m.DecisionRejected(bench.grant_of("large").id, "no room"), late)
+    assert bench.granted() == ["large", "next"]
+    bench.submit(graph_of({"small": ()}), "small")
+    bench.send(m.Tick(), late + 10.0)  # fails where it is queued only after the step has looked at who waits too long
+    assert bench.reason("small").text.count("1 ahead of it, first large")
+    bench.end("next")
+    assert bench.grant_of("large").reason == "workload_wait"
+
+
 def test_a_snapshot_of_before_submissions_is_readable() -> None:
     """Each of its workloads is a submission, and what they have left is counted: the GPU phase of 60 s that runs."""
     engine = Engine.restore((FIXTURES / "before-submissions.json").read_bytes())
