@@ -70,9 +70,8 @@ def plan_parts(found: Ahead, waiting: Sequence[RunView], runs: Iterable[Outline]
         "kept": "No room is kept for a task.",
     }
     parts: Parts = {name: kept(one) or (tag("p", empty[name], class_="empty"),) for name, one in tables.items()}
-    note = tag(
-        "p", "As it is known now: what comes later and goes first, quotas and CPUs are not in it.", class_="note"
-    )
+    known = "As known now: what comes later and goes first, and CPUs, are not in it; nor is what a quota will keep out."
+    note = tag("p", known, class_="note")
     return {
         "title": (tag("h1", "Plan"), tag("p", "what should come next", id="status", role="status")),
         **parts,
