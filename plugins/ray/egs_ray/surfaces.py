@@ -83,7 +83,7 @@ SURFACES = (
         "cluster",
         "as hinted script, with EGS_GATE=cluster",
         {
-            "order": "yes: GPU tasks of all drivers, by queue, quota and priority",
+            "order": "yes: GPU tasks and placement groups of all drivers, by queue, quota and priority",
             "observe": "no: in mode observe nothing is gated, so it is the same as without it",
             **dict.fromkeys(("split", "preload", "limits"), f"no: {_UNTRIED_AT_ACTOR}"),
             "audit": "yes",

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.ray import test_ray_site
+from tests.conformance.ray import test_ray_site, test_ray_site_actor
 from tests.conformance.ray.test_ray_site import Begin, held, output
 from tests.unit.server.real_site import RealSite, wait_for
 
 pytestmark = pytest.mark.slow
 site, begin = test_ray_site.site, test_ray_site.begin
+begin_at_actor = test_ray_site_actor.begin
 Script = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # The tutorial's way: a function as trainable, what a trial needs, a grid of values.
@@ -235,6 +236,24 @@ def test_trials_of_two_drivers_are_ordered(begin: Begin, site: RealSite, tmp_pat
     first = names.index("high")
     assert (names[first : first + 2], names[-1]) == (["high", "high"], "low"), names
     wait_for(lambda: not site.open(), "the server knows that they have gone")
+
+
+@pytest.mark.proves("ray cluster", "order")
+def test_trials_of_two_drivers_at_the_actor_are_ordered(
+    begin_at_actor: test_ray_site_actor.Begin, tmp_path: Path
+) -> None:
+    """The same where the site is an actor (EGS_GATE=cluster), with a queue of one GPU."""
+    pytest.importorskip("pyarrow")
+    log = tmp_path / "log"
+    sweeps = [begin_at_actor(TUNE, "low", 6, 3.0)]
+    wait_for(log.exists, "a trial has ended")
+    sweeps.append(begin_at_actor(TUNE, "high", 2, 0.5, EGS_PRIORITY="100"))
+    assert [results(sweep) for sweep in sweeps] == [[[2 * x, 1] for x in range(count)] for count in (6, 2)]
+    rows = held(log)
+    assert all(before[3] <= after[2] for before, after in pairwise(rows)), rows
+    names = [row[0] for row in rows]
+    first = names.index("high")
+    assert (names[first : first + 2], names[-1]) == (["high", "high"], "low"), names
 
 
 TRAIN = """
