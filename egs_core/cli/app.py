@@ -21,6 +21,7 @@ import typer
 
 from egs_core import __version__
 from egs_core.errors import EgsError
+from egs_core.validation_words import problem_of
 
 COMMANDS: dict[str, str] = {
     "demo": "Run the demo's pipelines natively and with EGS on a real local framework, and compare.",
@@ -187,12 +188,22 @@ def _report(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         return EXIT_INTERRUPTED
     if hasattr(error, "format_message"):  # typer's own: an unknown option, a bad value; empty when it showed the help
-        message = str(error.format_message())
+        message = _in_plain_words(error, str(error.format_message()))
         return _fail(f"{message} (see: {_help_of(error)})", EXIT_INPUT) if message else EXIT_INPUT
     if isinstance(error, OSError) and error.filename is not None:
         return _fail(f"{error.filename}: {error.strerror}", EXIT_INPUT)
     problem = f"this is a bug in egs {__version__}: {type(error).__name__}: {error}"
     return _fail(f"{problem} (run it again with EGS_DEBUG=1 and report what it prints)", EXIT_BUG)
+
+
+def _in_plain_words(error: Exception, message: str) -> str:
+    """Typer's message; where pydantic has said what is wrong with a value, in the words of all other errors."""
+    found = getattr(error.__cause__, "errors", None)
+    if found is None:
+        return message
+    first = found()[0]
+    sentence, problem = str(first["msg"]), problem_of(first)
+    return message.replace(sentence, f"{problem}, not {first['input']!r}") if problem.startswith("must ") else message
 
 
 def _help_of(error: Exception) -> str:

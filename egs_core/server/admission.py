@@ -150,6 +150,11 @@ def check_for(for_s: float | None) -> None:
 
 
 def queue_asked(book: Book, who: Principal, asked: str) -> str:
+    """The queue of what somebody asks for by name, see `queue_for`. Raises Refusal also where the site has no queues:
+    a misspelt name would go unseen. A driver's EGS_QUEUE is not refused there: it would then order its work alone."""
+    if asked and not book.queues:
+        hint = "leave --queue out, or start `egs serve` with a file of --queues"
+        raise Refusal(422, f"queue: there is no queue {asked!r}; this site has none: {hint}")
     return queue_for(who, asked, book.queues, book.team_of_queue, "--queue")
 
 

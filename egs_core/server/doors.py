@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import ssl
@@ -53,6 +54,8 @@ class Door(msgspec.Struct, frozen=True):
         except OSError as error:
             listening.close()
             hint = "choose another, or 0 for any"
+            if error.errno == errno.EADDRINUSE:
+                hint = f"by another EGS server? Then `EGS_URL={self.url(self.port)} egs ps` asks it; else {hint}"
             raise InputError(f"--port {self.port}", f"cannot be used: {error.strerror}", hint) from None
         return listening
 

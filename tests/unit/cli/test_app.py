@@ -39,6 +39,22 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [name for name in app.COMMANDS if not re.search(rf"\b{name}\b", shown)] == []
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("run --gpus x -- true", "'--gpus': must be a number, not 'x' (see: egs run --help)"),
+        ("run --priority 1.5 -- true", "'--priority': must be a whole number, not '1.5' (see: egs run --help)"),
+        ("serve --port 99999", "'--port': must be at most 65535, not '99999' (see: egs serve --help)"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_named_in_plain_words(
+    line: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the value, and without the names of Python's types."""
+    assert app.run(line.split()) == app.EXIT_INPUT
+    assert capsys.readouterr().err == f"error: Invalid value for {told}\n"
+
+
 def test_help_imports_no_command_and_no_heavy_library() -> None:
     """`egs --help` stays quick: no command module, no numpy and no database stack is imported for it."""
     program = (

@@ -20,6 +20,7 @@ from egs_core.server.tally import Tally
 from tests.unit.server.real_app import CAN_BE_OTHERS, FILE, Answer, RealApp
 from tests.unit.server.real_site import PATIENCE_S, wait_for
 from tests.unit.server.site_steps import ANN, end, request, start
+from tests.unit.server.site_world import OFFER
 from tests.unit.server.test_pools import NODE, Client
 from tests.unit.server.told_metrics import ROOT, Samples, samples, site_of, spending_of, told
 
@@ -276,13 +277,16 @@ def test_names_may_hold_anything() -> None:
 
 
 def test_no_run_is_a_label() -> None:
-    """A hundred runs of other names and users: not one series more than one of them makes; nor do made-up queues."""
+    """A hundred runs of other names and users: not one series more than one of them makes; nor do queues that the
+    server's file has no more."""
 
     def series(count: int) -> set[tuple[str, frozenset[tuple[str, str]]]]:
         site = site_of()
+        site.offer(OFFER, tuple(QueueSpec(f"queue{number}") for number in range(1, count + 1)))
         for number in range(1, count + 1):
             who = Principal(f"user{number}")
             site.submit(who, request(number, 0, name=f"name{number}", queue=f"queue{number}"))
+        site.offer(OFFER, ())
         tally = Tally()
         tally.committed((), site.take().runs, 0.0, 0.001)
         return set(told(site, ROOT, tally))

@@ -57,6 +57,21 @@ def test_what_never_fits_is_refused_with_the_numbers(site: SiteLogic) -> None:
     site.validate()
 
 
+def test_a_queue_at_a_site_without_queues_is_refused(site: SiteLogic) -> None:
+    """Asked for, or changed to; the refusal says what to do. Without a name the run is in none."""
+    site.offer(OFFER, ())
+    says = "there is no queue 'typo'; this site has none: leave --queue out"
+    with pytest.raises(Refusal, match=says) as refused:
+        site.submit(ANN, request(1, queue="typo"))
+    assert refused.value.status == 422
+    start(site, 2, gpus=3)
+    waiting = site.submit(ANN, request(3, gpus=1))
+    with pytest.raises(Refusal, match=says):
+        site.update(ANN, waiting.id, c.Change(queue="typo"))
+    assert {run.queue for run in site.open_runs()} == {""}
+    site.validate()
+
+
 def test_whoever_names_no_queue_uses_the_only_one(site: SiteLogic) -> None:
     """Where there are several for all it has to be chosen, and the refusal says how."""
     site.offer(OFFER, (QueueSpec("common"),))
