@@ -13,8 +13,10 @@ import math
 import sys
 import threading
 import time
+import traceback
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -151,8 +153,10 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
                 try:
                     real = self._create()
                 except Exception as error:
-                    self._error = error
+                    self._error, promised, self._promised = error, self._promised, []
                     self._made.set()
+                    for ref in promised:
+                        self._fail(ref, error)
                     raise
                 self._real = PlacementGroup(real.id, bundle_cache=self.bundle_cache)
                 is_ended = is_ended or self._removed
@@ -180,11 +184,15 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
             return self._real is not None
 
     def ready(self) -> ray.ObjectRef:
-        """As Ray's: a reference that has the group as its value once that has its resources."""
+        """As Ray's: a reference that has the group as its value once that has its resources, or what Ray has raised as
+        its error."""
         with self._lock:
             if self._real is None:
                 ref = self._values.new()
-                self._promised.append(ref)
+                if self._error is None:
+                    self._promised.append(ref)
+                else:
+                    self._fail(ref, self._error)
                 return ref
         return self._real.ready()
 
@@ -202,6 +210,11 @@ class WaitingGroup(PlacementGroup):  # type: ignore[misc]  # of a library withou
             self._values.keep(ref, real)
         else:
             waiting.on_ready(real.ready(), lambda: self._values.keep(ref, real))
+
+    def _fail(self, ref: Any, error: Exception) -> None:
+        lines = "".join(traceback.format_exception(error))
+        with suppress(Exception):  # Ray has gone, and with it whoever waits
+            self._values.keep(ref, ray.exceptions.RayTaskError("placement_group", lines, error))
 
     def __reduce__(self) -> Any:
         return PlacementGroup, (self.id, self.bundle_cache)

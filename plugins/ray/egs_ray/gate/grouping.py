@@ -176,7 +176,7 @@ class Groups:
                 turn.gate.hand_on(key)
 
     def _kill(self, turn: Turn) -> None:
-        """An operator ends it: to whoever waits for it it is ready, and what is placed in it fails."""
+        """An operator ends it: what runs in it fails. To whoever waits for it it is ready."""
         threading.Thread(target=self._end, args=(turn,), name="egs-group-end", daemon=True).start()
 
     def _end(self, turn: Turn) -> None:

@@ -1,0 +1,193 @@
+"""Ends of placement groups that have a turn under the hook, other than by their scripts: drivers that are killed, an
+operator's word, Ray's refusal. Each with a real Ray of two GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from egs_core.adapter import RunningTask
+from egs_core.errors import InputError
+from egs_ray.control import commands as control
+from egs_ray.groups import WaitingGroup
+from egs_ray.own_values import make_own_values
+from egs_ray.session.operations import PASSED, WAITS
+from tests.conformance.ray import run_tasks as t
+from tests.conformance.ray import test_ray_site
+from tests.conformance.ray.conftest import LIMIT_S, _python_path, end_control, end_site
+from tests.conformance.ray.test_ray_site import QUEUES, Begin
+from tests.unit.server.real_site import RealSite, wait_for
+
+pytestmark = pytest.mark.slow
+site, begin = test_ray_site.site, test_ray_site.begin
+Script = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# Groups that have to wait for each other: each is held, with an actor in it, until a file says that it may go.
+GROUPS = """
+import os, sys, time
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+name, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+@ray.remote(num_gpus=1, num_cpus=0)
+class Model:
+    def gpus(self):
+        return len(ray.get_gpu_ids())
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+groups = [placement_group([{"GPU": 1}]) for _ in range(count)]
+waits = {group.ready(): number for number, group in enumerate(groups)}
+while waits:
+    (ready,), _ = ray.wait(list(waits))
+    number = waits.pop(ready)
+    try:
+        group = ray.get(ready)
+        strategy = PlacementGroupSchedulingStrategy(groups[number])
+        model = Model.options(scheduling_strategy=strategy).remote()
+        open(f"{folder}/{name}.{number}.held", "w").close()
+        while not os.path.exists(f"{folder}/go"):
+            ray.get(model.gpus.remote())
+            time.sleep(0.05)
+    except ray.exceptions.RayError as error:
+        print(number, type(error).__name__, flush=True)
+    remove_placement_group(groups[number])
+print("end", flush=True)
+"""
+
+
+def has(folder: Path, driver: str) -> list[str]:
+    """The driver's groups that are held or have been."""
+    return sorted(path.name.split(".")[1] for path in folder.glob(f"{driver}.*.held"))
+
+
+def test_a_killed_driver_gives_its_turns_back(begin: Begin, site: RealSite, tmp_path: Path) -> None:
+    """A driver holds one group and waits for its quota with another one, when it is killed: the server knows of none of
+    both any more, and the next driver has its turns, one after the other."""
+    first = begin(GROUPS, "first", tmp_path, 2)
+    wait_for(lambda: has(tmp_path, "first"), "one is held")
+    wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "another one waits for quota")
+    second = begin(GROUPS, "second", tmp_path, 2)
+    wait_for(lambda: len(site.open()) == 2, "another driver has come")
+    assert not has(tmp_path, "second")
+    first.kill()
+    wait_for(lambda: has(tmp_path, "second"), "it has its turn")
+    assert len(has(tmp_path, "first")) == 1
+    (tmp_path / "go").touch()
+    out, errors = second.communicate(timeout=LIMIT_S)
+    assert (second.returncode, out) == (0, "end\n"), errors
+    assert has(tmp_path, "second") == ["0", "1"]
+    wait_for(lambda: not site.open(), "the server knows that they have gone")
+
+
+@pytest.fixture
+def drive(ray_address: str, tmp_path: Path) -> Iterator[Begin]:
+    """Start a script with `EGS_GATE=cluster` and a queue of one of Ray's two GPUs; it is ended with the test."""
+    end_site()
+    end_control()
+    (tmp_path / "queues.yaml").write_text(QUEUES)
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
+        path = tmp_path / f"{arguments[0]}.py"
+        path.write_text(source)
+        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path()} | {
+            "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook",
+            "EGS_MODE": "on",
+            "EGS_GATE": "cluster",
+            "EGS_RUNLOG": str(tmp_path / f"{arguments[0]}.jsonl"),
+            "EGS_QUEUES": str(tmp_path / "queues.yaml"),
+            **environment,
+        }
+        pipe = subprocess.PIPE
+        command = [sys.executable, str(path), *map(str, arguments)]
+        begun.append(subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.kill()
+        print(*one.communicate())  # shown when the test fails
+    end_site()
+    t.until(t.is_idle)
+
+
+def test_a_killed_driver_gives_its_turns_back_to_the_actor(drive: Begin, tmp_path: Path) -> None:
+    """The same with `EGS_GATE=cluster`: two drivers share one GPU of a queue, the first one is killed."""
+    first = drive(GROUPS, "first", tmp_path, 2)
+    t.until(lambda: has(tmp_path, "first"))
+    second = drive(GROUPS, "second", tmp_path, 2)
+    t.until(lambda: [task.state for task in listed()] == [PASSED, WAITS, WAITS, WAITS], limit_s=60)
+    assert not has(tmp_path, "second")
+    first.kill()
+    t.until(lambda: has(tmp_path, "second"), limit_s=60)
+    assert len(has(tmp_path, "first")) == 1
+    (tmp_path / "go").touch()
+    out, errors = second.communicate(timeout=LIMIT_S)
+    assert (second.returncode, out) == (0, "end\n"), errors
+    assert has(tmp_path, "second") == ["0", "1"]
+
+
+def listed() -> list[RunningTask]:
+    """What `egs ps --on ray` shows of scripts, those in their turn first."""
+    try:
+        tasks = [task for one in control.ps() for task in one.running]
+    except InputError:
+        return []  # nobody has reported yet
+    return sorted(tasks, key=lambda task: (PASSED, WAITS).index(task.state) if task.state in (PASSED, WAITS) else 2)
+
+
+def test_an_operator_ends_groups(drive: Begin, tmp_path: Path) -> None:
+    """With `EGS_GATE=cluster` and a queue of one GPU one group is held, with an actor in it, and another one waits:
+    paused, it keeps waiting though the first is aborted, with its actor; resumed, it has its turn; aborted, its actor
+    dies, too. The script hears of both as an error of Ray's, and goes on."""
+    driver = drive(GROUPS, "one", tmp_path, 2)
+    t.until(lambda: [task.state for task in listed()] == [PASSED, WAITS] and len(has(tmp_path, "one")) == 1)
+    held, waits = listed()
+    assert held.name == waits.name == "placement-group"
+    (workload,) = [one.workload for one in control.ps()]
+    assert control.pause(workload, task=waits.task).tasks == (waits.task,)
+    assert control.abort(workload, task=held.task, actor="ann").tasks == (held.task,)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "0 ActorUnschedulableError\n"
+    t.until(lambda: [task.state for task in listed()] == [WAITS])
+    assert has(tmp_path, "one") == ["0"]
+    control.resume(workload, task=waits.task)
+    t.until(lambda: has(tmp_path, "one") == ["0", "1"])
+    assert control.abort(workload, task=waits.task).tasks == (waits.task,)
+    assert driver.communicate(timeout=LIMIT_S)[0] == "1 ActorUnschedulableError\nend\n"
+
+
+@pytest.mark.usefixtures("ray_address")
+def test_what_ray_refuses_late_is_told() -> None:
+    """Ray refuses a group when its turn has come, here for a name that is taken: whoever has asked before whether it is
+    ready, and whoever asks later, gets Ray's error, in a task's place too, and waits for nothing."""
+    values = make_own_values()
+    assert values is not None
+    taken = placement_group([{"CPU": 1}], name="taken")
+    assert taken.wait(60)
+    try:
+        group = WaitingGroup(lambda: placement_group([{"CPU": 1}], name="taken"), [{"CPU": 1}], values, lambda: None)
+        early = [group.ready(), group.ready()]
+        assert ray.wait(early, timeout=0.2)[0] == []
+        with pytest.raises(Exception, match="taken") as refused:
+            group.make()
+        for ref in (*early, group.ready()):
+            with pytest.raises(type(refused.value), match="taken"):
+                ray.get(ref, timeout=60)
+        after = ray.remote(num_cpus=0)(lambda group: group).remote(group.ready())
+        with pytest.raises(type(refused.value), match="taken"):
+            ray.get(after, timeout=60)
+        with pytest.raises(type(refused.value), match="taken"):
+            group.wait(60)
+    finally:
+        remove_placement_group(taken)
