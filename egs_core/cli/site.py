@@ -18,7 +18,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import connected
 from egs_core.client.options import option_error
 from egs_core.client.places import URL, Address, find_address, has_listener
-from egs_core.client.waiting_words import starts_words
+from egs_core.client.waiting_words import evicted_words, starts_words
 from egs_core.errors import EgsError, InputError, counted
 from egs_core.units import parse_seconds
 
@@ -118,6 +118,8 @@ def show_why(address: Address, run: str, as_json: bool) -> None:
     text = view.reason or f"{view.outcome}, exit code {view.exit_code}"
     on = f", on {view.host}" if view.host else ""
     typer.echo(f"run {view.id} ({view.name}, {view.user}{on}): {view.state}: {text}{when}")
+    for line in evicted_words(view):
+        typer.echo(line)
     if view.note:
         typer.echo(view.note)
     if view.progress is not None and view.progress.words:

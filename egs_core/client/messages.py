@@ -295,7 +295,8 @@ class ProgressView(Told):
 
 
 class Earlier(Told):
-    """What a run had from a start until it was evicted. waited_s: for its GPUs, where that is known."""
+    """What a run had from a start until it was evicted. waited_s: for its GPUs, where that is known; why: it was
+    evicted, "" where that is not."""
 
     started_at: float
     ended_at: float
@@ -303,6 +304,7 @@ class Earlier(Told):
     host: str = ""
     flavor: str = ""
     waited_s: float | None = None
+    why: str = ""
 
 
 class RunView(Told):

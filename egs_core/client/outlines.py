@@ -19,6 +19,7 @@ class Earlier(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     flavor: str = ""
     waited_s: float | None = None
+    why: str = ""
 
 
 class Outline(msgspec.Struct, frozen=True, omit_defaults=True):

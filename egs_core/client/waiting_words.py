@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from datetime import datetime
 
 from egs_core.client import messages as c
 
 HOW_TO_END = {"ok": "", "any": " (however it ends)", "failed": " to fail"}
 """What is said behind a run that another one waits for: see `messages.After`."""
+
+MOST_EVICTIONS = 5  # that are told of a run
 
 
 def ends_line(view: c.RunView, ends_at: float) -> str:
@@ -27,6 +31,31 @@ def starts_words(view: c.RunView) -> str:
     if view.starts_in_s is None:
         return "when it starts is not known"
     return f"it should start {in_words(view.starts_in_s)}"
+
+
+def evicted_words(view: c.RunView) -> Iterator[str]:
+    """That it was evicted: how often, when (in this machine's time), after how long, and why, as far as that is
+    known; nothing of one that was not."""
+    if not view.evictions:
+        return
+    known = view.earlier[-min(view.evictions, MOST_EVICTIONS) :]
+    times = "once" if view.evictions == 1 else f"{view.evictions} times"
+    last = f", the last {len(known)}" if 0 < len(known) < view.evictions else ""
+    told = []
+    for one in known:
+        at = datetime.fromtimestamp(one.ended_at)
+        when = f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else f"{at:%Y-%m-%d %H:%M:%S}"
+        told.append(f"{when} after {time_words(one.ended_at - one.started_at)}{cause_words(one.why)}")
+    yield f"evicted {times}{last}" + (f": {'; '.join(told)}" if told else "")
+
+
+def cause_words(why: str) -> str:
+    """Of an eviction, to be written behind it.
+
+    >>> cause_words("preempted for 15 (hi5): priority")
+    ', for 15 (hi5): priority'
+    """
+    return f", {why.removeprefix('preempted ')}" if why else ""
 
 
 def in_words(seconds: float) -> str:

@@ -6,18 +6,21 @@ outlines ─► Standing, as of a run log's tasks ─► the parts that run logs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from egs_core.client.messages import DriverTasks, RunView
 from egs_core.client.outlines import Outline
-from egs_core.client.waiting_words import HOW_TO_END
+from egs_core.client.waiting_words import HOW_TO_END, cause_words
 from egs_core.dashboard.parts import Parts, kept, moment, table
 from egs_core.dashboard.workloads import OPEN, Workload, graph_parts, workload_of
+from egs_core.errors import counted
 from egs_core.report import units
 from egs_core.report.html import tag
 from egs_core.runlog.standing import Standing
 
 HEADS = ("Run", "State", "Waits", "Waited", "Runs", "Ran", "GPUs", "Where", "User", "Why")
+EVICTED_HEADS = ("Run", "Started", "Evicted", "Ran", "Waited", "GPUs", "Where", "Why")
 LIST_HEADS = ("Workload", "State", "Runs", "Done", "Running", "Waiting", "Critical path", "User", "Queue")
 DRIVER_HEADS = ("Driver", "State", "Running", "Waiting", "User", "Queue")
 RUNS = {"granted": "running", "running": "running", "stopping": "running"}
@@ -36,7 +39,8 @@ def workload_parts(runs: Sequence[Outline], now: float, waiting: Mapping[str, Ru
         "title": (tag("h1", workload.name), tag("p", f"{workload.state}: {status}", id="status", role="status")),
         "graph": tuple(graph),
         "path": (path_head, path),
-        "runs": kept(table("Runs", HEADS, rows)),
+        "runs": kept(table("Runs", HEADS, rows))
+        + kept(table("Evictions", EVICTED_HEADS, [row for run in runs for row in _evicted_rows(run)])),
     }
 
 
@@ -104,6 +108,28 @@ def _row(run: Outline, workload: Workload, seen: RunView | None) -> tuple[object
         run.user,
         _why(run, task, seen),
     )
+
+
+def _evicted_rows(run: Outline) -> Iterator[tuple[object, ...]]:
+    """Each try that was evicted, as far as the server knows it."""
+    called = f"{run.id} {run.name}"
+    if missing := run.evictions - len(run.earlier):
+        yield called, "", "", "", "", "", "", f"{counted(missing, 'eviction')} before, of which no more is known"
+    for one in run.earlier:
+        yield (
+            called,
+            _clock(one.started_at),
+            _clock(one.ended_at),
+            units.seconds(one.ended_at - one.started_at),
+            "" if one.waited_s is None else units.seconds(one.waited_s),
+            f"{one.gpus:g}" if one.gpus else "",
+            one.host,
+            cause_words(one.why).removeprefix(", "),
+        )
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _why(run: Outline, task: Standing, seen: RunView | None) -> str:

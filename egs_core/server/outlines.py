@@ -98,7 +98,7 @@ def _outline(book: Book, run: Run, who: Principal) -> Outline:
         devices=tuple([devices[number].id for number in lease.devices]) if lease is not None and devices else (),
         why=views.told_text(run.stop or run.why, who.sees) if run.stop or run.why else "",
         evictions=run.evictions,
-        earlier=tuple([Earlier(**one) for one in views.earlier(run)]),
+        earlier=tuple([Earlier(**one) for one in views.earlier(run, who.sees)]),
         when={one: when[one] for one in _seen(book, when, who)},
     )
 

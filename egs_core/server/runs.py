@@ -125,7 +125,7 @@ class Saving(msgspec.Struct, frozen=True):
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a run had from a start until it was evicted: so many GPUs, of `flavor` where they were of one, on a host
-    ("" for the server's own), after it had waited so long since its turn."""
+    ("" for the server's own), after it had waited so long since its turn. why: it had to stop, "" of older servers."""
 
     started_at: float
     ended_at: float
@@ -134,6 +134,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     flavor: str = ""
     waited_s: float | None = None
     turn_at: float | None = None
+    why: str = ""
 
 
 class Run(msgspec.Struct, omit_defaults=True):
@@ -228,7 +229,9 @@ class Run(msgspec.Struct, omit_defaults=True):
     def keep_attempt(self, now: float) -> None:
         """It is evicted: what it has had is kept."""
         if self.started_at is not None:
-            had = Attempt(self.started_at, now, self.gpus, self.host, self.flavor, self.waited_s, self.turn_at)
+            had = Attempt(
+                self.started_at, now, self.gpus, self.host, self.flavor, self.waited_s, self.turn_at, self.stop
+            )
             self.earlier = (*self.earlier, had)[-MOST_ATTEMPTS:]
 
     @property

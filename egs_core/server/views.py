@@ -93,12 +93,13 @@ class Views:
         node = self.node_of(OWN) if host == OWN else None
         return node.name if node else host
 
-    def earlier(self, run: Run) -> Iterator[dict[str, Any]]:
+    def earlier(self, run: Run, sees: Sees) -> Iterator[dict[str, Any]]:
         """The fields of `messages.Earlier`, of each."""
         for one in run.earlier:
             found = {name: getattr(one, name) for name in ("gpus", "flavor", "waited_s")}
             yield found | {
                 "host": self.name_of(one.host),
+                "why": self.told_text(one.why, sees),
                 "started_at": self._facts.epoch + one.started_at,
                 "ended_at": self._facts.epoch + one.ended_at,
             }
@@ -117,7 +118,7 @@ class Views:
     def listed(self, sees: Sees = _all, *, with_ended: bool = False) -> c.Runs:
         """All open runs, oldest first, and who holds which device."""
         runs = [run for run in (self._runs if with_ended else self.open).values() if sees(run)]
-        return c.Runs(runs=tuple([self.view(run) for run in runs]), devices=self.held_devices(sees))
+        return c.Runs(runs=tuple([self.view(run, sees=sees) for run in runs]), devices=self.held_devices(sees))
 
     def queue(self, sees: Sees = _all) -> c.Runs:
         """The runs that wait, first first; then those that are paused, or wait for others."""
@@ -188,7 +189,7 @@ class Views:
             beat_s=BEAT_S,
             requeue=run.is_evicted,
             evictions=run.evictions,
-            earlier=tuple([c.Earlier(**one) for one in self.earlier(run)]),
+            earlier=tuple([c.Earlier(**one) for one in self.earlier(run, sees)]),
             is_request=run.is_request,
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,

@@ -8,7 +8,10 @@ import stat
 import subprocess
 import sys
 import threading
+import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from egs_core.client import messages as c
 from egs_core.client.http import SiteClient, Unreachable, connected, trusted_owners
 from egs_core.client.places import Address, find_address, parse_url, read_token, token_file, write_token
 from egs_core.client.processes import descendants, is_alive, living, process
-from egs_core.client.waiting_words import why_words
+from egs_core.client.waiting_words import evicted_words, why_words
 from egs_core.errors import EgsError, InputError
 
 
@@ -197,17 +200,8 @@ def test_a_commands_name_has_no_argument() -> None:
     assert name_of(["bash", "a\nb.sh"]) == "a?b.sh"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (None, "when it starts is not known"),
-        (25.2, "it should start in 25 s"),
-        (600.0, "in 10 min"),
-        (9000.0, "in 2.5 h"),
-    ],
-)
-def test_the_line_that_says_why_it_waits(seconds: float | None, words: str) -> None:
-    view = c.RunView(
+def waiting(**more: Any) -> c.RunView:
+    return c.RunView(
         id="2",
         name="fit",
         user="ann",
@@ -220,7 +214,36 @@ def test_the_line_that_says_why_it_waits(seconds: float | None, words: str) -> N
         priority=0,
         submitted_at=0,
         reason="no room",
-        starts_in_s=seconds,
+        **more,
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "when it starts is not known"),
+        (25.2, "it should start in 25 s"),
+        (600.0, "in 10 min"),
+        (9000.0, "in 2.5 h"),
+    ],
+)
+def test_the_line_that_says_why_it_waits(seconds: float | None, words: str) -> None:
+    view = waiting(starts_in_s=seconds)
     assert why_words(view).startswith("waits: no room; ")
     assert why_words(view).endswith(words)
+
+
+def test_the_line_that_says_that_it_was_evicted() -> None:
+    """How often, when, after how long, and for whom; of an older server's, that it was; nothing where it was not."""
+    today = time.time()
+    hour = f"{datetime.fromtimestamp(today):%H:%M:%S}"
+    last = c.Earlier(started_at=today - 6, ended_at=today, gpus=2, why="preempted for 15 (hi5): priority")
+    old = c.Earlier(started_at=86400.0, ended_at=86490.0, gpus=2)
+    then = f"{datetime.fromtimestamp(86490.0):%Y-%m-%d %H:%M:%S}"
+    assert not list(evicted_words(waiting()))
+    assert list(evicted_words(waiting(evictions=1))) == ["evicted once"]
+    one = waiting(evictions=1, earlier=(last,))
+    assert list(evicted_words(one)) == [f"evicted once: {hour} after 6 s, for 15 (hi5): priority"]
+    several = waiting(evictions=3, earlier=(old, last))
+    told = f"evicted 3 times, the last 2: {then} after 2 min; {hour} after 6 s, for 15 (hi5): priority"
+    assert list(evicted_words(several)) == [told]

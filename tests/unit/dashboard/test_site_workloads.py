@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from egs_core.client.messages import RunView
-from egs_core.client.outlines import Outline
+from egs_core.client.outlines import Earlier, Outline
 from egs_core.dashboard import mirror as module
 from egs_core.dashboard.mirror import Mirror
 from egs_core.dashboard.site_workloads import list_parts, workload_parts
@@ -92,6 +92,18 @@ def test_the_page_of_a_workload() -> None:
     assert (graph.count('["rect",'), graph.count('"edge critical"'), graph.count('"edge"')) == (4, 2, 2)
     later = encoded(workload_parts(pipeline(), NOW + 3, waiting))
     assert (later["graph"], later["runs"]) == (parts["graph"], parts["runs"])  # time alone draws nothing anew
+
+
+def test_the_page_tells_of_evictions() -> None:
+    """Each try that was evicted: when it started and stopped, where, and for whom; how many of which no more is known.
+    Without evictions there is no such table."""
+    before = Earlier(903.0, 909.0, 2.0, "n", waited_s=3.0, why="preempted for 15 (hi5): priority")
+    run = outline(2, "fit", "running", started_at=910.0, evictions=2, earlier=(before,))
+    found = texts(encoded(workload_parts([run], NOW, {})), "runs")
+    for words in ("1970-01-01 00:15:03 UTC", "1970-01-01 00:15:09 UTC", "6\xa0s", "for 15 (hi5): priority"):
+        assert words in found, words
+    assert "1 eviction before, of which no more is known" in found
+    assert "Evictions" not in texts(encoded(workload_parts(pipeline(), NOW, {})), "runs")
 
 
 def test_how_runs_have_to_end_for_those_after_them() -> None:

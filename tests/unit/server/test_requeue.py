@@ -9,6 +9,8 @@ from egs_core.engine import Engine
 from egs_core.engine.specs import QueueSpec
 from egs_core.server.book import CONFIG
 from egs_core.server.logic import Seen, SiteLogic
+from egs_core.server.outlines import Changes, outlines
+from egs_core.server.principals import Principal
 from egs_core.server.runs import Refusal, SiteFacts
 from tests.unit.server.site_steps import ANN, end, request, start
 from tests.unit.server.site_world import OFFER
@@ -57,14 +59,27 @@ def test_a_run_that_said_so_is_evicted_for_a_higher_priority(site: SiteLogic) ->
     again = site.claim(ANN, low.id, c.Claim(token=second.token))
     assert site.view(ANN, low.id).started_at == 1000.0 + site.now
     (first_time,) = site.view(ANN, low.id).earlier
-    assert (first_time.started_at, first_time.ended_at, first_time.gpus, first_time.waited_s) == (
-        1000.0,
-        2000.0,
-        3,
-        0.0,
-    )
+    times = first_time.started_at, first_time.ended_at, first_time.gpus, first_time.waited_s
+    assert times == (1000.0, 2000.0, 3, 0.0)
+    assert first_time.why == f"preempted for {high.id} (job2): priority"
     assert end(site, again).outcome == "succeeded"
     site.validate()
+
+
+def test_who_evicted_it_is_told_to_who_may_know_alone(site: SiteLogic) -> None:
+    """Whoever sees both reads the other's number and name, asking for the run, for all, and for what the dashboard
+    draws; of another team it is said that it is."""
+    queues = tuple([QueueSpec(name, cohort="all", nominal=(-1, 1500, -1)) for name in ("a", "b")])
+    site.offer(OFFER, queues, {"a": "ours", "b": "theirs"})
+    runs = [start(site, number, 1, requeue=True, queue="a") for number in (1, 2, 3)]
+    high = site.submit(ANN, request(4, 1, queue="b"))
+    (low,) = [one for one in runs if site.view(ANN, one.id).state == "stopping"]
+    evicted(site, low)
+    for who, other in ((ANN, f"{high.id} (job4)"), (Principal("bob", "viewer", ("ours",)), "(one of another team)")):
+        (listed,) = [one for one in site.listed(who).runs if one.id == low.id]
+        (drawn,) = [one for one in outlines(site.book, Changes(site.book.runs), who).runs if one.id == low.id]
+        (first,), (second,), (third,) = site.view(who, low.id).earlier, listed.earlier, drawn.earlier
+        assert {first.why, second.why, third.why} == {f"preempted for {other}: reclaim"}
 
 
 def test_others_are_never_stopped(site: SiteLogic) -> None:

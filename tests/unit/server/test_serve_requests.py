@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -230,6 +231,9 @@ def test_an_evicted_command_starts_again(site: RealSite, tmp_path: Path) -> None
     site.start()
     assert high.wait(PATIENCE_S) == 0
     wait_for(lambda: content(tries) == "1 0,1;2 0,1;", "the second try runs")
+    (again,) = [run for run in site.client.runs().runs if run.name == "low"]
+    told = site.egs("why", again.id).stdout
+    assert re.search(r"\nevicted once: [0-9: -]+ after \d+ s, for \d+ \(touch\): priority\n", told), told
     go.touch()
     assert low.wait(PATIENCE_S) == 7
     assert low.stderr is not None
