@@ -6,7 +6,8 @@
 
 It counts devices only, and parts of them: not CPUs, memory, or what comes later and goes first. Where a length that it
 depends on is not known it says nothing; nor of what its queue's quota will keep out when a device is free, and of those
-of its queue behind it, which others then pass. What it expects to start at once, though the engine let it wait, waits
+of its queue behind it, which others then pass. What is told to stop, for another or by an operator, does not run as
+long as it was expected to. What it expects to start at once, though the engine let it wait, waits
 for what is not counted: `views` tells no moment then.
 """
 
@@ -86,7 +87,7 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) 
     for phase, lease in state.leases.items():
         if lease.node != number:
             continue
-        left_s = UNKNOWN_S if phase in state.unknown else max(0.0, expected_end_s(state, phase) - state.now)
+        left_s = _left_s(engine, phase)
         heapq.heappush(ends, (left_s, lease.gpu_milli, lease.devices, phase))
     found: dict[int, float] = {}
     if not any(free) and all(left_s == UNKNOWN_S for left_s, *_ in ends):
@@ -114,6 +115,15 @@ def _starts_on(engine: Engine, number: int, order: Callable[[], Iterable[int]]) 
             end_s = UNKNOWN_S if phase in state.unknown else at_s + state.estimate_s[phase]
             heapq.heappush(ends, (end_s, min(milli, WHOLE_DEVICE), devices, phase))
     return found
+
+
+def _left_s(engine: Engine, phase: int) -> float:
+    """How long what holds a lease will, at the most where it is evicted."""
+    state, task = engine.state, engine.state.task_of[phase]
+    if task in state.stopping:
+        return 0.0  # by an operator, who has said how long that may take
+    left_s = UNKNOWN_S if phase in state.unknown else max(0.0, expected_end_s(state, phase) - state.now)
+    return min(left_s, engine.config.grace_s) if task in state.recalled else left_s
 
 
 class _Quotas:

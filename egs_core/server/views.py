@@ -228,7 +228,19 @@ class Views:
             text += self._holders(short.host, sees)
             text = f"starts on its {run.gang.size} hosts together: {text}" if run.is_request and run.gang else text
         text += self.used_elsewhere(run.queue, sees) if reason.kind == "quota" else ""
+        text += self._evicted_for(run, sees) if run.lease is None else ""
         return reason.kind, self.told_text(text, sees)
+
+    def _evicted_for(self, run: Run, sees: Sees) -> str:
+        """Which runs are told to stop for it, or for one of its gang; "" for none."""
+        tasks = [one.task for one in self._gangs.members(run) if one.task != NOT_ADMITTED]
+        names = tuple([f"preempted for {self._engine.state.task_ids[task]}: " for task in tasks])
+        stop = [one for one in self.open_runs() if one.is_evicted and one.stop.startswith(names)]
+        if not stop:
+            return ""
+        called = [f"{one.id} ({one.name})" if sees(one) else OTHERS for one in stop]
+        at_most_s = max(one.grace_s for one in stop)
+        return f"; evicted for it, and stopped within {at_most_s:g} s: {listed(called, 4)}"
 
     def _short(self, run: Run) -> Run:
         """Of a request over several hosts that waits the part whose host has no room for it, where one has none; else

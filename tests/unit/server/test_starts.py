@@ -85,6 +85,30 @@ def test_no_time_is_promised_to_what_waits_for_memory(site: SiteLogic) -> None:
     assert (waits.kind, waits.starts_in_s) == ("capacity", None)
 
 
+@pytest.mark.parametrize("expected_s", [None, 60.0, 4.0])
+def test_an_eviction_that_is_decided_is_foretold(site: SiteLogic, expected_s: float | None) -> None:
+    """What is evicted has ten seconds to stop, however long it was expected to run: whoever it makes room for is told
+    so at once, with its number, and what waits behind it reckons with that. Nobody else is told of an eviction."""
+    low = start(site, 1, gpus=3, requeue=True, expected_s=expected_s)
+    first = site.submit(ANN, request(2, gpus=3, priority=5, expected_s=100.0))
+    second = site.submit(ANN, request(3))
+    most_s = min(CONFIG.grace_s, expected_s or CONFIG.grace_s)
+    assert first.reason.endswith(f"; evicted for it, and stopped within {CONFIG.grace_s:g} s: {low.id} (job1)")
+    assert (first.starts_in_s, second.starts_in_s) == (most_s, most_s + 100.0)
+    assert "evicted" not in second.reason
+    hidden = site.views.view(site.runs[first.id], True, sees=lambda run: run.id == first.id)
+    assert hidden.reason.endswith("s: (one of another team)")
+
+
+def test_no_time_is_promised_behind_what_an_operator_ends(site: SiteLogic) -> None:
+    """It was expected to run for a minute, and has half a second: how long it then takes it alone knows."""
+    busy = start(site, 1, gpus=3, expected_s=60.0)
+    waits = site.submit(ANN, request(2))
+    assert waits.starts_in_s == 60.0
+    site.control(ANN, busy.id, "abort", c.Control(grace_s=0.5))
+    assert site.view(ANN, waits.id).starts_in_s is None
+
+
 def test_a_moment_that_has_passed_is_not_promised_for_ever(site: SiteLogic) -> None:
     """What should have ended has not: for a moment it is now, then it is not known."""
     start(site, 1, gpus=3, expected_s=60.0)
