@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
 import ray
 from ray.dag import (
     ClassMethodNode,
@@ -26,26 +25,25 @@ from ray.dag import (
     MultiOutputNode,
 )
 
-from egs_core.adapter import options_of_hints
 from egs_core.errors import InputError
 from egs_core.graph.analysis import find_gang_cycle
-from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
-from egs_core.hints import OnGpu, TaskHints, hints_of, phase_kinds, phase_steps, warm_key
+from egs_core.graph.columns import Graph
+from egs_core.hints import TaskHints, hints_of
 from egs_ray import compat, functions
 from egs_ray.conflicts import check_agreement
-from egs_ray.payload import Given, Payload, Produced, fill, graph_input, rebuild, submit
-
-PRIOR_WARMUP_S = 2.0
-"""What starting a process and importing takes before anything was measured; see the first predictor's priors."""
-
-
-class Converted(msgspec.Struct):
-    """nodes[i] is the payload of task i of the graph; parents come before children. output: what `execute` returns."""
-
-    name: str
-    graph: Graph
-    nodes: list[Payload]
-    output: Any  # Produced, or a list of them (MultiOutputNode)
+from egs_ray.payload import (
+    Converted,
+    Given,
+    Payload,
+    Produced,
+    fill,
+    first_of,
+    graph_input,
+    phases_of,
+    rebuild,
+    submit,
+    task_options,
+)
 
 
 def convert(dag_node: DAGNode, name: str = "dag") -> Converted:
@@ -148,9 +146,9 @@ class _Conversion:
         """Add the payload's task to the graph: its phases and their shapes, and what the hints say."""
         options, hints = payload.options, hints_of(payload.function) or TaskHints()
         check_agreement(self._place(payload.task_id), hints, options)
-        payload.cpus = _first(options.get("num_cpus"), hints.cpus, 1.0)
-        payload.gpus = _first(options.get("num_gpus"), hints.gpus, 0.0)
-        payload.memory_bytes = int(_first(options.get("memory"), hints.memory_bytes, 0))
+        payload.cpus = first_of(options.get("num_cpus"), hints.cpus, 1.0)
+        payload.gpus = first_of(options.get("num_gpus"), hints.gpus, 0.0)
+        payload.memory_bytes = int(first_of(options.get("memory"), hints.memory_bytes, 0))
         if payload.gpus > 1 and not float(payload.gpus).is_integer():
             problem = f"num_gpus={payload.gpus:g} cannot be given"
             raise InputError(self._place(payload.task_id), problem, "a share of one GPU (below 1) or a whole number")
@@ -202,51 +200,12 @@ def _payloads_in(value: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def phases_of(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float | None], ...]:
-    """Kind, needs and expected seconds of each phase of a task."""
-    kinds = phase_kinds(payload.function, payload.options.get("num_gpus"))
-    steps = phase_steps(payload.function)
-    expected = hints.expect_s if len(hints.expect_s) == len(kinds) else (None,) * len(kinds)
-    out: list[tuple[int, Shape, float | None]] = []
-    for number, kind in enumerate(kinds):
-        if kind == "cpu":
-            out.append((CPU, Shape(_milli(payload.cpus), memory_bytes=payload.memory_bytes), expected[number]))
-            continue
-        step = steps[number] if len(steps) == len(kinds) else None
-        cpus = _first(step.cpus if isinstance(step, OnGpu) else None, hints.gpu_cpus, payload.cpus)
-        gpus = payload.gpus or 1.0  # code that asks for a GPU without saying how many means one
-        shape = Shape(_milli(cpus), _milli(gpus), payload.memory_bytes, hints.gpu_memory_bytes or 0)
-        out.append((GPU, shape, expected[number]))
-    return tuple(out)
-
-
-def task_options(hints: TaskHints, *, has_prices: bool = False) -> TaskOptions:
-    """What the engine is told. has_prices: see `options_of_hints`."""
-    key = warm_key(hints)
-    return options_of_hints(
-        hints,
-        has_prices=has_prices,
-        warm_key=key,
-        warmup_s=PRIOR_WARMUP_S if key else 0.0,
-        warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead
-        retries=0,  # Ray retries by itself, as its max_retries says
-    )
-
-
 def _check_returns(place: str, function: Callable[..., Any], num_returns: Any) -> None:
     """A task of a graph has a fixed number of values, at least one: others wait for them by number."""
     if inspect.isgeneratorfunction(function):
         raise InputError(place, "is a generator: how many values it yields is not known", "return a list")
     if num_returns is not None and (not isinstance(num_returns, int) or num_returns < 1):
         raise InputError(place, f"num_returns={num_returns!r} gives nothing to wait for", "a number of one or more")
-
-
-def _milli(amount: float) -> int:
-    return round(amount * 1000)
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
 
 
 def _label(node: Any) -> str:

@@ -1,4 +1,9 @@
-"""What is needed to run one task of a converted graph: its function, its options, and arguments with stand-ins."""
+"""What is needed to run one task of a converted graph: its function, its options, and arguments with stand-ins.
+
+Without `ray.dag`, for which each driver under the hook would wait. Its import at the wrong time is seen from outside,
+too: after an unhandled Ctrl-C CPython ends a process by SIGINT, unless a string of code is executed in between. Ray's
+shutdown imports `ray.dag`, whose dataclasses do that, so Ray's drivers exit with 1; those that had it already do not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from ray.dag import DAGInputData
+
+from egs_core.adapter import options_of_hints
+from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
+from egs_core.hints import OnGpu, TaskHints, phase_kinds, phase_steps, warm_key
+
+PRIOR_WARMUP_S = 2.0
+"""What starting a process and importing takes before anything was measured; see the first predictor's priors."""
 
 
 class Produced(msgspec.Struct, frozen=True):
@@ -52,6 +63,15 @@ class Payload(msgspec.Struct):
         return {**self.options, **{name: one for name, one in needs.items() if self.options.get(name) is None}}
 
 
+class Converted(msgspec.Struct):
+    """nodes[i] is the payload of task i of the graph; parents come before children. output: what `execute` returns."""
+
+    name: str
+    graph: Graph
+    nodes: list[Payload]
+    output: Any  # Produced, or a list of them (MultiOutputNode)
+
+
 def fill(value: Any, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
     """Arguments with every stand-in replaced: by `results[payload]`, or from `given`, the value of `graph_input`."""
     if type(value) is Produced:
@@ -63,7 +83,11 @@ def fill(value: Any, results: Sequence[Any] | Mapping[int, Any], given: Any = No
 
 def graph_input(*args: Any, **kwargs: Any) -> Any:
     """What InputNode stands for when the graph is called with these arguments: as `DAGNode.execute` has it."""
-    return args[0] if len(args) == 1 and not kwargs else DAGInputData(*args, **kwargs)
+    if len(args) == 1 and not kwargs:
+        return args[0]
+    from ray.dag import DAGInputData
+
+    return DAGInputData(*args, **kwargs)
 
 
 def submit(payload: Payload, results: Sequence[Any] | Mapping[int, Any], given: Any = None) -> Any:
@@ -74,6 +98,37 @@ def submit(payload: Payload, results: Sequence[Any] | Mapping[int, Any], given: 
         remote_function = remote_function.options(**options)
     kwargs = {key: fill(value, results, given) for key, value in payload.kwargs.items()}
     return remote_function.remote(*(fill(value, results, given) for value in payload.args), **kwargs)
+
+
+def phases_of(payload: Payload, hints: TaskHints) -> tuple[tuple[int, Shape, float | None], ...]:
+    """Kind, needs and expected seconds of each phase of a task."""
+    kinds = phase_kinds(payload.function, payload.options.get("num_gpus"))
+    steps = phase_steps(payload.function)
+    expected = hints.expect_s if len(hints.expect_s) == len(kinds) else (None,) * len(kinds)
+    out: list[tuple[int, Shape, float | None]] = []
+    for number, kind in enumerate(kinds):
+        if kind == "cpu":
+            out.append((CPU, Shape(_milli(payload.cpus), memory_bytes=payload.memory_bytes), expected[number]))
+            continue
+        step = steps[number] if len(steps) == len(kinds) else None
+        cpus = first_of(step.cpus if isinstance(step, OnGpu) else None, hints.gpu_cpus, payload.cpus)
+        gpus = payload.gpus or 1.0  # code that asks for a GPU without saying how many means one
+        shape = Shape(_milli(cpus), _milli(gpus), payload.memory_bytes, hints.gpu_memory_bytes or 0)
+        out.append((GPU, shape, expected[number]))
+    return tuple(out)
+
+
+def task_options(hints: TaskHints, *, has_prices: bool = False) -> TaskOptions:
+    """What the engine is told. has_prices: see `options_of_hints`."""
+    key = warm_key(hints)
+    return options_of_hints(
+        hints,
+        has_prices=has_prices,
+        warm_key=key,
+        warmup_s=PRIOR_WARMUP_S if key else 0.0,
+        warm_cpu_milli=0,  # num_cpus is logical; how many load at once is bounded by the real cores instead
+        retries=0,  # Ray retries by itself, as its max_retries says
+    )
 
 
 def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
@@ -92,6 +147,18 @@ def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
 def _part_of(given: Any, part: Given) -> Any:
     if not part.accessor:
         return given
-    if part.accessor == "__getattr__" and not isinstance(given, DAGInputData):
-        return getattr(given, str(part.key))
+    if part.accessor == "__getattr__":
+        from ray.dag import DAGInputData
+
+        if not isinstance(given, DAGInputData):
+            return getattr(given, str(part.key))
     return given[part.key]
+
+
+def _milli(amount: float) -> int:
+    return round(amount * 1000)
+
+
+def first_of(*values: float | None) -> float:
+    """The first that is stated; the last has to be."""
+    return next(value for value in values if value is not None)

@@ -73,6 +73,59 @@ def test_after_sigterm_nothing_is_asked_of_ray(mode: str, ray_address: str, tmp_
     assert "Traceback" not in after
 
 
+INTERRUPTED = """
+import sys, time
+import ray
+
+@ray.remote(num_gpus=1)
+def wait():
+    time.sleep(600)
+
+ray.init(log_to_driver=False)
+refs = [wait.remote() for _ in range(4)]
+while ray.available_resources().get("GPU") == 2:
+    time.sleep(0.05)
+print("ready", flush=True)
+ray.get(refs)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_driver_with_the_same_status_as_natively(ray_address: str, tmp_path: Path) -> None:
+    """What started the script (a shell, CI, a service) goes by its status. CPython ends a process by SIGINT after an
+    unhandled KeyboardInterrupt, but for what Ray imports while it shuts down (`egs_ray.payload` says how): EGS must
+    not have imported it before."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("EGS_", "RAY_RUNTIME_ENV"))}
+    plain |= {"PYTHONPATH": _python_path(), "RAY_ADDRESS": ray_address, "XDG_DATA_HOME": str(tmp_path)}
+    log = tmp_path / "log.jsonl"
+    hooked = {"EGS_RUNLOG": str(log), "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on"}
+    status = {}
+    for name, environment in (("natively", plain), ("on", plain | hooked)):
+        with (tmp_path / f"said-{name}").open("w") as said:
+            driver = subprocess.Popen(
+                [sys.executable, "interrupted.py"],
+                env=environment,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
+            assert driver.stdout is not None
+            try:
+                assert "ready\n" in iter(driver.stdout.readline, ""), (tmp_path / f"said-{name}").read_text()
+                driver.send_signal(signal.SIGINT)
+                status[name] = driver.wait(END_S)
+            finally:
+                driver.kill()
+                driver.wait()
+                driver.stdout.close()
+        assert "\nKeyboardInterrupt\n" in (tmp_path / f"said-{name}").read_text()
+        until(is_idle)
+    assert status["on"] == status["natively"] != 0
+    assert any(isinstance(record, WorkloadEnded) for record in read_run(log).records)
+
+
 CATCHES = """
 import os, time
 import ray

@@ -14,8 +14,8 @@ from ray.dag import DAGNode, InputNode, MultiOutputNode
 import egs_core as egs
 from egs_core.errors import InputError
 from egs_core.graph.columns import CPU, GIB, GPU, Shape
-from egs_ray.convert import Converted, convert
-from egs_ray.payload import Given, Produced
+from egs_ray.convert import convert
+from egs_ray.payload import Converted, Given, Produced
 
 Pair = namedtuple("Pair", "left right")
 

@@ -27,6 +27,8 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith(heavy
         ("egs_ray.worker.nested", ("pydantic", "ray.dag", "egs_core.engine", "egs_core.site", "egs_core.predict")),
         ("egs_ray.gate.act", ("pydantic", "ray.dag", "egs_core.engine", "egs_core.site", "egs_ray.session.session")),
         ("egs_ray.session.nested", ("pydantic", "ray.dag", "egs_core.engine", "egs_core.site")),
+        ("egs_ray.session.program", ("ray.dag",)),
+        ("egs_ray.session.api", ("ray.dag",)),
     ],
 )
 def test_what_every_process_imports_stays_light(module: str, heavy: tuple[str, ...]) -> None:

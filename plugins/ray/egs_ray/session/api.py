@@ -20,7 +20,6 @@ import ray
 from egs_core.engine.messages import Reason
 from egs_core.errors import InputError, counted
 from egs_core.notices import warn
-from egs_ray.convert import convert
 from egs_ray.payload import graph_input
 from egs_ray.session.session import Session
 from egs_ray.session.tasks import RunBooks, finish_natively, references_in
@@ -128,6 +127,8 @@ def run(
     session's queues (`Options.queues`). Raises InputError
     for a graph that EGS cannot represent; once it has started, nothing that goes wrong in EGS stops it.
     """
+    from egs_ray.convert import convert  # brings Ray's graphs, see egs_ray.payload
+
     if not ray.is_initialized():
         ray.init()
     called_s = time.monotonic()

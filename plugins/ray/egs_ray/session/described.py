@@ -13,8 +13,7 @@ from egs_core.graph.columns import GIB, GPU, Shape, TaskOptions
 from egs_core.hints import HINTS, TaskHints
 from egs_core.notices import warn_once
 from egs_ray import functions
-from egs_ray.convert import phases_of, task_options
-from egs_ray.payload import Payload
+from egs_ray.payload import Payload, phases_of, task_options
 from egs_ray.submission import Needs
 
 NOT_OF_ACTORS = ("preload", "gang", "grace", "split")

@@ -13,7 +13,7 @@ from egs_core.errors import InputError
 from egs_core.graph.columns import Graph
 from egs_core.notices import MAX_COST_UNUSED, warn_once
 from egs_core.site import Learning, Site
-from egs_ray.convert import Converted
+from egs_ray.payload import Converted
 
 OBJECTIVES = ("finish", "cost")
 

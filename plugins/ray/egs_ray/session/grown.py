@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from egs_core.graph.columns import CPU, GPU, Graph, Shape, TaskOptions
-from egs_ray.convert import Converted
+from egs_ray.payload import Converted
 from egs_ray.session.described import Described, Phases
 from egs_ray.session.tasks import Job, RunBooks, Way
 from egs_ray.settings import chosen_priority

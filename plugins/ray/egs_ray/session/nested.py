@@ -182,7 +182,7 @@ def _over(name: str, peer: Peer) -> NestedRef:
 
 def _described(arrival: Arrival, options: dict[str, Any]) -> Any:
     """What its hints say of its place in the order."""
-    from egs_ray.payload import Payload  # of Ray's graphs, which a script's first task without a GPU needs not pay
+    from egs_ray.payload import Payload  # with hints and graphs: a script's first task without a GPU needs neither
     from egs_ray.session.described import Described
 
     needs = arrival.needs

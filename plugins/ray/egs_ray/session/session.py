@@ -28,10 +28,10 @@ from egs_core.runlog import records as r
 from egs_ray import submitting, waiting
 from egs_ray.cluster import Cluster
 from egs_ray.control.reporting import Reporter
-from egs_ray.convert import Converted
 from egs_ray.demand import Hints, cluster_grows, may_ask
 from egs_ray.link import Message, Peer, Server
 from egs_ray.observe import script_name
+from egs_ray.payload import Converted
 from egs_ray.promises import Promises
 from egs_ray.session.decisions import Decisions
 from egs_ray.session.endings import Endings

@@ -16,9 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from egs_core.errors import labelled
 from egs_core.graph.columns import CPU, Graph, Shape
 from egs_core.site import Grant
-from egs_ray.convert import Converted
 from egs_ray.link import Peer
-from egs_ray.payload import Payload, fill, submit
+from egs_ray.payload import Converted, Payload, fill, submit
 
 UNGATED_S = 0.1
 """A CPU task known to be at most this long is not worth a decision: it goes to Ray at once."""
