@@ -28,7 +28,9 @@ request = typer.Typer(help="Ask for GPUs for a while; `egs run --in NUMBER` runs
 @request.callback(invoke_without_command=True)
 def make(
     context: typer.Context,
-    gpus: Annotated[float, typer.Option(help="GPUs in all: whole ones, or a part of one, as 0.25.")] = 0,
+    gpus: Annotated[
+        float, typer.Option(help="GPUs in all, over all hosts: whole ones, or a part of one, as 0.25.")
+    ] = 0,
     hosts: Annotated[
         int | None,
         typer.Option(min=1, max=q.MOST_HOSTS, help="On so many hosts of the site, as many GPUs on each, all at once."),

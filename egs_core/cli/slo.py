@@ -79,7 +79,8 @@ _Rules.add_representer(str, _text)
 def _print(found: Slos) -> None:
     since_s = time.time() - found.since
     last = time_words(since_s) if since_s < 2 * DAY_S else f"{since_s / DAY_S:.1f} days"
-    typer.echo(f"runs of the last {last}; a budget of 0 % is used up, a burn rate of 1 uses it up in 30 days")
+    counted = f"counted in the last {last}: of wait objectives each wait, of the others each run"
+    typer.echo(f"{counted}; a budget of 0 % is used up, a burn rate of 1 uses it up in 30 days")
     rows = []
     for one in found.slos:
         rates = ["-" if (rate := one.burn.get(name)) is None else f"{rate:.1f}" for name in SHOWN]
@@ -87,7 +88,7 @@ def _print(found: Slos) -> None:
         counts = f"{one.events:,}", f"{one.bad:,}"
         order = "goes first" if one.at_risk else "-"
         rows.append((one.queue, one.slo, _promised(one), *counts, left, *rates, one.alert or "-", order))
-    print_rows(("queue", "objective", "promised", "runs", "bad", "budget left", *SHOWN, "look", "order"), rows)
+    print_rows(("queue", "objective", "promised", "counted", "bad", "budget left", *SHOWN, "look", "order"), rows)
 
 
 def _promised(one: SloView) -> str:

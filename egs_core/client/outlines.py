@@ -27,7 +27,8 @@ class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     submitted to come, also such as had ended by then; after: of those that it still waits for; when: those of either
     that need not succeed for it, and how they have to end instead, `any` or `failed`; gang: the same for all that start
     together, "" for none; waited_s: how long it waited for its latest lease, once it was its turn to; why: how it came
-    to its end, or to a stop. Runs that the asker does not see are left out of `follows`, `after` and `when`."""
+    to its end, or to a stop; ends_at: of one that has its GPUs, when its time box or the request is over. Runs that the
+    asker does not see are left out of `follows`, `after` and `when`."""
 
     id: str
     name: str
@@ -54,6 +55,7 @@ class Outline(msgspec.Struct, frozen=True, omit_defaults=True):
     evictions: int = 0
     when: dict[str, str] = {}
     earlier: tuple[Earlier, ...] = ()
+    ends_at: float | None = None
 
     @property
     def framework(self) -> str:

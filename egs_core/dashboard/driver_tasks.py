@@ -50,11 +50,8 @@ def plan_parts(found: Ahead, waiting: Sequence[RunView], runs: Iterable[Outline]
     ]
     starts += [(one.at or now, _start_row(one)) for one in found.starts]
     starts.sort(key=lambda one: one[0])
-    ends = [
-        (run.started_at + run.expected_s, run)
-        for run in runs
-        if run.started_at is not None and run.ended_at is None and run.expected_s and run.gpus and not run.inside
-    ]
+    holding = [run for run in runs if run.ended_at is None and run.gpus and not run.inside]
+    ends = [(at, run) for run in holding if (at := _end_of(run)) is not None]
     ends.sort(key=lambda one: one[0])
     tables = {
         "starts": table("Next starts", START_HEADS, [row for _, row in starts[:MOST_PLANNED]]),
@@ -65,7 +62,7 @@ def plan_parts(found: Ahead, waiting: Sequence[RunView], runs: Iterable[Outline]
     empty = {
         "starts": "Of nothing that waits it is known when it starts: of what runs nobody has said how long it takes "
         "(egs run --expect), or nothing waits.",
-        "ends": "Nothing that runs has said how long it takes.",
+        "ends": "Nothing runs whose end is known: egs run --expect and --for say it, and a GPU request has one.",
         "loaded": "Nothing is loaded ahead now: drivers of frameworks do that, for tasks that say what they load.",
         "kept": "No room is kept for a task.",
     }
@@ -129,6 +126,13 @@ def _run_row(run: RunView, at: float) -> tuple[object, ...]:
 
 def _start_row(one: Planned) -> tuple[object, ...]:
     return _link(one, f"{one.task} of {one.driver}"), coming(one.at), f"{one.gpus:g}", one.user, one.queue, ""
+
+
+def _end_of(run: Outline) -> float | None:
+    """When it should end: when it is expected to, or its time is over, what is sooner; None where nobody knows."""
+    known = [] if run.ends_at is None else [run.ends_at]
+    known += [run.started_at + run.expected_s] if run.started_at is not None and run.expected_s else []
+    return min(known, default=None)
 
 
 def _end_row(run: Outline, at: float) -> tuple[object, ...]:

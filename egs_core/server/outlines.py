@@ -73,6 +73,7 @@ def _outline(book: Book, run: Run, who: Principal) -> Outline:
     epoch, lease, views = book.facts.epoch, run.lease, book.views
     after = [one for one, _ in run.after]
     when = {**run.follows_when, **{one: how for one, how in run.after if how != "ok"}}  # of older servers the latter
+    time_is_up_at = run.time_is_up_at if run.is_open else None
     devices = views.devices_of(run.host) if lease is not None and lease.devices else ()
     return Outline(
         id=run.id,
@@ -99,6 +100,7 @@ def _outline(book: Book, run: Run, who: Principal) -> Outline:
         why=views.told_text(run.stop or run.why, who.sees) if run.stop or run.why else "",
         evictions=run.evictions,
         earlier=tuple([Earlier(**one) for one in views.earlier(run, who.sees)]),
+        ends_at=None if time_is_up_at is None else epoch + time_is_up_at,
         when={one: when[one] for one in _seen(book, when, who)},
     )
 

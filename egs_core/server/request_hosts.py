@@ -9,6 +9,7 @@ at once on others; a host that was named, or where a command waits for its GPUs,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -43,7 +44,9 @@ def gpus_each(ask: q.GpuRequest) -> float:
     """On each host. Raises Refusal where they cannot be shared evenly."""
     count = ask.hosts or len(ask.on or ()) or 1
     if count > 1 and (ask.gpus % count or ask.gpus < count):
-        raise Refusal(422, f"gpus: {ask.gpus:g} cannot be as many whole ones on each of {count} hosts")
+        most = math.ceil(ask.gpus / count) * count
+        problem = f"gpus: {ask.gpus:g} cannot be as many whole ones on each of {count} hosts"
+        raise Refusal(422, f"{problem}: it is the number for all of them together, as {most}")
     return ask.gpus / count
 
 

@@ -60,6 +60,8 @@ def test_the_plan() -> None:
     runs = [
         outline(3, "fit", "running", started_at=990.0, expected_s=100.0),
         outline(4, "free", "running", started_at=990.0),
+        outline(5, "lab", "running", started_at=990.0, is_request=True, ends_at=1020.0),
+        outline(6, "boxed", "running", started_at=990.0, expected_s=500.0, ends_at=1030.0),
     ]
     ahead = Ahead(
         NOW,
@@ -72,7 +74,10 @@ def test_the_plan() -> None:
     assert starts.index("t7 of r1") < starts.index("1 job1")
     assert "job2" not in starts
     assert [moment in parts["starts"].decode() for moment in ('{"data-at":"1010"}', '{"data-at":"1060"}')] == [True] * 2
-    assert ("3 fit" in texts(parts, "ends"), "4 free" in texts(parts, "ends")) == (True, False)
+    ends = texts(parts, "ends")
+    assert "4 free" not in ends
+    assert ends.index("5 lab") < ends.index("6 boxed") < ends.index("3 fit")
+    assert [f'{{"data-at":"{at}"}}' in parts["ends"].decode() for at in (1020, 1030, 1090)] == [True] * 3
     assert "t9 n warm r1" in texts(parts, "loaded")
     assert "t8 n" in texts(parts, "kept")
     nothing = encoded(plan_parts(Ahead(NOW), [], [], NOW))

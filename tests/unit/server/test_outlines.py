@@ -81,6 +81,21 @@ def test_what_a_run_followed_is_told_also_when_that_has_ended() -> None:
     assert (found[first.id].state, found[first.id].outcome) == ("ended", "succeeded")
 
 
+def test_when_the_time_of_a_run_is_over_is_told() -> None:
+    """Once it has its GPUs, and as long as it has them."""
+    site = three_devices()
+    boxed, free = start(site, 1, 3, for_s=50.0), site.submit(ANN, request(2, for_s=50.0))
+
+    def ends() -> dict[str, float | None]:
+        return {run.id: run.ends_at for run in outlines(site.book, Changes(site.runs), ANN).runs}
+
+    began = boxed.started_at
+    assert began is not None
+    assert ends() == {boxed.id: began + 50.0, free.id: None}
+    end(site, boxed)
+    assert ends()[boxed.id] is None
+
+
 def test_how_a_run_has_to_end_for_what_follows_is_told() -> None:
     """Where it need not succeed; also when it has ended, and of what an older server has kept."""
     site = three_devices()

@@ -146,7 +146,10 @@ def test_which_hosts(site: SiteLogic) -> None:
     before = list(site.runs)
     for words, told in (
         ({"gpus": 9, "hosts": 3}, "hosts: 1 host of the site can have 3 GPUs of it, and 3 are asked for"),
-        ({"gpus": 3}, "gpus: 3 cannot be as many whole ones on each of 2 hosts"),
+        (
+            {"gpus": 3},
+            "gpus: 3 cannot be as many whole ones on each of 2 hosts: it is the number for all of them together, as 4",
+        ),
         ({"gpus": 0.5}, "gpus: 0.5 cannot be"),
         ({"on": ["far"]}, "hosts: 2 are asked for, and --on names 1"),
         ({"on": ["far", "far"]}, "on: a host is named twice"),

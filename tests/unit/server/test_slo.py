@@ -233,8 +233,9 @@ def test_the_command_shows_what_is_left(
     assert (told["sounds"]["events"], told["sounds"]["budget_left"]) == (0, None)
     assert run(["slo"]) == 0
     shown = capsys.readouterr().out
-    assert re.match(r"runs of the last \d+ (s|min); a budget", shown), shown
+    assert re.match(r"counted in the last \d+ (s|min): of wait objectives each wait, .*; a budget", shown), shown
     assert "0.95 within 600 s" in shown
+    assert re.search(r"promised +counted +bad", shown), shown
     assert "100%" in shown
 
 
