@@ -116,30 +116,26 @@ def risks_of(counted: list[Counted]) -> dict[str, AtRisk]:
     found: dict[str, AtRisk] = {}
     for queue, slo, events, now in counted:
         target_s = slo.target_s
-        if target_s is None or not (why := _why(slo, report(slo, events, now))):
+        if target_s is None or not _is_at_risk(report(slo, events, now)):
             continue
+        why = f"{slo.name} ({slo.share:.0%} within {target_s:g} s)"
         before = found.get(queue, SAFE)
         waits_s = (*before.waits_s, target_s) if slo.kind == "wait" else before.waits_s
         ends_s = (*before.ends_s, target_s) if slo.kind == "jct" else before.ends_s
         share = max(slo.share, before.share) if before else slo.share
-        found[queue] = AtRisk(waits_s, ends_s, share, f"{before.why}, {why}" if before.why else why)
+        found[queue] = AtRisk(waits_s, ends_s, share, f"{before.why} and {why}" if before.why else why)
     return found
 
 
-def _why(slo: Slo, found: Report) -> str:
-    """How fast its error budget is used up, in words; "" while that lasts."""
-    rates = [(rate, name) for name in WINDOWS if (rate := found.burn[name]) is not None]
-    worst, window = max(rates, default=(0.0, ""), key=lambda one: one[0])
-    promise = f"{slo.name} ({slo.share:.0%} within {slo.target_s:g} s)"
-    if worst > 1:
-        return f"{promise} has failed {worst:.1f} times as often in {window} as it may"
+def _is_at_risk(found: Report) -> bool:
+    """Whether its error budget is used up, or faster than it lasts."""
     is_used_up = found.budget_left is not None and found.budget_left < 0
-    return f"{promise} has failed more often in 30 days than it may" if is_used_up else ""
+    return is_used_up or any((found.burn[name] or 0.0) > 1 for name in WINDOWS)
 
 
 def changes(book: Book, risks: Mapping[str, AtRisk], told_at: Mapping[str, float]) -> list[m.PromisesAtRisk]:
-    """What the engine is to be told: what is at risk, or is not any more; and what still is, with its figures of now,
-    `AGAIN_S` after it was told. told_at: when that was, by queue."""
+    """What the engine is to be told: what is at risk, or is not any more; and what still is `AGAIN_S` after it was
+    told, as the engine then looks anew at what has the most work. told_at: when that was, by queue."""
     found = []
     for queue in book.engine.state.queues:
         name, old = queue.spec.name, queue.at_risk

@@ -48,15 +48,14 @@ def chosen_order(state: State, number: int, moment: Moment) -> str:
 
 
 def promise(state: State, ready: ReadyQueue, phases: Sequence[int], moment: Moment) -> str:
-    """Until when phases that start together go first, or from when on, for a promise of their queue; else ""."""
+    """That phases that start together go first, or from when on, for a promise of their queue; else ""."""
     if not (windows := [one for one in ready.urgency.promised(phases) if state.now < one.too_late_at]):
         return ""
     queue = state.queues[state.queue_of(state.task_of[phases[0]])]
     window = min(windows, key=lambda one: (one.urgent_at > state.now, one.too_late_at))
-    when = f"until {moment(window.too_late_at)}" if window.is_open(state.now) else f"from {moment(window.urgent_at)} on"
-    why = f": {queue.at_risk.why}" if queue.at_risk.why else ""
-    since = f"since {moment(queue.at_risk_since)}{why}"
-    return f"; queue {queue.spec.name!r} puts it forward {when} for a promise that is at risk {since}"
+    when = "" if window.is_open(state.now) else f" from {moment(window.urgent_at)} on"
+    why = queue.at_risk.why or "of its queue"
+    return f"; it goes first in its queue{when}: its promise {why} is at risk since {moment(queue.at_risk_since)}"
 
 
 def _work(state: State, number: int) -> str:

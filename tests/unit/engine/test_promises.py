@@ -13,7 +13,7 @@ from egs_core.graph.columns import TaskOptions
 from egs_core.testing.engine_bench import EngineBench, PhaseSpec, canonical, cpu, gpu, graph_of
 
 Q = QueueSpec("q")
-WAITS = AtRisk((100.0,), share=0.95, why="wait_p95 has failed 2.0 times as often in 1h as it may")
+WAITS = AtRisk((100.0,), share=0.95, why="wait_p95 (95% within 100 s)")
 
 
 def add(bench: EngineBench, name: str, phase: PhaseSpec, at: float, queue: str = "q", **options: float) -> None:
@@ -39,7 +39,8 @@ def test_what_would_break_a_promise_next_goes_first_and_says_so() -> None:
     """It has waited more than half of what is promised: it goes before what has less work, both are told why."""
     bench = two_waiting()
     told = bench.reason("large").text
-    assert "queue 'q' puts it forward until 100.000 s for a promise that is at risk since 0.000 s: wait_p95" in told
+    promise = "its promise wait_p95 (95% within 100 s) is at risk since 0.000 s"
+    assert told.endswith(f"; it goes first in its queue: {promise}")
     assert "that one would be the next to break a promise of its queue" in bench.reason("small").text
     bench.end("busy", 70.0)
     assert (bench.grant_of("large").reason, bench.status("small")) == ("promise", "ready")
@@ -69,7 +70,7 @@ def test_it_goes_forward_at_half_of_what_is_promised_and_back_when_that_is_broke
     add(early, "busy", cpu(30.0), 0.0)
     early.send(m.PromisesAtRisk("q", WAITS))
     add(early, "large", cpu(300.0), 0.0)
-    assert "puts it forward from 50.000 s on" in early.reason("large").text
+    assert "it goes first in its queue from 50.000 s on: its promise" in early.reason("large").text
     assert early.engine.next_wakeup() == 50.0
 
 
@@ -186,10 +187,10 @@ def test_it_stays_when_queues_are_configured_anew_and_needs_a_known_queue() -> N
 
 
 def test_told_again_it_is_at_risk_since_the_first_time() -> None:
-    """With the figures of now."""
+    """With the promise as it is told now."""
     bench = two_waiting()
-    bench.send(m.PromisesAtRisk("q", AtRisk((100.0,), why="worse")), 65.0)
-    assert "at risk since 0.000 s: worse" in bench.reason("large").text
+    bench.send(m.PromisesAtRisk("q", AtRisk((100.0,), why="wait_p99")), 65.0)
+    assert "its promise wait_p99 is at risk since 0.000 s" in bench.reason("large").text
 
 
 STEPS = st.lists(

@@ -47,7 +47,7 @@ class Site:
 
 
 def test_what_waits_too_long_has_failed_before_it_is_granted() -> None:
-    """All GPUs are held: after its minute the run that waits puts the promise at risk, with the figures; what waits for
+    """All GPUs are held: after its minute the run that waits puts the promise at risk; what waits for
     another run has not had its turn."""
     site = Site()
     first = start(site.logic, 1, 3, queue="q")
@@ -58,7 +58,7 @@ def test_what_waits_too_long_has_failed_before_it_is_granted() -> None:
     site.logic.at(61.0)
     risk = site.look()
     assert (risk.waits_s, risk.ends_s, risk.share) == ((60.0,), (), 0.95)
-    assert risk.why == "wait_p95 (95% within 60 s) has failed 10.0 times as often in 1h as it may"  # one of two
+    assert risk.why == "wait_p95 (95% within 60 s)"  # one of two was late
     (event,) = site.logic.book.engine.state.queues
     assert event.at_risk_since == 61.0
 
@@ -97,7 +97,7 @@ def test_what_is_open_too_long_has_failed_its_end() -> None:
     start(site.logic, 1, 3, queue="q", deadline_s=10.0)
     site.logic.at(301.0)
     assert site.look() == AtRisk((), (300.0,), 0.95, site.look().why)
-    assert site.look().why.startswith("jct_p95 (95% within 300 s) has failed 20.0 times")
+    assert site.look().why == "jct_p95 (95% within 300 s)"
     assert not site.look({"q": Objectives(deadline_share=0.9).slos()}).waits_s
 
 
@@ -177,10 +177,16 @@ def test_a_served_queue_puts_what_would_break_its_promise_first(tmp_path: Path) 
         site.kill()
         site.start("--queues", str(tmp_path / "queues.yaml"))
         long = detached("40m")
-        wait_for(lambda: "puts it forward until" in site.egs("why", long).stdout, "it is put forward")
+        wait_for(
+            lambda: (
+                "it goes first in its queue: its promise wait_p95 (95% within 12 s) is at risk since"
+                in site.egs("why", long).stdout
+            ),
+            "it is put forward",
+        )
         short = detached("30s")
         assert "would be the next to break a promise of its queue" in site.egs("why", short).stdout
-        assert "puts it forward" not in site.egs("why", broken).stdout
+        assert "it goes first" not in site.egs("why", broken).stdout
         site.egs("abort", busy)
         holder = wait_for(lambda: next((h for h in site.devices().values() if h not in ("", busy)), ""), "it is given")
         assert holder == long
