@@ -21,13 +21,13 @@ NO_CODE, INTERRUPTED = 1, 130  # of a run that ended without one; of this comman
 
 
 def logs(
-    run: Annotated[str, typer.Argument(help="Number of the run, as `egs run --detach` and `egs ps` say it.")],
+    run: Annotated[str, typer.Argument(help="Number or name of the run, as `egs ps` shows it.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: the file and the run.")] = False,
 ) -> None:
     """Print the output of a detached run of this user."""
     with connected(the_site()) as client:
-        view = client.view(run)
+        view = client.view(run, named=True)
         with _opened(view) as file:
             if as_json:
                 typer.echo(json.dumps({"file": str(log_file(view)), "run": view.model_dump()}))

@@ -103,9 +103,9 @@ def budget_line(one: c.BudgetView) -> str:
 
 
 def show_why(address: Address, run: str, as_json: bool) -> None:
-    """`egs why RUN`."""
+    """`egs why RUN`: by its number or name."""
     with connected(address) as client:
-        view = client.view(run)
+        view = client.view(run, named=True)
     if as_json:
         typer.echo(view.model_dump_json())
         return

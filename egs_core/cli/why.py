@@ -39,7 +39,7 @@ def why(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A run log, or a workload file to simulate; or, without TASK, the number of a run of the site server."
+            help="A run log, or a workload file to simulate; without TASK a run of the site server, by number or name."
         ),
     ],
     tasks: Annotated[

@@ -99,8 +99,9 @@ class SiteClient:
     def update(self, run: str, ask: c.Change) -> c.RunView:
         return self._post(f"/v1/runs/{_segment(run)}/update", ask, c.RunView)
 
-    def view(self, run: str) -> c.RunView:
-        return self._ask("GET", f"/v1/runs/{_segment(run)}", None, c.RunView)
+    def view(self, run: str, *, named: bool = False) -> c.RunView:
+        """named: a run's name does, too: the newest open one that has it, else the newest."""
+        return self._ask("GET", f"/v1/runs/{_segment(run)}{'?named=true' if named else ''}", None, c.RunView)
 
     def runs(self, *, with_ended: bool = False) -> c.Runs:
         return self._ask("GET", f"/v1/runs?ended={str(with_ended).lower()}", None, c.Runs)

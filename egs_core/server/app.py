@@ -287,10 +287,10 @@ def _add_routes(app: FastAPI, site: Site) -> None:
         return await site.ask(lambda logic: logic.drain(who, ask))
 
     @app.get("/v1/runs/{run}")
-    async def run_view(who: Who, run: RunId) -> c.RunView:
+    async def run_view(who: Who, run: Annotated[str, Path(max_length=200)], named: bool = False) -> c.RunView:
         if is_driver(run):
             return await site.sharing.ask(lambda pools: pools.view(who, run))
-        return await site.ask(lambda logic: logic.view(who, run))
+        return await site.ask(lambda logic: logic.view(who, run, named=named))
 
     @app.post("/v1/runs")
     async def submit(who: Who, ask: c.RunRequest) -> c.RunView:

@@ -300,9 +300,11 @@ class SiteLogic:
         budgets = self.views.spending.views(who, self.book.team_of_queue)
         return self.views.queue(who.sees).model_copy(update={"budgets": budgets})
 
-    def view(self, who: Principal, run_id: str) -> c.RunView:
+    def view(self, who: Principal, run_id: str, *, named: bool = False) -> c.RunView:
+        """named: its name does, too, as `Rights.called` has it."""
         who.need_to_see()
-        return self.book.view(who, self.book.rights.visible(who, run_id))
+        rights = self.book.rights
+        return self.book.view(who, rights.called(who, run_id) if named else rights.visible(who, run_id))
 
     def check(self, who: Principal, ask: c.RunRequest) -> c.RunView:
         """What `submit` would answer now. Nothing is asked for: the request meets a copy of the site."""

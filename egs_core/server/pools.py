@@ -306,7 +306,7 @@ def _plain(name: str) -> str:
 
 def is_driver(run: str) -> bool:
     """Whether this is an id of a driver, rather than of a run."""
-    return run.startswith("r")
+    return run.startswith("r") and run[1:].isdecimal()
 
 
 def _when(one: Planned) -> float:

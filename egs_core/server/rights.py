@@ -22,6 +22,14 @@ class Rights:
             raise Refusal(404, self.missing(who, run_id))
         return run
 
+    def called(self, who: Principal, word: str) -> Run:
+        """The run of that number, or of those of that name that it sees the newest open one, else the newest. Raises
+        Refusal (404)."""
+        same = [run for run in self._runs.values() if run.name == word and who.sees(run)]
+        if word.isdecimal() or not same:
+            return self.visible(who, word)
+        return ([run for run in same if run.is_open] or same)[-1]
+
     def missing(self, who: Principal, run_id: str) -> str:
         """What is said of a run that is not there for who asks; where its name was given, which ones have it."""
         runs = () if run_id.isdecimal() else self._runs.values()

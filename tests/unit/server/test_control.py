@@ -55,6 +55,23 @@ def test_a_run_that_is_asked_for_by_its_name(site: SiteLogic) -> None:
             site.view(who, name)
 
 
+def test_a_run_that_is_looked_at_by_its_name(site: SiteLogic) -> None:
+    """Of those that have it the newest open one, else the newest; of those that the asker sees. A number is none."""
+    first = start(site, 1)
+    second = site.submit(ANN, request(2).model_copy(update={"name": "job1"}))
+    numbered = site.submit(ANN, request(3).model_copy(update={"name": first.id}))
+    assert site.view(ANN, "job1", named=True).id == second.id
+    site.control(ANN, second.id, "abort", c.Control())
+    assert site.view(ANN, "job1", named=True).id == first.id
+    end(site, first)
+    assert site.view(ANN, "job1", named=True).id == second.id
+    assert numbered.state == "granted"
+    assert site.view(ANN, first.id, named=True).id == first.id
+    for who, name in ((Principal("eve", "submitter", ("speech",)), "job1"), (ANN, "job"), (ANN, "77")):
+        with pytest.raises(Refusal, match=f"there is no run '{name}': `egs ps`"):
+            site.view(who, name, named=True)
+
+
 def test_a_paused_run_does_not_start_until_it_is_resumed(site: SiteLogic) -> None:
     first = start(site, 1, gpus=3)
     second = site.submit(ANN, request(2))

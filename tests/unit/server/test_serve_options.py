@@ -25,17 +25,20 @@ site = pytest.fixture(scope="module")(shared_site)
 
 def test_what_a_user_mistakes_is_told(site: RealSite) -> None:
     """A command that is not there is told when it is asked for, not only when its turn has come; what runs was not
-    resumed; and a file that is not there is said beside a run that is not."""
+    resumed; a run is looked at by its name, too, but changed by its number; and a file that is not there is said beside
+    a run that is not."""
     done = site.egs("run", "--gpus", "1", "--", "no-such-command")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         127,
         "egs: there is no command 'no-such-command' here now: unless there is one by its turn, the run fails",
     )
-    run = str(site.detached("--name", "sleeper", "--", "sleep", "600")["id"])
+    run = str(site.detached("--name", "rest", "--", "sh", "-c", "echo here; exec sleep 600")["id"])
     try:
         wait_for(lambda: site.told("why", run)["state"] == "running", "it runs")
-        assert site.egs("resume", run).stdout.strip() == f"run {run} (sleeper): runs"
-        assert f"a run is named by its number, {run}" in site.egs("why", "sleeper").stderr
+        assert site.egs("resume", run).stdout.strip() == f"run {run} (rest): runs"
+        assert f"run {run} (rest, " in site.egs("why", "rest").stdout
+        wait_for(lambda: site.egs("logs", "rest").stdout == "here\n", "its output is there")
+        assert f"a run is named by its number, {run}" in site.egs("abort", "rest").stderr
         assert site.egs("why", "no-such.jsonl").stderr.rstrip().endswith("; and there is no such file")
     finally:
         site.egs("abort", run)
