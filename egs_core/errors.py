@@ -30,8 +30,10 @@ def labelled(name: str, framework_id: str) -> str:
 
     >>> labelled("fit", "92a781a6c0ffee00")
     'fit-92a781a6'
+    >>> labelled("Counter", "ffffffffffffffff92a781a6c0ffee00")
+    'Counter-92a781a6'
     """
-    return f"{name}-{framework_id[:8]}"
+    return f"{name}-{framework_id.removeprefix('f' * 16)[:8]}"
 
 
 class EgsError(Exception):

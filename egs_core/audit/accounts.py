@@ -15,6 +15,7 @@ import msgspec
 
 from egs_core.runlog.flow import amount_of
 from egs_core.runlog.intervals import Hold, Timeline, Wait
+from egs_core.runlog.labels import label_of
 
 EXECUTOR = "executor"
 """The kind of hold in which a phase has been admitted, with all that it needs."""
@@ -82,6 +83,13 @@ def name_of(line: Timeline, workload: str, task: str) -> str:
     """What a task is called; its id where it has no name."""
     added = line.tasks.get((workload, task))
     return (added.name if added else "") or task
+
+
+def label_in(line: Timeline, workload: str, task: str) -> str:
+    """Its name where no other task has it, else what tells it from those: what `egs why` takes."""
+    added, name = line.tasks.get((workload, task)), name_of(line, workload, task)
+    is_alone = sum(other.name == name for other in line.tasks.values()) <= 1
+    return name if added is None or is_alone else label_of(added)
 
 
 def _accounts(line: Timeline, name: Callable[[Hold | Wait], str], kind: str) -> list[GpuTime]:

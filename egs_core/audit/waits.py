@@ -7,32 +7,38 @@ GPU 1 ── Server (idle) ───────────────╡ held
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
 
-from egs_core.audit.accounts import EXECUTOR, name_of
+from egs_core.audit.accounts import EXECUTOR, label_in, name_of
 from egs_core.errors import counted
 from egs_core.runlog.flow import Feasibility
-from egs_core.runlog.intervals import Demand, Hold, Timeline, Wait
+from egs_core.runlog.intervals import STARTING, Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
 
+CAPACITY = "capacity"
+UNTIL = re.compile(r"until [0-9.]+: ")  # the words of a hold that was written with its grant: nobody was asked
 SLACK = 1e-6  # amounts of resources are sums of floats
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
 FIRST = "held back by EGS, which let others go first"
+LET_GO = "EGS had let it go: process start, environment set-up, or a limit of the framework's; it does not say"
 UNSTARTED = "admitted, but no worker or process of the executor had taken it yet"
 
 
 class ExplainedWait(msgspec.Struct, frozen=True):
-    """A wait of a ready phase. no_gpu_s, no_cpu_s: parts of it in which no node had enough of them free; free_s: the
-    rest, with room on some node. blockers: who held GPUs in it: name, GPU seconds held, GPU seconds of them unused.
-    arguments_s: what it had waited for its inputs before. started: it ended with a start."""
+    """A wait of a ready phase. label: what `egs why` takes for it. no_gpu_s, no_cpu_s: parts of it in which no node
+    had enough of them free; free_s: the rest, with room on some node. blockers: who held GPUs in it: name, GPU seconds
+    held, GPU seconds of them unused. arguments_s: what it had waited for its inputs before. started: it ended with a
+    start."""
 
     workload: str
     task: str
     name: str
+    label: str
     gpus: float
     cpus: float
     wait_s: float
@@ -93,6 +99,7 @@ def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str,
         workload=wait.workload,
         task=wait.task,
         name=name_of(line, wait.workload, wait.task),
+        label=label_in(line, wait.workload, wait.task),
         gpus=wait.demand.gpus,
         cpus=wait.demand.cpus,
         wait_s=wait.wait_s,
@@ -106,9 +113,21 @@ def _explained(line: Timeline, wait: Wait, feasible: Feasibility, cpu_name: str,
         blockers=blockers,
     )
     why = _reason(explained, bool(line.capacities), _told(wait), cpu_name, by_egs)
-    if by_egs and why == FREE and any(kind for _, _, kind in wait.pieces):
-        why = FIRST
+    if by_egs and wait.kind == STARTING:
+        why = LET_GO
+    elif by_egs and why == FREE and any(kind for _, _, kind in wait.pieces):
+        why = _by_the_engine(explained, wait.told.get(CAPACITY, ""), cpu_name)
     return msgspec.structs.replace(explained, reason=why)
+
+
+def _by_the_engine(wait: ExplainedWait, lack: str, cpu: str) -> str:
+    """What the engine itself said was lacking. In its books a GPU is taken from its decision on, in the log only from
+    the start that the framework told later: what seems free in between was not."""
+    if not lack or UNTIL.match(lack):
+        return FIRST
+    if wait.no_gpu_s or wait.no_cpu_s:
+        return _lacking(wait, cpu)
+    return f"no room by the books of EGS: {lack}"
 
 
 def _short_s(line: Timeline, held: list[Hold], demand: Demand, begin: float, end: float) -> tuple[float, float]:
@@ -156,12 +175,8 @@ def _blockers(line: Timeline, held: list[Hold], begin: float, end: float) -> tup
 
 
 def _told(wait: Wait) -> str:
-    """What the log itself says held it: the kind of its longest hold."""
-    seconds: dict[str, float] = defaultdict(float)
-    for start, end, kind in wait.pieces:
-        seconds[kind] += end - start
-    kind = max(seconds, key=lambda kind: seconds[kind])
-    return "" if kind == "capacity" else kind
+    """What the log itself says held it; "" where that is to be reckoned from who held what."""
+    return "" if wait.kind in (CAPACITY, STARTING) else wait.kind
 
 
 def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str, by_egs: bool) -> str:
@@ -171,12 +186,13 @@ def _reason(wait: ExplainedWait, known: bool, told: str, cpu: str, by_egs: bool)
         return UNSTARTED if told == EXECUTOR else f"held back{' by EGS' if by_egs else ''}: {told}"
     if not known:
         return "unknown: the history does not say what the nodes offer"
-    causes = {
-        "no free GPU" + _while(wait.blockers): wait.no_gpu_s,
-        f"no free {cpu} beside a free GPU" if wait.gpus else f"no free {cpu}": wait.no_cpu_s,
-        FREE: wait.free_s,
-    }
-    return max(causes, key=lambda cause: causes[cause])
+    return FREE if wait.free_s > max(wait.no_gpu_s, wait.no_cpu_s) else _lacking(wait, cpu)
+
+
+def _lacking(wait: ExplainedWait, cpu: str) -> str:
+    if wait.no_gpu_s >= wait.no_cpu_s:
+        return "no free GPU" + _while(wait.blockers)
+    return f"no free {cpu} beside a free GPU" if wait.gpus else f"no free {cpu}"
 
 
 def _while(blockers: Iterable[tuple[str, float, float]]) -> str:
@@ -184,7 +200,7 @@ def _while(blockers: Iterable[tuple[str, float, float]]) -> str:
     if not shown:
         return ""
     name, held_s, unused_s = shown[0]
-    if unused_s >= 0.05 * held_s and unused_s > 0:
+    if unused_s >= 0.05 * sum(held for _, held, _ in shown) and unused_s > 0:
         return f" while {name} held {held_s:.1f} GPU·s, {unused_s:.1f} of them unused"
     return f" while {max(shown, key=lambda row: row[1])[0]} was at work on them"
 

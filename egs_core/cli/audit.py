@@ -300,7 +300,7 @@ def _accounts(title: str, rows: list[GpuTime]) -> Table:
 def _waits(audited: Audit) -> Table:
     table = _table("the longest waits", "", "waited s", "why")
     for wait in audited.waits[:SHOWN]:
-        name = wait.name if wait.started else f"{wait.name} (not started)"
+        name = wait.label if wait.started else f"{wait.label} (not started)"
         table.add_row(name, f"{wait.wait_s:,.1f}", wait.reason)
     return table
 

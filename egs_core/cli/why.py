@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,12 +27,16 @@ from egs_core.errors import EgsError, InputError, counted, listed
 from egs_core.graph.columns import KIND_NAMES
 from egs_core.graph.places import did_you_mean
 from egs_core.runlog import records as r
+from egs_core.runlog.intervals import Wait
 from egs_core.runlog.io import read_run
 from egs_core.runlog.labels import labels_of, relabelled
 from egs_core.runlog.standing import standing
+from egs_core.runlog.timeline import build_timeline
 from egs_core.sim.simulator import Simulation
 
 SHOWN = 5
+MOST_NAMED = 20  # tasks that one name stands for
+Waits = dict[tuple[str, str, int, int], Wait]  # by workload, task, phase, attempt
 RUN = re.compile(r"[a-z]?\d+")  # as a site server numbers runs, and drivers of frameworks
 
 
@@ -65,11 +70,13 @@ def why(
             raise EgsError(f"{refusal}{'; and there is no such file' if is_file else ''}") from None
         return
     labels: dict[str, str] = {}
+    left: dict[str, int] = {}
     if is_runlog(file):
         if slots is not None or cpus is not None or at is not None:
             raise InputError(str(file), "is a run log", "--slots, --cpus and --at are for a workload to simulate")
         records = read_run(file).records
         labels = labels_of(records)
+        tasks, left = named_tasks(records, tasks, str(file))
         answers = waits_in_log(records, tasks, str(file))
     else:
         read = read_believed(file, history)  # a file that is missing is said first, not that no cluster is given for it
@@ -84,6 +91,8 @@ def why(
     else:
         for answer in answers:
             typer.echo(relabelled("\n".join(_lines(answer)), labels))
+        for name, number in left.items():
+            typer.echo(f"and {number} more named {name}, which waited less")
 
 
 def _need_a_task(file: Path) -> None:
@@ -167,31 +176,38 @@ def _reason(reason: Reason) -> dict[str, Any]:
 # --- from a run log ---------------------------------------------------------------------------------------------------
 
 
-def _ids_of(records: list[r.Record], words: list[str], place: str) -> list[str]:
-    """The tasks that are meant, by id, by label, or by a name that up to some tasks have. Raises InputError."""
+def named_tasks(records: list[r.Record], words: list[str], place: str) -> tuple[list[str], dict[str, int]]:
+    """The ids of the tasks that are meant, by id, by label, or by name: of the tasks of one name those that waited
+    longest, and by name how many more there are. Raises InputError."""
     known = list(dict.fromkeys(x.task for x in records if isinstance(x, (r.TaskAdded, r.Started))))
     labels = labels_of(records)
     names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
     found: list[str] = []
+    left: dict[str, int] = {}
     for word in words:
         same = [task for task in known if word in (task, labels.get(task))] or [
             task for task in known if word == names.get(task)
         ]
-        if len(same) > SHOWN:
-            problem = f"has {len(same)} tasks named {word!r}"
-            raise InputError(place, problem, f"say which: {listed([labels[task] for task in same])}")
         if not same:
             there = list(dict.fromkeys([*(labels.get(task, task) for task in known), *names.values()]))
             hint = did_you_mean(word, there) or f"its tasks: {listed(there)}"
             raise InputError(place, f"has no task {word!r}", hint)
-        found += same
-    return list(dict.fromkeys(found))
+        if len(same) > 1:
+            waited_s: dict[str, float] = defaultdict(float)
+            for wait in build_timeline(records).waits:
+                waited_s[wait.task] += wait.wait_s
+            same.sort(key=lambda task: -waited_s[task])
+        if len(same) > MOST_NAMED:
+            left[word] = len(same) - MOST_NAMED
+        found += same[:MOST_NAMED]
+    return list(dict.fromkeys(found)), left
 
 
 def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[dict[str, Any]]:
     """The same from what was recorded, one entry a workload that has such a task; and which tasks started meanwhile.
     tasks: ids, labels or names."""
-    tasks = _ids_of(records, tasks, place)
+    tasks, _ = named_tasks(records, tasks, place)
+    waits = {(x.workload, x.task, x.phase, x.attempt): x for x in build_timeline(records).waits}
     starts = sorted((x for x in records if isinstance(x, r.Started)), key=lambda x: x.t)
     out = []
     for task in tasks:
@@ -200,7 +216,7 @@ def waits_in_log(records: list[r.Record], tasks: list[str], place: str) -> list[
         )
         for workload in workloads:
             own = [x for x in records if getattr(x, "workload", "") == workload and getattr(x, "task", "") == task]
-            answer: dict[str, Any] = {"task": task, "workload": workload, "phases": _phases_in_log(own, starts)}
+            answer: dict[str, Any] = {"task": task, "workload": workload, "phases": _phases_in_log(own, starts, waits)}
             if not answer["phases"]:
                 answer["text"] = _never_ready(records, own, workload)
             out.append(answer)
@@ -224,7 +240,7 @@ def _never_ready(records: list[r.Record], own: list[r.Record], workload: str) ->
     return "its framework has told of no start, and nothing that it waited for"
 
 
-def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[str, Any]]:
+def _phases_in_log(own: list[r.Record], starts: list[r.Started], waits: Waits) -> list[dict[str, Any]]:
     """One row for each attempt at a phase that became ready. ended: how, where a reason for its end is known."""
     rows: dict[tuple[int, int], dict[str, Any]] = {}
     added = next((x for x in own if isinstance(x, r.TaskAdded)), None)
@@ -233,10 +249,10 @@ def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[st
         if isinstance(x, r.Started):
             row["started_s"], row["waited_s"] = x.t, x.t - row["ready_s"]
             between = [s.task for s in starts if row["ready_s"] <= s.t < x.t and s.node == x.node and s.task != x.task]
-            row["reason"] = _reason_in_log(own, x, between) if row["waited_s"] > 0 else None
+            row["reason"] = _reason_in_log(own, x, between if x.node else [], waits) if row["waited_s"] > 0 else None
             row["expected"] = _expected(own, x)
         else:
-            row["reason"] = _reason_in_log(own, x, [])  # until it starts
+            row["reason"] = _reason_in_log(own, x, [], waits)  # until it starts
     for end in (x for x in own if isinstance(x, r.Ended)):
         row = rows.get((end.phase, end.attempt), {})
         if row and (end.reason or row["started_s"] is None):
@@ -245,18 +261,20 @@ def _phases_in_log(own: list[r.Record], starts: list[r.Started]) -> list[dict[st
 
 
 def _row(x: r.Ready | r.Started, added: r.TaskAdded | None) -> dict[str, Any]:
-    kinds = [phase[0] for phase in added.phases] if added is not None else []
-    kind = kinds[x.phase] if 0 <= x.phase < len(kinds) else ""
+    kinds = [phase[0] if any(phase[1:3]) else "" for phase in added.phases] if added is not None else []
+    kind = (
+        kinds[x.phase] if 0 <= x.phase < len(kinds) else ""
+    )  # "": what it needs is not its own, as in a group's place
     row = {"phase": x.phase, "attempt": x.attempt, "kind": kind, "ready_s": x.t, "started_s": None, "waited_s": None}
     return row | {"reason": None, "expected": "", "ended": ""}
 
 
-def _reason_in_log(own: list[r.Record], x: r.Ready | r.Started, between: list[str]) -> dict[str, Any]:
+def _reason_in_log(own: list[r.Record], x: r.Ready | r.Started, between: list[str], waits: Waits) -> dict[str, Any]:
     """Why it waited until it started; of what has become ready only, why it waits."""
     until_s = x.t if isinstance(x, r.Started) else float("inf")
     holds = [held for held in own if isinstance(held, r.Held) and held.phase == x.phase and held.t <= until_s]
     grants = [one for one in own if isinstance(one, r.Granted) and (one.phase, one.attempt) == (x.phase, x.attempt)]
-    said = "; ".join(held.reason for held in holds if held.reason)
+    said = "; ".join(dict.fromkeys(held.reason for held in holds if held.reason))
     first = ""
     if between and isinstance(x, r.Started):
         first = f"{counted(len(between), 'phase')} started before it on {x.node}, first {', '.join(between[:SHOWN])}"
@@ -264,7 +282,8 @@ def _reason_in_log(own: list[r.Record], x: r.Ready | r.Started, between: list[st
     text = "; ".join(part for part in (said, first, let_go) if part)
     if not text and isinstance(x, r.Started):
         text = "nothing in the log says why: no engine decided, and nothing started before it"
-    kind = holds[-1].kind if holds else "capacity"
+    wait = waits.get((x.workload, x.task, x.phase, x.attempt))
+    kind = (wait.kind if wait is not None else "") or ("capacity" if between else "")
     waiting_for = list(holds[-1].waiting_for) if holds and holds[-1].waiting_for else between[:SHOWN]
     return {"status": "ready", "kind": kind, "text": text, "waiting_for": waiting_for}
 
@@ -302,6 +321,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         kind = f" ({answer['kind']})" if answer["kind"] else ""
         return [f"{answer['task']} at {answer['at_s']:,.3f} s: {answer['status']}{kind}: {answer['text']}"]
     where = f" of {answer['workload']}" if answer.get("workload") else ""
+    starts = [phase["started_s"] for phase in answer["phases"] if phase["started_s"] is not None]
+    where += f", started at {min(starts):,.3f} s" if starts and answer.get("workload") else ""
     lines = [f"{answer['task']}{where}"]
     if not answer["phases"]:
         text = answer.get("text")
@@ -312,7 +333,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
 def _phase_line(phase: dict[str, Any]) -> str:
     after = f" when {phase['after']} ended" if phase.get("after") else ""
     again = f", attempt {phase['attempt']}" if phase.get("attempt", 1) > 1 else ""
-    begin = f"{phase['kind'] or 'phase'} phase {phase['phase']}{again}: ready at {phase['ready_s']:,.3f} s{after}"
+    which = f"{phase['kind']} phase {phase['phase']}".lstrip()
+    begin = f"{which}{again}: ready at {phase['ready_s']:,.3f} s{after}"
     if phase["started_s"] is None:
         text = phase["reason"]["text"] if phase["reason"] else ""
         told = "; ".join(part for part in (text, phase.get("ended", "")) if part)
@@ -322,5 +344,6 @@ def _phase_line(phase: dict[str, Any]) -> str:
     if not phase["waited_s"] or phase["waited_s"] <= 0:
         return f"{begin}, started at once{expected}"
     reason = phase["reason"]
-    told = f" ({reason['kind']}): {reason['text']}" if reason else ""
+    kind = f" ({reason['kind']})" if reason and reason["kind"] else ""
+    told = f"{kind}: {reason['text']}" if reason else ""
     return f"{begin}, waited {phase['waited_s']:,.3f} s{told}{expected}"

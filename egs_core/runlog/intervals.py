@@ -40,8 +40,14 @@ class Hold(msgspec.Struct):
         return self.warm is False or bool(self.cold)
 
 
+STARTING = "starting"
+"""The kind of what is left of a wait when the engine has let the phase go: its framework starts it."""
+
+
 class Wait(msgspec.Struct):
-    """A ready phase that is not started, in pieces by the reason that held it; hold is empty while none was given."""
+    """A ready phase that is not started, in pieces by the reason that held it; hold is empty while none was given.
+
+    told: by kind of `Held`, the words that the log has for it, the last ones; granted_s: when the engine let it go."""
 
     workload: str
     task: str
@@ -50,6 +56,19 @@ class Wait(msgspec.Struct):
     demand: Demand
     pieces: list[tuple[float, float, str]] = []
     started: bool = False
+    told: dict[str, str] = {}
+    granted_s: float | None = None
+
+    @property
+    def kind(self) -> str:
+        """What it waited for longest, which all readers of a log go by: a kind of `Held`, or `starting`; "" for what
+        the log does not say."""
+        seconds: dict[str, float] = {}
+        for start, end, kind in self.pieces:
+            let_go = end if self.granted_s is None else min(max(self.granted_s, start), end)
+            seconds[kind] = seconds.get(kind, 0.0) + let_go - start
+            seconds[STARTING] = seconds.get(STARTING, 0.0) + end - let_go
+        return max(seconds, key=lambda kind: seconds[kind], default="")
 
     @property
     def wait_s(self) -> float:

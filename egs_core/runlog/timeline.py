@@ -115,10 +115,17 @@ class _Builder:
         """A phase is held with all of its attempts that wait: the record names none."""
         waiting = self.held_since.get((record.workload, record.task, record.phase), {})
         for attempt, piece in waiting.items():
-            waiting[attempt] = (_end_piece(piece, record.t), record.t, record.kind)
+            wait = _end_piece(piece, record.t)
+            waiting[attempt] = (wait, record.t, record.kind)
+            wait.granted_s = None  # what was let go before could not be started
+            if record.reason:
+                wait.told[record.kind] = record.reason
 
     def on_granted(self, record: Granted) -> None:
-        self.granted[_run_of(record)] = record.reason
+        run = _run_of(record)
+        self.granted[run] = record.reason
+        if (wait := self.open_waits.get(run)) is not None:
+            wait.granted_s = record.t
 
     def on_started(self, record: Started) -> None:
         run = _run_of(record)

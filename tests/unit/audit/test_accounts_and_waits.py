@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.audit.accounts import gpu_time, gpu_time_by_job, gpu_time_by_task
-from egs_core.audit.waits import FIRST, FREE, longest_waits
+from egs_core.audit.waits import FIRST, FREE, LET_GO, longest_waits
+from egs_core.cli.why import waits_in_log
 from egs_core.runlog.metrics import metrics_of
 from egs_core.runlog.records import (
     Capacity,
     ColdStart,
     Ended,
+    Granted,
     Held,
     Ready,
     Record,
@@ -125,3 +127,49 @@ def test_what_egs_holds_back_is_no_process_start() -> None:
         assert wait.reason == wanted
     (wait,) = longest_waits(build_timeline(_waiting(Capacity(0, "n", 4, 4))), by_egs=True)
     assert wait.reason == FREE
+
+
+LACK = "needs 1 GPU: n has 0 of 1 GPUs wholly free"
+
+
+@pytest.mark.parametrize(
+    ("quota_s", "granted_s", "kind", "reason"),
+    [
+        (6.5, 9.0, "quota", "held back by EGS: quota"),
+        (3.0, 9.0, "capacity", "no free GPU while other was at work on them"),
+        (3.0, 4.0, "starting", LET_GO),
+    ],
+)
+def test_audit_and_why_put_a_wait_down_to_the_same(quota_s: float, granted_s: float, kind: str, reason: str) -> None:
+    """From 2 on a quota holds it, then a full node, then its framework starts it: what took longest. The GPU was free
+    for most of the time by the starts that the framework told, and by the engine's books it was not."""
+    held = [Held(2, "w", "waiter", 0, "quota", "no quota"), Held(quota_s, "w", "waiter", 0, "capacity", LACK)]
+    other = _holder("other", 3.5, 4.5, 1)
+    records = [*_waiting(Capacity(0, "n", 4, 1), *other), *held, Granted(granted_s, "w", "waiter", 0)]
+    (wait,) = longest_waits(build_timeline(records), by_egs=True)
+    assert wait.reason == reason
+    (answer,) = waits_in_log(records, ["train"], "log")
+    assert answer["phases"][0]["reason"]["kind"] == kind
+
+
+def test_a_lack_that_the_log_cannot_show_is_told_in_the_words_of_the_engine() -> None:
+    """The GPU was taken in the engine's books alone: by what it had let go, and no framework had told of yet."""
+    records = [*_waiting(Capacity(0, "n", 4, 1)), Held(2, "w", "waiter", 0, "capacity", LACK)]
+    (wait,) = longest_waits(build_timeline(records), by_egs=True)
+    assert wait.reason == f"no room by the books of EGS: {LACK}"
+
+
+def test_a_wait_has_a_label_that_why_takes() -> None:
+    """Its name where that is its own, else what tells it from the others of that name."""
+    (alone,) = longest_waits(build_timeline(_waiting(Capacity(0, "n", 4, 1))))
+    assert alone.label == alone.name == "train"
+    task = "c2668a65bda616c1ffffffffffffffffffffffff01000000"
+    others = [TaskAdded(0, "w", task, "train"), Ready(0, "w", task), Started(9, "w", task, node="n")]
+    records = _waiting(Capacity(0, "n", 4, 1), *others)
+    labels = [wait.label for wait in longest_waits(build_timeline(records))]
+    assert labels == ["waiter"]
+    labels = [wait.label for wait in longest_waits(build_timeline([*others, TaskAdded(0, "w", "twin", "train")]))]
+    assert labels == ["train-c2668a65"]
+    for label in labels:
+        (answer,) = waits_in_log([*records], [label], "log")
+        assert answer["task"] == task

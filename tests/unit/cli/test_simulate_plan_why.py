@@ -198,12 +198,13 @@ def test_why_from_a_run_log(file: str, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_why_of_a_run_log_whose_ids_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tasks with a framework's own numbers are asked for by name, or by name and how the number begins; the answer has
-    no number in it. A name that is not there, or that too many have, is answered with what there is."""
-    ids = [f"{number:08x}" + "f" * 24 for number in range(8)]
+    no number in it. Of a name that many have the longest waits come first, up to twenty; a name that is not there is
+    answered with what there is."""
+    ids = [f"{number:08x}" + "f" * 24 for number in range(28)]
     log = tmp_path / "run.jsonl"
     records: list[r.Record] = []
     for number, task in enumerate(ids):
-        name = ("train", "train", *["leaf"] * 6)[number]
+        name = ("train", "train", *["leaf"] * 26)[number]
         records.append(r.TaskAdded(0.0, "pipe", task, name, (), (("gpu", 0.0, 1.0, 0),)))
         records.append(r.Ready(0.0, "pipe", task))
         records.append(r.Started(float(number), "pipe", task, node="n0"))
@@ -211,16 +212,41 @@ def test_why_of_a_run_log_whose_ids_say_nothing(tmp_path: Path, capsys: pytest.C
     assert run(["why", str(log), "train"]) == 0
     shown = capsys.readouterr().out
     assert [line for line in shown.splitlines() if not line.startswith(" ")] == [
-        "train-00000000 of pipe",
-        "train-00000001 of pipe",
+        "train-00000001 of pipe, started at 1.000 s",
+        "train-00000000 of pipe, started at 0.000 s",
     ]
     assert "first train-00000000" in shown
     assert run(["why", str(log), "leaf-00000003", "--json"]) == 0
     assert [found["task"] for found in json.loads(capsys.readouterr().out)["tasks"]] == [ids[3]]
     assert run(["why", str(log), "nosuch"]) == 2
     assert "its tasks: train-00000000, train-00000001, leaf-00000002" in capsys.readouterr().err
-    assert run(["why", str(log), "leaf"]) == 2
-    assert "has 6 tasks named 'leaf' (say which: leaf-00000002," in capsys.readouterr().err
+    assert run(["why", str(log), "leaf"]) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    wanted = [f"leaf-{number:08x} of pipe, started at {number:.3f} s" for number in range(27, 7, -1)]
+    assert heads == [*wanted, "and 6 more named leaf, which waited less"]
+
+
+def test_why_of_what_runs_in_a_group_and_says_one_thing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task without needs of its own, that was started on no node that the log knows: its phase is of no kind, no
+    other start is named, and a reason that came twice is said once."""
+    log = tmp_path / "run.jsonl"
+    records: list[r.Record] = [
+        *[r.TaskAdded(0.0, "w", task, task, (), (("cpu", 0.0, 0.0, 0),)) for task in ("trial", "other")],
+        r.Ready(1.0, "w", "trial"),
+        r.Held(1.0, "w", "trial", 0, "quota", "no quota"),
+        r.Held(2.0, "w", "trial", 0, "capacity", "no room"),
+        r.Started(2.5, "w", "other"),
+        r.Held(3.0, "w", "trial", 0, "quota", "no quota"),
+        r.Started(5.0, "w", "trial"),
+    ]
+    write_run(log, r.Header(run_id="run", driver="ray", policy="egs", mode="on"), records)
+    assert run(["why", str(log), "trial"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "trial of w, started at 5.000 s",
+        "  phase 0: ready at 1.000 s, waited 4.000 s (quota): no quota; no room",
+    ]
 
 
 def test_why_of_what_never_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
