@@ -17,7 +17,7 @@ import msgspec
 from egs_core.audit.accounts import EXECUTOR, label_in, name_of
 from egs_core.errors import counted
 from egs_core.runlog.flow import Feasibility
-from egs_core.runlog.intervals import STARTING, Demand, Hold, Timeline, Wait
+from egs_core.runlog.intervals import LET_GO, STARTING, Demand, Hold, Timeline, Wait
 from egs_core.runlog.steps import Interval, clip, subtract
 
 CAPACITY = "capacity"
@@ -25,7 +25,6 @@ UNTIL = re.compile(r"until [0-9.]+: ")  # the words of a hold that was written w
 SLACK = 1e-6  # amounts of resources are sums of floats
 FREE = "resources were free: process start, environment set-up, or a limit of the framework's; it does not say"
 FIRST = "held back by EGS, which let others go first"
-LET_GO = "EGS had let it go: process start, environment set-up, or a limit of the framework's; it does not say"
 UNSTARTED = "admitted, but no worker or process of the executor had taken it yet"
 
 

@@ -8,7 +8,7 @@ Addresses are relative to `home`, the secret path that the command has made. The
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -22,11 +22,13 @@ from egs_core.report import units
 from egs_core.report.compare import cards, device_name, shown_runs
 from egs_core.report.html import Markup, linked_head, tag
 from egs_core.runlog.flow import build_flow
+from egs_core.runlog.intervals import LET_GO, STARTING, Wait
 from egs_core.runlog.io import Run
 from egs_core.runlog.labels import labels_of, relabelled, term_words
-from egs_core.runlog.standing import Standing, standing
+from egs_core.runlog.standing import FOR, Stand, Standing, standing
 from egs_core.runlog.steps import Floats
 
+OPEN_WAITS = ("pending", "waiting")
 TeamOf = Callable[[str], str]
 
 
@@ -53,6 +55,7 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
     """Raises InputError where prices are given and a node has none."""
     shown = shown_runs([run])[0]
     stand, labels = standing(run.records), labels_of(run.records)
+    _put_down(stand, shown.line.waits)
     spans = shown.line.workloads
     named = Counter(span.name for span in spans.values())
     workloads = []
@@ -100,6 +103,16 @@ def seen(run: Run, prices: Prices | None = None, team_of: TeamOf = str) -> Seen:
         currency=prices.currency if prices is not None else "",
         labels=labels,
     )
+
+
+def _put_down(stand: Stand, waits: Iterable[Wait]) -> None:
+    """Why a task that waits no longer has waited: the reason of most of its longest wait, as `egs why` and `egs audit`
+    have it; what was told last is often the one second before its start. Reasons of ends are left as they are."""
+    for wait in sorted((wait for wait in waits if wait.started), key=lambda wait: wait.wait_s):
+        task = stand.tasks[wait.workload][wait.task]
+        words = {STARTING: LET_GO, **wait.told}
+        if task.state not in OPEN_WAITS and task.why.partition(FOR)[0] in words.values() and wait.kind in words:
+            task.why = words[wait.kind]
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Hold(msgspec.Struct):
 
 STARTING = "starting"
 """The kind of what is left of a wait when the engine has let the phase go: its framework starts it."""
+LET_GO = "EGS had let it go: process start, environment set-up, or a limit of the framework's; it does not say"
 
 
 class Wait(msgspec.Struct):

@@ -20,6 +20,7 @@ from egs_core.runlog.records import (
     in_order,
 )
 
+FOR = "; it waits for "
 STATES = ("pending", "waiting", "running", "succeeded", "failed", "stopped")
 """pending: waits for other tasks; waiting: for resources, its turn or a rule; stopped: preempted, aborted, skipped."""
 
@@ -121,7 +122,7 @@ def _take(task: Standing, record: Ready | Held | Granted | Started | Ended) -> N
         case Held():
             task.why = record.reason or f"held by the rule {record.kind}"
             if record.waiting_for:
-                task.why += f"; it waits for {', '.join(record.waiting_for[:3])}"
+                task.why += f"{FOR}{', '.join(record.waiting_for[:3])}"
         case Granted():
             task.decided = record.reason
         case Started():

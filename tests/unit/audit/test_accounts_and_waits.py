@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egs_core.audit.accounts import gpu_time, gpu_time_by_job, gpu_time_by_task
-from egs_core.audit.waits import FIRST, FREE, LET_GO, longest_waits
+from egs_core.audit.waits import FIRST, FREE, longest_waits
 from egs_core.cli.why import waits_in_log
+from egs_core.runlog.intervals import LET_GO
 from egs_core.runlog.metrics import metrics_of
 from egs_core.runlog.records import (
     Capacity,

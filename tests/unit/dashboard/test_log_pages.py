@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from egs_core.cli import app
+from egs_core.cli.why import waits_in_log
 from egs_core.dashboard.log_pages import run_page, seen, workload_page
 from egs_core.dashboard.log_serving import POLICY, Logs, answer
 from egs_core.engine.order.queue import ONLY_CANDIDATE
@@ -117,6 +118,26 @@ def test_pages_of_a_run_that_goes_on() -> None:
     assert "waits for c" in graph.text
     assert graph.count("rect") == 6
     assert "do-a → do-c → do-d → do-f" in graph.text
+
+
+def test_what_waited_is_put_down_to_what_it_waited_for_longest() -> None:
+    """As `egs why` has it: eight seconds of a quota, not the one second of a full node before its start; how a task
+    ended is left as it is."""
+    quota, full = "no quota", "needs 1 GPU: n has 0 of 1 free"
+    holds = [(0.0, "quota", quota), (8.0, "capacity", full)]
+    records: list[Record] = [
+        WorkloadSubmitted(0.0, "w", "train"),
+        *(TaskAdded(0.0, "w", task, task, (), ONE_GPU) for task in "ab"),
+        *(Ready(0.0, "w", task) for task in "ab"),
+        *(Held(at, "w", task, 0, kind, words, ("x",)) for task in "ab" for at, kind, words in holds),
+        *(Started(9.0, "w", task, node="n") for task in "ab"),
+        Ended(10.0, "w", "a"),
+        Ended(10.0, "w", "b", outcome="failed", reason="out of memory"),
+    ]
+    (workload,) = seen(Run(Header(), records)).workloads
+    assert {name: task.why for name, task in workload.tasks.items()} == {"a": quota, "b": "out of memory"}
+    kinds = [one["phases"][0]["reason"]["kind"] for one in waits_in_log(records, ["a", "b"], "log")]
+    assert kinds == ["quota", "quota"]
 
 
 def test_every_phase_that_held_a_gpu_is_in_the_gpus_table() -> None:
