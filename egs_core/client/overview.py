@@ -18,12 +18,13 @@ BY_TOKEN_HEADER = "EGS-By-Token"
 
 class Me(Told):
     """team: to which the asker is bound, the first one where there are several; "" where `every_team`: it is bound to
-    none, and sees all."""
+    none, and sees all. since: second since 1970 from which on there is the site, None where that is not known."""
 
     name: str
     role: Role
     team: str = ""
     every_team: bool = False
+    since: float | None = None
 
 
 class QueueView(Told):

@@ -8,7 +8,7 @@ POST /dashboard/login            token ─► a session
 POST /dashboard/logout
 GET  /dashboard/workloads        the list of workloads; /RUN: the one of a run, as a graph; /DRIVER: tasks
 GET  /dashboard/plan             what should come next
-GET  /dashboard/usage            GPUs over time and by team, of the last 24 hours; /SPAN: of 1h, 7d, 30d
+GET  /dashboard/usage            GPUs over time and by team, a day (a new site: an hour); /SPAN: 1h, 24h, 7d, 30d
 GET  /dashboard/events           what changes, as server-sent events; ?view=…&of=…: of one of those pages
 POST /dashboard/runs/ID/VERB     abort, pause, resume, priority: asked of the server with the viewer's token
 GET  /dashboard/assets/NAME
@@ -116,7 +116,7 @@ class App:
         return self._view(request, "plan", "/plan", ("starts", "ends", "loaded", "kept", "notes"), "plan")
 
     async def usage(self, request: Request) -> Response:
-        over = request.path_params.get("over", DAY)
+        over = request.path_params.get("over") or first_span(self._session(request), time.time())
         if over not in SPANS:
             return _refusal(404, "there is no such page")
         return self._view(request, "usage", "/usage", ("now", "time", "teams", "notes"), "usage", over)
@@ -285,6 +285,12 @@ def make_app(
             Route(f"{PATH}/assets/{{name}}", app.asset),
         ]
     )
+
+
+def first_span(session: Session | None, now: float) -> str:
+    """What the usage opens with: a day, or the shortest one that has all since there is the site."""
+    since = None if session is None else session.me.since
+    return DAY if since is None else next(one for one in SPANS if SPANS[one] >= min(now - since, SPANS[DAY]))
 
 
 async def _form(request: Request) -> dict[str, str]:

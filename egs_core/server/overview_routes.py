@@ -17,12 +17,14 @@ from egs_core.server.overview import overview_steps
 from egs_core.server.sharing import Sharing
 from egs_core.server.steps import in_turns
 from egs_core.server.who import Who
+from egs_core.server.writer import Writer
 
 
 class Asks(Protocol):
     """Whoever takes a question to the logic, and answers once that is durable; sharing: the pools of drivers."""
 
     sharing: Sharing
+    writer: Writer
 
     async def ask(self, question: Callable[[SiteLogic], Any]) -> Any: ...
 
@@ -30,7 +32,8 @@ class Asks(Protocol):
 def add_overview_routes(app: FastAPI, site: Asks) -> None:
     @app.get("/v1/me")
     async def me(who: Who) -> Me:
-        return Me(name=who.name, role=who.role, team=who.teams[0] if who.teams else "", every_team=who.teams is None)
+        team, since = who.teams[0] if who.teams else "", site.writer.epoch
+        return Me(name=who.name, role=who.role, team=team, every_team=who.teams is None, since=since)
 
     @app.get("/v1/overview", response_model=Overview)
     async def whole(who: Who, own: bool = True) -> Response:

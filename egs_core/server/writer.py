@@ -100,6 +100,11 @@ class Turns:
         if lead is None:
             self.recover()
 
+    @property
+    def epoch(self) -> float | None:
+        """Of the site; None for one who stands by and has not read it yet."""
+        return None if self._before is None else self._before.facts.epoch
+
     def take(self, questions: Iterable[Question[Any]]) -> tuple[list[Any], list[str]]:
         """The answer of each, an exception where it raises one, after one commit of all; and the runs that changed.
         Raises StoreError when the commit fails, and what is no refusal: none may be told then, `recover` is due."""
@@ -213,6 +218,11 @@ class Writer:
     def tally(self) -> Tally:
         """For questions, which are asked on its thread."""
         return self._turns.tally
+
+    @property
+    def epoch(self) -> float | None:
+        """As `Turns.epoch`; from any thread, for it does not change."""
+        return self._turns.epoch
 
     def start(self) -> None:
         self._thread.start()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from egs_core.dashboard.app import make_app
+from egs_core.client.overview import Me
+from egs_core.dashboard.app import first_span, make_app
 from egs_core.dashboard.asking import Asking
+from egs_core.dashboard.sessions import Session
 from egs_core.server.forwarding import MOST_BODY_BYTES
 from tests.unit.dashboard.browser import Visitor, rows
 from tests.unit.server.asgi import Running
@@ -330,6 +333,21 @@ def test_logging_out_ends_the_streams_of_all_pages(site: Teams) -> None:
     assert visitor.post("/dashboard/logout", {"csrf": visitor.csrf}).status == 303
     stream.until(lambda kind, _: kind == "ended", "the stream ends")
     stream.close()
+
+
+def test_the_usage_opens_with_as_much_as_there_is(site: Teams) -> None:
+    """Of a site that is minutes old an hour, else a day; of an older server's, whose age is not known, too."""
+    page = site.visitor(site.app.token("viewer", "vision"))
+
+    def opened() -> str:
+        body = page.get("/dashboard/usage").body.decode()
+        return str(re.findall(r'data-of="(\w+)"', body)[0])
+
+    assert opened() == "1h"
+    session = Session("k", "t", Me(name="ann", role="viewer", since=1000.0), "c", 0.0)
+    spans = [first_span(session, 1000.0 + age_s) for age_s in (-5.0, 600.0, 3700.0, 90_000.0)]
+    assert spans == ["1h", "1h", "24h", "24h"]
+    assert first_span(Session("k", "t", Me(name="ann", role="viewer"), "c", 0.0), 2000.0) == "24h"
 
 
 def test_the_usage_page_is_a_teams_own(site: Teams) -> None:

@@ -29,7 +29,9 @@ def app() -> Iterator[RealApp]:
 
 
 def test_who_the_server_takes_one_for(app: RealApp) -> None:
+    """And since when there is the site."""
     seen = [app.token("viewer", "vision", "ann").get("/v1/me").told, app.admin.get("/v1/me").told]
+    assert 0.0 <= time.time() - seen[0].pop("since") < 600.0
     assert seen[0] == {"name": "ann", "role": "viewer", "team": "vision", "every_team": False}
     assert (seen[1]["role"], seen[1]["every_team"]) == ("admin", True)
     assert app.over_tcp().get("/v1/me").status == 401
