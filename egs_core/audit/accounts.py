@@ -86,10 +86,14 @@ def name_of(line: Timeline, workload: str, task: str) -> str:
 
 
 def label_in(line: Timeline, workload: str, task: str) -> str:
-    """Its name where no other task has it, else what tells it from those: what `egs why` takes."""
-    added, name = line.tasks.get((workload, task)), name_of(line, workload, task)
-    is_alone = sum(other.name == name for other in line.tasks.values()) <= 1
-    return name if added is None or is_alone else label_of(added)
+    """What its user calls it, or its name, where no other task has that, else with what tells it from those; as
+    `egs why` takes it."""
+    added = line.tasks.get((workload, task))
+    if added is None:
+        return task
+    called = added.label or added.name or task
+    is_alone = sum(called in (other.label, other.name) for other in line.tasks.values()) <= 1
+    return called if is_alone else label_of(added)
 
 
 def _accounts(line: Timeline, name: Callable[[Hold | Wait], str], kind: str) -> list[GpuTime]:

@@ -182,14 +182,19 @@ def named_tasks(records: list[r.Record], words: list[str], place: str) -> tuple[
     known = list(dict.fromkeys(x.task for x in records if isinstance(x, (r.TaskAdded, r.Started))))
     labels = labels_of(records)
     names = {x.task: x.name for x in records if isinstance(x, r.TaskAdded)}
+    own_names = {x.task: x.label for x in records if isinstance(x, r.TaskAdded) if x.label}
     found: list[str] = []
     left: dict[str, int] = {}
     for word in words:
-        same = [task for task in known if word in (task, labels.get(task))] or [
-            task for task in known if word == names.get(task)
-        ]
+        same = (
+            [task for task in known if word in (task, labels.get(task))]
+            or [task for task in known if word == own_names.get(task)]
+            or [task for task in known if word == names.get(task)]
+        )
         if not same:
-            there = list(dict.fromkeys([*(labels.get(task, task) for task in known), *names.values()]))
+            there = list(
+                dict.fromkeys([*(labels.get(task, task) for task in known), *own_names.values(), *names.values()])
+            )
             hint = did_you_mean(word, there) or f"its tasks: {listed(there)}"
             raise InputError(place, f"has no task {word!r}", hint)
         if len(same) > 1:

@@ -20,7 +20,8 @@ def labels_of(records: Iterable[Record]) -> dict[str, str]:
 
 def label_of(added: TaskAdded) -> str:
     """What a reader calls one task, as of `labels_of`."""
-    return labelled(added.name, added.task) if added.name and OPAQUE.fullmatch(added.task) else added.task
+    called = added.label or added.name
+    return labelled(called, added.task) if called and OPAQUE.fullmatch(added.task) else added.task
 
 
 def relabelled(text: str, labels: Mapping[str, str]) -> str:

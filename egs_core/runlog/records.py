@@ -78,7 +78,8 @@ def phase_needs(cpus: float, gpus: float = 0.0, memory_bytes: int = 0) -> PhaseN
 
 
 class TaskAdded(Record, frozen=True, tag="task"):
-    """phases: what each holds; parents by task id. input_bytes: of the files that it reads, -1 where nobody knows."""
+    """phases: what each holds; parents by task id. input_bytes: of the files that it reads, -1 where nobody knows.
+    label: what its user calls this one task, where that is not the name that it shares with its like."""
 
     t: float
     workload: str
@@ -87,6 +88,7 @@ class TaskAdded(Record, frozen=True, tag="task"):
     parents: tuple[str, ...] = ()
     phases: tuple[PhaseNeeds, ...] = ()
     input_bytes: int = -1
+    label: str = ""
 
 
 class Ready(Record, frozen=True, tag="ready"):

@@ -274,6 +274,7 @@ class SessionLog:
                 name=task.name,
                 parents=tuple(parents),
                 phases=task.phases or (phase_of(task),),
+                label=task.label,
             )
         )
 

@@ -21,6 +21,7 @@ class Submission(msgspec.Struct):
     gpus: float = 0.0
     memory_bytes: int = 0
     phases: tuple[tuple[str, float, float, int], ...] = ()  # of a task that runs phase by phase
+    label: str = ""  # the name of this one task, where its script gave it one: options(name=…)
 
 
 class Needs(msgspec.Struct, frozen=True):

@@ -159,7 +159,8 @@ def test_observe_changes_nothing_and_tells_what_happened(run_script: Script, tmp
 
 
 def check_run_log(run: Run) -> None:
-    """Tasks, edges (also nested, by generators and by ray.put in a task), times, outcomes, GPU time, capacity."""
+    """Tasks, edges (also nested, by generators and by ray.put in a task), times, outcomes, GPU time, capacity, and the
+    name that the script gave one task."""
     assert (run.header.driver, run.header.policy, run.header.mode) == ("ray", "native", "observe")
     assert edges(run) == EXPECTED_EDGES
     name, times = names(run), [record.t for record in run.records]  # type: ignore[attr-defined]  # all of these have one
@@ -174,6 +175,8 @@ def check_run_log(run: Run) -> None:
     }
     fit = next(record for task, record in started.items() if name[task] == "fit")
     assert (fit.cpus, fit.gpus, fit.memory_bytes) == (2.0, 1.0, 1000)
+    own_names = {record.name: record.label for record in run.records if isinstance(record, TaskAdded) if record.label}
+    assert own_names == {"fit": "second"}
     life = next(task for task in name if name[task] == "Model")
     assert (started[life].cpus, started[life].gpus) == (0.0, 1.0)
     used = [record for record in run.records if isinstance(record, Used)]

@@ -174,3 +174,14 @@ def test_a_wait_has_a_label_that_why_takes() -> None:
     for label in labels:
         (answer,) = waits_in_log([*records], [label], "log")
         assert answer["task"] == task
+
+
+def test_the_users_own_name_of_a_task_is_its_label() -> None:
+    """Whoever has named one task finds it by that; its like are found by the name that they share."""
+    ids = [f"{number:08x}" + "f" * 24 for number in range(3)]
+    named = [TaskAdded(0, "w", task, "fit", label=label) for task, label in zip(ids, ("one", "two", ""), strict=True)]
+    ran = [record for task in ids for record in (Ready(0, "w", task), Started(9, "w", task, node="n"))]
+    labels = [wait.label for wait in longest_waits(build_timeline([*named, *ran]))]
+    assert labels == ["one", "two", "fit-00000002"]
+    assert [waits_in_log([*named, *ran], [label], "log")[0]["task"] for label in labels] == ids
+    assert len(waits_in_log([*named, *ran], ["fit"], "log")) == 3

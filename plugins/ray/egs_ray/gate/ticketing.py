@@ -223,6 +223,7 @@ def note_of(at_s: float, target: Any, args: Any, kwargs: Any, options: dict[str,
         cpus=float(cpus),
         gpus=float(gpus or 0.0),
         memory_bytes=int(memory or 0),
+        label=str(options.get("name") or "") if kind == "task" else "",
     )
 
 
