@@ -173,7 +173,7 @@ def endless():
 @ray.remote(num_gpus=1, num_cpus=0, max_retries=1)
 def crashes():
     yield 1
-    if not os.path.exists("crashed"):
+    if not os.path.exists(os.path.join(FOLDER, "crashed")):
         signal("crashed")
         os._exit(1)
     yield 2
