@@ -10,6 +10,10 @@ EGS_RAY_WITHOUT (comma separated) makes their probes fail: for tests, and for us
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from typing import Any
+
 import ray
 
 from egs_core.compat import Feature, Features
@@ -23,6 +27,7 @@ from egs_ray.functions import (
 
 KNOWN_VERSIONS = ("2.59", "2.60")
 WITHOUT = "EGS_RAY_WITHOUT"
+GROUP_ROUTE = "_egs_{}"  # the global of Ray's module by which a function of placement groups reaches its handler
 
 
 def supported(version: str) -> bool:
@@ -86,10 +91,26 @@ def _probe_own_values() -> bool:
     return all(hasattr(ray._raylet.CoreWorker, name) for name in names)
 
 
-def _probe_groups() -> bool:
-    from egs_ray.groups import functions_are_known
+def group_function(name: str) -> Any:
+    """Ray's function of placement groups, without what stands around it for Ray Client."""
+    return inspect.unwrap(getattr(_groups_of_ray(), name))
 
-    return functions_are_known() and _probe_own_values()
+
+def _groups_of_ray() -> Any:
+    return importlib.import_module("ray.util.placement_group")  # whose name in `ray.util` is a function's
+
+
+def _probe_groups() -> bool:
+    """Whether Ray's two functions are what `groups` gives other code, or has given it."""
+    calls = (("placement_group", "create_placement_group"), ("remove_placement_group", "remove_placement_group"))
+    known = all(
+        (called in code.co_names or GROUP_ROUTE.format(name) in group_function(name).__globals__)
+        and not code.co_freevars
+        for name, called in calls
+        for code in (group_function(name).__code__,)
+    )
+    names = ("_call_placement_group_ready", "_call_placement_group_ready_async")
+    return known and all(callable(getattr(_groups_of_ray(), name)) for name in names) and _probe_own_values()
 
 
 def _probe_disconnect() -> bool:

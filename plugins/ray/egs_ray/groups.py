@@ -23,9 +23,9 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from egs_ray import submitting, waiting
+from egs_ray.compat import GROUP_ROUTE, group_function
 from egs_ray.own_values import OwnValues
 
-ROUTE = "_egs_{}"
 Handler = Callable[[Callable[[], PlacementGroup], list[dict[str, float]], dict[str, Any]], PlacementGroup]
 """(makes the group as written, its bundles, the other arguments) -> the group."""
 
@@ -33,7 +33,7 @@ Handler = Callable[[Callable[[], PlacementGroup], list[dict[str, float]], dict[s
 def wrap_groups(create: Handler, remove: Callable[[Callable[[], None], Any], None]) -> None:
     """Let these make and remove the placement groups of this process from now on, but for those of EGS's own threads.
     remove(removes it as Ray does, the group)."""
-    make_it, remove_it = _function("placement_group"), _function("remove_placement_group")
+    make_it, remove_it = group_function("placement_group"), group_function("remove_placement_group")
     signature = inspect.signature(make_it)
 
     def made(native: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -50,19 +50,6 @@ def wrap_groups(create: Handler, remove: Callable[[Callable[[], None], Any], Non
     _reroute(remove_it, lambda native, args, kwargs: remove(lambda: native(*args, **kwargs), *args, *kwargs.values()))
 
 
-def functions_are_known() -> bool:
-    """Whether Ray's two functions are what is replaced here."""
-    calls = (("placement_group", "create_placement_group"), ("remove_placement_group", "remove_placement_group"))
-    known = all(
-        (called in code.co_names or ROUTE.format(name) in _function(name).__globals__) and not code.co_freevars
-        for name, called in calls
-        for code in (_function(name).__code__,)
-    )
-    names = ("_call_placement_group_ready", "_call_placement_group_ready_async")
-    module = sys.modules["ray.util.placement_group"]
-    return known and all(callable(getattr(module, name)) for name in names)
-
-
 def _validate(asked: dict[str, Any]) -> None:
     """Raises what Ray raises at once, where that is more than the arguments' number."""
     validate = sys.modules["ray.util.placement_group"].validate_placement_group
@@ -70,13 +57,8 @@ def _validate(asked: dict[str, Any]) -> None:
     validate(**{name: value for name, value in asked.items() if name in names})
 
 
-def _function(name: str) -> Any:
-    """Ray's function, without what stands around it for Ray Client."""
-    return inspect.unwrap(getattr(sys.modules["ray.util.placement_group"], name))
-
-
 def _reroute(function: Any, handler: Callable[..., Any]) -> None:
-    name = ROUTE.format(function.__name__)
+    name = GROUP_ROUTE.format(function.__name__)
     if name not in function.__globals__:
         signature = inspect.signature(function)
         native = types.FunctionType(function.__code__, function.__globals__, function.__name__)
