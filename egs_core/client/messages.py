@@ -26,6 +26,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from egs_core.client.outlines import Earlier
+
 PROTOCOL = 1
 STANDBY_HEADER = "EGS-Standby"  # of an answer: another server of the site is to be asked
 PROTOCOL_HEADER = "EGS-Protocol"
@@ -292,19 +294,6 @@ class ProgressView(Told):
         loss = "loss is NaN" if self.is_nan else "" if self.loss is None else f"loss {self.loss:.4g}"
         step = "" if self.step is None else f"step {self.step:.15g}"
         return ", ".join(filter(None, (step, loss)))
-
-
-class Earlier(Told):
-    """What a run had from a start until it was evicted. waited_s: for its GPUs, where that is known; why: it was
-    evicted, "" where that is not."""
-
-    started_at: float
-    ended_at: float
-    gpus: float
-    host: str = ""
-    flavor: str = ""
-    waited_s: float | None = None
-    why: str = ""
 
 
 class RunView(Told):

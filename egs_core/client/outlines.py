@@ -7,11 +7,15 @@ Those of the asker's teams, also ended ones, in the order in which they changed 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 
-class Earlier(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As `messages.Earlier`."""
+@dataclass(frozen=True)
+class Earlier:
+    """What a run had from a start until it was evicted. waited_s: for its GPUs, where that is known; why: it was
+    evicted, "" where that is not. A dataclass, as outlines are read by msgspec and `messages` by pydantic."""
 
     started_at: float
     ended_at: float

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable
 from itertools import takewhile
 
-from egs_core.client.outlines import Earlier, Outline, Outlines
+from egs_core.client.outlines import Outline, Outlines
 from egs_core.server.book import Book
 from egs_core.server.principals import Principal
 from egs_core.server.runs import Run
@@ -99,7 +99,7 @@ def _outline(book: Book, run: Run, who: Principal) -> Outline:
         devices=tuple([devices[number].id for number in lease.devices]) if lease is not None and devices else (),
         why=views.told_text(run.stop or run.why, who.sees) if run.stop or run.why else "",
         evictions=run.evictions,
-        earlier=tuple([Earlier(**one) for one in views.earlier(run, who.sees)]),
+        earlier=views.earlier(run, who.sees),
         ends_at=None if time_is_up_at is None else epoch + time_is_up_at,
         when={one: when[one] for one in _seen(book, when, who)},
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from egs_core.calendar import Window
 from egs_core.client import messages as c
+from egs_core.client.outlines import Earlier
 from egs_core.client.processes import lease_mark
 from egs_core.client.waiting_words import HOW_TO_END
 from egs_core.engine import Engine
@@ -93,16 +94,23 @@ class Views:
         node = self.node_of(OWN) if host == OWN else None
         return node.name if node else host
 
-    def earlier(self, run: Run, sees: Sees) -> Iterator[dict[str, Any]]:
-        """The fields of `messages.Earlier`, of each."""
-        for one in run.earlier:
-            found = {name: getattr(one, name) for name in ("gpus", "flavor", "waited_s")}
-            yield found | {
-                "host": self.name_of(one.host),
-                "why": self.told_text(one.why, sees),
-                "started_at": self._facts.epoch + one.started_at,
-                "ended_at": self._facts.epoch + one.ended_at,
-            }
+    def earlier(self, run: Run, sees: Sees) -> tuple[Earlier, ...]:
+        """What it had until it was evicted, each time."""
+        epoch = self._facts.epoch
+        return tuple(
+            [
+                Earlier(
+                    started_at=epoch + one.started_at,
+                    ended_at=epoch + one.ended_at,
+                    gpus=one.gpus,
+                    host=self.name_of(one.host),
+                    flavor=one.flavor,
+                    waited_s=one.waited_s,
+                    why=self.told_text(one.why, sees),
+                )
+                for one in run.earlier
+            ]
+        )
 
     def listed_hosts(self, sees: Sees = _all) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
         """Of each host its name, state, devices and open runs: see `client.hosts.HostView`."""
@@ -189,7 +197,7 @@ class Views:
             beat_s=BEAT_S,
             requeue=run.is_evicted,
             evictions=run.evictions,
-            earlier=tuple([c.Earlier(**one) for one in self.earlier(run, sees)]),
+            earlier=self.earlier(run, sees),
             is_request=run.is_request,
             inside=run.inside,
             ends_at=epoch + (awaited.time_is_up_at or 0.0) if run.is_warned else None,

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from egs_core.cli.run import name_of
 from egs_core.client import messages as c
 from egs_core.client.http import SiteClient, Unreachable, connected, trusted_owners
+from egs_core.client.outlines import Earlier
 from egs_core.client.places import Address, find_address, parse_url, read_token, token_file, write_token
 from egs_core.client.processes import descendants, is_alive, living, process
 from egs_core.client.waiting_words import evicted_words, why_words
@@ -106,6 +109,27 @@ def test_whom_root_has_named_is_trusted(tmp_path: Path) -> None:
         trusted_owners(file)
 
 
+@contextmanager
+def answering(path: Path, answer: bytes) -> Iterator[None]:
+    """A server at the socket that answers so to one request, whatever it is."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join(30)
+
+
 def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
     client = SiteClient(Address(f"unix://{tmp_path}/none", tmp_path / "none"), frozenset({0}))
     with pytest.raises(Unreachable, match="no answer from an EGS server"):
@@ -126,22 +150,8 @@ def test_a_command_says_what_to_do_where_nobody_answers(tmp_path: Path, monkeypa
     assert said().endswith(": `egs serve` starts one")
     monkeypatch.setenv("EGS_URL", f"unix://{path}")
     assert "is EGS_URL right?" in said()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(path))
-        listening.listen()
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 2\r\n\r\n{}")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            there = said()
-        finally:
-            thread.join(30)
+    with answering(path, b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 2\r\n\r\n{}"):
+        there = said()
     assert "502" in there
     assert "EGS_URL" not in there
 
@@ -149,21 +159,9 @@ def test_a_command_says_what_to_do_where_nobody_answers(tmp_path: Path, monkeypa
 def test_a_server_that_was_too_slow_to_listen_is_asked_again(tmp_path: Path) -> None:
     """It says that the request was late (408), as after it was suspended: no refusal, which would end an `egs run`."""
     path = tmp_path / "s"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(path))
-        listening.listen()
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b'HTTP/1.1 408 Request Timeout\r\ncontent-length: 18\r\n\r\n{"detail": "late"}')
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(Unreachable, match="408: late"):
-            SiteClient(Address(f"unix://{path}", path), frozenset({os.getuid()})).runs()
-        thread.join()
+    answer = b'HTTP/1.1 408 Request Timeout\r\ncontent-length: 18\r\n\r\n{"detail": "late"}'
+    with answering(path, answer), pytest.raises(Unreachable, match="408: late"):
+        SiteClient(Address(f"unix://{path}", path), frozenset({os.getuid()})).runs()
 
 
 def test_processes_are_found_by_name_by_mark_and_by_parent() -> None:
@@ -237,8 +235,8 @@ def test_the_line_that_says_that_it_was_evicted() -> None:
     """How often, when, after how long, and for whom; of an older server's, that it was; nothing where it was not."""
     today = time.time()
     hour = f"{datetime.fromtimestamp(today):%H:%M:%S}"
-    last = c.Earlier(started_at=today - 6, ended_at=today, gpus=2, why="preempted for 15 (hi5): priority")
-    old = c.Earlier(started_at=86400.0, ended_at=86490.0, gpus=2)
+    last = Earlier(started_at=today - 6, ended_at=today, gpus=2, why="preempted for 15 (hi5): priority")
+    old = Earlier(started_at=86400.0, ended_at=86490.0, gpus=2)
     then = f"{datetime.fromtimestamp(86490.0):%Y-%m-%d %H:%M:%S}"
     assert not list(evicted_words(waiting()))
     assert list(evicted_words(waiting(evictions=1))) == ["evicted once"]
