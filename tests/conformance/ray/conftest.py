@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,34 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         from tests.conformance.ray.run_tasks import is_idle, until
 
         until(lambda: not ray.is_initialized() or is_idle(), f"{request.path.stem} has left something behind")
+
+
+@contextlib.contextmanager
+def drivers(ray_address: str, folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python source as a driver of this Ray under the hook, in mode on: (source, its name, the words behind the
+    command, **environment). All are ended at last; what they said is shown when the test fails."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(source: str, name: str, words: Sequence[object] = (), **environment: str) -> subprocess.Popen[str]:
+        path = folder / f"{name}.py"
+        path.write_text(source)
+        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path()} | {
+            "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook",
+            "EGS_MODE": "on",
+            "EGS_RUNLOG": str(folder / f"{name}.jsonl"),
+            **environment,
+        }
+        pipe = subprocess.PIPE
+        command = [sys.executable, str(path), *map(str, words)]
+        begun.append(subprocess.Popen(command, env=variables, cwd=folder, stdout=pipe, stderr=pipe, text=True))
+        return begun[-1]
+
+    try:
+        yield start
+    finally:
+        for one in begun:
+            one.kill()
+            print(*one.communicate())
 
 
 @pytest.fixture

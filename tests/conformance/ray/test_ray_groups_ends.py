@@ -3,12 +3,9 @@ operator's word, Ray's refusal. Each with a real Ray of two GPUs."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -22,7 +19,7 @@ from egs_ray.own_values import make_own_values
 from egs_ray.session.operations import PASSED, WAITS
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray import test_ray_site
-from tests.conformance.ray.conftest import LIMIT_S, _python_path, end_control, end_site
+from tests.conformance.ray.conftest import LIMIT_S, drivers, end_control, end_site
 from tests.conformance.ray.test_ray_site import QUEUES, Begin
 from tests.unit.server.real_site import RealSite, wait_for
 
@@ -95,28 +92,9 @@ def drive(ray_address: str, tmp_path: Path) -> Iterator[Begin]:
     end_site()
     end_control()
     (tmp_path / "queues.yaml").write_text(QUEUES)
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(source: str, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
-        path = tmp_path / f"{arguments[0]}.py"
-        path.write_text(source)
-        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path()} | {
-            "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook",
-            "EGS_MODE": "on",
-            "EGS_GATE": "cluster",
-            "EGS_RUNLOG": str(tmp_path / f"{arguments[0]}.jsonl"),
-            "EGS_QUEUES": str(tmp_path / "queues.yaml"),
-            **environment,
-        }
-        pipe = subprocess.PIPE
-        command = [sys.executable, str(path), *map(str, arguments)]
-        begun.append(subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
-        return begun[-1]
-
-    yield start
-    for one in begun:
-        one.kill()
-        print(*one.communicate())  # shown when the test fails
+    own = {"EGS_GATE": "cluster", "EGS_QUEUES": str(tmp_path / "queues.yaml")}
+    with drivers(ray_address, tmp_path) as start:
+        yield lambda source, *words, **environment: start(source, words[0], words, **own, **environment)
     end_site()
     t.until(t.is_idle)
 

@@ -3,10 +3,8 @@ quota; what waits for them on a GPU cannot keep them out; without the driver the
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,7 @@ from egs_core.runlog.io import read_run
 from egs_core.runlog.records import Granted, TaskAdded
 from egs_ray.control import commands as control
 from tests.conformance.ray import run_tasks as t
-from tests.conformance.ray.conftest import LIMIT_S, _python_path, end_site
+from tests.conformance.ray.conftest import LIMIT_S, drivers, end_site
 from tests.conformance.ray.scripts import Script, egs_lines
 
 QUEUES = "queues:\n  - {name: shared, nominal: {gpus: 1}}\n"
@@ -75,22 +73,8 @@ ray.init(log_to_driver=False, logging_level="ERROR")
 @pytest.fixture
 def begin(ray_address: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a script as a driver; it ends with the test."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(source: str, **environment: str) -> subprocess.Popen[str]:
-        path = tmp_path / "script.py"
-        path.write_text(BEGINNING + source)
-        ours = {"RAY_RUNTIME_ENV_HOOK": "egs_ray.hook", "EGS_MODE": "on", "EGS_RUNLOG": str(tmp_path / "log.jsonl")}
-        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path(), **ours, **environment}
-        pipe = subprocess.PIPE
-        command = [sys.executable, str(path)]
-        begun.append(subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
-        return begun[-1]
-
-    yield start
-    for one in begun:
-        one.kill()
-        one.communicate()
+    with drivers(ray_address, tmp_path) as start:
+        yield lambda source, **environment: start(BEGINNING + source, "log", **environment)
 
 
 def ends(process: subprocess.Popen[str]) -> str:

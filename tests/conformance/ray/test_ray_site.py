@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from egs_core.server.access import user_name
-from tests.conformance.ray.conftest import LIMIT_S, _python_path
+from tests.conformance.ray.conftest import LIMIT_S, drivers
 from tests.unit.server.real_site import RealSite, wait_for
 
 pytestmark = pytest.mark.slow
@@ -62,28 +60,11 @@ def site(tmp_path: Path) -> Iterator[RealSite]:
 
 @pytest.fixture
 def begin(ray_address: str, tmp_path: Path, site: RealSite) -> Iterator[Begin]:
-    """Start a script as a driver that shares the site; it is ended with the test."""
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(source: str, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
-        path = tmp_path / f"{arguments[0]}.py"
-        path.write_text(source)
-        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path()} | {
-            "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook",
-            "EGS_MODE": "on",
-            "EGS_URL": f"unix://{site.ready['socket']}",
-            "EGS_RUNLOG": str(tmp_path / f"{arguments[0]}.jsonl"),
-            **environment,
-        }
-        pipe = subprocess.PIPE
-        command = [sys.executable, str(path), *map(str, arguments)]
-        begun.append(subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
-        return begun[-1]
-
-    yield start
-    for one in begun:
-        one.kill()
-        one.communicate()
+    """Start a script as a driver that shares the site, by the words behind its command, the first of which is its name;
+    it is ended with the test."""
+    with drivers(ray_address, tmp_path) as start:
+        url = f"unix://{site.ready['socket']}"
+        yield lambda source, *words, **environment: start(source, words[0], words, **{"EGS_URL": url, **environment})
 
 
 def held(log: Path) -> list[tuple[str, int, float, float]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from egs_ray.site import actor
 from egs_ray.site.joining import join
 from tests.conformance.ray import run_tasks as t
 from tests.conformance.ray import test_ray_run as run
-from tests.conformance.ray.conftest import LIMIT_S, _python_path, end_site
+from tests.conformance.ray.conftest import LIMIT_S, drivers, end_site
 from tests.conformance.ray.test_ray_site import output
 
 QUEUES = """
@@ -67,30 +65,18 @@ def begin(ray_address: str, tmp_path: Path) -> Iterator[Begin]:
     test."""
     end_site()
     (tmp_path / "queues.yaml").write_text(QUEUES)
-    begun: list[subprocess.Popen[str]] = []
+    own = {
+        "EGS_GATE": "cluster",
+        "EGS_QUEUES": str(tmp_path / "queues.yaml"),
+        "EGS_CONTROL": "off",  # one process less to start; test_ray_control_gate has it
+    }
 
-    def start(source: str, name: str, count: int, hold_s: float, **environment: str) -> subprocess.Popen[str]:
-        path = tmp_path / f"{name}.py"
-        path.write_text(source)
-        variables = {**os.environ, "RAY_ADDRESS": ray_address, "PYTHONPATH": _python_path()} | {
-            "RAY_RUNTIME_ENV_HOOK": "egs_ray.hook",
-            "EGS_MODE": "on",
-            "EGS_GATE": "cluster",
-            "EGS_QUEUES": str(tmp_path / "queues.yaml"),
-            "EGS_CONTROL": "off",  # one process less to start; test_ray_control_gate has it
-            "EGS_RUNLOG": str(tmp_path / f"{name}.jsonl"),
-            **environment,
-        }
-        words = [name, str(tmp_path / "log"), str(count), str(hold_s), str(tmp_path / "go")]
-        pipe = subprocess.PIPE
-        command = [sys.executable, str(path), *words]
-        begun.append(subprocess.Popen(command, env=variables, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
-        return begun[-1]
+    def begin(source: str, name: str, count: int, hold_s: float, **environment: str) -> subprocess.Popen[str]:
+        words = [name, tmp_path / "log", count, hold_s, tmp_path / "go"]
+        return start(source, name, words, **{**own, **environment})
 
-    yield start
-    for one in begun:
-        one.kill()
-        one.communicate()
+    with drivers(ray_address, tmp_path) as start:
+        yield begin
     end_site()
 
 
