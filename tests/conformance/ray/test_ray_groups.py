@@ -213,7 +213,7 @@ def results(one: subprocess.Popen[str]) -> Any:
 def test_order_pause_and_abort_of_groups(run_script: Script) -> None:
     """A group, and an actor, go behind a task that was submitted after them and for which another one waits; a pause
     keeps a group that has not begun; an abort of a trial of Tune fails that trial, and the next one runs."""
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
     done = run_script(ORDER, EGS_MODE="on")
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith(SAID)]
@@ -224,7 +224,7 @@ def test_order_pause_and_abort_of_groups(run_script: Script) -> None:
 def test_trials_of_two_drivers_are_ordered(begin: Begin, site: RealSite, tmp_path: Path) -> None:
     """Two sweeps of Ray Tune: no two trials at once, as the quota says. What comes later with EGS_PRIORITY=100 has all
     its trials before the other's next one, and both end with what they find natively."""
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
     log = tmp_path / "log"
     sweeps = [begin(TUNE, "low", log, 4, 0.5)]
     wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "a trial waits for quota")
@@ -243,7 +243,7 @@ def test_trials_of_two_drivers_at_the_actor_are_ordered(
     begin_at_actor: test_ray_site_actor.Begin, tmp_path: Path
 ) -> None:
     """The same where the site is an actor (EGS_GATE=cluster), with a queue of one GPU."""
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
     log = tmp_path / "log"
     sweeps = [begin_at_actor(TUNE, "low", 6, 3.0)]
     wait_for(log.exists, "a trial has ended")
@@ -285,7 +285,7 @@ with tempfile.TemporaryDirectory() as storage:
 def test_workers_of_two_drivers_are_ordered(begin: Begin, site: RealSite, tmp_path: Path) -> None:
     """Two drivers train with two workers of half a GPU each, in a queue of one GPU, while Ray has two: whose controller
     asks first has both its workers, the other one waits for quota, and has both when the first has ended."""
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="Ray Tune and Train need pyarrow, which is not installed")
     log, go = tmp_path / "log", tmp_path / "go"
     runs = [begin(TRAIN, name, log, go) for name in ("a", "b")]
     wait_for(lambda: [view for view in site.client.queue().runs if view.kind == "quota"], "one waits for quota")
